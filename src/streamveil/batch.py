@@ -1,0 +1,45 @@
+"""What a source hands over and what a job hands out: Arrow tables with their place in the stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, repr=False)  # secret: holds raw rows
+class Batch:
+    """One micro-batch: rows of a single step, in canonical source order.
+
+    The range decides the batch: reading `position` again gives the same rows in the same order,
+    whoever reads it. `closes_step` marks the last micro-batch of a step; releases happen then.
+    A step without records is one empty batch that closes it.
+    """
+
+    rows: pa.Table
+    step: int  # public step number this batch belongs to, from 1
+    closes_step: bool
+    position: str  # JSON, opaque to all but the source: where to resume after this batch
+    rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows; operator-only
+
+    def __repr__(self) -> str:
+        return f"Batch(step={self.step}, closes_step={self.closes_step})"
+
+
+@dataclass(frozen=True)
+class Release:
+    """Everything published at one trigger of one window. Rows are sorted by key bytes.
+
+    `table` columns: the key columns, then for each aggregate NAME its value, NAME_sd (noise
+    standard deviation), NAME_low and NAME_high (interval), then window_start, window_end
+    (timestamps in UTC, absent for the whole stream), trigger (1..T within the window).
+    """
+
+    table: pa.Table
+    window: int  # window number, 0 for the whole stream
+    trigger: int  # within the window, from 1
+    step: int  # of the job
+
+    def to_arrow(self) -> pa.Table:
+        """The released rows as an Arrow table."""
+        return self.table

@@ -1,0 +1,54 @@
+"""The protected change: which two inputs nobody may tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from streamveil.errors import require_one_of, require_positive
+from streamveil.types import Exact
+
+Relation = Literal["add-remove", "change-one", "event", "event-change", "update", "record"]
+RELATIONS: tuple[Relation, ...] = (
+    "add-remove",  # all rows of one unit present or absent
+    "change-one",  # one unit's rows replaced by others; the number of units is public
+    "event",  # at one step an item or nothing; arrival times private
+    "event-change",  # the item at one step replaced; sizes and arrival times public
+    "update",  # one insertion or deletion present or absent
+    "record",  # one record with its insertion and, if any, its deletion
+)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Two streams are neighbours when they differ by one unit in the stated way.
+
+    `bound` is how far one such change can move the input of the mechanism that declares it, in the
+    mechanism's own norm (its docstring names it). With a `period`, the unit is a unit-period (a
+    user-day): the guarantee holds for each separately and adds up over the periods of one unit.
+    """
+
+    unit: str = "row"  # column or phrase naming who is protected
+    bound: Exact = 1
+    relation: Relation = "add-remove"
+    period: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(bound=self.bound)
+        require_one_of("relation", self.relation, RELATIONS)
+        if self.period is not None and self.period <= timedelta(0):
+            raise ValueError(f"period must be longer than zero, not {self.period}")
+
+    @property
+    def phrase(self) -> str:
+        """Who is protected, in words, for `explain`."""
+        scope = f" within each {self.period}" if self.period else " over the whole stream"
+        return {
+            "add-remove": f"adding or removing all rows of one {self.unit}{scope}",
+            "change-one": f"replacing all rows of one {self.unit}{scope}",
+            "event": "adding or removing one event",
+            "event-change": "replacing one event",
+            "update": "adding or removing one update (an insertion or a deletion)",
+            "record": "adding or removing one record with its insertion and deletion",
+        }[self.relation]

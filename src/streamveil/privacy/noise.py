@@ -1,0 +1,173 @@
+"""Noise sources: a secret key and an address always give the same words, and nothing else does.
+
+A draw is named by an address: a purpose and a path of integers or byte strings, for example
+`noise.at("blt", window, step)`. The address is hashed under the job's secret to a 256-bit AES key,
+so addresses are separated by a pseudo-random function. Under one address there are two keystreams:
+
+- `words(n)`: n 64-bit words of AES-256-CTR;
+- `words_for(ids, n)`: n words for each 128-bit id (AES-256-ECB of id-tweaked blocks), so that the
+  noise of a key depends on the key and never on which other keys are present or their order.
+
+A replay after a crash asks for the same addresses and gets the same words. Drawing twice at one
+address for *different* data would reveal their difference: whoever owns the path must make it
+unique (job epoch, window, key, step), and must commit the data before anything is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from streamveil.types import Array, UInt64
+
+SECRET_BYTES = 32
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """Random words at one address."""
+
+    @property
+    def silent(self) -> bool:
+        """True when samplers must return their centre unchanged (tests only)."""
+
+    def words(self, n: int) -> UInt64[Array, " n"]:
+        """The first n words of this address; asking again gives the same words."""
+
+    def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
+        """n words for every id, a function of the address and that id alone."""
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """A source of randomness. Only `KeyedNoise` may run in a job; others need insecure=True."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether a job may publish with it."""
+
+    def at(self, purpose: str, *path: int | bytes) -> Draws:
+        """The draws that belong to one address."""
+
+    def derive(self, purpose: str) -> bytes:
+        """A 32-byte key for another use (fingerprints), separate from all noise."""
+
+
+@dataclass(frozen=True, repr=False)  # secret
+class KeyedDraws:
+    """AES-256 keystreams under a subkey."""
+
+    subkey: bytes
+    silent: bool = False
+
+    def words(self, n: int) -> UInt64[Array, " n"]:
+        """See `Draws.words`."""
+        encryptor = Cipher(algorithms.AES(self.subkey), modes.CTR(b"\0" * 16)).encryptor()
+        return np.frombuffer(encryptor.update(bytes(8 * n)), "<u8")
+
+    def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
+        """See `Draws.words_for`. Each further pair of words uses a subkey of its own."""
+        pairs = (n + 1) // 2
+        flat = np.ascontiguousarray(ids, "<u8")
+        blocks = [self._encrypt(flat, pair) for pair in range(pairs)]
+        if pairs == 1:
+            return blocks[0][:, :n]
+        return np.concatenate(blocks, axis=1)[:, :n]
+
+    def _encrypt(self, ids: UInt64[Array, "keys 2"], pair: int) -> UInt64[Array, "keys 2"]:
+        key = hashlib.blake2b(struct.pack("<q", pair), key=self.subkey, digest_size=32).digest()
+        # one block per id, ids distinct: ECB is the block cipher itself, used as a PRF
+        encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+        return np.frombuffer(encryptor.update(ids.tobytes()), "<u8").reshape(-1, 2)
+
+
+@dataclass(frozen=True, repr=False)  # secret
+class KeyedNoise:
+    """Noise under a secret key. The epoch separates runs that share a secret.
+
+    >>> noise = KeyedNoise.fresh()
+    >>> bool((noise.at("demo", 1).words(4) == noise.at("demo", 1).words(4)).all())
+    True
+    >>> bool((noise.at("demo", 1).words(4) == noise.at("demo", 2).words(4)).any())
+    False
+    """
+
+    secret: bytes
+    epoch: bytes = b""
+    secure: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise ValueError(f"secret must be {SECRET_BYTES} bytes, not {len(self.secret)}")
+
+    @classmethod
+    def fresh(cls) -> KeyedNoise:
+        """A new secret from the operating system."""
+        return cls(os.urandom(SECRET_BYTES))
+
+    def at(self, purpose: str, *path: int | bytes) -> KeyedDraws:
+        """See `Noise.at`. Every part is length-prefixed, so no two addresses collide."""
+        return KeyedDraws(hashlib.blake2b(
+            encode_address(self.epoch, purpose, *path), key=self.secret, digest_size=32,
+            person=b"streamveil/noise",
+        ).digest())
+
+    def derive(self, purpose: str) -> bytes:
+        """A 32-byte key for another use (fingerprints, shuffles), separate from all noise."""
+        return hashlib.blake2b(
+            encode_address(self.epoch, purpose), key=self.secret, digest_size=32,
+            person=b"streamveil/other",
+        ).digest()
+
+
+def SeededNoise(seed: int) -> KeyedNoise:  # noqa: N802  (reads as a kind of noise)
+    """Reproducible noise for tests, documentation and benchmarks; a job refuses it.
+
+    >>> int(SeededNoise(1).at("doc").words(1)[0])
+    7424026316116866711
+    """
+    return KeyedNoise(hashlib.blake2b(b"insecure seed %d" % seed, digest_size=32).digest(),
+                      secure=False)
+
+
+@dataclass(frozen=True)
+class SilentDraws:
+    """Zeros, and a mark that tells samplers to return their centre."""
+
+    silent: bool = True
+
+    def words(self, n: int) -> UInt64[Array, " n"]:
+        """Zeros."""
+        return np.zeros(n, np.uint64)
+
+    def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
+        """Zeros."""
+        return np.zeros((len(ids), n), np.uint64)
+
+
+@dataclass(frozen=True)
+class SilentNoise:
+    """No noise at all: exact arithmetic for tests. A job refuses it."""
+
+    secure: bool = field(default=False, init=False)
+
+    def at(self, purpose: str, *path: int | bytes) -> SilentDraws:
+        """Silence."""
+        return SilentDraws()
+
+    def derive(self, purpose: str) -> bytes:
+        """A fixed key: fingerprints stay well mixed in tests."""
+        return hashlib.blake2b(purpose.encode(), digest_size=32).digest()
+
+
+def encode_address(epoch: bytes, purpose: str, *path: int | bytes) -> bytes:
+    """An injective encoding of (epoch, purpose, path): every part carries its type and length."""
+    parts = [b"b" + epoch, b"b" + purpose.encode()]
+    parts += [b"i%d" % part if isinstance(part, int) else b"b" + part for part in path]
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)

@@ -1,0 +1,154 @@
+"""What may be asked: one frozen value that every spelling (Python, SQL) builds and every engine runs.
+
+A plan knows schemas and numbers, never rows. Its `fingerprint` names the query in durable state: a
+state directory refuses a plan whose fingerprint differs from the one it was created with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from streamveil.types import Exact
+
+MICROS = 1_000_000
+ClockKind = Literal["event", "rows", "wall", "once"]
+WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
+Function = Literal[
+    "count", "count_units", "sum", "avg", "variance", "stddev", "quantile", "count_distinct",
+    "approx_frequency", "heavy_hitters",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Where rows come from. `kind` names a file in `connectors`; options are that connector's own."""
+
+    name: str  # what the ledger and messages call it
+    kind: str  # 'files', 'memory', 'kafka', ...
+    options: dict[str, Any] = field(default_factory=dict)
+    event_time: str | None = None  # column; required by windows and by the 'event' clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """When triggers happen. All of it is public and fixed before any row is read.
+
+    event: a replay of bounded data. A row arrives at its own arrival column (event time when none
+        is named); step i covers arrivals in [start + (i-1) every, start + i every). A function of
+        each row alone, so no row moves another's step. Rows outside [start, end) are counted.
+    rows: step i is the i-th run of `every` source rows. Row positions are public (neighbours blank
+        a unit's rows, they do not close the gap).
+    wall: step i ends at wall-clock time start + i every.
+    once: one step that reads everything: a one-shot query.
+    """
+
+    kind: ClockKind
+    every: int = 0  # microseconds ('event', 'wall') or rows ('rows')
+    start_us: int | None = None  # microseconds since 1970 UTC
+    end_us: int | None = None
+    steps: int | None = None  # number of steps covered by the guarantee; None: unknown horizon
+    arrival: str | None = None  # column; 'event' only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Event time to windows. A row in several overlapping windows counts in each of them."""
+
+    kind: WindowKind = "whole"
+    size_us: int = 0
+    slide_us: int = 0  # 'hop': distance of starts; 'cumulate': the step by which windows grow
+    lateness_us: int = 0  # how long after its end a window still takes rows and triggers
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyColumn:
+    """One column of the group: a name and a per-row expression in SQL text."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySet:
+    """Which groups may be shown: discovered privately (public is None), or declared public."""
+
+    min_units: int = 1  # 'discover': a group is shown only well above this many privacy units
+    public: tuple[tuple[Any, ...], ...] | None = None  # one tuple of column values per group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """One output column. `expression` is per-row SQL text, or None for COUNT(*)."""
+
+    name: str
+    function: Function
+    expression: str | None = None
+    low: float | None = None  # contribution bounds per row; required where a value is added
+    high: float | None = None
+    quantum: float | None = None  # lattice step of the value; None: chosen from the bounds
+    options: dict[str, Any] = field(default_factory=dict)  # e.g. {'q': 0.5}, {'k': 100}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounding:
+    """How much one privacy unit (in one scope) may contribute."""
+
+    max_rows: int | None = None  # C: the first C rows pass
+    max_rows_per_group: int | None = None  # c: of those, at most c per (window, key)
+    quadratic: int | None = None  # B: instead of c, accept while sum over keys of (rows)^2 <= B
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The whole privacy budget of the job, for one privacy unit. No defaults.
+
+    Either (epsilon, delta), or epsilon alone (pure), or rho (zCDP), or mu (GDP). With rho or mu and
+    discovered keys, delta is still needed for the threshold.
+    """
+
+    epsilon: Exact | float | None = None
+    delta: Exact | float | None = None
+    rho: Exact | float | None = None
+    mu: Exact | float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSpec:
+    """Where releases go. `kind` names a file in `connectors`."""
+
+    name: str
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A private continual group-by."""
+
+    name: str  # the job; part of every noise address and ledger entry
+    source: SourceSpec
+    unit: str  # per-row expression of the privacy unit
+    period_us: int | None = None  # unit-period scope; None: the whole stream
+    where: str | None = None  # per-row SQL predicate, before bounding
+    keys: tuple[KeyColumn, ...] = ()
+    key_set: KeySet = KeySet()
+    aggregates: tuple[Aggregate, ...]
+    window: Window = Window()
+    clock: Clock
+    bounding: Bounding
+    budget: Budget
+    preset: Literal["default", "dp-sqlp"] = "default"
+    counter: str = "auto"
+    sink: SinkSpec | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
+
+    @property
+    def fingerprint(self) -> str:
+        """A stable digest of everything that decides what is released (the sink does not)."""
+        content = asdict(self)
+        content.pop("sink")
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
