@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -71,8 +71,10 @@ def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {name} '{value}'{nearest(value, known)}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Collection[str]) -> str:
     """A sentence end: '; did you mean X?' or the list of what is known."""
-    known = sorted(known)
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+    spelled = {name.lower(): name for name in sorted(known)}
+    close = get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{spelled[close[0]]}'?"
+    return f"; known: {', '.join(sorted(known))}"

@@ -1,0 +1,46 @@
+"""Outside systems: where rows come from and where releases go. One file, one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from streamveil.connectors.base import Chunk, Sink, Source
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.memory import MemorySource
+from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
+from streamveil.errors import SourceError, nearest
+
+SOURCES: dict[str, Callable[..., Source]] = {"files": FilesSource, "memory": MemorySource}
+SINKS: dict[str, Callable[..., Sink]] = {
+    "files": FilesSink,
+    "console": ConsoleSink,
+    "memory": MemorySink,
+}
+
+
+def open_source(kind: str, options: dict[str, Any]) -> Source:
+    """The source of a plan; unknown kinds and options fail with the nearest known name."""
+    return opened("source", SOURCES, kind, options)
+
+
+def open_sink(kind: str, options: dict[str, Any]) -> Sink:
+    """The sink of a plan; unknown kinds and options fail with the nearest known name."""
+    return opened("sink", SINKS, kind, options)
+
+
+T = TypeVar("T")
+
+
+def opened(what: str, known: dict[str, Callable[..., T]], kind: str, options: dict[str, Any]) -> T:
+    """Builds one connector from its registry."""
+    if kind not in known:
+        raise SourceError(f"unknown {what} '{kind}'{nearest(kind, known)}")
+    allowed = known[kind].__init__.__annotations__.keys() - {"return"}
+    for name in options:
+        if name not in allowed:
+            raise SourceError(f"{what} '{kind}' has no option '{name}'{nearest(name, allowed)}")
+    return known[kind](**options)
+
+
+__all__ = ["SINKS", "SOURCES", "Chunk", "Sink", "Source", "open_sink", "open_source"]

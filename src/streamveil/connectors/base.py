@@ -1,0 +1,85 @@
+"""What a source and a sink are. One file of this folder = one outside system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from streamveil.errors import SourceError, nearest
+
+
+@dataclass(frozen=True, repr=False)  # secret: holds raw rows
+class Chunk:
+    """Rows as they came, and where to go on after them."""
+
+    rows: pa.Table
+    position: str  # JSON; reading from here gives what follows, always in the same order
+    rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows that were no rows
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows in a canonical order that never changes: the position of a row decides its place."""
+
+    bounded: bool  # whether reading to the end means there will never be more
+
+    def schema(self) -> pa.Schema:
+        """Column names and types, without reading rows where the format allows."""
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """Chunks of at most `max_rows` rows from `position` on, until nothing more is there now."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A place for releases. Writing the same release again leaves the same content."""
+
+    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+        """Publishes one release under its identity (job, window, trigger)."""
+
+    def close(self) -> None:
+        """Flushes what is pending."""
+
+
+TYPES: dict[str, pa.DataType] = {
+    "INT64": pa.int64(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int64(),
+    "INTEGER": pa.int64(),
+    "FLOAT64": pa.float64(),
+    "DOUBLE": pa.float64(),
+    "FLOAT": pa.float64(),
+    "NUMERIC": pa.float64(),
+    "BOOL": pa.bool_(),
+    "BOOLEAN": pa.bool_(),
+    "STRING": pa.string(),
+    "TEXT": pa.string(),
+    "VARCHAR": pa.string(),
+    "BYTES": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "DATETIME": pa.timestamp("us", tz="UTC"),
+}
+
+
+def declared_schema(columns: dict[str, str]) -> pa.Schema:
+    """An Arrow schema from column names and SQL type names."""
+    for name, word in columns.items():
+        if word.upper() not in TYPES:
+            raise SourceError(f"column '{name}' has unknown type '{word}'{nearest(word, TYPES)}")
+    return pa.schema([(name, TYPES[word.upper()]) for name, word in columns.items()])
+
+
+def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schema:
+    """The wanted columns of a schema, or SourceError naming the missing one."""
+    if columns is None:
+        return schema
+    for name in columns:
+        if name not in schema.names:
+            raise SourceError(f"column '{name}' is not in {where}{nearest(name, schema.names)}")
+    return pa.schema([schema.field(name) for name in columns])

@@ -1,0 +1,106 @@
+"""Files, memory and the terminal as sinks. One file per release, named by its identity.
+
+A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
+and writing the same release again replaces it by the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from streamveil.errors import require_one_of
+
+
+class FilesSink:
+    """Writes `<path>/<job>/window=W/trigger=T.<format>`."""
+
+    def __init__(self, path: str, format: str = "parquet") -> None:
+        require_one_of("format", format, WRITERS)
+        self.path, self.format = Path(path), format
+
+    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+        """See `Sink.write`."""
+        folder = self.path / job / f"window={window}"
+        folder.mkdir(parents=True, exist_ok=True)
+        final = folder / f"trigger={trigger:06d}.{self.format}"
+        partial = final.with_suffix(final.suffix + ".partial")
+        WRITERS[self.format](table, partial)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(final)
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+def write_json(table: pa.Table, path: Path) -> None:
+    """JSON lines; timestamps in ISO 8601."""
+
+    def text(value: Any) -> str:
+        return value.isoformat() if isinstance(value, datetime | date) else str(value)
+
+    with path.open("w") as file:
+        file.writelines(json.dumps(row, default=text) + "\n" for row in table.to_pylist())
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
+    "parquet": pq.write_table,
+    "csv": pyarrow.csv.write_csv,
+    "json": write_json,
+}
+
+
+class MemorySink:
+    """Keeps every release in a dict, for tests and notebooks."""
+
+    def __init__(self) -> None:
+        self.releases: dict[tuple[str, int, int], pa.Table] = {}
+
+    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+        """See `Sink.write`."""
+        self.releases[job, window, trigger] = table
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class ConsoleSink:
+    """Prints the first rows of each release."""
+
+    def __init__(self, rows: int = 10, console: Console | None = None) -> None:
+        self.rows, self.console = rows, console or Console()
+
+    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+        """See `Sink.write`."""
+        head = table.slice(0, self.rows)
+        shown = Table(title=f"{job} · window {window} · trigger {trigger} · {table.num_rows} rows")
+        for name in head.column_names:
+            shown.add_column(name, justify="right" if is_number(head, name) else "left")
+        for row in head.to_pylist():
+            shown.add_row(*[cell(value) for value in row.values()])
+        self.console.print(shown)
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+def is_number(table: pa.Table, name: str) -> bool:
+    """Whether a column holds numbers."""
+    kind = table.schema.field(name).type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def cell(value: Any) -> str:
+    """One cell as text."""
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,263 @@
+"""Turns a source and a public clock into micro-batches with public step numbers.
+
+Which step a row belongs to depends on that row alone (its arrival column), on its position in the
+source, or on the wall clock; never on other rows. Every step of the schedule closes, with or
+without rows, so that the times of releases say nothing about the data.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import Batch
+from streamveil.errors import PlanError, SourceError
+from streamveil.types import Array, Int64
+
+if TYPE_CHECKING:
+    from streamveil.connectors import Source
+    from streamveil.queries.plan import Clock
+
+SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
+OUTSIDE = "arrival outside the schedule"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The micro-batches of one job. `now` and `sleep` are used by the wall clock only."""
+
+    source: Source
+    clock: Clock
+    columns: list[str] | None = None  # read only these
+    event_time: str | None = None  # arrival of a replay that names no arrival column
+    max_rows: int = 500_000  # rows of a micro-batch, at most
+    now: Callable[[], float] | None = None  # seconds since 1970
+    sleep: Callable[[float], None] | None = None
+    once: bool = False  # stop at the end of what is there now
+
+    def batches(self, position: str | None = None) -> Iterator[Batch]:
+        """Micro-batches from `position` (of the last committed batch) on."""
+        kinds = {"event": self._event, "rows": self._rows, "wall": self._wall, "once": self._rows}
+        return kinds[self.clock.kind](json.loads(position) if position else {"step": 1})
+
+    def _rows(self, at: dict[str, Any]) -> Iterator[Batch]:
+        """Steps of `every` source rows; one step of all rows for the one-shot clock."""
+        every = self.clock.every if self.clock.kind == "rows" else None
+        last = self.clock.steps if every else None
+        step, taken, place, skip = (
+            at["step"],
+            at.get("taken", 0),
+            at.get("source"),
+            at.get("skip", 0),
+        )
+        for chunk in self.source.read(place, self.max_rows, self.columns):
+            rejected, total = chunk.rejected, chunk.rows.num_rows
+            while skip < total and (last is None or step <= last):
+                part = chunk.rows.slice(skip, every - taken if every else None)
+                skip, taken = skip + part.num_rows, taken + part.num_rows
+                closes = taken == every
+                if closes:
+                    step, taken = step + 1, 0
+                ends = (
+                    {"source": chunk.position} if skip == total else {"source": place, "skip": skip}
+                )
+                after = json.dumps({"step": step, "taken": taken, **ends})
+                yield Batch(part, step - closes, closes, after, rejected)
+                rejected = {}
+            place, skip = chunk.position, 0
+        if taken or (every is None and not at.get("done")):
+            after = json.dumps({"step": step + 1, "source": place, "done": True})
+            yield Batch(self._nothing(), step, True, after)  # noqa: FBT003
+
+    def _event(self, at: dict[str, Any]) -> Iterator[Batch]:
+        """A replay: rows in order of (step of their own arrival, position)."""
+        clock = self.clock
+        if clock.start_us is None or clock.end_us is None:
+            raise PlanError(
+                "a replay needs a public start and end: they fix the number of triggers.\n"
+                "  to fix  give start and end to the clock"
+            )
+        steps = -((clock.start_us - clock.end_us) // clock.every)
+        with Replay(self, steps) as replay:
+            for step in range(at["step"], steps + 1):
+                rows = replay.rows(step)
+                rejected = replay.rejected if step == 1 and not at.get("taken") else {}
+                first = at.get("taken", 0) if step == at["step"] else 0
+                for row in range(first, max(rows.num_rows, first + 1), self.max_rows):
+                    part = rows.slice(row, self.max_rows)
+                    end = row + part.num_rows
+                    closes = end >= rows.num_rows
+                    after = {"step": step + 1} if closes else {"step": step, "taken": end}
+                    yield Batch(part, step, closes, json.dumps(after), rejected)
+                    rejected = {}
+
+    def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
+        """Step i closes once the wall clock passes start + i·every and what is there is read."""
+        if self.now is None or self.sleep is None or self.clock.start_us is None:
+            raise PlanError("a wall-clock schedule needs a start time and a running clock")
+        step, place = at["step"], at.get("source")
+        while self.clock.steps is None or step <= self.clock.steps:
+            due = (self.clock.start_us + step * self.clock.every) / 1e6
+            while (left := due - self.now()) > 0 and not self.once:
+                self.sleep(min(left, 1.0))
+            for chunk in self.source.read(place, self.max_rows, self.columns):
+                place = chunk.position
+                after = {"step": step, "source": place}
+                yield Batch(chunk.rows, step, False, json.dumps(after), chunk.rejected)  # noqa: FBT003
+            after = {"step": step + 1, "source": place}
+            yield Batch(self._nothing(), step, True, json.dumps(after))  # noqa: FBT003
+            step += 1
+            if self.once:
+                return
+
+    def _nothing(self) -> pa.Table:
+        schema = self.source.schema()
+        names = self.columns if self.columns is not None else schema.names
+        return pa.schema([schema.field(name) for name in names]).empty_table()
+
+
+class Replay:
+    """The rows of a bounded source, grouped by the step of their arrival; large ones on disk."""
+
+    def __init__(self, schedule: Schedule, steps: int) -> None:
+        self.schedule, self.steps = schedule, steps
+        self.rejected: dict[str, int] = {}
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.width = steps  # steps per bucket: one bucket while everything fits in memory
+        self.bucket = -1  # the one that is loaded
+        self.table = schedule._nothing()
+        self.offsets: Int64[Array, " steps"] = np.zeros(steps + 2, np.int64)
+
+    def __enter__(self) -> Replay:
+        parts, size = [], 0
+        reader = self._stepped()
+        for table, step in reader:
+            parts.append((table, step))
+            size += table.nbytes
+            if size > SPILL_BYTES:
+                break
+        else:
+            self._adopt(0, parts)
+            return self
+        self._spill(parts, reader)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder is not None:
+            self.folder.cleanup()
+
+    def rows(self, step: int) -> pa.Table:
+        """Rows of one step, in source order."""
+        bucket = (step - 1) // self.width
+        if bucket != self.bucket:
+            self._load(bucket)
+        start, end = self.offsets[step - self._first : step - self._first + 2]
+        return self.table.slice(int(start), int(end - start))
+
+    @property
+    def _first(self) -> int:
+        return self.bucket * self.width + 1
+
+    def _stepped(self) -> Iterator[tuple[pa.Table, Int64[Array, " rows"]]]:
+        """Chunks with the step of every row; rows outside the schedule are counted and left out."""
+        schedule, clock = self.schedule, self.schedule.clock
+        column = clock.arrival or schedule.event_time
+        if column is None:
+            raise PlanError("a replay needs an arrival or event_time column")
+        start, end = cast(int, clock.start_us), cast(int, clock.end_us)
+        for chunk in schedule.source.read(None, schedule.max_rows, schedule.columns):
+            time = micros(chunk.rows.column(column), column)
+            known = pc.is_valid(time).to_numpy(zero_copy_only=False)
+            us = pc.fill_null(time, start - 1).to_numpy()
+            inside = known & (us >= start) & (us < end)
+            step = (us - start) // clock.every + 1
+            kept = chunk.rows if inside.all() else chunk.rows.filter(pa.array(inside))
+            counts = {**chunk.rejected, f"null in {column}": int((~known).sum()),
+                      OUTSIDE: int((known & ~inside).sum())}  # fmt: skip
+            for reason, rows in counts.items():
+                if rows:
+                    self.rejected[reason] = self.rejected.get(reason, 0) + rows
+            yield kept, step[inside]
+
+    def _adopt(self, bucket: int, parts: list[tuple[pa.Table, Int64[Array, " rows"]]]) -> None:
+        """Makes the rows of one bucket current, sorted by step (stable: source order within)."""
+        self.bucket = bucket
+        tables = [table for table, _ in parts] or [self.schedule._nothing()]
+        steps = np.concatenate([np.zeros(0, np.int64), *[step for _, step in parts]])
+        table = pa.concat_tables(tables)
+        if (np.diff(steps) < 0).any():
+            order = np.argsort(steps, kind="stable")
+            table, steps = table.take(pa.array(order)), steps[order]
+        self.table = table.combine_chunks()
+        edges = np.arange(self._first, self._first + self.width + 1)
+        self.offsets = np.searchsorted(steps, edges)
+
+    def _spill(
+        self,
+        parts: list[tuple[pa.Table, Int64[Array, " rows"]]],
+        rest: Iterator[tuple[pa.Table, Int64[Array, " rows"]]],
+    ) -> None:
+        """Writes every row to the file of its bucket of steps."""
+        self.folder = tempfile.TemporaryDirectory(prefix="streamveil-replay-")
+        buckets = min(self.steps, 64)
+        self.width = -(-self.steps // buckets)
+        schema = parts[0][0].schema.append(pa.field("__step", pa.int64()))
+        writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
+        try:
+            for source in (parts, rest):
+                for table, step in source:
+                    whole = table.append_column("__step", pa.array(step))
+                    home = (step - 1) // self.width
+                    for bucket in np.unique(home):
+                        if bucket not in writers:
+                            writers[bucket] = pa.ipc.new_file(self._path(bucket), schema)
+                        writers[bucket].write(whole.filter(pa.array(home == bucket)))
+        except OSError as error:
+            raise SourceError(f"cannot sort the replay on disk: {error.strerror}") from None
+        finally:
+            for writer in writers.values():
+                writer.close()
+
+    def _load(self, bucket: int) -> None:
+        path = Path(self._path(bucket))
+        if not path.exists():
+            return self._adopt(bucket, [])
+        with pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        steps = table.column("__step").to_numpy()
+        return self._adopt(bucket, [(table.drop_columns("__step"), steps)])
+
+    def _path(self, bucket: int) -> str:
+        folder = cast("tempfile.TemporaryDirectory[str]", self.folder)
+        return str(Path(folder.name) / f"{bucket:04d}.arrow")
+
+
+def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A time column as microseconds since 1970 UTC (int64, nulls kept).
+
+    Raises SourceError when the column is no timestamp or date; never because of a value.
+    """
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        unit_us = {"s": 1_000_000, "ms": 1_000, "us": 1}.get(kind.unit)
+        values = column.cast(pa.int64())
+        if unit_us is None:  # nanoseconds
+            return pc.divide(values, 1_000)
+        return values if unit_us == 1 else pc.multiply(values, unit_us)
+    if pa.types.is_date(kind):
+        days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+        return pc.multiply(days, 86_400_000_000)
+    if pa.types.is_int64(kind):
+        return column  # microseconds already
+    raise SourceError(
+        f"column '{name}' must hold timestamps or dates, not {kind}.\n"
+        "  to fix  declare its type, or name another column"
+    )

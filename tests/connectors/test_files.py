@@ -1,0 +1,139 @@
+import json
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from streamveil.connectors import open_sink, open_source
+from streamveil.connectors.files import FilesSource
+from streamveil.errors import SourceError
+
+TABLE = pa.table({"user": [1, 2, 3, 4, 5], "page": ["a", "b", "a", None, "c"]})
+COLUMNS = {"user": "INT64", "page": "STRING"}
+
+
+def write(folder, format):
+    path = folder / f"part-1.{format}"
+    if format == "parquet":
+        pq.write_table(TABLE, path, row_group_size=2)
+    elif format == "csv":
+        pyarrow.csv.write_csv(TABLE, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()))
+    return path
+
+
+def rows(source, position=None, size=2, columns=None):
+    chunks = list(source.read(position, size, columns))
+    return [row for chunk in chunks for row in chunk.rows.to_pylist()], chunks
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+def test_every_format_reads_the_same_rows_and_resumes_anywhere(tmp_path, format):
+    write(tmp_path, format)
+    (tmp_path / "part-2.json").touch()  # an empty file holds no rows
+    source = FilesSource(str(tmp_path / "part-*"), columns=COLUMNS)
+    whole, chunks = rows(source)
+    assert whole == TABLE.to_pylist()
+    for i, chunk in enumerate(chunks):
+        done = sum(c.rows.num_rows for c in chunks[: i + 1])
+        assert rows(source, chunk.position)[0] == TABLE.to_pylist()[done:]
+
+
+def test_only_wanted_columns_are_read_and_a_missing_one_is_named(tmp_path):
+    source = FilesSource(str(write(tmp_path, "parquet")))
+    assert rows(source, columns=["page"])[0][0] == {"page": "a"}
+    with pytest.raises(SourceError, match="'pag'.*did you mean 'page'"):
+        rows(source, columns=["pag"])
+
+
+def test_malformed_csv_rows_and_misfits_are_counted_and_never_shown(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"user,page\n1,a\nsecret,b\n3\n4,\xff\n99999999999999999999,e\n")
+    source = FilesSource(str(path), columns=COLUMNS)
+    found, chunks = rows(source, size=100)
+    assert found == [
+        {"user": 1, "page": "a"}, {"user": None, "page": "b"},
+        {"user": 4, "page": None}, {"user": None, "page": "e"},
+    ]  # fmt: skip
+    assert chunks[0].rejected == {
+        "field of the wrong type (read as null)": 3, "malformed row": 1,
+    }  # fmt: skip
+
+
+def test_malformed_json_lines_are_counted(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_bytes(b'{"user": 1, "page": "a"}\nnot json\n[1]\n\n{"user": "x", "page": 7}\n')
+    found, chunks = rows(FilesSource(str(path), columns=COLUMNS), size=100)
+    assert found == [{"user": 1, "page": "a"}, {"user": None, "page": "7"}]
+    assert chunks[0].rejected["malformed row"] == 2
+
+
+def test_json_without_declared_columns_says_what_to_do(tmp_path):
+    with pytest.raises(SourceError, match="declare the columns"):
+        rows(FilesSource(str(write(tmp_path, "json"))))
+
+
+def test_a_growing_directory_goes_on_and_refuses_files_out_of_order(tmp_path):
+    write(tmp_path, "parquet")
+    source = FilesSource(str(tmp_path), follow=True)
+    _, chunks = rows(source, size=100)
+    pq.write_table(TABLE, tmp_path / "part-2.parquet")
+    more, _ = rows(source, chunks[-1].position, size=100)
+    assert more == TABLE.to_pylist()
+    pq.write_table(TABLE, tmp_path / "part-0.parquet")
+    with pytest.raises(SourceError, match="sort after"):
+        rows(source, chunks[-1].position)
+
+
+def test_a_file_that_changed_after_it_was_read_in_part_is_refused(tmp_path):
+    path = write(tmp_path, "csv")
+    source = FilesSource(str(path))
+    chunk = next(source.read(None, 2))
+    path.write_text(path.read_text() + '6,"d"\n')
+    with pytest.raises(SourceError, match="changed"):
+        rows(source, chunk.position)
+
+
+def test_unreadable_files_are_named_without_their_content(tmp_path):
+    path = tmp_path / "broken.parquet"
+    path.write_bytes(b"this is not parquet: secret")
+    with pytest.raises(SourceError, match=r"broken\.parquet") as error:
+        rows(FilesSource(str(path)))
+    assert "secret" not in str(error.value)
+    with pytest.raises(SourceError, match="no file matches"):
+        FilesSource(str(tmp_path / "none-*.csv")).schema()
+
+
+@pytest.mark.parametrize("text", ["2013-01-01T05:00:00Z", "2013-01-01 05:00:00",
+                                  "2013-01-01T06:00:00+01:00"])  # fmt: skip
+def test_timestamps_in_text_are_read_as_utc(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text(f"at\n{text}\nnever\n2013-01-01 05:00:00\n")
+    found, _ = rows(FilesSource(str(path), columns={"at": "TIMESTAMP"}), size=10)
+    assert [row["at"] and row["at"].isoformat() for row in found] == [
+        "2013-01-01T05:00:00+00:00", None, "2013-01-01T05:00:00+00:00",
+    ]  # fmt: skip
+
+
+def test_unknown_kinds_options_types_and_formats_name_the_nearest():
+    with pytest.raises(SourceError, match="did you mean 'files'"):
+        open_source("file", {})
+    with pytest.raises(SourceError, match="did you mean 'path'"):
+        open_source("files", {"pth": "x"})
+    with pytest.raises(SourceError, match="did you mean 'INT64'"):
+        open_source("files", {"path": "x", "columns": {"a": "INT46"}})
+    with pytest.raises(ValueError, match="did you mean 'parquet'"):
+        open_sink("files", {"path": "x", "format": "parqet"})
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+def test_writing_a_release_again_leaves_the_same_bytes(tmp_path, format):
+    sink = open_sink("files", {"path": str(tmp_path), "format": format})
+    sink.write("job", 3, 1, TABLE)
+    [path] = [p for p in tmp_path.rglob("*") if p.is_file()]
+    first = path.read_bytes()
+    sink.write("job", 3, 1, TABLE)
+    assert path.read_bytes() == first
+    assert path.name == f"trigger=000001.{format}"

@@ -1,0 +1,104 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamveil.connectors.memory import MemorySource
+from streamveil.errors import SourceError
+from streamveil.queries.plan import Clock
+from streamveil.runtime import schedule as module
+from streamveil.runtime.schedule import Schedule
+
+
+def source(times):
+    at = pa.array(times, pa.timestamp("us", tz="UTC"))
+    return MemorySource(pa.table({"at": at, "row": pa.array(range(len(times)), pa.int64())}))
+
+
+def run(schedule, position=None):
+    batches = list(schedule.batches(position))
+    closed = [batch.step for batch in batches if batch.closes_step]
+    rows = {}
+    for batch in batches:
+        rows.setdefault(batch.step, []).extend(batch.rows.column("row").to_pylist())
+    return batches, closed, rows
+
+
+EVENT = Clock(kind="event", every=10, start_us=100, end_us=150, steps=5)
+
+
+def test_a_replay_closes_every_step_in_order_with_the_rows_of_that_step():
+    s = Schedule(source([100, 131, 105, 149, 99, 150, None, 119]), EVENT, event_time="at")
+    batches, closed, rows = run(s)
+    assert closed == [1, 2, 3, 4, 5]
+    assert rows == {1: [0, 2], 2: [7], 3: [], 4: [1], 5: [3]}
+    assert batches[0].rejected == {"null in at": 1, "arrival outside the schedule": 2}
+
+
+@given(st.lists(st.integers(90, 160), max_size=40), st.integers(1, 5))
+def test_a_row_never_moves_another_row(times, size):
+    whole = run(Schedule(source(times), EVENT, event_time="at", max_rows=size))[2]
+    for gone in range(len(times)):
+        rest = [t if i != gone else None for i, t in enumerate(times)]
+        without = run(Schedule(source(rest), EVENT, event_time="at", max_rows=size))[2]
+        assert without == {step: [r for r in rows if r != gone] for step, rows in whole.items()}
+
+
+@given(st.lists(st.integers(90, 160), max_size=30), st.integers(1, 4), st.sampled_from("erw1"))
+def test_resuming_anywhere_gives_the_rest(times, size, kind):
+    clock = {
+        "e": EVENT,
+        "r": Clock(kind="rows", every=3),
+        "w": Clock(kind="wall", every=10, start_us=0, steps=2),
+        "1": Clock(kind="once"),
+    }[kind]
+    s = Schedule(source(times), clock, event_time="at", max_rows=size, now=lambda: 1e9,
+                 sleep=lambda _: None)  # fmt: skip
+    shape = [(b.step, b.closes_step, b.rows.to_pylist(), b.position) for b in s.batches()]
+    for i, (*_, position) in enumerate(shape):
+        again = [(b.step, b.closes_step, b.rows.to_pylist(), b.position)
+                 for b in s.batches(position)]  # fmt: skip
+        assert again == shape[i + 1 :]
+
+
+def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):
+    rng = np.random.default_rng(1)
+    times = [int(t) for t in rng.integers(90, 160, 500)]
+    s = Schedule(source(times), EVENT, event_time="at", max_rows=7)
+    small = run(s)
+    monkeypatch.setattr(module, "SPILL_BYTES", 100)
+    large = run(s)
+    assert small[1:] == large[1:]
+
+
+def test_steps_of_rows_stop_at_the_horizon_and_close_a_last_short_step():
+    s = Schedule(source(range(8)), Clock(kind="rows", every=3), max_rows=2)
+    assert run(s)[1:] == ([1, 2, 3], {1: [0, 1, 2], 2: [3, 4, 5], 3: [6, 7]})
+    s = Schedule(source(range(8)), Clock(kind="rows", every=3, steps=2), max_rows=2)
+    assert run(s)[1:] == ([1, 2], {1: [0, 1, 2], 2: [3, 4, 5]})
+
+
+def test_one_shot_is_one_step_even_without_rows():
+    assert run(Schedule(source([]), Clock(kind="once")))[1:] == ([1], {1: []})
+    assert run(Schedule(source([5, 6, 7]), Clock(kind="once"), max_rows=2))[1] == [1]
+
+
+def test_the_wall_clock_closes_a_step_at_its_public_time_only():
+    slept, time = [], [0.0]
+
+    def sleep(seconds):
+        slept.append(seconds)
+        time[0] += seconds
+
+    clock = Clock(kind="wall", every=2_000_000, start_us=0, steps=2)
+    s = Schedule(source([1, 2]), clock, now=lambda: time[0], sleep=sleep)
+    assert run(s)[1:] == ([1, 2], {1: [0, 1], 2: []})
+    assert time[0] == 4.0
+
+
+def test_a_time_column_of_another_type_is_refused_by_name():
+    s = Schedule(MemorySource(pa.table({"at": ["secret"]})), EVENT, event_time="at")
+    with pytest.raises(SourceError, match="column 'at' must hold timestamps") as error:
+        run(s)
+    assert "secret" not in str(error.value)
