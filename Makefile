@@ -1,9 +1,45 @@
-.PHONY: dev
-PY = .venv/bin/python
-.venv/ok: pyproject.toml
+# Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
+.PHONY: demo dev check test all bench lint clean
+.DEFAULT_GOAL := test
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
+CODE := src tests benchmarks
+
+demo: .venv/demo.ok
+	$(PY) -m streamveil demo
+
+dev: .venv/dev.ok
+
+.venv/base.ok:
 	python3 -m venv .venv
-	$(PY) -m pip install -q -e ".[dev,demo,bench,spark]"
 	touch $@
-dev: .venv/ok
+
+.venv/demo.ok: .venv/base.ok pyproject.toml constraints.txt
+	$(PIP) -e ".[demo]"
+	touch $@
+
+.venv/dev.ok: .venv/base.ok pyproject.toml constraints.txt
+	$(PIP) -e ".[dev,bench,demo,spark]"
+	touch $@
+
+lint: dev
+	.venv/bin/ruff format --check $(CODE)
+	.venv/bin/ruff check $(CODE)
+	.venv/bin/mypy
+
+check: lint
+	$(PY) -m pytest -q --doctest-modules src/streamveil
+	$(PY) -m pytest -q tests/test_architecture.py tests/test_readme.py
+
 test: dev
-	$(PY) -m pytest tests
+	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
+
+all: check test
+	$(PY) -m pytest -n 2 --dist loadfile -m slow
+
+bench: dev
+	for file in benchmarks/*.py; do $(PY) $$file || exit 1; done
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist demo-out
