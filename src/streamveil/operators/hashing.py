@@ -1,0 +1,199 @@
+"""Keyed identities: 128-bit names of keys and fingerprints of privacy units, under the job's secret.
+
+Integers (and what is stored as one: dates, timestamps, booleans) are enciphered as one AES-256
+block each, so two different integers can never share a 128-bit name. Strings and byte strings go
+through SipHash-2-4 with a 128-bit result (Aumasson and Bernstein 2012, the authors' 128-bit
+variant). Several columns are chained: the concatenated names of the columns are hashed again.
+
+Why 128 bits are enough: under a secret key nobody can aim at a collision, and among n different
+keys the chance of any is at most n**2 / 2**129 (n = 2**40: 2**-49, and a collision would only give
+two keys the same noise and the same row). A privacy unit keeps only the first 64 bits; what a
+collision of those would cost is charged to delta by `operators.guarantee`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numba import njit
+
+from streamveil.types import Array, Int64, UInt8, UInt64
+
+NULL_WORDS = (0x6E756C6C, 0xFFFFFFFFFFFFFFFF)  # the block that stands for a null
+
+
+def name_columns(columns: list[pa.Array], key: bytes) -> UInt64[Array, "rows 2"]:
+    """The 128-bit name of every row of one or more columns of equal length.
+
+    >>> a = name_columns([pa.array([1, 2, 1])], bytes(32))
+    >>> bool((a[0] == a[2]).all()), bool((a[0] == a[1]).any())
+    (True, False)
+    """
+    names = [name_column(column, key, place) for place, column in enumerate(columns)]
+    if len(names) == 1:
+        return names[0]
+    joined = np.ascontiguousarray(np.concatenate(names, axis=1))
+    width = joined.shape[1] * 8
+    offsets = np.arange(len(joined) + 1, dtype=np.int64) * width
+    return siphash_many(joined.view(np.uint8).reshape(-1), offsets, *_words(key, b"join"))
+
+
+def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "rows 2"]:
+    """The 128-bit names of one column; equal values at one place have equal names."""
+    kind = column.type
+    if is_text(kind):
+        data, offsets = text_buffers(column)
+        names = siphash_many(data, offsets, *_words(key, b"text%d" % place))
+    else:
+        names = encipher(as_integers(column), key, place)
+    if column.null_count:
+        nulls = np.asarray(pc.is_null(column))
+        block = np.array([NULL_WORDS], "<u8")
+        names = np.where(nulls[:, None], _encrypt(block, key), names)
+    return names
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are byte strings (hashed) rather than integers (enciphered)."""
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def is_nameable(kind: pa.DataType) -> bool:
+    """Whether a column of this type can name keys or privacy units."""
+    return is_text(kind) or bool(
+        pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+        or pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    )
+
+
+def as_integers(column: pa.Array) -> Int64[Array, " rows"]:
+    """The values as int64 words; nulls become 0. Floats keep their bits, -0.0 counting as 0.0."""
+    kind = column.type
+    if column.null_count:
+        column = pc.fill_null(column, _zero(kind))
+    if pa.types.is_floating(kind):
+        plain = np.asarray(column.cast(pa.float64())) + 0.0  # -0.0 + 0.0 == 0.0
+        return cast("Array", plain.view(np.int64))
+    if pa.types.is_boolean(kind):
+        return np.asarray(column.cast(pa.int8())).astype(np.int64)
+    if pa.types.is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()  # noqa: PLR2004 (bits of a word)
+        return np.asarray(column.view(width)).astype(np.int64)
+    if pa.types.is_uint64(kind):
+        return np.asarray(column).view(np.int64)
+    return np.asarray(column).astype(np.int64, copy=False)
+
+
+def _zero(kind: pa.DataType) -> Any:
+    return pa.scalar(0, pa.int64()).cast(pa.int32()).cast(kind) if (
+        pa.types.is_temporal(kind) and kind.bit_width == 32  # noqa: PLR2004 (bits of a word)
+    ) else pa.scalar(0).cast(kind)
+
+
+def text_buffers(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " rows_plus_1"]]:
+    """The bytes and the offsets of a string-like column, without copying the bytes if possible."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.string())
+    if not pa.types.is_large_binary(column.type):
+        column = column.cast(pa.large_binary()) if not pa.types.is_string(column.type) else (
+            column.cast(pa.large_string()).cast(pa.large_binary())
+        )
+    if column.null_count:
+        column = pc.fill_null(column, b"")
+    _, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, np.int64, len(column) + 1, column.offset * 8)
+    if data is None or data.size == 0:
+        return np.zeros(1, np.uint8), places
+    return np.frombuffer(data, np.uint8), places
+
+
+def encipher(values: Int64[Array, " rows"], key: bytes, place: int) -> UInt64[Array, "rows 2"]:
+    """One AES-256 block per integer: a secret permutation, so names never collide."""
+    blocks = np.empty((len(values), 2), "<u8")
+    blocks[:, 0] = values.view(np.uint64)
+    blocks[:, 1] = place
+    return _encrypt(blocks, key)
+
+
+def _encrypt(blocks: UInt64[Array, "rows 2"], key: bytes) -> UInt64[Array, "rows 2"]:
+    # distinct blocks under one key: ECB is the block cipher itself, used as a permutation
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+    return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2)
+
+
+def _words(key: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:
+    block = np.frombuffer(purpose.ljust(16, b"\0"), "<u8").reshape(1, 2)
+    low, high = struct.unpack("<QQ", _encrypt(block, key).tobytes())
+    return np.uint64(low), np.uint64(high)
+
+
+@njit(inline="always")
+def _rotate(x: np.uint64, b: int) -> np.uint64:  # pragma: no cover (compiled)
+    return np.uint64((x << np.uint64(b)) | (x >> np.uint64(64 - b)))
+
+
+@njit(inline="always")
+def _rounds(
+    v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64, n: int
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:  # pragma: no cover (compiled)
+    for _ in range(n):
+        v0 = np.uint64(v0 + v1)
+        v1 = _rotate(v1, 13) ^ v0
+        v0 = _rotate(v0, 32)
+        v2 = np.uint64(v2 + v3)
+        v3 = _rotate(v3, 16) ^ v2
+        v0 = np.uint64(v0 + v3)
+        v3 = _rotate(v3, 21) ^ v0
+        v2 = np.uint64(v2 + v1)
+        v1 = _rotate(v1, 17) ^ v2
+        v2 = _rotate(v2, 32)
+    return v0, v1, v2, v3
+
+
+@njit(cache=True)
+def siphash_many(
+    data: UInt8[Array, " bytes"], offsets: Int64[Array, " rows_plus_1"],
+    k0: np.uint64, k1: np.uint64,
+) -> UInt64[Array, "rows 2"]:
+    """SipHash-2-4 with 128-bit results of data[offsets[i]:offsets[i + 1]] for every i."""
+    n = len(offsets) - 1
+    out = np.empty((n, 2), np.uint64)
+    for i in range(n):
+        start, end = offsets[i], offsets[i + 1]
+        v0 = np.uint64(0x736F6D6570736575) ^ k0
+        v1 = np.uint64(0x646F72616E646F6D) ^ k1 ^ np.uint64(0xEE)
+        v2 = np.uint64(0x6C7967656E657261) ^ k0
+        v3 = np.uint64(0x7465646279746573) ^ k1
+        at = start
+        while end - at >= 8:
+            word = np.uint64(0)
+            for j in range(8):
+                word |= np.uint64(data[at + j]) << np.uint64(8 * j)
+            v3 ^= word
+            v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 2)
+            v0 ^= word
+            at += 8
+        word = np.uint64((end - start) & 0xFF) << np.uint64(56)
+        for j in range(end - at):
+            word |= np.uint64(data[at + j]) << np.uint64(8 * j)
+        v3 ^= word
+        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 2)
+        v0 ^= word
+        v2 ^= np.uint64(0xEE)
+        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 4)
+        out[i, 0] = v0 ^ v1 ^ v2 ^ v3
+        v1 ^= np.uint64(0xDD)
+        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 4)
+        out[i, 1] = v0 ^ v1 ^ v2 ^ v3
+    return out

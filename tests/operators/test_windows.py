@@ -1,0 +1,81 @@
+"""Windows against a plain reading of their definition."""
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from streamveil.operators.windows import Schedule, assign, period_closes
+
+
+@st.composite
+def schedules(draw):
+    slide = draw(st.integers(1, 12))
+    kind = draw(st.sampled_from(["tumble", "hop", "cumulate"]))
+    parts = draw(st.integers(1, 4))
+    size = {"tumble": slide, "hop": draw(st.integers(slide, 30)), "cumulate": slide * parts}[kind]
+    return Schedule(
+        every_us=draw(st.integers(1, 15)), start_us=draw(st.integers(-20, 20)), size_us=size,
+        slide_us=slide, lateness_us=draw(st.integers(0, 10)), growing=kind == "cumulate",
+        steps=draw(st.one_of(st.none(), st.integers(1, 20))),
+    )
+
+
+def holds(schedule, window, time):
+    start, end = schedule.bounds(window)
+    return start <= time < end
+
+
+@given(schedules(), st.lists(st.integers(-60, 60), max_size=12), st.integers(1, 20))
+def test_rows_meet_exactly_their_windows(schedule, times, step):
+    assume(schedule.steps is None or step <= schedule.steps)
+    rows, windows, turned = assign(schedule, np.array(times, np.int64), step)
+    wanted, late, early = [], 0, 0
+    for row, time in enumerate(times):
+        for window in range(-300, 300):
+            if not holds(schedule, window, time):
+                continue
+            last = schedule.last_step(window)
+            if last is not None and step > last:
+                late += 1
+            elif schedule.first_step(window) > step + 1:
+                early += 1
+            else:
+                wanted.append((row, window))
+    assert list(zip(rows.tolist(), windows.tolist(), strict=True)) == wanted
+    assert turned == {k: v for k, v in {"late": late, "early": early}.items() if v}
+
+
+@given(schedules(), st.integers(1, 20))
+def test_active_windows_and_their_trigger_numbers(schedule, step):
+    assume(schedule.steps is None or step <= schedule.steps)
+    end = schedule.start_us + step * schedule.every_us
+    before = end - schedule.every_us
+    wanted = []
+    for window in range(-300, 300):
+        start, stop = schedule.bounds(window)
+        released_before = step > 1 and before >= stop + schedule.lateness_us
+        if end > start and not released_before and not (
+            step == 1 and before >= stop + schedule.lateness_us  # over before the job began
+        ):
+            wanted.append(window)
+    if not schedule.growing:
+        assert list(schedule.active(step)) == wanted
+    assert set(wanted) <= set(schedule.active(step))
+    for window in wanted:
+        assert 1 <= schedule.trigger(window, step) <= schedule.triggers
+
+
+@given(schedules(), st.integers(1, 25), st.integers(-60, 60))
+def test_a_period_takes_rows_until_its_last_window_closes(schedule, period, time):
+    closes = period_closes(schedule, time // period, period)
+    _, windows, _ = assign(
+        Schedule(**{**vars(schedule), "steps": None}), np.array([time], np.int64), closes + 1
+    )
+    assert len(windows) == 0
+
+
+def test_the_whole_stream_is_one_window():
+    whole = Schedule(steps=5)
+    rows, windows, turned = assign(whole, np.array([5, -5], np.int64), 3)
+    assert (rows.tolist(), windows.tolist(), turned) == ([0, 1], [0, 0], {})
+    assert (whole.active(3), whole.triggers, whole.trigger(0, 3)) == (range(1), 5, 3)
