@@ -1,0 +1,153 @@
+"""The compiled loops of the group-by. Each has a plain twin in tests that is its oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
+
+DONE, GROW_TABLE, GROW_POOL = 0, 1, 2
+LOAD = 0.8  # share of slots in use at which a table doubles
+BLOCK = 4  # entries of the smallest block of a pool
+
+
+@njit(cache=True)
+def spread(names: UInt64[Array, " rows"], bits: int) -> Int64[Array, " rows"]:
+    """The stable order of rows by the high bits of their names (a counting sort)."""
+    shift = np.uint64(64 - bits)
+    starts = np.zeros((1 << bits) + 1, np.int64)
+    for name in names:
+        starts[np.int64(name >> shift) + 1] += 1
+    for i in range(1 << bits):
+        starts[i + 1] += starts[i]
+    order = np.empty(len(names), np.int64)
+    for i in range(len(names)):
+        part = np.int64(names[i] >> shift)
+        order[starts[part]] = i
+        starts[part] += 1
+    return order
+
+
+@njit(cache=True)
+def settle_names(
+    names: UInt64[Array, " names"], places: UInt64[Array, " slots"]
+) -> Int64[Array, " names"]:
+    """Puts distinct names into an empty table of a power of two slots; returns their slots."""
+    mask = len(places) - 1
+    shift = _shift(len(places))
+    slots = np.empty(len(names), np.int64)
+    for i in range(len(names)):
+        slot = np.int64(names[i] >> shift)
+        while places[slot] != 0:
+            slot = (slot + 1) & mask
+        places[slot] = names[i]
+        slots[i] = slot
+    return slots
+
+
+@njit(inline="always")
+def _shift(capacity: int) -> np.uint64:  # pragma: no cover (compiled)
+    bits = 0
+    while (1 << bits) < capacity:
+        bits += 1
+    return np.uint64(64 - bits)
+
+
+@njit(cache=True)
+def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arrays state)
+    unit: UInt64[Array, " rows"], group: UInt16[Array, " rows"], weight: UInt8[Array, " rows"],
+    hidden: Bool[Array, " rows"], order: Int64[Array, " rows"], at: int, limits: Int64[Array, " 4"],
+    t_unit: Array, t_rows: Array, t_spent: Array, t_slots: Array, t_used: Array, t_block: Array,
+    pool_group: Array, pool_sum: Array, meta: Array,
+    accepted: Bool[Array, " rows"], first: Bool[Array, " rows"],
+) -> tuple[int, int]:
+    """Bounds rows from place `at` of the order on; returns where it stopped and what must grow."""
+    max_rows, per_group, quadratic, max_slots = limits
+    mask = len(t_unit) - 1
+    shift = _shift(len(t_unit))
+    most = np.int64(LOAD * len(t_unit))
+    by_group = len(pool_group) > 0
+    for place in range(at, len(order)):
+        row = order[place]
+        name = unit[row]
+        slot = np.int64(name >> shift)
+        while t_unit[slot] != name and t_unit[slot] != 0:
+            slot = (slot + 1) & mask
+        known = t_unit[slot] == name
+        if not known and meta[0] >= most:
+            return place, GROW_TABLE
+        if len(t_rows) and np.int64(t_rows[slot]) >= max_rows:
+            continue
+        w = np.int64(weight[row])
+        entry, used, old, start = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+        if by_group:
+            used, start = np.int64(t_used[slot]), np.int64(t_block[slot])
+            for i in range(start, start + used):
+                if pool_group[i] == group[row]:
+                    entry, old = i, np.int64(pool_sum[i])
+                    break
+            if old + w > per_group:
+                continue
+            charge = (2 * old + w) * w
+            if len(t_spent) and np.int64(t_spent[slot]) + charge > quadratic:
+                continue
+            takes_slot = len(t_slots) > 0 and entry < 0 and hidden[row]
+            if takes_slot and np.int64(t_slots[slot]) >= max_slots:
+                continue
+            if entry < 0:
+                if used == 65535:
+                    continue
+                full = used == 0 or (used >= BLOCK and used & (used - 1) == 0)
+                if full:
+                    start = _allocate(used, start, pool_group, pool_sum, meta)
+                    if start < 0:
+                        return place, GROW_POOL
+                    t_block[slot] = start
+                entry = start + used
+                pool_group[entry] = group[row]
+                pool_sum[entry] = 0
+                t_used[slot] = used + 1
+                first[row] = True
+            pool_sum[entry] = old + w
+            if len(t_spent):
+                t_spent[slot] += charge
+            if takes_slot:
+                t_slots[slot] += 1
+        if not known:
+            t_unit[slot] = name
+            meta[0] += 1
+        if len(t_rows):
+            t_rows[slot] += 1
+        accepted[row] = True
+    return len(order), DONE
+
+
+@njit(cache=True)
+def _allocate(
+    used: int, start: int, pool_group: Array, pool_sum: Array, meta: Array
+) -> int:
+    """A block with room for one entry more than `used`, holding the old ones; -1: no room."""
+    size = BLOCK if used == 0 else 2 * used
+    size_class = 0
+    while (BLOCK << size_class) < size:
+        size_class += 1
+    head = meta[2 + size_class]
+    if head >= 0:
+        block = head
+        after = np.int64(pool_group[head]) | (np.int64(pool_group[head + 1]) << 16)
+        meta[2 + size_class] = after - 1
+    else:
+        block = meta[1]
+        if block + size > len(pool_group):
+            return -1
+        meta[1] += size
+    for i in range(used):
+        pool_group[block + i] = pool_group[start + i]
+        pool_sum[block + i] = pool_sum[start + i]
+    if used > 0:
+        previous = meta[1 + size_class] + 1  # 0: end of list
+        pool_group[start] = previous & 0xFFFF
+        pool_group[start + 1] = (previous >> 16) & 0xFFFF
+        meta[1 + size_class] = start
+    return block
