@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from fractions import Fraction
+from typing import Any, Literal
 
 from streamveil.errors import require_one_of, require_positive
 from streamveil.types import Exact
@@ -41,9 +42,14 @@ class Neighbours:
             raise ValueError(f"period must be longer than zero, not {self.period}")
 
     @property
+    def verb(self) -> str:
+        """What happens to the unit's rows between two neighbours."""
+        return "replacing" if self.relation == "change-one" else "adding or removing"
+
+    @property
     def phrase(self) -> str:
         """Who is protected, in words, for `explain`."""
-        scope = f" within each {self.period}" if self.period else " over the whole stream"
+        scope = f" within each {duration(self.period)}" if self.period else " over the whole stream"
         return {
             "add-remove": f"adding or removing all rows of one {self.unit}{scope}",
             "change-one": f"replacing all rows of one {self.unit}{scope}",
@@ -52,3 +58,35 @@ class Neighbours:
             "update": "adding or removing one update (an insertion or a deletion)",
             "record": "adding or removing one record with its insertion and deletion",
         }[self.relation]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able record."""
+        period = None if self.period is None else self.period // timedelta(microseconds=1)
+        return {
+            "unit": self.unit,
+            "bound": str(self.bound),
+            "relation": self.relation,
+            "period_us": period,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Neighbours:
+        """The inverse of `to_dict`."""
+        us = saved["period_us"]
+        period = None if us is None else timedelta(microseconds=us)
+        return cls(saved["unit"], Fraction(saved["bound"]), saved["relation"], period)
+
+
+def duration(span: timedelta | None) -> str:
+    """A time span in words.
+
+    >>> duration(timedelta(days=1)), duration(timedelta(minutes=90)), duration(timedelta(seconds=1))
+    ('1 day', '90 minutes', '1 second')
+    """
+    if span is None:
+        return "the whole stream"
+    for name, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
+        count, rest = divmod(span, timedelta(seconds=size))
+        if not rest:
+            return f"{count} {name}{'s' if count > 1 else ''}"
+    return str(span)

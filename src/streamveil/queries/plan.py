@@ -1,4 +1,4 @@
-"""What may be asked: one frozen value that every spelling (Python, SQL) builds and every engine runs.
+"""What may be asked: one frozen value that every spelling builds and every engine runs.
 
 A plan knows schemas and numbers, never rows. Its `fingerprint` names the query in durable state: a
 state directory refuses a plan whose fingerprint differs from the one it was created with.
@@ -11,20 +11,28 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from streamveil.types import Exact
+from streamveil.privacy.budget import Budget
 
 MICROS = 1_000_000
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
 Function = Literal[
-    "count", "count_units", "sum", "avg", "variance", "stddev", "quantile", "count_distinct",
-    "approx_frequency", "heavy_hitters",
+    "count",
+    "count_units",
+    "sum",
+    "avg",
+    "variance",
+    "stddev",
+    "quantile",
+    "count_distinct",
+    "approx_frequency",
+    "heavy_hitters",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Where rows come from. `kind` names a file in `connectors`; options are that connector's own."""
+    """Where rows come from. `kind` names a file in `connectors`; options are its own."""
 
     name: str  # what the ledger and messages call it
     kind: str  # 'files', 'memory', 'kafka', ...
@@ -99,20 +107,6 @@ class Bounding:
     max_rows: int | None = None  # C: the first C rows pass
     max_rows_per_group: int | None = None  # c: of those, at most c per (window, key)
     quadratic: int | None = None  # B: instead of c, accept while sum over keys of (rows)^2 <= B
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """The whole privacy budget of the job, for one privacy unit. No defaults.
-
-    Either (epsilon, delta), or epsilon alone (pure), or rho (zCDP), or mu (GDP). With rho or mu and
-    discovered keys, delta is still needed for the threshold.
-    """
-
-    epsilon: Exact | float | None = None
-    delta: Exact | float | None = None
-    rho: Exact | float | None = None
-    mu: Exact | float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
