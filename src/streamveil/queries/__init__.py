@@ -1,0 +1,1 @@
+"""What may be asked: expressions, SQL, the Python builder, and the checks of a plan."""

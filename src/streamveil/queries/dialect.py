@@ -1,0 +1,122 @@
+"""GoogleSQL as sqlglot reads it, with every function call kept as a name and its arguments.
+
+sqlglot maps function names of thirty dialects to shared nodes. A whitelist is easier to trust when
+nothing is mapped: here `LOG(a, 2)` stays the name LOG and two arguments, and `functions.FUNCTIONS`
+decides what it means. Every failure becomes a PlanError with a line and a column.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from sqlglot import exp
+from sqlglot.dialects.bigquery import BigQuery
+from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.parsers.bigquery import BigQueryParser
+from sqlglot.tokenizer_core import Token, TokenType
+
+from streamveil.errors import PlanError
+
+MAX_TEXT = 1_000_000  # characters of one script
+MAX_ECHO = 40  # characters of the query repeated in a message
+MAX_DEPTH = 120  # nesting: deeper queries are not written by people
+
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns before we refuse
+T = TypeVar("T")
+
+
+class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped here
+    """BigQuery's grammar; functions stay uninterpreted, unknown statements are errors."""
+
+    FUNCTIONS: ClassVar[dict[str, Any]] = {}
+    FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+        name: BigQueryParser.FUNCTION_PARSERS[name] for name in ("CAST", "SAFE_CAST", "EXTRACT")
+    }
+    NO_PAREN_FUNCTIONS: ClassVar[dict[str, Any]] = {}
+
+    def _parse_as_command(self, start: Any) -> Any:
+        self.raise_error("This is not a statement streamveil knows", start)
+
+
+class Veil(BigQuery):  # type: ignore[misc]  # sqlglot is untyped here
+    """The dialect of this package. Function names are written in capitals."""
+
+    NORMALIZE_FUNCTIONS = "upper"  # type: ignore[assignment]  # sqlglot infers bool
+    Parser = VeilParser
+
+
+def tokenize(text: str, what: str) -> list[Token]:
+    """The tokens of a text; PlanError when it cannot be cut into tokens."""
+    if len(text) > MAX_TEXT:
+        raise PlanError(f"{what} has {len(text)} characters, more than {MAX_TEXT}")
+    return list(guarded(lambda: Veil().tokenize(text), what))
+
+
+def parse_tokens(tokens: list[Token], text: str, what: str) -> exp.Expr:
+    """The single expression or statement these tokens spell."""
+    check_depth(tokens, what)
+    trees = guarded(lambda: Veil().parser().parse(tokens, text), what)
+    if len(trees) != 1 or trees[0] is None:
+        raise PlanError(f"{what} must be one expression, not {len([t for t in trees if t])}")
+    return trees[0]
+
+
+def parse_text(text: str, what: str = "the expression") -> exp.Expr:
+    """The tree of one expression.
+
+    >>> parse_text("log(a, 2)").sql(Veil)
+    'LOG(a, 2)'
+    """
+    if not isinstance(text, str):
+        raise PlanError(f"{what} must be SQL text, not {type(text).__name__}")
+    return parse_tokens(tokenize(text, what), text, what)
+
+
+def canonical(node: exp.Expr) -> str:
+    """One spelling per tree, so that equal queries have equal plans."""
+    return str(guarded(lambda: node.sql(Veil, comments=False), "the expression"))
+
+
+def guarded(step: Callable[[], T], what: str) -> T:
+    """Runs a sqlglot step; whatever it raises becomes a PlanError that says where."""
+    try:
+        return step()
+    except ParseError as error:
+        raise PlanError(f"{what} is not valid SQL: {_place(error)}") from None
+    except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError):
+        # sqlglot answers some malformed texts with Python's own errors
+        raise PlanError(f"{what} is not valid SQL: it cannot be read as tokens and trees") from None
+
+
+def check_depth(tokens: list[Token], what: str) -> None:
+    """Refuses nesting that would exhaust the stack of a recursive parser."""
+    depth, chain = 0, 0
+    for token in tokens:
+        if token.token_type in _OPENING:
+            depth += 1
+        elif token.token_type in _CLOSING:
+            depth -= 1
+        chain = chain + 1 if token.token_type in _PREFIX else 0
+        if max(depth, chain) > MAX_DEPTH:
+            raise PlanError(f"{what} is nested deeper than {MAX_DEPTH} levels (line {token.line})")
+
+
+def shown(text: str) -> str:
+    """A piece of the query, short enough for a message."""
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"
+
+
+_OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE}
+_CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END}
+_PREFIX = {TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE}
+
+
+def _place(error: ParseError) -> str:
+    first = error.errors[0] if error.errors else {}
+    message = str(first.get("description") or "unexpected text").rstrip(".")
+    near = shown(str(first.get("highlight") or ""))
+    where = f" (line {first.get('line')}, column {first.get('col')})" if first.get("line") else ""
+    return f"{shown(message)}{where}" + (f", near '{near}'" if near else "")

@@ -1,0 +1,196 @@
+"""Per-row SQL expressions, compiled once against a schema and run on whole Arrow tables.
+
+An expression is a function of its own row and of nothing else: no subquery, no aggregate, no
+window function, no random number, no clock. That is what lets WHERE and computed columns run
+before contribution bounding without one person's rows moving another's.
+
+Numerics: a row that SQL would refuse (division by zero, a bad cast, overflow) becomes null, which
+every operator counts and skips; nothing is raised and no message holds a value from the data.
+
+>>> import pyarrow as pa
+>>> table = pa.table({"ms": [10, None, 0], "kind": ["a", "b", "A"]})
+>>> run = compile_expression("IF(LOWER(kind) = 'a', 100 / ms, 0)", table.schema)
+>>> run(table).to_pylist()
+[10.0, 0.0, None]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from streamveil.errors import PlanError, nearest
+from streamveil.queries import nodes
+from streamveil.queries.convert import KINDS, Node
+from streamveil.queries.dialect import canonical, parse_text, shown
+from streamveil.queries.kernels import Column, instants, uint_to_int
+
+Evaluator = Callable[[pa.Table], Column]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A checked expression: `kind` is its SQL type, calling it evaluates it."""
+
+    text: str
+    kind: str
+    columns: tuple[str, ...]  # the columns it reads, in order of appearance
+    run: Evaluator
+
+    def __call__(self, table: pa.Table) -> Column:
+        """One value per row, of the Arrow type of `kind`; null where the row has none."""
+        return total(self.run, table, KINDS[self.kind])
+
+
+def compile_expression(text: str, schema: pa.Schema) -> Compiled:
+    """Checks `text` against `schema` and returns its vectorised evaluator.
+
+    Raises PlanError for anything but a per-row expression over known columns and functions.
+    """
+    scope = Scope(schema)
+    tree = nodes.plain_names(parse_text(text))
+    try:
+        node = nodes.build(tree, scope.column)
+    except RecursionError:
+        raise PlanError(f"the expression '{shown(text)}' is nested too deeply") from None
+    if node.kind in ("unit", "interval"):
+        raise PlanError(f"'{shown(text)}' is not a value of a row")
+    compiled = Compiled(canonical(tree), node.kind, tuple(scope.used), node.run)
+    compiled(schema.empty_table())  # a kernel Arrow does not have fails here, not on a stream
+    return compiled
+
+
+def evaluate(text: str, table: pa.Table) -> Column:
+    """Compiles and runs once."""
+    return compile_expression(text, table.schema)(table)
+
+
+def compile_predicate(text: str, schema: pa.Schema) -> Compiled:
+    """A WHERE condition: must be BOOL. Rows where it is null do not pass (the caller's filter)."""
+    compiled = compile_expression(text, schema)
+    if compiled.kind not in ("bool", "null"):
+        raise PlanError(f"WHERE must be a condition (BOOL), not {compiled.kind}: {shown(text)}")
+    return compiled
+
+
+def normalize_expression(text: str) -> str:
+    """The canonical spelling that plans store; checks syntax, names no schema.
+
+    >>> normalize_expression("lower( `url` )")
+    'LOWER(url)'
+    """
+    return canonical(nodes.plain_names(parse_text(text)))
+
+
+def columns_of(text: str) -> tuple[str, ...]:
+    """Every column an expression mentions, before any schema is known."""
+    tree = parse_text(text)
+    found = dict.fromkeys(c.name for c in tree.find_all(exp.Column) if not nodes.is_unit_word(c))
+    return tuple(found)
+
+
+@dataclass
+class Scope:
+    """The columns in reach while one expression is compiled."""
+
+    schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        self.used: dict[str, None] = {}
+
+    def column(self, name: str) -> Node:
+        """The node that reads a column; names match exactly, else without case."""
+        found = name if name in self.schema.names else self._folded(name)
+        field = self.schema.field(found)
+        kind = kind_of(field.type)
+        if kind is None:
+            raise PlanError(
+                f"column '{shown(found)}' has type {field.type}, which expressions cannot read"
+            )
+        self.used[found] = None
+        return Node(kind, lambda table: read_column(table, found))
+
+    def _folded(self, name: str) -> str:
+        matches = [known for known in self.schema.names if known.lower() == name.lower()]
+        if len(matches) == 1:
+            return str(matches[0])
+        if matches:
+            raise PlanError(f"column '{shown(name)}' is ambiguous: names differ only in case")
+        raise PlanError(f"unknown column '{shown(name)}'{nearest(name, self.schema.names)}")
+
+
+def kind_of(type_: Any) -> str | None:
+    """The SQL kind an Arrow type is read as, or None."""
+    is_ = pa.types
+    if is_.is_dictionary(type_):
+        return kind_of(type_.value_type)
+    if is_.is_integer(type_):
+        return "int"
+    if is_.is_floating(type_) or is_.is_decimal(type_):
+        return "float"
+    if is_.is_boolean(type_):
+        return "bool"
+    if is_.is_string(type_) or is_.is_large_string(type_) or is_.is_string_view(type_):
+        return "string"
+    if is_.is_binary(type_) or is_.is_large_binary(type_) or is_.is_fixed_size_binary(type_):
+        return "bytes"
+    if is_.is_timestamp(type_):
+        return "timestamp"
+    if is_.is_date(type_):
+        return "date"
+    return "null" if is_.is_null(type_) else None
+
+
+def read_column(table: pa.Table, name: str) -> Column:
+    """A column in the canonical Arrow type of its kind; values that do not fit become null."""
+    column = table.column(name)
+    whole = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(whole, pa.ChunkedArray):  # more text than one array can hold
+        return pa.chunked_array([_canonical_type(c) for c in whole.chunks]).combine_chunks()
+    return _canonical_type(whole)
+
+
+def _canonical_type(column: Column) -> Column:
+    kind = kind_of(column.type)
+    target = KINDS[kind or "null"]
+    if column.type == target:
+        return column
+    if pa.types.is_dictionary(column.type):
+        return _canonical_type(column.cast(column.type.value_type))
+    if pa.types.is_uint64(column.type):
+        return uint_to_int(column)
+    if pa.types.is_timestamp(column.type):
+        return instants(column)
+    return column.cast(target, safe=False)
+
+
+def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
+    """Runs an evaluator; rows on which Arrow itself fails become null, all others keep their value.
+
+    Kernels are written not to fail. Should one fail all the same (an invalid UTF-8 text, say), the
+    failing rows are found by halving, so that they cannot change the result of any other row.
+    """
+    try:
+        column = run(table)
+    except pa.ArrowInvalid:
+        if table.num_rows <= 1:
+            return pa.nulls(table.num_rows, kind)
+        half = table.num_rows // 2
+        parts = [table.slice(0, half), table.slice(half)]
+        return pa.concat_arrays([total(run, part, kind) for part in parts])
+    return column if column.type == kind else column.cast(kind)
+
+
+__all__ = [
+    "Compiled",
+    "columns_of",
+    "compile_expression",
+    "compile_predicate",
+    "evaluate",
+    "kind_of",
+    "normalize_expression",
+]

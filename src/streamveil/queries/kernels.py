@@ -1,0 +1,249 @@
+"""Row functions on whole Arrow arrays that cannot fail: what SQL would refuse becomes null.
+
+Every kernel is a function of each row alone. That is a privacy property, not only a convenience:
+a kernel that raised, or switched to another method, because of one person's row would change what
+happens to everybody else's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.types import Array
+
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+DAY_US = 86_400_000_000
+Column = Any  # pa.Array; pyarrow ships no types
+INSTANT = pa.timestamp("us", tz="UTC")
+NO = pa.scalar(value=False)
+
+_DATE = r"^\s*(?P<y>\d{4})-(?P<mo>\d{1,2})-(?P<d>\d{1,2})\s*$"
+_INSTANT = (
+    r"^\s*(?P<y>\d{4})-(?P<mo>\d{1,2})-(?P<d>\d{1,2})"
+    r"(?:[ Tt](?P<h>\d{1,2}):(?P<mi>\d{1,2})(?::(?P<s>\d{1,2})(?:\.(?P<f>\d{1,9}))?)?)?"
+    r"\s*(?P<z>[Zz]|UTC|(?P<zs>[+-])(?P<zh>\d{1,2})(?::?(?P<zm>\d{2}))?)?\s*$"
+)
+_FLOAT = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?$"
+_FLOAT_WORD = r"^(?i:[+-]?inf(?:inity)?|nan)$"
+
+
+def null_unless(ok: Column, values: Column) -> Column:
+    """`values` where `ok` is true, null elsewhere."""
+    return pc.if_else(ok, values, pa.scalar(None, values.type))
+
+
+def from_numpy(values: Array, ok: Array, kind: Any) -> Column:
+    """An Arrow array of `kind` that is null where not `ok`."""
+    if pa.types.is_date32(kind):
+        ok = ok & (np.abs(values) < 2**31)
+        values = np.where(ok, values, 0).astype(np.int32)
+    column = pa.array(values, mask=~ok)
+    return column if column.type == kind else column.cast(kind)
+
+
+def dense(column: Column) -> tuple[Array, Array]:
+    """The values (zero at nulls; times as integers) and which rows hold one."""
+    ok = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+    zero = NO if pa.types.is_boolean(column.type) else pa.scalar(0, column.type)
+    values = pc.fill_null(column, zero).to_numpy(zero_copy_only=False)
+    return (values.astype(np.int64) if values.dtype.kind == "i" else values), ok
+
+
+# -- integers ------------------------------------------------------------------------------------
+
+
+def int_op(name: str) -> Callable[[Column, Column], Column]:
+    """Checked 64-bit arithmetic: 'add', 'subtract', 'multiply', 'div', 'mod'."""
+
+    def run(left: Column, right: Column) -> Column:
+        (a, a_ok), (b, b_ok) = dense(left), dense(right)
+        with np.errstate(all="ignore"):
+            values, fine = _INT_OPS[name](a, b)
+        return from_numpy(values, a_ok & b_ok & fine, pa.int64())
+
+    return run
+
+
+def _add(a: Array, b: Array) -> tuple[Array, Array]:
+    r = a + b
+    return r, ((a ^ r) & (b ^ r)) >= 0
+
+
+def _subtract(a: Array, b: Array) -> tuple[Array, Array]:
+    r = a - b
+    return r, ((a ^ b) & (a ^ r)) >= 0
+
+
+def _multiply(a: Array, b: Array) -> tuple[Array, Array]:
+    r = a * b
+    safe = np.where(b == 0, 1, b)
+    low = (a == INT_MIN) & (b == -1)
+    exact = np.where(low, 0, r) // np.where(low, 1, safe)  # wrapped products do not divide back
+    far = np.abs(a.astype(float) * b.astype(float)) > 2.0**63 + 2.0**12
+    return r, (b == 0) | (~low & ~far & (exact == a) & (exact * safe == r))
+
+
+def _div(a: Array, b: Array) -> tuple[Array, Array]:
+    fine = (b != 0) & ~((a == INT_MIN) & (b == -1))
+    safe = np.where(fine, b, 1)
+    q = a // safe
+    return q + ((a % safe != 0) & ((a < 0) != (safe < 0))), fine  # toward zero, as SQL does
+
+
+def _mod(a: Array, b: Array) -> tuple[Array, Array]:
+    safe = np.where((b == 0) | (b == -1), 1, b)
+    return np.fmod(a, safe), b != 0
+
+
+_INT_OPS: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
+    "add": _add,
+    "subtract": _subtract,
+    "multiply": _multiply,
+    "div": _div,
+    "mod": _mod,
+}
+
+
+def int_negate(column: Column) -> Column:
+    """-x; the smallest integer has no opposite."""
+    a, ok = dense(column)
+    return from_numpy(np.negative(a), ok & (a != INT_MIN), pa.int64())
+
+
+def int_abs(column: Column) -> Column:
+    """|x|; the smallest integer has none."""
+    a, ok = dense(column)
+    return from_numpy(np.abs(a), ok & (a != INT_MIN), pa.int64())
+
+
+# -- floating point ------------------------------------------------------------------------------
+
+
+def float_op(function: Callable[..., Array]) -> Callable[..., Column]:
+    """A NumPy function; a result that is not finite although its inputs are becomes null."""
+
+    def run(*columns: Column) -> Column:
+        pairs = [dense(column) for column in columns]
+        with np.errstate(all="ignore"):
+            values = function(*(a for a, _ in pairs))
+        ok = np.isfinite(values)
+        finite = np.ones(len(values), bool)
+        for a, valid in pairs:
+            ok, finite = ok & valid, finite & np.isfinite(a) & valid
+        passed = np.logical_and.reduce([valid for _, valid in pairs]) & ~finite
+        return from_numpy(values, ok | passed, pa.float64())
+
+    return run
+
+
+def round_half_away(a: Array) -> Array:
+    """Nearest integer, halves away from zero."""
+    whole = np.trunc(a)
+    return whole + np.where(np.abs(a - whole) >= 0.5, np.sign(a), 0.0)
+
+
+def float_to_int(column: Column) -> Column:
+    """CAST(float AS INT64): nearest, halves away from zero; null outside the 64-bit range."""
+    a, ok = dense(column)
+    with np.errstate(all="ignore"):
+        r = round_half_away(a)
+        fine = ok & (r >= -(2.0**63)) & (r < 2.0**63)
+        return from_numpy(np.where(fine, r, 0.0).astype(np.int64), fine, pa.int64())
+
+
+# -- strings -------------------------------------------------------------------------------------
+
+
+def string_to_int(column: Column) -> Column:
+    """CAST(string AS INT64); null where it is not an integer of 64 bits."""
+    text = pc.utf8_trim_whitespace(column)
+    text = null_unless(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,36}$"), text)
+    text = pc.replace_substring_regex(text, r"^\+", "")
+    wide = text.cast(pa.decimal128(38, 0))
+    inside = pc.and_(
+        pc.greater_equal(wide, pa.scalar(INT_MIN, pa.decimal128(38, 0))),
+        pc.less_equal(wide, pa.scalar(INT_MAX, pa.decimal128(38, 0))),
+    )
+    return null_unless(inside, wide).cast(pa.int64())
+
+
+def string_to_float(column: Column) -> Column:
+    """CAST(string AS FLOAT64); null where it is not a number or overflows."""
+    text = pc.utf8_trim_whitespace(column)
+    plain = pc.match_substring_regex(text, _FLOAT)
+    word = pc.match_substring_regex(text, _FLOAT_WORD)
+    clean = pc.replace_substring_regex(null_unless(pc.or_(plain, word), text), r"^\+", "")
+    values = pc.utf8_lower(clean).cast(pa.float64())
+    return null_unless(pc.or_(word, pc.is_finite(values)), values)
+
+
+def string_to_bool(column: Column) -> Column:
+    """CAST(string AS BOOL): 'true' or 'false' in any case."""
+    text = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    yes = pc.equal(text, "true")
+    return null_unless(pc.or_(yes, pc.equal(text, "false")), yes)
+
+
+def string_to_date(column: Column) -> Column:
+    """CAST(string AS DATE) for YYYY-MM-DD; null where there is no such day."""
+    part = pc.extract_regex(column, _DATE)
+    days, fine = _civil(part)
+    return from_numpy(days, fine, pa.date32()) if len(days) else pa.array([], pa.date32())
+
+
+def string_to_instant(column: Column) -> Column:
+    """CAST(string AS TIMESTAMP) for ISO 8601 texts with an optional offset (UTC otherwise)."""
+    part = pc.extract_regex(column, _INSTANT)
+    days, fine = _civil(part)
+    clock = {name: _field(part, name) for name in ("h", "mi", "s", "zh", "zm")}
+    fine &= (clock["h"] < 24) & (clock["mi"] < 60) & (clock["s"] < 60)
+    fine &= (clock["zh"] < 15) & (clock["zm"] < 60)
+    fraction = pc.utf8_rpad(pc.fill_null(pc.struct_field(part, "f"), ""), 9, "0")
+    micros = pc.fill_null(fraction, "0").cast(pa.int64()).to_numpy(zero_copy_only=False) // 1000
+    seconds = (clock["h"] * 60 + clock["mi"]) * 60 + clock["s"]
+    east = pc.equal(pc.fill_null(pc.struct_field(part, "zs"), "+"), "+")
+    sign = np.where(east.to_numpy(zero_copy_only=False), 1, -1)
+    offset = sign * (clock["zh"] * 60 + clock["zm"]) * 60
+    values = days * DAY_US + (seconds - offset) * 1_000_000 + micros
+    return from_numpy(values, fine, INSTANT)
+
+
+def _field(parts: Column, name: str) -> Array:
+    text = pc.fill_null(pc.struct_field(parts, name), "")
+    text = pc.if_else(pc.equal(text, ""), "0", text)
+    return np.asarray(text.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _civil(parts: Column) -> tuple[Array, Array]:
+    """Days since 1970-01-01 of the fields y, mo, d and whether such a day exists."""
+    year, month, day = (_field(parts, name) for name in ("y", "mo", "d"))
+    fine = pc.is_valid(parts).to_numpy(zero_copy_only=False) & (year >= 1)
+    fine &= (month >= 1) & (month <= 12) & (day >= 1)
+    months = np.where(fine, (year - 1970) * 12 + month - 1, 0)
+    start = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    after = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    fine &= day <= after - start
+    return start + day - 1, fine
+
+
+def instants(column: Column) -> Column:
+    """Any timestamp as microseconds in UTC (without a zone: read as UTC); finer parts are cut."""
+    ticks, ok = dense(column)
+    if column.type.unit == "ns":
+        return from_numpy(ticks // 1_000, ok, INSTANT)
+    scale = {"s": 1_000_000, "ms": 1_000, "us": 1}[column.type.unit]
+    fits = (ticks <= INT_MAX // scale) & (ticks >= INT_MIN // scale)
+    return from_numpy(np.where(fits, ticks, 0) * scale, ok & fits, INSTANT)
+
+
+def uint_to_int(column: Column) -> Column:
+    """Unsigned to signed 64 bits; what does not fit becomes null."""
+    fits = pc.less_equal(column, pa.scalar(INT_MAX, pa.uint64()))
+    return null_unless(fits, column).cast(pa.int64())
