@@ -41,7 +41,10 @@ class Draws(Protocol):
         """The first n words of this address; asking again gives the same words."""
 
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
-        """n words for every id, a function of the address and that id alone."""
+        """N words for every id, a function of the address and that id alone."""
+
+    def at(self, purpose: str, *path: int | bytes) -> Draws:
+        """Draws at an address below this one, independent of this one's words."""
 
 
 @runtime_checkable
@@ -80,6 +83,15 @@ class KeyedDraws:
             return blocks[0][:, :n]
         return np.concatenate(blocks, axis=1)[:, :n]
 
+    def at(self, purpose: str, *path: int | bytes) -> KeyedDraws:
+        """See `Draws.at`."""
+        address = encode_address(b"", purpose, *path)
+        return KeyedDraws(
+            hashlib.blake2b(
+                address, key=self.subkey, digest_size=32, person=b"streamveil/below"
+            ).digest()
+        )
+
     def _encrypt(self, ids: UInt64[Array, "keys 2"], pair: int) -> UInt64[Array, "keys 2"]:
         key = hashlib.blake2b(struct.pack("<q", pair), key=self.subkey, digest_size=32).digest()
         # one block per id, ids distinct: ECB is the block cipher itself, used as a PRF
@@ -113,15 +125,21 @@ class KeyedNoise:
 
     def at(self, purpose: str, *path: int | bytes) -> KeyedDraws:
         """See `Noise.at`. Every part is length-prefixed, so no two addresses collide."""
-        return KeyedDraws(hashlib.blake2b(
-            encode_address(self.epoch, purpose, *path), key=self.secret, digest_size=32,
-            person=b"streamveil/noise",
-        ).digest())
+        return KeyedDraws(
+            hashlib.blake2b(
+                encode_address(self.epoch, purpose, *path),
+                key=self.secret,
+                digest_size=32,
+                person=b"streamveil/noise",
+            ).digest()
+        )
 
     def derive(self, purpose: str) -> bytes:
         """A 32-byte key for another use (fingerprints, shuffles), separate from all noise."""
         return hashlib.blake2b(
-            encode_address(self.epoch, purpose), key=self.secret, digest_size=32,
+            encode_address(self.epoch, purpose),
+            key=self.secret,
+            digest_size=32,
             person=b"streamveil/other",
         ).digest()
 
@@ -130,10 +148,11 @@ def SeededNoise(seed: int) -> KeyedNoise:  # noqa: N802  (reads as a kind of noi
     """Reproducible noise for tests, documentation and benchmarks; a job refuses it.
 
     >>> int(SeededNoise(1).at("doc").words(1)[0])
-    7424026316116866711
+    14220731111514320925
     """
-    return KeyedNoise(hashlib.blake2b(b"insecure seed %d" % seed, digest_size=32).digest(),
-                      secure=False)
+    return KeyedNoise(
+        hashlib.blake2b(b"insecure seed %d" % seed, digest_size=32).digest(), secure=False
+    )
 
 
 @dataclass(frozen=True)
@@ -149,6 +168,10 @@ class SilentDraws:
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
         """Zeros."""
         return np.zeros((len(ids), n), np.uint64)
+
+    def at(self, purpose: str, *path: int | bytes) -> SilentDraws:
+        """Silence."""
+        return self
 
 
 @dataclass(frozen=True)
