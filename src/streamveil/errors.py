@@ -17,6 +17,11 @@ class PlanError(StreamveilError, ValueError):
 class BudgetError(StreamveilError):
     """A charge that would overspend a ledger; nothing was drawn."""
 
+    def __init__(self, message: str, *, asked: object = None, left: object = None) -> None:
+        super().__init__(message)
+        self.asked = asked  # losses, when the ledger refused
+        self.left = left
+
 
 class HorizonError(StreamveilError):
     """More steps than the guarantee covers."""
@@ -42,8 +47,7 @@ class MissingExtraError(StreamveilError, ImportError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(
-            f"{feature} needs the extra '{extra}'.\n"
-            f"  to fix  pip install 'streamveil[{extra}]'"
+            f"{feature} needs the extra '{extra}'.\n  to fix  pip install 'streamveil[{extra}]'"
         )
         self.extra = extra
 

@@ -1,0 +1,168 @@
+"""An append-only file of JSON records: none can be changed, dropped or reordered unseen.
+
+One record is one line `{"hash": ..., "record": ...}`. The hash covers the record and the hash of
+the line before it, so every line vouches for all lines above. Not covered: cutting whole lines off
+the end leaves a valid shorter file; whoever must notice that keeps `head` elsewhere and gives it to
+`Ledger.verify`.
+
+A line is written and synced before `append` returns. A line without its end was never acknowledged,
+so it is cut off when the next record is appended. An exclusive lock is held only while reading or
+appending, so that many processes can share one journal; each reads what the others have added.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from streamveil.errors import StoreError
+
+Record = dict[str, Any]
+START = "0" * 32
+
+
+def chain(previous: str, record: Record) -> str:
+    """The hash of a record that follows `previous`."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(f"{previous}{text}".encode(), digest_size=16).hexdigest()
+
+
+class Journal:
+    """The records of one file, or of this process's memory when there is no path."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.head = START  # the hash of the last record read or appended
+        self._at = 0  # bytes read so far, always at a line's start
+        self._file: int | None = None
+        self._locked = False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the exclusive lock of the file; waits for other processes."""
+        if self._locked or self.path is None:
+            yield
+            return
+        file = self._open()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._locked = True
+        try:
+            yield
+        finally:
+            self._locked = False
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+    def unread(self) -> list[Record]:
+        """The records appended since the last call, by anyone; StoreError when one was altered."""
+        return [record for record, _ in self._unread()]
+
+    def hashes(self) -> list[str]:
+        """The hashes of the records appended since the last call."""
+        return [claimed for _, claimed in self._unread()]
+
+    def _unread(self) -> list[tuple[Record, str]]:
+        if self.path is None:
+            return []
+        with self.locked():
+            size = os.fstat(self._open()).st_size
+            if size < self._at:
+                raise StoreError(f"{self.path} has lost records.\n  to fix  restore it from a copy")
+            data = _read(self._open(), self._at, size)
+        whole = data[: data.rfind(b"\n") + 1]  # a torn tail was never acknowledged
+        found = []
+        for line in whole.splitlines():
+            record, self.head = self._checked(line)
+            found.append((record, self.head))
+        self._at += len(whole)
+        return found
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Adds records with one write and one sync: all of them are durable, or none is.
+
+        The caller holds the lock and has read to the end.
+        """
+        lines, head = [], self.head
+        for record in records:
+            head = chain(head, record)
+            lines.append(json.dumps({"hash": head, "record": record}, separators=(",", ":")))
+        if self.path is not None:
+            self._write("".join(f"{line}\n" for line in lines).encode())
+        self.head = head
+
+    def close(self) -> None:
+        """Gives the file back; the journal may be used again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, data: bytes) -> None:
+        file = self._open()
+        try:
+            os.ftruncate(file, self._at)  # a torn tail
+            done = 0
+            while done < len(data):
+                done += os.pwrite(file, data[done:], self._at + done)
+            os.fsync(file)
+        except OSError as error:
+            os.ftruncate(file, self._at)
+            raise StoreError(
+                f"{self.path} could not be written: {error.strerror}. Nothing was recorded.\n"
+                "  to fix  free space or repair the disk, then start again"
+            ) from error
+        self._at += len(data)
+
+    def _checked(self, line: bytes) -> tuple[Record, str]:
+        try:
+            entry = json.loads(line)
+            record, claimed = entry["record"], entry["hash"]
+        except (ValueError, KeyError, TypeError):
+            record, claimed = {}, ""
+        if chain(self.head, record) != claimed:
+            raise StoreError(
+                f"{self.path} was altered: a record does not match its hash.\n"
+                "  to fix  restore it from a copy; nothing more may be charged to it"
+            )
+        return record, claimed
+
+    def _open(self) -> int:
+        if self._file is None:
+            assert self.path is not None  # noqa: S101  (callers return early without a path)
+            fresh = not self.path.exists()
+            try:
+                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from error
+            if fresh:
+                _sync_folder(self.path.parent)
+        return self._file
+
+
+def has_torn_tail(path: Path) -> bool:
+    """Whether the file ends within a line."""
+    data = path.read_bytes()
+    return bool(data) and not data.endswith(b"\n")
+
+
+def _read(file: int, start: int, end: int) -> bytes:
+    parts = []
+    while start < end:
+        part = os.pread(file, end - start, start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

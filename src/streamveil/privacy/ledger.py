@@ -1,0 +1,413 @@
+"""The ledger: what was promised about one data set, and what is left to promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from streamveil.errors import BudgetError, StoreError, require_one_of
+from streamveil.privacy import spending
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss
+from streamveil.privacy.journal import Journal, Record, has_torn_tail
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.spending import Amounts, Periods, Totals
+
+FORMAT = 1
+SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What a mechanism takes, before it draws anything."""
+
+    name: str
+    loss: Loss
+    range: Periods | None = None  # unit-periods [first, end) whose rows it may read; None: all rows
+    key: str | None = None  # the same key is charged once
+    separate: bool = False  # every unit-period enters mechanisms of its own
+    horizon: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError(f"range must be [first, end) with first < end, not {self.range}")
+        if self.loss.group_size > 1:
+            raise ValueError("charge the loss of one unit; the ledger converts to groups")
+
+    def to_dict(self) -> Record:
+        """A JSON-able record; only what is set."""
+        record: Record = {"charge": self.name, "loss": self.loss.to_dict()}
+        if self.range is not None:
+            record["range"] = list(self.range)
+        named = {"key": self.key, "separate": self.separate or None, "horizon": self.horizon}
+        return record | {name: value for name, value in named.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, saved: Record) -> Charge:
+        """The inverse of `to_dict`."""
+        first_end = saved.get("range")
+        return cls(
+            saved["charge"],
+            Loss.from_dict(saved["loss"]),
+            None if first_end is None else (first_end[0], first_end[1]),
+            saved.get("key"),
+            saved.get("separate", False),
+            saved.get("horizon"),
+        )
+
+
+class Ledger:
+    """Charges against a limit that many jobs over the same data share.
+
+    A charge is refused before anything is drawn, or it is durable.
+
+    Algorithm: a filter. The limit is turned into one cap per kind of loss (`spending.caps_for`),
+        and a charge is taken when no cap is exceeded for any unit-period it may read.
+    Protects: `protects`; the limit holds for everything charged here, for each unit, or for each
+        unit-period when `protects.period` is set.
+    Guarantee: all charges together stay inside the limit, whoever chose which charge after seeing
+        which release.
+    Proof: caps are fixed before the first release. Charges of one kind are a valid filter each:
+        Gaussian mechanisms by the sum of mu^2 (Smith & Thakurta 2022, arXiv:2206.07716), zCDP by
+        the sum of rho (Whitehouse et al. 2023, arXiv:2203.05481), pure ones by the sum of epsilon,
+        slack by its sum. The group of one kind is thus one interactive mechanism with the cap as
+        its loss, and the groups run concurrently (Vadhan & Zhang 2023, arXiv:2207.08335), so the
+        whole loses at most the composition of the caps, which fits the limit (checked at opening).
+        A rule that compared the *converted total* with an (epsilon, delta) limit after each charge
+        would not be one: the mix of kinds could then be steered by what was released.
+        Ranges: let the unit be a unit-period (u, p). A mechanism charged with a range that does not
+        hold p reads no row that differs between two neighbours, so its releases have the same law
+        on both and it adds nothing to (u, p). Hence (u, p) loses the composition of the charges
+        whose range holds p, and the limit holds when every p stays inside: charges on disjoint
+        ranges cost their maximum, not their sum. Without a period a unit may have rows in every
+        range and nothing is gained, so ranges are then refused. The caller must enforce the range.
+    Memory: one entry per charge key and per distinct range end; the journal holds the charges.
+    Numerics: integers (multiples of 10^-60, charges rounded up, caps down).
+
+    >>> from streamveil.privacy.guarantee import Zcdp
+    >>> ledger = Ledger.open(None, Budget(rho=1), Neighbours("user"))
+    >>> ledger.charge("daily visits", Zcdp(0.75))
+    >>> ledger.charge("weekly visits", Zcdp(0.5))
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.BudgetError: charging 'weekly visits' would overspend the ledger 'in memory'.
+      asked for  rho=0.5 zCDP
+      left       rho=0.25 zCDP   of rho=1, unit user
+      to fix     use more noise, a shorter horizon, fewer mechanisms, or a larger limit
+    """
+
+    def __init__(self, journal: Journal, limit: Budget, protects: Neighbours) -> None:
+        self.limit = limit
+        self.protects = protects
+        self.caps: Loss | None = None  # None: fixed by the first charge
+        self._journal = journal
+        self._totals = Totals()
+        self._charges: list[Charge] = []
+        self._by_key: dict[str, Charge] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path | None,
+        limit: Budget,
+        protects: Neighbours,
+        *,
+        caps: Loss | None = None,
+    ) -> Ledger:
+        """Opens or creates a ledger; without a path it lives in this process's memory.
+
+        `caps` chooses how an (epsilon, delta) limit is shared between kinds of loss, for jobs of
+        different kinds; by default the first charge does.
+        """
+        if caps is None:
+            caps = spending.own_caps(limit)
+        elif not caps.fits(limit):
+            raise ValueError(f"caps of {caps} do not fit the limit {limit}")
+        ledger = cls(Journal(None if path is None else Path(path)), limit, protects)
+        with ledger._journal.locked():
+            ledger._catch_up()
+            if ledger._journal.head == Journal(None).head:
+                ledger._append([ledger._header(caps)])
+        return ledger
+
+    @classmethod
+    def load(cls, path: str | Path) -> Ledger:
+        """Opens an existing ledger with the limit and the unit it was created with."""
+        file = Path(path)
+        if not file.is_file():
+            raise StoreError(f"there is no ledger at {file}")
+        records = Journal(file).unread()
+        if not records:
+            raise StoreError(f"{file} is not a ledger")
+        header = records[0]
+        limit = Budget.from_dict(header["limit"])
+        return cls.open(file, limit, Neighbours.from_dict(header["protects"]))
+
+    def charge(
+        self,
+        name: str,
+        loss: Loss | Guarantee,
+        *,
+        range: Periods | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Takes one charge, durably, or raises BudgetError. Call it before anything is drawn.
+
+        A `key` that was charged before with the same content is not charged again. `range` is in
+        unit-periods; see `periods_between`.
+        """
+        self.charge_all([self.make_charge(name, loss, range=range, key=key)])
+
+    def make_charge(
+        self,
+        name: str,
+        loss: Loss | Guarantee,
+        *,
+        range: Periods | None = None,
+        key: str | None = None,
+    ) -> Charge:
+        """A charge for `charge_all`; a guarantee must protect what the ledger protects."""
+        if isinstance(loss, Loss):
+            return Charge(name, loss, range, key)
+        ours, theirs = self.protects, loss.protects
+        if (ours.unit, ours.relation, ours.period) != (theirs.unit, theirs.relation, theirs.period):
+            raise ValueError(
+                f"the ledger protects {ours.phrase}; the guarantee is about {theirs.phrase}"
+            )
+        if loss.periods != 1:
+            raise ValueError("charge the guarantee of one unit-period")
+        return Charge(name, loss.loss, range, key, loss.separate, loss.horizon)
+
+    def charge_all(self, charges: Sequence[Charge]) -> None:
+        """Takes several charges with one write and one sync: all of them or none."""
+        with self._journal.locked():
+            self._catch_up()
+            fresh = [charge for charge in charges if not self._is_known(charge)]
+            if not fresh:
+                return
+            caps = self.caps or spending.caps_for(self.limit, fresh[0].loss)
+            trial = self._totals if len(fresh) == 1 else self._totals.copy()
+            for charge in fresh:
+                self._require_room(charge, caps, trial)
+                if trial is not self._totals:
+                    trial.add(spending.cost(charge.loss, caps), charge.range)
+            records = [charge.to_dict() for charge in fresh]
+            if self.caps is None:
+                records[0]["caps"] = caps.to_dict()
+            self._append(records)
+
+    def spent(self) -> Loss:
+        """The loss of the unit-period that lost most, kind by kind."""
+        self._refresh()
+        return spending.as_loss(self._totals.worst())
+
+    def left(self, range: Periods | None = None) -> Loss:
+        """What a charge (with that range) could still take. Empty before the caps are fixed."""
+        self._refresh()
+        if self.caps is None:
+            return NOTHING
+        return self._left(self.caps, self._totals, range)
+
+    def entries(self) -> list[Charge]:
+        """All charges, oldest first."""
+        self._refresh()
+        return list(self._charges)
+
+    def verify(self, head: str | None = None) -> str:
+        """Reads the whole file again; StoreError when a record was altered, dropped or torn.
+
+        Returns the hash that vouches for all records. Cutting whole records off the end can only
+        be seen by who kept an earlier hash: give it as `head`.
+        """
+        path = self._journal.path
+        if path is None:
+            return self._journal.head
+        fresh = Journal(path)
+        with fresh.locked():
+            torn = has_torn_tail(path)
+            hashes = fresh.hashes()
+        fresh.close()
+        if torn:
+            raise StoreError(f"{path} ends within a record; it was never acknowledged")
+        if not hashes or (head is not None and head not in hashes):
+            raise StoreError(f"{path} has lost records that were in it")
+        return hashes[-1]
+
+    def convert(self, to: str) -> Guarantee:
+        """What one unit may lose in a longer time, such as to='user-year', from what was charged.
+
+        Algorithm: a charge with `separate` mechanisms counts once for each of the unit's periods in
+            its range; another is raised to the group of those periods. The worst placing of the
+            span is taken, kind by kind. With slack in a shared mechanism, all charges of the worst
+            period are raised together (see `Loss.group`).
+        """
+        word = to.rsplit("-", 1)[-1]
+        require_one_of("span", word, SPANS)
+        period = self.protects.period
+        if period is None:
+            raise ValueError("the ledger already covers the whole stream of a unit")
+        periods = -(-timedelta(days=SPANS[word]) // period)
+        charges = self.entries()
+        if any(charge.loss.has_slack and not charge.separate for charge in charges):
+            loss = self.spent().group(periods)
+        else:
+            loss = _most_in_any_span(charges, periods)
+        return Guarantee(self.protects, loss, periods=periods)
+
+    def export(self) -> dict[str, Any]:
+        """The deployment as a record for registries and audits: limit, unit, charges, totals."""
+        spent, delta = self.spent(), self.limit.delta
+        return {
+            "format": FORMAT,
+            "model": "central",
+            "protects": self.protects.to_dict() | {"phrase": self.protects.phrase},
+            "limit": self.limit.to_dict(),
+            "caps": None if self.caps is None else self.caps.to_dict(),
+            "charges": [charge.to_dict() for charge in self._charges],
+            "spent": spent.to_dict(),
+            "epsilon": spent.epsilon(delta or 0),
+            "delta": None if delta is None else str(delta),
+            "head": self._journal.head,
+        }
+
+    def close(self) -> None:
+        """Gives the file back."""
+        self._journal.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "in memory" if self._journal.path is None else self._journal.path.stem
+
+    def _header(self, caps: Loss | None) -> Record:
+        header: Record = {
+            "ledger": FORMAT,
+            "limit": self.limit.to_dict(),
+            "protects": self.protects.to_dict(),
+        }
+        return header if caps is None else header | {"caps": caps.to_dict()}
+
+    def _append(self, records: list[Record]) -> None:
+        self._journal.append(records)
+        for record in records:
+            self._book(record)
+
+    def _refresh(self) -> None:
+        with self._journal.locked():
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        for record in self._journal.unread():
+            self._book(record)
+
+    def _book(self, record: Record) -> None:
+        """Repeats a record from the journal in memory."""
+        if "caps" in record:
+            self.caps = Loss.from_dict(record["caps"])
+        if "ledger" in record:
+            self._require_same(record)
+            return
+        charge = Charge.from_dict(record)
+        if self.caps is None:
+            raise StoreError(f"the ledger '{self.name}' has a charge before its caps")
+        self._totals.add(spending.cost(charge.loss, self.caps), charge.range)
+        self._charges.append(charge)
+        if charge.key is not None:
+            self._by_key[charge.key] = charge
+
+    def _require_same(self, header: Record) -> None:
+        if header["ledger"] != FORMAT:
+            raise StoreError(
+                f"the ledger '{self.name}' has format {header['ledger']}, not {FORMAT}"
+            )
+        limit, protects = header["limit"], header["protects"]
+        if limit != self.limit.to_dict() or protects != self.protects.to_dict():
+            raise StoreError(
+                f"the ledger '{self.name}' was created with the limit {Budget.from_dict(limit)}"
+                f" for {Neighbours.from_dict(protects).phrase}.\n"
+                "  to fix  open it with these, or start another ledger for other data"
+            )
+
+    def _is_known(self, charge: Charge) -> bool:
+        if charge.range is not None and self.protects.period is None:
+            raise ValueError(
+                "a range needs a privacy unit with a period: a whole-stream unit may have rows in"
+                " every range"
+            )
+        if charge.key is None or charge.key not in self._by_key:
+            return False
+        if self._by_key[charge.key] != charge:
+            raise ValueError(f"the key '{charge.key}' was charged before with another content")
+        return True
+
+    def _left(self, caps: Loss, totals: Totals, periods: Periods | None) -> Loss:
+        limit, worst = spending.limits(caps), totals.worst(periods)
+        return spending.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
+
+    def _require_room(self, charge: Charge, caps: Loss, totals: Totals) -> None:
+        asked = spending.cost(charge.loss, caps)
+        limit = spending.limits(caps)
+        if spending.has_room(asked, totals.worst(charge.range), limit):
+            return
+        left = self._left(caps, totals, charge.range)
+        raise BudgetError(
+            f"charging '{charge.name}' would overspend the ledger '{self.name}'.\n"
+            f"  asked for  {charge.loss}\n"
+            f"  left       {left}   of {self.limit}, unit {self.protects.unit}\n"
+            f"  to fix     {_way_out(asked, limit)}",
+            asked=charge.loss,
+            left=left,
+        )
+
+
+def _way_out(asked: Amounts, limit: Amounts) -> str:
+    kinds = zip(spending.KINDS, asked, limit, strict=True)
+    missing = [kind for kind, amount, cap in kinds if amount and not cap]
+    if missing:
+        return (
+            f"the ledger has no cap for {', '.join(missing)} loss; give Ledger.open caps for every"
+            " kind its jobs use"
+        )
+    return "use more noise, a shorter horizon, fewer mechanisms, or a larger limit"
+
+
+def periods_between(start: datetime, end: datetime, period: timedelta) -> Periods:
+    """The unit-periods, counted from 1970 UTC, that hold the times [start, end).
+
+    >>> from datetime import UTC
+    >>> day = timedelta(days=1)
+    >>> periods_between(datetime(1970, 1, 2, tzinfo=UTC), datetime(1970, 1, 3, 5, tzinfo=UTC), day)
+    (1, 3)
+    """
+    if start.tzinfo is None or end.tzinfo is None:
+        raise ValueError("start and end need a time zone")
+    origin = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+    return (start - origin) // period, -(-(end - origin) // period)
+
+
+def _most_in_any_span(charges: Sequence[Charge], periods: int) -> Loss:
+    """Kind by kind, the most that charges add up to over that many consecutive periods."""
+    totals = Totals()
+    for charge in charges:
+        held = periods if charge.range is None else charge.range[1] - charge.range[0]
+        times = min(held, periods)
+        loss = charge.loss.times(times) if charge.separate else charge.loss.group(times)
+        # a span [s, s + periods) meets [first, end) exactly when s is in (first - periods, end)
+        met = None if charge.range is None else (charge.range[0] - periods + 1, charge.range[1])
+        totals.add(spending.amounts(loss), met)
+    return spending.as_loss(totals.worst())
