@@ -1,0 +1,33 @@
+"""Continual counters: running totals of integer streams, released privately after every step.
+
+`COUNTERS` names every kind; `fit` gives a counter the least noise that keeps a budget.
+"""
+
+from __future__ import annotations
+
+from streamveil.mechanisms.counters.blt import BltCounter
+from streamveil.mechanisms.counters.fit import fit
+from streamveil.mechanisms.counters.protocol import Counter, State
+from streamveil.mechanisms.counters.rational import Blt, best_blt
+from streamveil.mechanisms.counters.toeplitz import SqrtToeplitzCounter
+from streamveil.mechanisms.counters.tree import BinaryTreeCounter, HonakerCounter
+
+COUNTERS: dict[str, type[Counter]] = {
+    "blt": BltCounter,
+    "binary-tree": BinaryTreeCounter,
+    "honaker": HonakerCounter,
+    "sqrt-toeplitz": SqrtToeplitzCounter,
+}
+
+__all__ = [
+    "COUNTERS",
+    "BinaryTreeCounter",
+    "Blt",
+    "BltCounter",
+    "Counter",
+    "HonakerCounter",
+    "SqrtToeplitzCounter",
+    "State",
+    "best_blt",
+    "fit",
+]

@@ -1,0 +1,31 @@
+"""One or more small configs of every counter, for the suites that run over all of them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from streamveil.mechanisms.counters import (
+    BinaryTreeCounter,
+    BltCounter,
+    Counter,
+    HonakerCounter,
+    SqrtToeplitzCounter,
+)
+
+SIGMA = Fraction(13, 2)
+
+
+def examples(horizon: int) -> dict[str, Counter]:
+    """Name -> counter; every registered kind appears."""
+    return {
+        "blt": BltCounter(horizon=horizon, sigma=SIGMA),
+        "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
+        "blt noise": BltCounter(horizon=horizon, sigma=SIGMA, d=3, weighting="columns-noise"),
+        "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
+        "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
+        "sqrt-toeplitz": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA),
+        "sqrt-toeplitz plain": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA, weighting="none"),
+    }
+
+
+NAMES = tuple(examples(4))

@@ -1,0 +1,104 @@
+"""Dense encoders and decoders, built from definitions and never from the code under test."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import numpy as np
+
+from streamveil.mechanisms.counters import (
+    BinaryTreeCounter,
+    BltCounter,
+    Counter,
+    HonakerCounter,
+    SqrtToeplitzCounter,
+)
+
+
+@singledispatch
+def factors(counter: Counter) -> tuple[np.ndarray, np.ndarray]:
+    """(B, C) with B C = running sums; noise of scale sigma enters between them."""
+    raise NotImplementedError(type(counter).__name__)
+
+
+def lower_toeplitz(coefficients: np.ndarray) -> np.ndarray:
+    n = len(coefficients)
+    i, j = np.indices((n, n))
+    return np.where(i >= j, coefficients[np.abs(i - j)], 0.0)
+
+
+def inverse_series(coefficients: np.ndarray) -> np.ndarray:
+    inverse = np.zeros(len(coefficients))
+    inverse[0] = 1 / coefficients[0]
+    for k in range(1, len(coefficients)):
+        inverse[k] = -inverse[0] * np.dot(coefficients[1 : k + 1], inverse[:k][::-1])
+    return inverse
+
+
+def feedback_factors(
+    c: np.ndarray, weighting: str, scales: np.ndarray, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    n = len(c)
+    decoder = np.tril(np.ones((n, n))) @ np.diag(scales) @ lower_toeplitz(inverse_series(c))
+    encoder = lower_toeplitz(c) @ np.diag(1 / scales)
+    return decoder @ np.diag(noise), np.diag(1 / noise) @ encoder
+
+
+@factors.register
+def _(counter: BltCounter) -> tuple[np.ndarray, np.ndarray]:
+    c = counter.blt.encoder(counter.horizon)
+    pairs = np.array([counter.schedule.scales(t) for t in range(1, counter.horizon + 1)])
+    return feedback_factors(c, counter.weighting, pairs[:, 0], pairs[:, 1])
+
+
+@factors.register
+def _(counter: SqrtToeplitzCounter) -> tuple[np.ndarray, np.ndarray]:
+    n = counter.horizon
+    c = np.ones(n)
+    for k in range(1, n):
+        c[k] = c[k - 1] * (2 * k - 1) / (2 * k)
+    scales = np.ones(n)
+    if counter.weighting == "columns":
+        scales = np.sqrt(np.cumsum(c**2)[::-1] / np.sum(c**2))
+    return feedback_factors(c, counter.weighting, scales, np.ones(n))
+
+
+def tree_nodes(horizon: int, levels: int) -> list[tuple[int, int]]:
+    """(start, length) of every block of at most `levels` levels that completes in time."""
+    return [
+        (start, 2**level)
+        for level in range(levels)
+        for start in range(0, horizon - 2**level + 1, 2**level)
+    ]
+
+
+def node_matrix(nodes: list[tuple[int, int]], horizon: int) -> np.ndarray:
+    rows = np.zeros((len(nodes), horizon))
+    for row, (start, length) in zip(rows, nodes, strict=True):
+        row[start : start + length] = 1
+    return rows
+
+
+@factors.register
+def _(counter: BinaryTreeCounter) -> tuple[np.ndarray, np.ndarray]:
+    nodes = tree_nodes(counter.horizon, counter.levels)
+    decoder = np.zeros((counter.horizon, len(nodes)))
+    for t in range(1, counter.horizon + 1):
+        start = 0
+        for level in reversed(range(counter.levels)):
+            if t >> level & 1:
+                decoder[t - 1, nodes.index((start, 2**level))] = 1
+                start += 2**level
+    return decoder, node_matrix(nodes, counter.horizon)
+
+
+@factors.register
+def _(counter: HonakerCounter) -> tuple[np.ndarray, np.ndarray]:
+    """Best linear unbiased estimator from the nodes completed by t, by least squares."""
+    nodes = tree_nodes(counter.horizon, counter.levels)
+    encoder = node_matrix(nodes, counter.horizon)
+    decoder = np.zeros((counter.horizon, len(nodes)))
+    for t in range(1, counter.horizon + 1):
+        done = np.array([start + length <= t for start, length in nodes])
+        decoder[t - 1, done] = np.linalg.pinv(encoder[done, :t]).sum(axis=0)
+    return decoder, encoder
