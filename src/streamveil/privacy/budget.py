@@ -16,6 +16,8 @@ def exact(name: str, value: Number) -> Fraction:
     >>> exact("epsilon", 0.1), exact("delta", "1e-9")
     (Fraction(1, 10), Fraction(1, 1000000000))
     """
+    if type(value) is Fraction:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float | Fraction | Decimal | str):
         raise ValueError(f"{name} must be a number, not {type(value).__name__}")
     if isinstance(value, int | Fraction):

@@ -27,9 +27,11 @@ Record = dict[str, Any]
 START = "0" * 32
 
 
-def chain(previous: str, record: Record) -> str:
-    """The hash of a record that follows `previous`."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def chain(previous: str, text: str) -> str:
+    """The hash of a record's text that follows `previous`."""
     return hashlib.blake2b(f"{previous}{text}".encode(), digest_size=16).hexdigest()
 
 
@@ -89,10 +91,11 @@ class Journal:
         """
         lines, head = [], self.head
         for record in records:
-            head = chain(head, record)
-            lines.append(json.dumps({"hash": head, "record": record}, separators=(",", ":")))
+            text = ENCODER.encode(record)
+            head = chain(head, text)
+            lines.append(f'{{"hash":"{head}","record":{text}}}\n')
         if self.path is not None:
-            self._write("".join(f"{line}\n" for line in lines).encode())
+            self._write("".join(lines).encode())
         self.head = head
 
     def close(self) -> None:
@@ -123,7 +126,7 @@ class Journal:
             record, claimed = entry["record"], entry["hash"]
         except (ValueError, KeyError, TypeError):
             record, claimed = {}, ""
-        if chain(self.head, record) != claimed:
+        if chain(self.head, ENCODER.encode(record)) != claimed:
             raise StoreError(
                 f"{self.path} was altered: a record does not match its hash.\n"
                 "  to fix  restore it from a copy; nothing more may be charged to it"

@@ -131,7 +131,8 @@ class Ledger:
         with ledger._journal.locked():
             ledger._catch_up()
             if ledger._journal.head == Journal(None).head:
-                ledger._append([ledger._header(caps)])
+                ledger._journal.append([ledger._header(caps)])
+                ledger.caps = caps
         return ledger
 
     @classmethod
@@ -190,15 +191,15 @@ class Ledger:
             if not fresh:
                 return
             caps = self.caps or spending.caps_for(self.limit, fresh[0].loss)
-            trial = self._totals if len(fresh) == 1 else self._totals.copy()
-            for charge in fresh:
-                self._require_room(charge, caps, trial)
-                if trial is not self._totals:
-                    trial.add(spending.cost(charge.loss, caps), charge.range)
+            costs = [spending.cost(charge.loss, caps) for charge in fresh]
+            self._require_room(fresh, costs, caps)
             records = [charge.to_dict() for charge in fresh]
             if self.caps is None:
                 records[0]["caps"] = caps.to_dict()
-            self._append(records)
+            self._journal.append(records)
+            self.caps = caps
+            for charge, cost in zip(fresh, costs, strict=True):
+                self._book(charge, cost)
 
     def spent(self) -> Loss:
         """The loss of the unit-period that lost most, kind by kind."""
@@ -302,30 +303,28 @@ class Ledger:
         }
         return header if caps is None else header | {"caps": caps.to_dict()}
 
-    def _append(self, records: list[Record]) -> None:
-        self._journal.append(records)
-        for record in records:
-            self._book(record)
-
     def _refresh(self) -> None:
         with self._journal.locked():
             self._catch_up()
 
     def _catch_up(self) -> None:
         for record in self._journal.unread():
-            self._book(record)
+            self._replay(record)
 
-    def _book(self, record: Record) -> None:
+    def _replay(self, record: Record) -> None:
         """Repeats a record from the journal in memory."""
         if "caps" in record:
             self.caps = Loss.from_dict(record["caps"])
         if "ledger" in record:
             self._require_same(record)
             return
-        charge = Charge.from_dict(record)
         if self.caps is None:
             raise StoreError(f"the ledger '{self.name}' has a charge before its caps")
-        self._totals.add(spending.cost(charge.loss, self.caps), charge.range)
+        charge = Charge.from_dict(record)
+        self._book(charge, spending.cost(charge.loss, self.caps))
+
+    def _book(self, charge: Charge, cost: Amounts) -> None:
+        self._totals.add(cost, charge.range)
         self._charges.append(charge)
         if charge.key is not None:
             self._by_key[charge.key] = charge
@@ -359,17 +358,23 @@ class Ledger:
         limit, worst = spending.limits(caps), totals.worst(periods)
         return spending.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
 
-    def _require_room(self, charge: Charge, caps: Loss, totals: Totals) -> None:
-        asked = spending.cost(charge.loss, caps)
+    def _require_room(self, charges: list[Charge], costs: list[Amounts], caps: Loss) -> None:
         limit = spending.limits(caps)
-        if spending.has_room(asked, totals.worst(charge.range), limit):
-            return
-        left = self._left(caps, totals, charge.range)
-        raise BudgetError(
+        totals = self._totals if len(charges) == 1 else self._totals.copy()
+        for charge, cost in zip(charges, costs, strict=True):
+            if not spending.has_room(cost, totals.worst(charge.range), limit):
+                raise self._refusal(
+                    charge, _way_out(cost, limit), self._left(caps, totals, charge.range)
+                )
+            if totals is not self._totals:
+                totals.add(cost, charge.range)
+
+    def _refusal(self, charge: Charge, way_out: str, left: Loss) -> BudgetError:
+        return BudgetError(
             f"charging '{charge.name}' would overspend the ledger '{self.name}'.\n"
             f"  asked for  {charge.loss}\n"
             f"  left       {left}   of {self.limit}, unit {self.protects.unit}\n"
-            f"  to fix     {_way_out(asked, limit)}",
+            f"  to fix     {way_out}",
             asked=charge.loss,
             left=left,
         )
