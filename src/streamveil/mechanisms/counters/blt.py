@@ -9,7 +9,7 @@ import numpy as np
 
 from streamveil.errors import require_one_of, require_positive
 from streamveil.mechanisms.counters import feedback
-from streamveil.mechanisms.counters.noise import gaussian_about
+from streamveil.mechanisms.counters.kernels import Coefficients, blt_step
 from streamveil.mechanisms.counters.protocol import (
     Estimates,
     Ids,
@@ -131,21 +131,16 @@ class BltCounter:
         """See `Counter.step`."""
         t, plan = next_step(self.horizon, state), self.schedule
         scale, noise = plan.scales(t)
-        offset = -scale * drained(plan.drain, state.real)
         spread = feedback.up(self.sigma) * (noise * scale)
-        fresh = gaussian_about(draws, ids, offset, spread)
-        total = state.whole[0] + column(increments, state.keys) + fresh
-        used = (fresh - offset) / scale
-        real = plan.keep[:, None] * state.real + used
+        total, real = blt_step(
+            state.whole[0],
+            state.real,
+            column(increments, state.keys),
+            Coefficients(plan.keep, plan.drain, scale, spread),
+            draws,
+            ids,
+        )
         return total, State(t, total[None, :], real)
-
-
-def drained(drain: Array, real: Array) -> Float64[Array, " keys"]:
-    """sum_i drain_i s_i, added in order of i (as the compiled kernel does)."""
-    total = drain[0] * real[0]
-    for i in range(1, len(drain)):
-        total = total + drain[i] * real[i]
-    return np.asarray(total)
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,94 @@
+"""The hot loop of the product: one BLT step for many keys, noise included, in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from streamveil.mechanisms.counters.noise import gaussian_about
+from streamveil.mechanisms.counters.protocol import Ids, Increments
+from streamveil.privacy.noise import Draws
+from streamveil.privacy.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
+from streamveil.types import Array, Float64, Int64
+
+Pair = tuple[Int64[Array, " keys"], Float64[Array, "d keys"]]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The public numbers of one step."""
+
+    keep: Float64[Array, " d"]
+    drain: Float64[Array, " d"]
+    scale: float  # D_t
+    spread: float  # sigma v_t D_t
+
+    def offset(self, real: Float64[Array, "d keys"]) -> Float64[Array, " keys"]:
+        """o_t = -D_t sum_i drain_i s_i, added in order of i."""
+        total = self.drain[0] * real[0]
+        for i in range(1, len(self.drain)):
+            total = total + self.drain[i] * real[i]
+        return np.asarray(-self.scale * total)
+
+    def used(
+        self, real: Float64[Array, "d keys"], offset: Array, fresh: Array
+    ) -> Float64[Array, "d keys"]:
+        """The buffers after the noise z_t = (k_t - o_t) / D_t."""
+        return np.asarray(self.keep[:, None] * real + (fresh - offset) / self.scale)
+
+
+def plain_step(
+    real: Float64[Array, "d keys"], step: Coefficients, draws: Draws, ids: Ids | None
+) -> Pair:
+    """(k_t, buffers after): the definition, and the oracle of `blt_step`."""
+    offset = step.offset(real)
+    fresh = gaussian_about(draws, ids, offset, step.spread)
+    return fresh, step.used(real, offset, fresh)
+
+
+def blt_step(
+    total: Int64[Array, " keys"],
+    real: Float64[Array, "d keys"],
+    increments: Increments,
+    step: Coefficients,
+    draws: Draws,
+    ids: Ids | None,
+) -> Pair:
+    """(total + increment + k_t, buffers after), with the bits of `plain_step`."""
+    keys = len(total)
+    if draws.silent or not keys:
+        fresh, after = plain_step(real, step, draws, ids)
+        return total + increments + fresh, after
+    words = draws.words(keys) if ids is None else draws.words_for(ids, 1)[:, 0]
+    totals, after = np.empty_like(total), np.empty_like(real)
+    sure = np.empty(keys, np.bool_)
+    _advance(
+        words, total, increments, real, step.keep, step.drain, step.scale, step.spread,
+        gaussian_table(), totals, after, sure,
+    )  # fmt: skip
+    if not sure.all():
+        unsure, offset = np.flatnonzero(~sure), step.offset(real)
+        spread = np.array([step.spread])
+        fresh = settle(Asked(draws, ids), unsure, np.ascontiguousarray(words), offset, spread)
+        totals[unsure] = total[unsure] + increments[unsure] + fresh
+        after[:, unsure] = step.used(real[:, unsure], offset[unsure], fresh)
+    return totals, after
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for numba)
+    words, total, increments, real, keep, drain, scale, spread, table, totals, after, sure
+):
+    d = len(keep)
+    for key in range(len(total)):
+        spent = drain[0] * real[0, key]
+        for i in range(1, d):
+            spent += drain[i] * real[i, key]
+        offset = -scale * spent
+        fresh, sure[key] = rounded_gaussian_word(words[key], offset, spread, table)
+        totals[key] = total[key] + increments[key] + fresh
+        noise = (fresh - offset) / scale
+        for i in range(d):
+            after[i, key] = keep[i] * real[i, key] + noise
