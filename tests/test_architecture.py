@@ -13,7 +13,7 @@ ARROWS = {
     "mechanisms": {"privacy"},
     "operators": {"mechanisms", "privacy"},
     "queries": {"mechanisms", "privacy"},
-    "engines": {"operators", "queries", "mechanisms", "privacy"},
+    "engines": {"operators", "queries", "mechanisms", "privacy", "connectors"},
     "connectors": set(),
     "runtime": {"engines", "connectors", "queries", "operators", "privacy"},
     "audit": {"privacy", "mechanisms", "operators", "queries", "engines", "runtime", "connectors",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamveil.errors import SourceError, nearest
 
@@ -83,3 +84,26 @@ def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schem
         if name not in schema.names:
             raise SourceError(f"column '{name}' is not in {where}{nearest(name, schema.names)}")
     return pa.schema([schema.field(name) for name in columns])
+
+
+def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A time column as microseconds since 1970 UTC (int64, nulls kept).
+
+    Raises SourceError when the column is no timestamp or date; never because of a value.
+    """
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        unit_us = {"s": 1_000_000, "ms": 1_000, "us": 1}.get(kind.unit)
+        values = column.cast(pa.int64())
+        if unit_us is None:  # nanoseconds
+            return pc.divide(values, 1_000)
+        return values if unit_us == 1 else pc.multiply(values, unit_us)
+    if pa.types.is_date(kind):
+        days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+        return pc.multiply(days, 86_400_000_000)
+    if pa.types.is_int64(kind):
+        return column  # microseconds already
+    raise SourceError(
+        f"column '{name}' must hold timestamps or dates, not {kind}.\n"
+        "  to fix  declare its type, or name another column"
+    )

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Batch
+from streamveil.connectors.base import micros
 from streamveil.errors import PlanError, SourceError
 from streamveil.types import Array, Int64
 
@@ -238,26 +239,3 @@ class Replay:
     def _path(self, bucket: int) -> str:
         folder = cast("tempfile.TemporaryDirectory[str]", self.folder)
         return str(Path(folder.name) / f"{bucket:04d}.arrow")
-
-
-def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A time column as microseconds since 1970 UTC (int64, nulls kept).
-
-    Raises SourceError when the column is no timestamp or date; never because of a value.
-    """
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        unit_us = {"s": 1_000_000, "ms": 1_000, "us": 1}.get(kind.unit)
-        values = column.cast(pa.int64())
-        if unit_us is None:  # nanoseconds
-            return pc.divide(values, 1_000)
-        return values if unit_us == 1 else pc.multiply(values, unit_us)
-    if pa.types.is_date(kind):
-        days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-        return pc.multiply(days, 86_400_000_000)
-    if pa.types.is_int64(kind):
-        return column  # microseconds already
-    raise SourceError(
-        f"column '{name}' must hold timestamps or dates, not {kind}.\n"
-        "  to fix  declare its type, or name another column"
-    )

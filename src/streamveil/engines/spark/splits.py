@@ -1,0 +1,143 @@
+"""Which rows of which files belong to a step: plans for Spark's tasks, made from footers alone.
+
+Every row has a global position: rows of earlier files (in order of their paths) plus its number in
+its own file. It is the same position that the embedded engine reads in, whichever task reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamveil.connectors.base import micros
+from streamveil.connectors.files import FilesSource
+from streamveil.errors import PlanError, SourceError
+from streamveil.queries.plan import Clock
+from streamveil.types import Array, Int64
+
+
+@dataclass(frozen=True)
+class Group:
+    """One row group of a Parquet file; `low` and `high` bound its arrival times, if known."""
+
+    path: str
+    group: int
+    base: int  # global position of its first row
+    rows: int
+    low: int | None = None  # microseconds
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows [skip, skip + rows) of a row group, for one task."""
+
+    path: str
+    group: int
+    base: int  # global position of the group's first row
+    skip: int
+    rows: int
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+
+def footers(source: FilesSource, arrival: str | None) -> list[Group]:
+    """Every row group of a source in canonical order. Reads footers, no rows."""
+    groups, base = [], 0
+    for path in source.files():
+        if path.suffix.lower() != ".parquet" and source.format != "parquet":
+            raise SourceError(
+                f"Spark reads Parquet in parallel; '{path.name}' is of another format.\n"
+                "  to fix  convert it, or run on the embedded engine"
+            )
+        data = pq.read_metadata(path)
+        names = [data.schema.column(i).path for i in range(data.num_columns)]
+        place = names.index(arrival) if arrival in names else None
+        for number in range(data.num_row_groups):
+            part = data.row_group(number)
+            low, high = (None, None) if place is None else times(part.column(place).statistics)
+            groups.append(Group(str(path), number, base, part.num_rows, low, high))
+            base += part.num_rows
+    return groups
+
+
+def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
+    """The least and the largest arrival of a row group by its footer, if it says."""
+    if statistics is None or not statistics.has_min_max:
+        return None, None
+    ends = pa.chunked_array([pa.array([statistics.min, statistics.max])])
+    try:
+        low, high = micros(ends, "arrival").to_pylist()
+    except SourceError:
+        return None, None
+    return low, high
+
+
+def plan_step(groups: list[Group], clock: Clock, step: int) -> list[Split]:
+    """The splits that can hold rows of a step. Pure; the same for every replay."""
+    if clock.kind == "event":
+        if clock.start_us is None:
+            raise PlanError("a replay needs a public start")
+        begin = clock.start_us + (step - 1) * clock.every
+        end = min(begin + clock.every, clock.end_us or begin + clock.every)
+        return [Split(g.path, g.group, g.base, 0, g.rows) for g in groups if meets(g, begin, end)]
+    if clock.kind == "rows":
+        return list(between(groups, (step - 1) * clock.every, step * clock.every))
+    return list(between(groups, 0, 2**62))
+
+
+def meets(group: Group, begin: int, end: int) -> bool:
+    """Whether a row group can hold arrivals in [begin, end)."""
+    if group.low is None or group.high is None:
+        return True
+    return group.low < end and group.high >= begin
+
+
+def between(groups: list[Group], start: int, stop: int) -> Iterator[Split]:
+    """The splits of positions [start, stop)."""
+    for g in groups:
+        low, high = max(start, g.base), min(stop, g.base + g.rows)
+        if low < high:
+            yield Split(g.path, g.group, g.base, low - g.base, high - low)
+
+
+def last_step(groups: list[Group], clock: Clock) -> int:
+    """How many steps a bounded source has under a clock."""
+    if clock.kind == "once":
+        return 1
+    if clock.kind == "event":
+        if clock.start_us is None or clock.end_us is None:
+            raise PlanError("a replay needs a public start and end")
+        return -((clock.start_us - clock.end_us) // clock.every)
+    total = groups[-1].base + groups[-1].rows if groups else 0
+    steps = -(-total // clock.every)
+    return steps if clock.steps is None else min(steps, clock.steps)
+
+
+def read_split(
+    split: Split, columns: list[str], clock: Clock, step: int, arrival: str | None
+) -> tuple[pa.Table, Int64[Array, " rows"], dict[str, int]]:
+    """The rows of a split that belong to a step, their global positions, and rows turned away.
+
+    Rows without a valid arrival belong to no step; they are counted at step 1.
+    """
+    file = pq.ParquetFile(Path(split.path), memory_map=True)
+    table = file.read_row_group(split.group, columns=columns).select(columns)
+    table = table.slice(split.skip, split.rows)
+    position = np.arange(table.num_rows, dtype=np.int64) + split.base + split.skip
+    if clock.kind != "event" or arrival is None or clock.start_us is None:
+        return table, position, {}
+    time = micros(table.column(arrival), arrival)
+    known = np.asarray(time.is_valid())
+    us = np.asarray(time.fill_null(clock.start_us - 1))
+    inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
+    mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
+    return table.filter(pa.array(mine)), position[mine], {}
