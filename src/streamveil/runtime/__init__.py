@@ -1,0 +1,1 @@
+"""Effects: state, ledger, clock and publishing of one running job."""

@@ -1,0 +1,80 @@
+"""The few system calls that change durable files. Every failure is a `StoreError`: crash only.
+
+After one failed write or fsync nothing more may be written by this process: the kernel may have
+dropped the pages, so only a restart, which reads what is really there, knows the truth.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from streamveil.errors import StoreError
+
+PRIVATE = 0o600  # files of a state directory are for their owner only
+MAX_BUFFERS = 512  # below every system's IOV_MAX
+TEMPORARY = ".tmp"
+
+
+@contextmanager
+def crash_only(what: str, path: Path) -> Iterator[None]:
+    """Turns an operating system error into a `StoreError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot {what} '{path.name}' in the state directory: {error.strerror}.\n"
+            "  to fix  free the disk or repair its permissions, then start again: the job resumes"
+            " from its last commit"
+        ) from error
+
+
+def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
+    """Writes every byte of every buffer; a short write is continued. Returns the bytes written."""
+    left = [buffer for buffer in buffers if len(buffer)]
+    total = sum(map(len, left))
+    while left:
+        written = os.writev(fd, left[:MAX_BUFFERS])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left and written:
+            left[0] = left[0][written:]
+    return total
+
+
+def create(path: Path, buffers: Sequence[memoryview]) -> None:
+    """Writes a whole file durably; after a crash it is there complete, or not at all."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    with crash_only("write", path):
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+        try:
+            write_all(fd, buffers)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes creations, renames and removals in a directory durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> bytes:
+    """A whole file."""
+    with crash_only("read", path):
+        return path.read_bytes()
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """Removes files that a durable newer file has replaced."""
+    for path in paths:
+        with crash_only("remove", path):
+            path.unlink(missing_ok=True)

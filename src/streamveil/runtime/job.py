@@ -1,0 +1,270 @@
+"""A job: folds micro-batches into one operator, commits each, then publishes what became public.
+
+Read, compute and commit overlap: while micro-batch n is being made durable and published, n + 1 is
+folded and n + 2 is read. At most one batch is in each place, so a slow disk, sink or reader of
+`releases` slows the source down and nothing piles up. Nothing of n + 1 is committed before all of
+n is published, so a restart has to publish the last commit at most, from its committed bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from streamveil.batch import Batch, Release
+from streamveil.connectors.base import Sink
+from streamveil.errors import StoreError
+from streamveil.operators.protocol import Operator
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.ledger import Ledger
+from streamveil.runtime import store as stores
+from streamveil.runtime.keys import Keys
+from streamveil.runtime.prefetch import Prefetch
+from streamveil.runtime.progress import Listener, Progress, silent
+from streamveil.runtime.wal import Place, Published, Record
+
+Feed = Callable[[str | None], Iterator[Batch]]  # micro-batches from a position on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a job does: everything but where its state lives."""
+
+    name: str
+    fingerprint: str  # of the query; a changed one is refused by an old state
+    operator: Operator
+    feed: Feed
+    limit: Budget
+    sink: Sink | None = None
+
+    @property
+    def identity(self) -> stores.Identity:
+        """What a state directory must have been created for."""
+        operator = self.operator
+        return stores.Identity(self.name, self.fingerprint, operator.kind, operator.version)
+
+
+class Job:
+    """An open job; iterating over it runs it and yields every release once it is durable.
+
+    After a restart the releases of the last commit come again, with the same bytes: whoever needs
+    each once tells them apart by (window, trigger), as every sink does.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        work: Work,
+        keys: Keys | None = None,
+        *,
+        progress: Listener | None = None,
+        policy: stores.CheckpointPolicy | None = None,
+    ) -> None:
+        self.work = work
+        self._tell = progress or silent
+        self._started = time.perf_counter()
+        self._rows = self._published = 0
+        self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
+        self._store = stores.Store(Path(directory), policy)
+        try:
+            self._noise = (keys or Keys()).noise_of(self._store, work.identity)
+            self._open_ledger()
+            self._recover()
+        except BaseException:
+            self._store.close()
+            raise
+        self._running = self._run()
+
+    def _open_ledger(self) -> None:
+        """Charges a new job once; an existing one must still have its charge."""
+        header = self._store.header
+        assert header is not None  # noqa: S101  (the noise was checked against it)
+        path = self._store.directory / stores.LEDGER
+        if header.ready and not path.exists():
+            raise StoreError(
+                f"the state directory '{self._store.directory.name}' has lost its ledger.\n"
+                "  to fix  restore it from a backup, or start a new state directory"
+            )
+        guarantee = self.work.operator.guarantee
+        ledger = Ledger.open(path, self.work.limit, guarantee.protects)
+        try:
+            if not header.ready:
+                ledger.charge(self.work.name, guarantee, key=header.epoch)
+                self._store.finish()
+            elif header.epoch not in {charge.key for charge in ledger.entries()}:
+                raise StoreError(
+                    "the ledger in the state directory does not hold this job's charge.\n"
+                    "  to fix  restore the whole directory from a backup of one moment"
+                )
+        finally:
+            ledger.close()
+
+    def _recover(self) -> None:
+        """Rebuilds the state: checkpoint, then the same operator over the logged deltas."""
+        operator = self.work.operator
+        saved, records = self._store.recover()
+        self._state = operator.load(saved.delta) if saved else operator.init()
+        self._last = saved or Record(Place(), {})
+        started = time.thread_time()
+        for record in records:
+            operator.apply(self._state, record.delta)
+            if record.place.closed:
+                require_same(record.releases, self._release(record.place.step))
+            self._last = replace(record, delta={})
+        self._effort = time.thread_time() - started
+
+    def _release(self, step: int) -> tuple[Published, ...]:
+        made = self.work.operator.release(self._state, step, self._noise)
+        return tuple(Published(r.window, r.trigger, r.step, to_bytes(r.table)) for r in made)
+
+    @property
+    def place(self) -> Place:
+        """How far the job has come."""
+        return self._last.place
+
+    def counters(self) -> dict[str, int]:
+        """Operator-only health numbers. Never published."""
+        return self.work.operator.counters(self._state)
+
+    def __iter__(self) -> Iterator[Release]:
+        return self
+
+    def __next__(self) -> Release:
+        return next(self._running)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops. What was committed is kept; what was not is read again by the next run."""
+        self._running.close()
+        self._store.close()
+
+    def _run(self) -> Generator[Release]:
+        yield from self._publish(self._last.releases)
+        batches = Prefetch(self.work.feed(self.place.position))
+        committer = ThreadPoolExecutor(1, "commit")
+        pending: Future[list[Release]] | None = None
+        try:
+            for batch in batches:
+                record = self._compute(batch)
+                if pending is not None:
+                    yield from pending.result()
+                snapshot = self._snapshot(record)
+                pending = committer.submit(self._commit, record, snapshot)
+                if batches.waiting:  # nothing to overlap with: publish without delay
+                    yield from pending.result()
+                    pending = None
+            if pending is not None:
+                yield from pending.result()
+            self._store.wait()
+        finally:
+            batches.close()
+            committer.shutdown()
+            self._store.close()
+
+    def _compute(self, batch: Batch) -> Record:
+        """Folds one micro-batch; the state in memory is now ahead of the durable one."""
+        started = time.thread_time()
+        delta = self.work.operator.fold(self._state, batch, self._noise)
+        releases = self._release(batch.step) if batch.closes_step else ()
+        place = Place(
+            batch=self.place.batch + 1,
+            step=batch.step,
+            closed=batch.closes_step,
+            position=batch.position,
+            rejected=added(self.place.rejected, batch.rejected),
+        )
+        self._last = Record(place, {}, releases)
+        self._rows += batch.rows.num_rows
+        self._effort += time.thread_time() - started
+        return replace(self._last, delta=delta)
+
+    def _snapshot(self, record: Record) -> Record | None:
+        """A copy of the whole state after `record`, when a checkpoint is due."""
+        if not self._store.checkpoint_is_due(self._effort):
+            return None
+        arrays = {
+            name: array.copy() for name, array in self.work.operator.save(self._state).items()
+        }
+        self._effort = 0.0
+        return replace(record, delta=arrays)
+
+    def _commit(self, record: Record, snapshot: Record | None) -> list[Release]:
+        """Durable first, then public; a checkpoint never overtakes its own batch."""
+        self._store.commit(record)
+        releases = self._publish(record.releases)
+        if snapshot is not None:
+            self._store.start_segment(record.place.batch)
+            self._store.checkpoint(snapshot)
+        self._report(record)
+        return releases
+
+    def _publish(self, committed: tuple[Published, ...]) -> list[Release]:
+        """Sends committed bytes to the sink; safe to repeat."""
+        releases = [
+            Release(from_bytes(one.data), one.window, one.trigger, one.step) for one in committed
+        ]
+        if self.work.sink is not None:
+            for release in releases:
+                self.work.sink.write(self.work.name, release.window, release.trigger, release.table)
+        self._published += len(releases)
+        return releases
+
+    def _report(self, record: Record) -> None:
+        place = record.place
+        self._tell(
+            Progress(
+                batch=place.batch,
+                step=place.step,
+                rows=self._rows,
+                releases=self._published,
+                seconds=time.perf_counter() - self._started,
+                log_bytes=self._store.log_bytes,
+                checkpoint_bytes=self._store.checkpoint_bytes,
+                rejected=place.rejected,
+            )
+        )
+
+
+def require_same(committed: tuple[Published, ...], again: tuple[Published, ...]) -> None:
+    """Refuses to go on when replaying the log does not give what was committed."""
+    if committed != again:
+        raise StoreError(
+            "replaying the log gives other releases than those committed: the state was written by"
+            " another version of streamveil or of a library it computes with.\n"
+            "  to fix  resume with the versions that wrote it"
+        )
+
+
+def added(total: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    """Both counts together."""
+    return {name: total.get(name, 0) + more.get(name, 0) for name in {**total, **more}}
+
+
+def to_bytes(table: pa.Table) -> memoryview:
+    """A table as an Arrow stream."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return memoryview(out.getvalue()).cast("B")
+
+
+def from_bytes(data: bytes | memoryview) -> pa.Table:
+    """The table of an Arrow stream."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()

@@ -1,0 +1,41 @@
+"""What a running job tells its operator. Never published: the numbers depend on private rows."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After one commit. `counters` are the operator's health numbers; no value of a row, ever."""
+
+    batch: int  # micro-batches committed, over all runs
+    step: int  # of the last one
+    rows: int  # read by this run
+    releases: int  # published by this run
+    seconds: float  # since this run started
+    log_bytes: int  # since the last checkpoint
+    checkpoint_bytes: int
+    rejected: dict[str, int] = field(default_factory=dict)  # rows by reason, over all runs
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Of this run."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The largest resident memory of this process so far."""
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return used if sys.platform == "darwin" else used * 1024
+
+
+Listener = Callable[[Progress], None]
+
+
+def silent(_: Progress) -> None:
+    """Tells nobody."""

@@ -1,0 +1,253 @@
+"""The state directory of one job: what it holds, how it is created, committed to and recovered.
+
+    state.json        whose state this is: job, query, operator, format, epoch; no secret
+    secret            the noise secret, mode 0600, unless it is kept elsewhere
+    ledger            what was spent, charged once when the directory was created
+    lock              held by the one process that runs the job
+    log-N             the micro-batches committed after batch N
+    checkpoint-N      the whole state after batch N
+
+State, ledger and epoch are created together. The epoch is random and enters every noise address,
+so a job whose state was lost starts again with other noise and a new charge.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from streamveil.errors import StoreError
+from streamveil.privacy.noise import KeyedNoise
+from streamveil.runtime import checkpoint, disk, frame, wal
+from streamveil.runtime.lock import LOCK, Lock
+from streamveil.runtime.secret import SECRET
+
+VERSION = 1
+HEADER = "state.json"
+LEDGER = "ledger"
+EPOCH_BYTES = 16
+BEFORE_CREATION = frozenset([LOCK, SECRET])  # what may be there before the header
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a state directory was created for."""
+
+    job: str
+    plan: str  # fingerprint of the query
+    operator: str
+    operator_version: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """The content of `state.json`."""
+
+    identity: Identity
+    epoch: str  # hexadecimal
+    noise_check: str  # one-way digest of the noise key: tells a wrong secret from the right one
+    secure: bool  # whether its noise is fit for publishing
+    ready: bool = False  # whether creation, with its charge, is complete
+
+    def require(self, identity: Identity) -> None:
+        """Refuses a job that is not the one this state was created for."""
+        mine, theirs = asdict(self.identity), asdict(identity)
+        changed = [name for name in mine if mine[name] != theirs[name]]
+        if changed == ["operator_version"]:
+            frame.require_version(
+                "operator's state", self.identity.operator_version, identity.operator_version
+            )
+        if changed:
+            words = {
+                "job": "name",
+                "plan": "query",
+                "operator": "operator",
+                "operator_version": "state format",
+            }
+            raise StoreError(
+                f"the state directory was created for another job: the"
+                f" {' and the '.join(words[name] for name in changed)} changed.\n"
+                "  to fix  run the query it was created for, or give the changed one a state"
+                " directory (and a budget) of its own"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When the log is long enough to be replaced by a checkpoint of the whole state."""
+
+    log_bytes: int = 4 << 20  # never before the log has this size
+    log_per_state: float = 2.0  # log bytes per byte of the last checkpoint
+    effort_seconds: float = 1.0  # work to repeat after a crash, at least
+    effort_per_write: float = 8.0  # work to repeat per second of writing a checkpoint
+
+
+class Store:
+    """An open state directory. After one failed write it refuses all others: crash only."""
+
+    def __init__(self, directory: Path, policy: CheckpointPolicy | None = None) -> None:
+        self.directory = directory
+        self.policy = policy or CheckpointPolicy()
+        self.checkpoint_bytes = 0
+        self._checkpoint_seconds = 0.0
+        self._error: BaseException | None = None
+        self._writer: threading.Thread | None = None
+        with disk.crash_only("create", directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = Lock(directory)
+        try:
+            disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
+            self.header = read_header(directory)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._log = wal.Log(directory, self.header.epoch if self.header else "")
+
+    def begin(self, header: Header) -> None:
+        """Writes the header of a new state; the charge comes next, then `finish`."""
+        require_empty(self.directory)
+        with self._fatal():
+            write_header(self.directory, header)
+        self.header = header
+        self._log = wal.Log(self.directory, header.epoch)
+
+    def finish(self) -> None:
+        """Marks creation complete: from here on a missing ledger or log is a loss."""
+        assert self.header is not None  # noqa: S101  (begin came first)
+        with self._fatal():
+            self._log.start(after=0)
+            self._log.close()
+            self.header = replace(self.header, ready=True)
+            write_header(self.directory, self.header)
+
+    def recover(self) -> tuple[wal.Record | None, Iterator[wal.Record]]:
+        """The last checkpoint, and the records after it; the log is open once they are read."""
+        saved = checkpoint.read(self.directory, self._log.epoch)
+        after = saved.place.batch if saved else 0
+        self.checkpoint_bytes = sum(a.nbytes for a in saved.delta.values()) if saved else 0
+        return saved, self._replay(after)
+
+    def _replay(self, after: int) -> Iterator[wal.Record]:
+        with self._fatal():
+            yield from self._log.replay(after)
+
+    def commit(self, record: wal.Record) -> None:
+        """Makes one micro-batch durable. On return it survives any crash."""
+        with self._fatal():
+            self._log.append(record)
+
+    def checkpoint_is_due(self, effort: float) -> bool:
+        """Whether the log has outgrown the state, or repeating it (CPU seconds) the patience."""
+        if self._writer is not None and self._writer.is_alive():
+            return False
+        rule = self.policy
+        patience = max(rule.effort_seconds, rule.effort_per_write * self._checkpoint_seconds)
+        enough = max(rule.log_bytes, rule.log_per_state * self.checkpoint_bytes)
+        return self._log.size > enough or effort > patience
+
+    def start_segment(self, after: int) -> None:
+        """Begins the log segment that follows a checkpoint."""
+        with self._fatal():
+            self._log.start(after)
+
+    def checkpoint(self, saved: wal.Record) -> None:
+        """Writes a checkpoint in the background. `saved` belongs to the store from now on."""
+        self.wait()
+        self._writer = threading.Thread(target=self._write, args=(saved,), daemon=True)
+        self._writer.start()
+
+    def _write(self, saved: wal.Record) -> None:
+        started = time.thread_time()
+        with suppress(StoreError), self._fatal():  # the next write, or `wait`, raises it
+            self.checkpoint_bytes = checkpoint.write(self.directory, self._log.epoch, saved)
+        self._checkpoint_seconds = time.thread_time() - started
+
+    def wait(self) -> None:
+        """Waits for the checkpoint that is being written, if any; raises when one has failed."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        with self._fatal():
+            pass
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the records since the last checkpoint."""
+        return self._log.size
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        if self._error is not None:
+            raise StoreError(
+                "an earlier write to the state directory failed; nothing more is written.\n"
+                "  to fix  start again: the job resumes from its last commit"
+            ) from self._error
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def close(self) -> None:
+        """Lets go of the directory. Nothing is written: everything durable already is."""
+        if self._writer is not None:
+            self._writer.join()
+        self._log.close()
+        self._lock.close()
+
+
+def new_epoch() -> bytes:
+    """A random epoch from the operating system."""
+    return KeyedNoise.fresh().secret[:EPOCH_BYTES]
+
+
+def write_header(directory: Path, header: Header) -> None:
+    """Writes `state.json` durably."""
+    content = {"format": "streamveil state", "version": VERSION, **asdict(header)}
+    text = json.dumps({**content, "crc32": crc(content)}, indent=2) + "\n"
+    disk.create(directory / HEADER, [memoryview(text.encode())])
+
+
+def read_header(directory: Path) -> Header | None:
+    """The header, or None in a directory that never became a state."""
+    path = directory / HEADER
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(disk.read(path))
+        version = content.pop("version")
+        frame.require_version("state directory", version, VERSION)
+        stored = content.pop("crc32")
+        if stored != crc({"format": content.pop("format"), "version": version, **content}):
+            raise ValueError
+        return Header(**{**content, "identity": Identity(**content["identity"])})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise wal.damaged(path) from None
+
+
+def crc(content: dict[str, object]) -> int:
+    """A checksum that does not depend on how the JSON is laid out."""
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def require_empty(directory: Path) -> None:
+    """Refuses to create a state among files that are not its own, or are the rest of one."""
+    names = {path.name for path in directory.iterdir()} - BEFORE_CREATION
+    if any(
+        name == LEDGER or name.startswith((wal.SEGMENT, checkpoint.CHECKPOINT)) for name in names
+    ):
+        raise StoreError(
+            f"the state directory '{directory.name}' has lost its '{HEADER}', and with it the epoch"
+            " of its noise.\n  to fix  restore it from a backup, or start a new state directory"
+        )
+    if names:
+        raise StoreError(
+            f"the directory '{directory.name}' is not empty and holds no state.\n"
+            "  to fix  give a new or empty directory"
+        )

@@ -1,0 +1,122 @@
+"""Lives of a job, each a process forked from a server that has imported everything already.
+
+`python -m tests.crash.lives` is the server: a line of JSON on its input starts a life; it answers
+with the process number at once and with the exit status when the life is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from streamveil.connectors.sinks import FilesSink
+from streamveil.privacy.ledger import Ledger
+from streamveil.runtime.job import Job
+from streamveil.runtime.store import LEDGER, CheckpointPolicy
+from tests.crash.faults import Fault, install
+from tests.runtime import toy
+
+EVERY_FEW_BATCHES = CheckpointPolicy(log_bytes=1500, log_per_state=0)
+ROOT = Path(__file__).parents[2]
+SURVIVED, FAULTED, UNTOUCHED = 0, 70, 71  # exit statuses
+
+
+def live(folder: Path, stream: toy.Stream, fault: Fault | None) -> int:
+    """One life: runs the job to its end, or to the fault. Returns the exit status."""
+    warnings.simplefilter("ignore")
+    count = install(fault)
+    try:
+        work = toy.work(stream, FilesSink(str(folder / "out"), "json"))
+        with Job(folder / "state", work, toy.SEEDED, policy=EVERY_FEW_BATCHES) as job:
+            for _ in job:
+                pass
+    except Exception:
+        if fault is None:
+            raise
+        return FAULTED
+    return SURVIVED if fault is None or count() >= fault.at else UNTOUCHED
+
+
+class Server:
+    """Starts lives, one at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def start(self, folder: Path, stream: toy.Stream, fault: Fault | None = None) -> int:
+        """Starts a life; returns its process number."""
+        request = {"folder": str(folder), "stream": asdict(stream)}
+        request["fault"] = asdict(fault) if fault else None
+        assert self.process.stdin is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def finish(self) -> int:
+        """Waits for the life; its exit status, negative for a signal."""
+        return self._answer()
+
+    def run(self, folder: Path, stream: toy.Stream, fault: Fault | None = None) -> int:
+        """A whole life."""
+        self.start(folder, stream, fault)
+        return self.finish()
+
+    def _answer(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+
+
+def serve() -> None:
+    """The server's loop."""
+    toy.Stream().batch(0)  # what is imported lazily is imported once
+    for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        fault = Fault(**request["fault"]) if request["fault"] else None
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = live(Path(request["folder"]), toy.Stream(**request["stream"]), fault)
+            finally:
+                os._exit(status)
+        answer(child)
+        answer(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def answer(number: int) -> None:
+    """One line to the client."""
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    """Every complete published file."""
+    out = folder / "out"
+    files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".partial"]
+    return {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+
+def spent(folder: Path) -> list[Any]:
+    """What the ledger says, without the run's own epoch."""
+    ledger = Ledger.open(folder / "state" / LEDGER, toy.LIMIT, toy.Toy().guarantee.protects)
+    return [(entry.name, entry.loss) for entry in ledger.entries()]
+
+
+if __name__ == "__main__":
+    serve()

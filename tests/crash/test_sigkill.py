@@ -1,0 +1,63 @@
+"""SIGKILL at random moments: every release and the ledger equal those of an unbroken run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.crash.lives import SURVIVED, Server, published, spent
+from tests.runtime.toy import Stream
+
+STREAM = Stream(batches=60, rows=50, per_step=3)
+KILLS = 50
+SEED = 20_261_120
+
+
+def unbroken(server: Server, folder: Path) -> tuple[dict[str, bytes], list[object], float]:
+    """Releases, ledger and seconds of a run that nobody kills."""
+    started = time.perf_counter()
+    assert server.run(folder, STREAM) == SURVIVED
+    seconds = time.perf_counter() - started
+    files = published(folder)
+    assert len(files) == STREAM.batches // STREAM.per_step
+    return files, spent(folder), seconds
+
+
+def kill_often(server: Server, folder: Path, kills: int) -> None:
+    expected, charged, seconds = unbroken(server, folder / "unbroken")
+    rng = np.random.default_rng(SEED)
+    broken, done, lives = folder / "broken", 0, 0
+    while done < kills:
+        life = server.start(broken, STREAM)
+        time.sleep(rng.uniform(0, 0.6 * seconds))
+        with suppress(ProcessLookupError):
+            os.kill(life, signal.SIGKILL)
+        status = server.finish()
+        done += status == -signal.SIGKILL
+        lives += 1
+        seen = published(broken)
+        assert {name: expected[name] for name in seen} == seen, f"seed {SEED}, life {lives}"
+        if status != -signal.SIGKILL:
+            assert status == SURVIVED
+            assert seen == expected
+            assert spent(broken) == charged
+            shutil.rmtree(broken)
+    assert server.run(broken, STREAM) == SURVIVED
+    assert published(broken) == expected
+    assert spent(broken) == charged
+
+
+def test_fifty_kills(server: Server, folder: Path) -> None:
+    kill_often(server, folder, KILLS)
+
+
+@pytest.mark.slow
+def test_a_thousand_kills(server: Server, folder: Path) -> None:
+    kill_often(server, folder, 1000)

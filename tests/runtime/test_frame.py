@@ -1,0 +1,78 @@
+"""Frames: what is written is what is read; anything else is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from streamveil.errors import StoreError
+from streamveil.runtime import frame
+
+DTYPES = st.sampled_from(sorted(frame.DTYPES)).map(np.dtype)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHAPES))
+
+
+@given(st.dictionaries(st.text(max_size=4), ARRAYS, max_size=4), st.lists(st.binary(max_size=20)))
+def test_round_trip(arrays: dict[str, np.ndarray], blobs: list[bytes]) -> None:
+    data = b"".join(frame.encode({"batch": 3}, arrays, blobs))
+    read = frame.decode(data + b"what follows")
+    assert read.head == {"batch": 3}
+    assert read.size == len(data)
+    assert [bytes(blob) for blob in read.blobs] == blobs
+    assert list(read.arrays) == list(arrays)
+    for name, array in arrays.items():
+        assert read.arrays[name].dtype == array.dtype
+        assert read.arrays[name].shape == array.shape
+        assert read.arrays[name].tobytes() == array.tobytes()
+        assert read.arrays[name].flags.writeable
+
+
+def test_every_changed_bit_and_every_cut_is_seen() -> None:
+    data = bytearray(b"".join(frame.encode({"a": 1}, {"x": np.arange(3)}, [b"abc"])))
+    for place in range(len(data)):
+        for bit in range(8):
+            data[place] ^= 1 << bit
+            with pytest.raises(frame.TornFrameError):
+                frame.decode(data)
+            data[place] ^= 1 << bit
+        with pytest.raises(frame.TornFrameError):
+            frame.decode(data[:place])
+    assert frame.decode(data).head == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([None]),
+        np.array(["a"]),
+        np.zeros(1, ">i8"),
+        np.zeros(1, "M8[us]"),
+        np.zeros(1, [("a", "i8")]),
+    ],
+)
+def test_other_dtypes_are_refused_when_written(array: np.ndarray) -> None:
+    with pytest.raises(StoreError, match="never stored"):
+        frame.encode({}, {"x": array})
+
+
+def test_other_dtypes_are_refused_when_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "DTYPES", frame.DTYPES | {"|O"})
+    with pytest.raises((StoreError, ValueError, TypeError)):
+        frame.encode({}, {"x": np.array([None])})
+    monkeypatch.setattr(frame, "DTYPES", frame.DTYPES | {"|S8"})
+    data = b"".join(frame.encode({}, {"x": np.array([b"12345678"])}))
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="never writes"):
+        frame.decode(data)
+
+
+def test_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "VERSION", 99)
+    data = b"".join(frame.encode({}, {}))
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="version 99"):
+        frame.decode(data)

@@ -1,0 +1,147 @@
+"""The log and checkpoints: torn tails are cut, damage and strangers are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamveil.errors import StoreError
+from streamveil.runtime import checkpoint, wal
+
+EPOCH = "e0"
+
+
+def record(batch: int) -> wal.Record:
+    place = wal.Place(batch, batch, True, f"at {batch}", {"late": batch})
+    published = wal.Published(0, batch, batch, b"release %d" % batch)
+    return wal.Record(place, {"x": np.arange(batch)}, (published,))
+
+
+def write(folder: Path, batches: range) -> None:
+    log = wal.Log(folder, EPOCH)
+    log.start(batches.start - 1)
+    for batch in batches:
+        log.append(record(batch))
+    log.close()
+
+
+def read(folder: Path, after: int = 0) -> list[wal.Record]:
+    log = wal.Log(folder, EPOCH)
+    records = list(log.replay(after))
+    log.close()
+    return records
+
+
+def segment(folder: Path) -> Path:
+    return wal.kept(folder)[-1][1]
+
+
+def test_what_is_appended_is_replayed(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4))
+    again = read(tmp_path)
+    assert [one.place for one in again] == [record(batch).place for batch in (1, 2, 3)]
+    assert [one.delta["x"].tolist() for one in again] == [[0], [0, 1], [0, 1, 2]]
+    assert [bytes(one.releases[0].data) for one in again] == [
+        b"release 1",
+        b"release 2",
+        b"release 3",
+    ]
+
+
+def test_every_torn_tail_is_cut_and_the_log_goes_on(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 3))
+    path = segment(tmp_path)
+    two = path.stat().st_size
+    log = wal.Log(tmp_path, EPOCH)
+    list(log.replay(0))
+    log.append(record(3))
+    log.close()
+    whole = path.read_bytes()
+    for end in range(two, len(whole)):
+        path.write_bytes(whole[:end])
+        log = wal.Log(tmp_path, EPOCH)
+        assert len(list(log.replay(0))) == 2
+        assert path.stat().st_size == two
+        log.append(record(3))
+        log.close()
+        assert path.read_bytes() == whole
+
+
+def test_a_changed_bit_is_damage_unless_it_is_in_the_tail(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4))
+    path = segment(tmp_path)
+    whole = path.read_bytes()
+    last = len(whole) - sum(map(len, wal.to_frame(record(3), {})))
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if place < last:
+            with pytest.raises(StoreError, match="damaged"):
+                read(tmp_path)
+            assert len(path.read_bytes()) == len(whole), "nothing may be cut from a damaged log"
+        else:
+            assert len(read(tmp_path)) == 2
+
+
+def test_segments_chain(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4))
+    write(tmp_path, range(4, 6))
+    assert [one.place.batch for one in read(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [one.place.batch for one in read(tmp_path, after=3)] == [4, 5]
+    assert [one.place.batch for one in read(tmp_path, after=2)] == [3, 4, 5]
+    wal.kept(tmp_path)[0][1].unlink()
+    assert [one.place.batch for one in read(tmp_path, after=3)] == [4, 5]
+    with pytest.raises(StoreError, match="lost its log"):
+        read(tmp_path, after=2)
+
+
+def test_a_gap_is_damage(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 3))
+    write(tmp_path, range(4, 6))
+    with pytest.raises(StoreError, match="damaged"):
+        read(tmp_path)
+
+
+def test_another_run_and_another_version_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, range(1, 3))
+    with pytest.raises(StoreError, match="another run"):
+        list(wal.Log(tmp_path, "other").replay(0))
+    monkeypatch.setattr(wal, "VERSION", 7)
+    with pytest.raises(StoreError, match="version 1; this streamveil reads version 7"):
+        read(tmp_path)
+
+
+def test_a_checkpoint_replaces_what_came_before(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4))
+    checkpoint.write(tmp_path, EPOCH, record(1))
+    log = wal.Log(tmp_path, EPOCH)
+    log.start(3)
+    log.close()
+    checkpoint.write(tmp_path, EPOCH, record(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000000000003",
+        "log-000000000003",
+    ]
+    saved = checkpoint.read(tmp_path, EPOCH)
+    assert saved is not None
+    assert saved.place == record(3).place
+    assert bytes(saved.releases[0].data) == b"release 3"
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, EPOCH, record(3))
+    path = tmp_path / "checkpoint-000000000003"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(StoreError, match="damaged"):
+            checkpoint.read(tmp_path, EPOCH)
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 3))
+    checkpoint.write(tmp_path, EPOCH, record(1))
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
