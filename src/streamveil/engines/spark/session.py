@@ -1,0 +1,40 @@
+"""A Spark session with what streamveil needs, and a check of one that the user brings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from streamveil.engines.spark.java import java_home
+from streamveil.errors import MissingExtraError
+
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-Xss16m",  # long Python errors overflow Spark's own parser
+    "spark.executor.extraJavaOptions": "-Xss16m",
+    "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
+    "spark.ui.enabled": "false",  # counts shown there are not private
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.io.encryption.enabled": "true",  # shuffle files hold raw rows
+}
+
+
+def session(master: str = "local[2]", **settings: str) -> Any:
+    """A SparkSession on `master`, with a Java runtime found or packaged.
+
+    Further settings override ours. Raises MissingExtraError without pyspark.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise MissingExtraError("the Spark engine", "spark") from None
+    os.environ["JAVA_HOME"] = java_home()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers import the same packages
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName("streamveil")
+    for name, value in {**SETTINGS, **settings}.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
