@@ -1,0 +1,49 @@
+"""Static mechanisms for linear queries: one histogram in, answers to a whole class out."""
+
+from streamveil.mechanisms.linear.additive import Additive, noisy_histogram, noisy_queries
+from streamveil.mechanisms.linear.mwem import Mwem
+from streamveil.mechanisms.linear.pmw import Pmw, PmwRelease
+from streamveil.mechanisms.linear.protocol import Answers, ErrorBound, StaticMechanism, combine
+from streamveil.mechanisms.linear.queries import Matrix, Queries, functions
+from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.mechanisms.linear.smalldb import SmallDb
+from streamveil.mechanisms.linear.strategies import (
+    Dense,
+    Direct,
+    Points,
+    Residuals,
+    Strategy,
+    best_strategy,
+    hierarchy,
+)
+from streamveil.mechanisms.linear.structured import Halfspaces, Marginals, Ranges
+
+__all__ = [
+    "Additive",
+    "Answers",
+    "Dense",
+    "Direct",
+    "ErrorBound",
+    "Halfspaces",
+    "Marginals",
+    "Matrix",
+    "Meter",
+    "Mwem",
+    "Place",
+    "Pmw",
+    "PmwRelease",
+    "Points",
+    "Queries",
+    "Ranges",
+    "Residuals",
+    "Share",
+    "SmallDb",
+    "StaticMechanism",
+    "Strategy",
+    "best_strategy",
+    "combine",
+    "functions",
+    "hierarchy",
+    "noisy_histogram",
+    "noisy_queries",
+]

@@ -1,0 +1,199 @@
+"""Multiplicative weights with the exponential mechanism: one synthetic histogram for all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from streamveil.errors import require_positive
+from streamveil.mechanisms.linear.protocol import Answers, PowerBound
+from streamveil.mechanisms.linear.queries import Queries, check_histogram
+from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.types import Array, Float64, Int64
+
+Measured = list[tuple[int, float]]  # (query, its measured answer as a fraction of all records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mwem:
+    """Fits a synthetic histogram to the answers that are worst, one after another.
+
+    Algorithm: MWEM (Hardt, Ligett & McSherry 2012, arXiv:1012.4763) with step 4 in place of 1/2:
+        with u the gap of the chosen query and v the error of its measurement, both as fractions,
+        a step of 4 (u + v) lowers the relative entropy to the data by at least
+        4 (u + v) u - (4 (u + v))^2 / 8 = 2 (u^2 - v^2), eight times as much (Hoeffding's lemma).
+        `rounds` None chooses their number from the noisy size (preset 'practical'); the preset
+        'theorem' takes the number that minimises the proved bound and averages the iterates, which
+        is what the bound is about. `replays` repeats the measured steps without further privacy
+        cost: it helps when noise is small.
+    Protects: tables that differ in one record present or absent; with a public `size_hat` also one
+        record replaced, because every query moves by at most 1 either way.
+    Guarantee: the share. Pure: T choices and T measurements of epsilon / 2T each. zCDP: rho / T a
+        round, half for the choice (bounded range: rho = epsilon^2 / 8), half for the measurement.
+        Without `size_hat`, a part `size_share` buys the number of records first.
+    Error: `error`; proved for the average of the iterates.
+    Memory: one histogram of floats and one answer per query.
+    Numerics: measurements are exact counts plus integer noise; scores are floating point.
+    """
+
+    queries: Queries
+    rounds: int | None = None
+    most_rounds: int = 40
+    step: float = 4.0
+    replays: int = 0
+    size_share: Fraction = Fraction(1, 20)
+    preset: str = "practical"
+
+    def __post_init__(self) -> None:
+        require_positive(most_rounds=self.most_rounds, step=self.step, size_share=self.size_share)
+        if self.preset not in ("practical", "theorem"):
+            raise ValueError("preset is 'practical' or 'theorem'")
+
+    @property
+    def adaptive(self) -> bool:
+        """See `StaticMechanism`."""
+        return True
+
+    @property
+    def error(self) -> PowerBound:
+        """See `StaticMechanism`."""
+        return PowerBound(self.bound, self.useful_size)
+
+    def bound(self, share: Share, size: float, beta: float) -> float:
+        """The proved bound at the number of rounds that minimises it."""
+        return min(self.bound_at(rounds, share, size, beta) for rounds in ROUNDS)
+
+    def bound_at(self, rounds: float, share: Share, size: float, beta: float) -> float:
+        """With T rounds, for the average iterate, with probability 1 - beta.
+
+        Proof: the potential falls by 2 (u^2 - v^2) a round and starts at ln N, so the average gap
+            is at most sqrt(ln N / 2T) plus the errors of choices and measurements.
+        """
+        N, k = self.queries.domain, self.queries.size
+        fall = size * math.sqrt(math.log(max(N, 2)) / (2 * rounds))
+        tail = math.log(2 * rounds / beta)
+        amount = float(share.amount)
+        if share.kind == "pure":
+            return fall + (4 * rounds / amount) * (math.log(k) + tail) + 2 * rounds * tail / amount
+        choice = math.log(k) + tail + math.sqrt(2 * math.log(4 * rounds / beta))
+        return fall + math.sqrt(rounds / amount) * choice
+
+    def useful_size(self, share: Share) -> float:
+        """The number of records from which two rounds are worth their noise."""
+        amount = float(share.amount)
+        return 200 / amount if share.kind == "pure" else math.sqrt(2 / amount) / 0.05
+
+    def rounds_for(self, share: Share, size_hat: float) -> int:
+        """How many rounds the share is cut into: from public numbers only."""
+        if self.rounds is not None:
+            return self.rounds
+        if self.preset == "theorem":
+            bounds = [self.bound_at(rounds, share, size_hat, 0.05) for rounds in ROUNDS]
+            return min(int(ROUNDS[int(np.argmin(bounds))]), self.most_rounds)
+        amount = float(share.amount)
+        worth = 0.01 * amount * size_hat if share.kind == "pure" else amount * (size_hat / 20) ** 2
+        return int(min(self.most_rounds, worth))
+
+    def release(
+        self,
+        histogram: Int64[Array, " N"],
+        share: Share,
+        place: Place,
+        size_hat: float | None = None,
+    ) -> Answers:
+        """See `StaticMechanism`."""
+        check_histogram(self.queries, histogram)
+        meter = Meter(share)
+        if size_hat is None:
+            size_hat = self._count(histogram, meter, share.scale(self.size_share), place)
+        left = share.scale(1 - self.size_share) if meter.spent else share
+        size_hat = max(size_hat, 1.0)
+        rounds = self.rounds_for(left, size_hat)
+        if rounds == 0:
+            return self._uniform(histogram, meter, left, place, size_hat)
+        synthetic = self._fit(histogram, meter, left.scale(Fraction(1, rounds)), place, size_hat)
+        return Answers(self.queries.answers(synthetic), synthetic)
+
+    def _count(
+        self, histogram: Int64[Array, " N"], meter: Meter, share: Share, place: Place
+    ) -> float:
+        noise = meter.charge(share).noise(place.draws(b"size"), 1, 1, 1)
+        return float(histogram.sum() + noise[0])
+
+    def _uniform(
+        self,
+        histogram: Int64[Array, " N"],
+        meter: Meter,
+        left: Share,
+        place: Place,
+        size_hat: float,
+    ) -> Answers:
+        """Too few records for a round: the number of records, spread evenly over the domain."""
+        if meter.spent:  # nobody paid for the size elsewhere: a better one for what is left
+            noise = meter.charge(left).noise(place.draws(b"better size"), 1, 1, 1)
+            size_hat = max(float(histogram.sum() + noise[0]), 0.0)
+        synthetic = np.full(self.queries.domain, size_hat / self.queries.domain)
+        return Answers(self.queries.answers(synthetic), synthetic)
+
+    def _fit(
+        self,
+        histogram: Int64[Array, " N"],
+        meter: Meter,
+        part: Share,
+        place: Place,
+        size_hat: float,
+    ) -> Float64[Array, " N"]:
+        exact = np.ldexp(self.queries.exact(histogram).astype(np.float64), -self.queries.shift)
+        weights = np.full(self.queries.domain, 1 / self.queries.domain)
+        average = np.zeros(self.queries.domain)
+        measured: Measured = []
+        rounds = 0
+        while meter.fits(part):
+            meter.charge(part)
+            measured.append(
+                measure_worst(self.queries, exact, weights, size_hat, part, place.inside(rounds))
+            )
+            for query, value in measured[-1:] + measured * self.replays:
+                weights = moved(self.queries, weights, query, value, self.step)
+            average += weights
+            rounds += 1
+        if self.preset == "theorem":
+            weights = average / rounds
+        return size_hat * weights
+
+
+ROUNDS = np.unique(np.rint(np.geomspace(1, 1e6, 400)))
+
+
+def measure_worst(
+    queries: Queries,
+    exact: Float64[Array, " k"],
+    weights: Float64[Array, " N"],
+    size_hat: float,
+    part: Share,
+    place: Place,
+) -> tuple[int, float]:
+    """Chooses the query with the largest gap and measures it, each for half of `part`.
+
+    `exact` are true answers in records and never leave this function but through noise.
+    """
+    half = part.scale(Fraction(1, 2))
+    gaps = np.abs(exact - size_hat * queries.answers(weights))
+    worst = half.choose(place.draws(b"choice"), gaps, 1.0)
+    unit = 1 << queries.shift
+    noise = half.noise(place.draws(b"measure"), unit, unit * unit, 1)
+    value = exact[worst] + float(noise[0]) / unit
+    return worst, float(np.clip(value / size_hat, 0.0, 1.0))
+
+
+def moved(
+    queries: Queries, weights: Float64[Array, " N"], query: int, value: float, step: float
+) -> Float64[Array, " N"]:
+    """One multiplicative-weights step towards a measured answer."""
+    direction = queries.weights(query)
+    gap = value - float(direction @ weights)
+    out = weights * np.exp(step * gap * direction)
+    return np.asarray(out / out.sum())

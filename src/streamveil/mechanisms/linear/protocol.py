@@ -1,0 +1,203 @@
+"""What every static mechanism for linear queries is: one release, one error function.
+
+A static mechanism reads a histogram once and gives answers to all queries of its class. Dynamic
+mechanisms are built from releases on disjoint parts of the data, whose answers add; `ErrorBound`
+therefore also bounds the error of such a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from streamveil.mechanisms.linear.queries import Queries
+from streamveil.mechanisms.linear.shares import Kind, Place, Share
+from streamveil.types import Array, Float64, Int64
+
+Part = tuple[Share, float]  # what one release spends, and how many records it reads
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Released answers to a query class, in records. Post-processing only: no data inside.
+
+    `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
+    """
+
+    values: Float64[Array, " k"]
+    synthetic: Float64[Array, " N"] | None = None
+
+    def __call__(self, query: int | Float64[Array, " N"]) -> float:
+        """One answer: by number, or by weights when there is a synthetic histogram."""
+        if isinstance(query, int | np.integer):
+            return float(self.values[query])
+        if self.synthetic is None:
+            raise ValueError("these answers cover their own queries only: ask by number")
+        return float(np.dot(self.synthetic, query))
+
+
+def combine(parts: Sequence[tuple[float, Answers]], size: int) -> Answers:
+    """A weighted sum of answers to the same `size` queries.
+
+    >>> ones = Answers(np.ones(2))
+    >>> combine([(1, ones), (-1, ones)], 2).values
+    array([0., 0.])
+    """
+    values = np.zeros(size)
+    for weight, answers in parts:
+        values += weight * answers.values
+    whole = [(weight, answers.synthetic) for weight, answers in parts]
+    if not whole or any(synthetic is None for _, synthetic in whole):
+        return Answers(values)
+    total = np.zeros_like(np.asarray(whole[0][1]))
+    for weight, synthetic in whole:
+        total += weight * np.asarray(synthetic)
+    return Answers(values, total)
+
+
+@runtime_checkable
+class ErrorBound(Protocol):
+    """How far answers are from the truth: the largest error over all queries, in records."""
+
+    def alpha(self, share: Share, size: float, beta: float) -> float:
+        """A bound that fails with probability at most beta, for one release on `size` records."""
+
+    def union(self, parts: Sequence[Part], beta: float) -> float:
+        """The same for the sum of releases on disjoint parts."""
+
+    def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
+        """The same when only the total size of the parts is known: the worst way to cut it."""
+
+    def useful_size(self, share: Share) -> float:
+        """The number of records at which the error in practice is about half of it."""
+
+
+@runtime_checkable
+class StaticMechanism(Protocol):
+    """Answers all queries of a class from one histogram, once."""
+
+    @property
+    def queries(self) -> Queries:
+        """The class."""
+
+    @property
+    def error(self) -> ErrorBound:
+        """Its error."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the error grows with the number of records (so that restarts pay)."""
+
+    def release(
+        self,
+        histogram: Int64[Array, " N"],
+        share: Share,
+        place: Place,
+        size_hat: float | None = None,
+    ) -> Answers:
+        """Spends exactly `share`, draws all noise at `place`.
+
+        `size_hat` is a public size or an estimate that is already paid for; without it a mechanism
+        that needs one pays for it out of the share.
+        """
+
+
+@dataclass(frozen=True)
+class PowerBound:
+    """alpha = C * size^power * amount^-exponent with C found from a bound `one`, and its sums.
+
+    Proof of `spread`: parts of sizes n_i and amounts a_i have total at most
+        C sum n_i^p a_i^-exponent; by Hoelder with exponents 1/p and 1/(1-p) this is at most
+        C (sum n_i)^p (sum a_i^(-exponent/(1-p)))^(1-p), which k equal parts meet with k^(1-p).
+    """
+
+    one: Callable[[Share, float, float], float]
+    practical: Callable[[Share], float]
+
+    @staticmethod
+    def powers(share: Share) -> tuple[float, float]:
+        """(power of the size, exponent of the amount): 2/3, 1/3 pure; 1/2, 1/4 zCDP."""
+        return (2 / 3, 1 / 3) if share.kind == "pure" else (1 / 2, 1 / 4)
+
+    def alpha(self, share: Share, size: float, beta: float) -> float:
+        """See `ErrorBound`."""
+        return self.one(share, size, beta)
+
+    def union(self, parts: Sequence[Part], beta: float) -> float:
+        """See `ErrorBound`: the failure probabilities add up."""
+        return sum(self.one(share, size, beta / len(parts)) for share, size in parts)
+
+    def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
+        """See `ErrorBound`."""
+        power, exponent = self.powers(shares[0])
+        amounts = [float(share.amount) for share in shares]
+        constant = max(
+            self.one(share, size, beta / len(shares)) / (size**power * amount**-exponent)
+            for share, amount in zip(shares, amounts, strict=True)
+        )
+        pieces = sum(amount ** (-exponent / (1 - power)) for amount in amounts)
+        return float(constant * size**power * pieces ** (1 - power))
+
+    def useful_size(self, share: Share) -> float:
+        """See `ErrorBound`."""
+        return self.practical(share)
+
+
+@dataclass(frozen=True)
+class NoiseBound:
+    """Unbiased noise of known deviations, whatever the number of records.
+
+    `unit`, by kind of share, is the norm of the coefficients of the worst answer for noise of scale
+    one (sigma, or the Laplace scale); `count` is the number of answers; `single` says that the
+    noise of one answer is one draw. A combination of Laplace draws with coefficients of norm `unit`
+    has a moment generating function below that of one draw of scale `unit`, so Chernoff's bound
+    covers it.
+    """
+
+    unit: dict[Kind, float]
+    count: int
+    single: bool = True
+
+    def alpha(self, share: Share, size: float, beta: float) -> float:
+        """See `ErrorBound`."""
+        return self.union([(share, size)], beta)
+
+    def union(self, parts: Sequence[Part], beta: float) -> float:
+        """See `ErrorBound`: variances add up."""
+        scales = [float(share.spread(1, 1)) * self.unit[share.kind] for share, _ in parts]
+        if not scales:
+            return 0.0
+        if parts[0][0].kind == "pure":
+            one = [*scales, 0.0] if not self.single else scales  # a zero: Chernoff, not the tail
+            return laplace_tail(one, beta / self.count)
+        total = math.sqrt(sum(scale**2 for scale in scales))
+        return total * math.sqrt(2 * math.log(2 * self.count / beta))
+
+    def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
+        """See `ErrorBound`: sizes do not matter."""
+        return self.union([(share, size) for share in shares], beta)
+
+    def useful_size(self, share: Share) -> float:
+        """See `ErrorBound`."""
+        return 2 * self.alpha(share, 0.0, 0.5)
+
+
+def laplace_tail(scales: Sequence[float], beta: float) -> float:
+    """The x with P(|sum of Laplace(b_i)| > x) <= beta: the best Chernoff bound, on a grid.
+
+    Proof: the logarithm of the moment generating function of Laplace(b) is -ln(1 - (b l)^2); for
+        one scale alone the exact tail exp(-x / b) is smaller and is used.
+
+    >>> round(laplace_tail([1.0], 0.05), 3), round(laplace_tail([1.0] * 100, 0.05), 1)
+    (2.996, 38.8)
+    """
+    if len(scales) == 1:
+        return scales[0] * math.log(1 / beta)
+    array = np.asarray(scales, np.float64)
+    rates = np.linspace(0.002, 0.998, 499) / array.max()
+    moment = -np.log1p(-(np.outer(rates, array) ** 2)).sum(axis=1)
+    return float(np.min((math.log(2 / beta) + moment) / rates))

@@ -1,0 +1,169 @@
+"""Classes of linear queries: how many records, each weighted by a number in [0, 1].
+
+A class answers all its queries at once, on an exact histogram (integers) and on a synthetic one
+(floating point), and gives the weights of one query. Nothing else of it is ever needed, so classes
+far too large for a matrix (marginals, ranges, halfspaces over a million points) are structured.
+Weights are multiples of 2**-shift: exact answers are integers in quanta of 2**-shift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from streamveil.types import Array, Float64, Int64
+
+CELLS = 1 << 27  # entries of a dense matrix of queries: one gigabyte
+Function = Callable[[Array], Array]
+
+
+@runtime_checkable
+class Queries(Protocol):
+    """k linear queries over a domain of N points, numbered from 0."""
+
+    @property
+    def size(self) -> int:
+        """k, the number of queries."""
+
+    @property
+    def domain(self) -> int:
+        """N, the number of points."""
+
+    @property
+    def shift(self) -> int:
+        """Weights are integers times 2**-shift."""
+
+    @property
+    def l1(self) -> int:
+        """The most that one record moves all answers together, in quanta."""
+
+    @property
+    def l2_squared(self) -> int:
+        """The most that one record moves the sum of squares of all answers, in quanta squared."""
+
+    def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
+        """All answers on a histogram of whole records, in quanta, without rounding."""
+
+    def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
+        """All answers on any histogram, in records."""
+
+    def weights(self, index: int) -> Float64[Array, " N"]:
+        """The weights of one query, in [0, 1]."""
+
+    def label(self, index: int) -> str:
+        """A short public name of one query."""
+
+
+def rounded_weights(weights: Array, shift: int, name: str) -> Int64[Array, "*shape"]:
+    """Weights as whole quanta; refuses what is not a number in [0, 1]."""
+    weights = np.asarray(weights, np.float64)
+    if not np.all(np.isfinite(weights)) or weights.min(initial=0) < 0 or weights.max(initial=0) > 1:
+        raise ValueError(f"the weights of {name} must be finite and in [0, 1]")
+    return np.asarray(np.rint(np.ldexp(weights, shift)), np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Any queries, one row each. Weights are rounded to multiples of 2**-shift before all else.
+
+    Numerics: exact answers use floating-point products of integers; they stay below 2**53 because
+        a table of 2**(52 - shift) records or more is refused.
+
+    >>> both = Matrix.of([[1, 0, 1], [0.5, 0.5, 0.5]])
+    >>> both.answers(np.array([1.0, 2.0, 3.0])), both.shift
+    (array([4., 3.]), 16)
+    """
+
+    quanta: Float64[Array, "k N"]  # integers, at most 2**shift
+    shift: int
+
+    @classmethod
+    def of(cls, weights: object, shift: int | None = None) -> Matrix:
+        """From rows of weights; 0/1 weights need no shift."""
+        rows = np.atleast_2d(np.asarray(weights, np.float64))
+        if rows.ndim != 2 or not rows.size:
+            raise ValueError(f"queries must be a matrix with a row each, not of shape {rows.shape}")
+        if rows.size > CELLS:
+            raise ValueError(
+                f"{rows.shape[0]} queries over {rows.shape[1]} points are too many for a matrix: "
+                "use marginals, ranges or halfspaces"
+            )
+        if shift is None:
+            shift = 0 if np.all((rows == 0) | (rows == 1)) else 16
+        return cls(rounded_weights(rows, shift, "a query").astype(np.float64), shift)
+
+    @property
+    def size(self) -> int:
+        """See `Queries`."""
+        return int(self.quanta.shape[0])
+
+    @property
+    def domain(self) -> int:
+        """See `Queries`."""
+        return int(self.quanta.shape[1])
+
+    @cached_property
+    def l1(self) -> int:
+        """See `Queries`."""
+        return int(self.quanta.sum(axis=0).max())
+
+    @cached_property
+    def l2_squared(self) -> int:
+        """See `Queries`. Sums of at most 2**27 squares of 2**16 are exact in floating point."""
+        return int(np.einsum("kn,kn->n", self.quanta, self.quanta).max())
+
+    def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
+        """See `Queries`."""
+        if int(np.abs(histogram).sum()) >= 1 << (52 - self.shift):
+            raise ValueError("too many records for exact answers at this shift")
+        return np.asarray(np.rint(self.quanta @ histogram.astype(np.float64)), np.int64)
+
+    def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
+        """See `Queries`."""
+        return np.asarray(np.ldexp(self.quanta @ histogram, -self.shift))
+
+    def weights(self, index: int) -> Float64[Array, " N"]:
+        """See `Queries`."""
+        return np.asarray(np.ldexp(self.quanta[index], -self.shift))
+
+    def label(self, index: int) -> str:
+        """See `Queries`."""
+        return f"q{index}"
+
+
+def functions(
+    asked: Sequence[Function], points: Float64[Array, "N d"], shift: int | None = None
+) -> Matrix:
+    """Queries given as functions of an array of points, each returning one weight per point.
+
+    >>> functions([lambda x: x[:, 0] > 1], np.array([[0.0], [1.0], [2.0]])).weights(0)
+    array([0., 0., 1.])
+    """
+    rows = np.empty((len(asked), len(points)))
+    for row, function in zip(rows, asked, strict=True):
+        given = np.asarray(function(points), np.float64)
+        if given.shape != row.shape:
+            raise ValueError(f"a query must return one weight per point, {row.shape} in all")
+        row[:] = given
+    return Matrix.of(rows, shift)
+
+
+def check_histogram(queries: Queries, histogram: Array) -> None:
+    """Refuses a histogram of the wrong length or type; says nothing about its contents."""
+    if histogram.shape != (queries.domain,):
+        raise ValueError(f"a histogram needs {queries.domain} entries, not {histogram.shape}")
+    if histogram.dtype != np.int64:
+        raise ValueError(f"a histogram holds whole records (int64), not {histogram.dtype}")
+
+
+def widest(queries: Queries) -> float:
+    """The largest L2 norm of the weights of one query: what noise on every point amounts to."""
+    if isinstance(queries, Matrix):
+        square = np.einsum("kn,kn->k", queries.quanta, queries.quanta).max()
+        return math.ldexp(math.sqrt(float(square)), -queries.shift)
+    return math.sqrt(float(queries.answers(np.ones(queries.domain)).max()))

@@ -1,0 +1,360 @@
+"""Query classes whose structure replaces a matrix: marginals, ranges and halfspaces.
+
+All weights are 0 or 1, so exact answers are counts of records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from streamveil.types import Array, Float64, Int64
+
+CUTS = 1 << 27  # entries of the table of cut positions of halfspaces: half a gigabyte
+Shape = tuple[int, ...]
+
+
+def check_shape(shape: Sequence[int]) -> Shape:
+    """The sizes of the attributes, validated."""
+    sizes = tuple(int(size) for size in shape)
+    if not sizes or min(sizes) < 1 or math.prod(sizes) > 1 << 40:
+        raise ValueError(f"a domain is a product of sizes of at least 1, not {tuple(shape)}")
+    return sizes
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Every cell of every listed marginal of a product domain: the GROUP BYs of a table.
+
+    A point is a tuple of attribute values; its number is its position in C order. Cells are
+    numbered set after set, each set in C order of its own attributes.
+
+    Algorithm: all sums at once, by summing attributes out one after another and sharing what the
+        sets have in common: about 1.3 w^3/3 * N additions for all w-way marginals of bits, instead
+        of N for each marginal.
+
+    >>> both = Marginals((2, 3), ((0,), (0, 1)))
+    >>> both.exact(np.array([1, 2, 3, 4, 5, 6]))
+    array([ 6, 15,  1,  2,  3,  4,  5,  6])
+    >>> both.label(1), both.label(7)
+    ('a0=1', 'a0=1, a1=2')
+    """
+
+    shape: Shape
+    sets: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...] = ()
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", check_shape(self.shape))
+        if not self.names:
+            object.__setattr__(self, "names", tuple(f"a{i}" for i in range(len(self.shape))))
+        known = range(len(self.shape))
+        if not self.sets or any(
+            tuple(sorted(set(s))) != tuple(s) or not all(a in known for a in s) for s in self.sets
+        ):
+            raise ValueError(f"each set lists attributes of 0..{len(self.shape) - 1} in order")
+
+    @classmethod
+    def ways(cls, shape: Sequence[int], ways: int) -> Marginals:
+        """All marginals of exactly `ways` attributes."""
+        return cls(tuple(shape), tuple(itertools.combinations(range(len(shape)), ways)))
+
+    @cached_property
+    def starts(self) -> Int64[Array, " sets"]:
+        """The number of the first cell of each set, and the number of all cells."""
+        sizes = [math.prod(self.shape[a] for a in attributes) for attributes in self.sets]
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+    @property
+    def size(self) -> int:
+        """See `Queries`."""
+        return int(self.starts[-1])
+
+    @property
+    def domain(self) -> int:
+        """See `Queries`."""
+        return math.prod(self.shape)
+
+    @property
+    def l1(self) -> int:
+        """A record is in one cell of each marginal."""
+        return len(self.sets)
+
+    @property
+    def l2_squared(self) -> int:
+        """A record is in one cell of each marginal."""
+        return len(self.sets)
+
+    def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
+        """See `Queries`."""
+        return self._tables(histogram)
+
+    def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
+        """See `Queries`."""
+        return self._tables(np.asarray(histogram, np.float64))
+
+    def weights(self, index: int) -> Float64[Array, " N"]:
+        """See `Queries`."""
+        attributes, cell = self.cell(index)
+        mask = np.ones((1,) * len(self.shape))
+        for attribute, value in zip(attributes, cell, strict=True):
+            along = np.zeros(self.shape[attribute])
+            along[value] = 1.0
+            mask = mask * along.reshape([-1 if a == attribute else 1 for a in range(mask.ndim)])
+        return np.broadcast_to(mask, self.shape).reshape(-1).copy()
+
+    def cell(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The attributes of a query and their values."""
+        which = int(np.searchsorted(self.starts, index, side="right")) - 1
+        attributes = self.sets[which]
+        sizes = tuple(self.shape[a] for a in attributes)
+        at = np.unravel_index(index - int(self.starts[which]), sizes) if sizes else ()
+        return attributes, tuple(int(value) for value in at)
+
+    def label(self, index: int) -> str:
+        """See `Queries`."""
+        attributes, values = self.cell(index)
+        pairs = zip(attributes, values, strict=True)
+        return ", ".join(f"{self.names[a]}={v}" for a, v in pairs) or "all"
+
+    def _tables(self, histogram: Array) -> Array:
+        out = np.empty(self.size, histogram.dtype)
+        wanted = [(attributes, index) for index, attributes in enumerate(self.sets)]
+        self._descend(histogram.reshape(-1, 1), len(self.shape), wanted, out)
+        return out
+
+    def _descend(
+        self,
+        table: Array,
+        left: int,
+        wanted: Sequence[tuple[tuple[int, ...], int]],
+        out: Array,
+    ) -> None:
+        """`table` has the first `left` attributes flat in axis 0, the kept later ones in axis 1."""
+        if left == 0:
+            for _, index in wanted:
+                out[self.starts[index] : self.starts[index + 1]] = table[0]
+            return
+        size = self.shape[left - 1]
+        split = table.reshape(-1, size, table.shape[1])
+        keep = [(s[:-1], index) for s, index in wanted if s and s[-1] == left - 1]
+        drop = [(s, index) for s, index in wanted if not s or s[-1] != left - 1]
+        if keep:
+            self._descend(split.reshape(len(split), -1), left - 1, keep, out)
+        if drop:
+            self._descend(split.sum(axis=1), left - 1, drop, out)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Boxes of a grid: low[i] <= point < high[i] in every coordinate. Any number of dimensions.
+
+    >>> Ranges.of((4,), [[0], [1]], [[4], [3]]).exact(np.array([1, 2, 3, 4]))
+    array([10,  5])
+    """
+
+    shape: Shape
+    low: Int64[Array, "k d"]
+    high: Int64[Array, "k d"]
+    shift: int = 0
+
+    @classmethod
+    def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
+        """From corners; `high` is exclusive."""
+        sizes = check_shape(shape)
+        at, to = np.atleast_2d(np.asarray(low, np.int64)), np.atleast_2d(np.asarray(high, np.int64))
+        if at.shape != to.shape or at.shape[1] != len(sizes) or not len(at):
+            raise ValueError(f"low and high need one row of {len(sizes)} corners per range")
+        if np.any(at < 0) or np.any(to > np.array(sizes)) or np.any(at > to):
+            raise ValueError(f"ranges must lie inside {sizes}")
+        return cls(sizes, at, to)
+
+    @classmethod
+    def prefixes(cls, size: int) -> Ranges:
+        """All ranges [0, i): the cumulative distribution."""
+        ends = np.arange(1, size + 1)[:, None]
+        return cls.of((size,), np.zeros_like(ends), ends)
+
+    @property
+    def size(self) -> int:
+        """See `Queries`."""
+        return len(self.low)
+
+    @property
+    def domain(self) -> int:
+        """See `Queries`."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def l1(self) -> int:
+        """The most ranges that share a point: counted by differences at the corners."""
+        cover = np.zeros([size + 1 for size in self.shape], np.int64)
+        for sign, corner in self._corners():
+            np.add.at(cover, tuple(corner.T), sign)
+        for axis in range(cover.ndim):
+            cover = cover.cumsum(axis=axis)
+        return int(cover.max())
+
+    @property
+    def l2_squared(self) -> int:
+        """Weights are 0 or 1."""
+        return self.l1
+
+    def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
+        """See `Queries`."""
+        return self._sums(histogram)
+
+    def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
+        """See `Queries`."""
+        return self._sums(np.asarray(histogram, np.float64))
+
+    def weights(self, index: int) -> Float64[Array, " N"]:
+        """See `Queries`."""
+        box = np.zeros(self.shape)
+        box[tuple(slice(a, b) for a, b in zip(self.low[index], self.high[index], strict=True))] = 1
+        return box.reshape(-1)
+
+    def label(self, index: int) -> str:
+        """See `Queries`."""
+        pairs = zip(self.low[index], self.high[index], strict=True)
+        return " x ".join(f"[{a},{b})" for a, b in pairs)
+
+    def _corners(self) -> Iterable[tuple[int, Int64[Array, "k d"]]]:
+        for ends in itertools.product((0, 1), repeat=len(self.shape)):
+            corner = np.where(np.array(ends) == 1, self.high, self.low)
+            yield (-1) ** sum(ends), corner
+
+    def _sums(self, histogram: Array) -> Array:
+        table = np.zeros([size + 1 for size in self.shape], histogram.dtype)
+        table[(slice(1, None),) * table.ndim] = histogram.reshape(self.shape)
+        for axis in range(table.ndim):
+            table = table.cumsum(axis=axis)
+        out = np.zeros(self.size, histogram.dtype)
+        for sign, corner in self._corners():
+            out += sign * (-1) ** len(self.shape) * table[tuple(corner.T)]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Halfspaces:
+    """Points of a grid with normal . point >= offset. Coordinates are 0..size-1.
+
+    Algorithm: along the longest axis a halfspace is a prefix or a suffix of every line of the grid,
+        so one cumulative sum answers all; k * N / (longest axis) look-ups instead of k * N.
+
+    >>> Halfspaces.of((2, 2), [[1.0, 1.0]], [1.0]).exact(np.array([1, 2, 3, 4]))
+    array([9])
+    """
+
+    shape: Shape
+    normals: Float64[Array, "k d"]
+    offsets: Float64[Array, " k"]
+    cuts: Int64[Array, "k lines"]  # 32-bit; position along the axis where the halfspace begins
+    shift: int = 0
+
+    @classmethod
+    def of(cls, shape: Sequence[int], normals: object, offsets: object) -> Halfspaces:
+        """From normals and offsets, all finite."""
+        sizes = check_shape(shape)
+        across = np.atleast_2d(np.asarray(normals, np.float64))
+        start = np.asarray(offsets, np.float64).reshape(-1)
+        if across.shape != (len(start), len(sizes)) or not len(start):
+            raise ValueError(f"normals need one row of {len(sizes)} numbers per offset")
+        if not (np.all(np.isfinite(across)) and np.all(np.isfinite(start))):
+            raise ValueError("normals and offsets must be finite")
+        lines = math.prod(sizes) // max(sizes)
+        if lines * len(start) > CUTS:
+            raise ValueError(f"{len(start)} halfspaces over {sizes} are too many: use fewer")
+        return cls(sizes, across, start, cut_positions(sizes, across, start))
+
+    @property
+    def axis(self) -> int:
+        """The longest axis."""
+        return int(np.argmax(self.shape))
+
+    @property
+    def size(self) -> int:
+        """See `Queries`."""
+        return len(self.offsets)
+
+    @property
+    def domain(self) -> int:
+        """See `Queries`."""
+        return math.prod(self.shape)
+
+    @property
+    def l1(self) -> int:
+        """At most all of them: a bound, rarely far off for halfspaces in all directions."""
+        return self.size
+
+    @property
+    def l2_squared(self) -> int:
+        """Weights are 0 or 1."""
+        return self.l1
+
+    @cached_property
+    def upward(self) -> Array:
+        """Whether the halfspace is a suffix of the lines of the longest axis."""
+        return self.normals[:, self.axis] >= 0
+
+    def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
+        """See `Queries`."""
+        return self._sums(histogram)
+
+    def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
+        """See `Queries`."""
+        return self._sums(np.asarray(histogram, np.float64))
+
+    def weights(self, index: int) -> Float64[Array, " N"]:
+        """See `Queries`."""
+        place = np.arange(self.shape[self.axis])[None, :]
+        after = place >= self.cuts[index][:, None]
+        lines = after if self.upward[index] else ~after
+        other = [size for axis, size in enumerate(self.shape) if axis != self.axis]
+        grid = np.moveaxis(lines.reshape([*other, -1]), -1, self.axis)
+        return np.ascontiguousarray(grid).reshape(-1).astype(np.float64)
+
+    def label(self, index: int) -> str:
+        """See `Queries`."""
+        return f"halfspace {index}"
+
+    def _sums(self, histogram: Array) -> Array:
+        lines = np.moveaxis(histogram.reshape(self.shape), self.axis, -1)
+        lines = lines.reshape(-1, self.shape[self.axis])
+        before = np.zeros((len(lines), lines.shape[1] + 1), histogram.dtype)
+        np.cumsum(lines, axis=1, out=before[:, 1:])
+        flat = before.reshape(-1)
+        start = np.arange(len(lines)) * before.shape[1]
+        below = np.empty(self.size, histogram.dtype)
+        for at in range(0, self.size, 256):
+            below[at : at + 256] = flat[start + self.cuts[at : at + 256]].sum(axis=1)
+        return np.where(self.upward, histogram.sum() - below, below)
+
+
+def cut_positions(shape: Shape, normals: Array, offsets: Array) -> Array:
+    """For each halfspace and line: how many points of the line come before its boundary."""
+    axis = int(np.argmax(shape))
+    other = [np.arange(size) for a, size in enumerate(shape) if a != axis]
+    across = np.delete(normals, axis, axis=1)
+    grid = (
+        np.stack([g.reshape(-1) for g in np.meshgrid(*other, indexing="ij")], axis=1)
+        if other
+        else np.zeros((1, 0))
+    )
+    length = shape[axis]
+    cuts = np.empty((len(offsets), len(grid)), np.int32)
+    for row, (normal, offset) in enumerate(zip(normals[:, axis], offsets, strict=True)):
+        missing = offset - grid @ across[row]
+        if normal == 0:
+            cuts[row] = np.where(missing <= 0, 0, length)
+        else:
+            ratio = missing / normal
+            edge = np.ceil(ratio) if normal > 0 else np.floor(ratio) + 1
+            cuts[row] = np.clip(edge, 0, length)
+    return cuts
