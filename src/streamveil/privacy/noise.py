@@ -19,14 +19,17 @@ import hashlib
 import os
 import struct
 from dataclasses import dataclass, field
+from operator import index
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from streamveil.types import Array, UInt64
 
 SECRET_BYTES = 32
+CHUNK = 4096  # ids or words per call of the cipher: fits into the first cache
+ZEROS = bytes(8 * CHUNK)
 
 
 @runtime_checkable
@@ -64,24 +67,46 @@ class Noise(Protocol):
 
 @dataclass(frozen=True, repr=False)  # secret
 class KeyedDraws:
-    """AES-256 keystreams under a subkey."""
+    """AES-256 keystreams under a subkey.
+
+    `words` is AES in counter mode; `words_for` is AES itself as a pseudo-random permutation of
+    ids, which a distinguisher tells from random functions with advantage n^2 / 2^129 for n blocks.
+    """
 
     subkey: bytes
-    silent: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """See `Draws.silent`."""
+        return False
 
     def words(self, n: int) -> UInt64[Array, " n"]:
         """See `Draws.words`."""
         encryptor = Cipher(algorithms.AES(self.subkey), modes.CTR(b"\0" * 16)).encryptor()
-        return np.frombuffer(encryptor.update(bytes(8 * n)), "<u8")
+        out = np.empty(n + 2, "<u8")  # the cipher asks for 15 spare bytes
+        for start in range(0, n, CHUNK):
+            size = min(CHUNK, n - start)
+            encryptor.update_into(ZEROS[: 8 * size], as_bytes(out[start:]))
+        return out[:n]
 
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
         """See `Draws.words_for`. Each further pair of words uses a subkey of its own."""
+        flat = as_ids(ids)
         pairs = (n + 1) // 2
-        flat = np.ascontiguousarray(ids, "<u8")
-        blocks = [self._encrypt(flat, pair) for pair in range(pairs)]
+        encryptors = [self._encryptor(pair) for pair in range(pairs)]
+        out = np.empty((len(flat) + 1, 2 * pairs), "<u8")
         if pairs == 1:
-            return blocks[0][:, :n]
-        return np.concatenate(blocks, axis=1)[:, :n]
+            for start in range(0, len(flat), CHUNK):
+                source = as_bytes(flat[start : start + CHUNK])
+                encryptors[0].update_into(source, as_bytes(out[start:]))
+            return out[: len(flat), :n]
+        scratch = np.empty((CHUNK + 1, 2), "<u8")
+        for start in range(0, len(flat), CHUNK):
+            block = flat[start : start + CHUNK]
+            for pair, encryptor in enumerate(encryptors):
+                encryptor.update_into(as_bytes(block), as_bytes(scratch))
+                out[start : start + len(block), 2 * pair : 2 * pair + 2] = scratch[: len(block)]
+        return out[: len(flat), :n]
 
     def at(self, purpose: str, *path: int | bytes) -> KeyedDraws:
         """See `Draws.at`."""
@@ -92,11 +117,22 @@ class KeyedDraws:
             ).digest()
         )
 
-    def _encrypt(self, ids: UInt64[Array, "keys 2"], pair: int) -> UInt64[Array, "keys 2"]:
+    def _encryptor(self, pair: int) -> CipherContext:
         key = hashlib.blake2b(struct.pack("<q", pair), key=self.subkey, digest_size=32).digest()
         # one block per id, ids distinct: ECB is the block cipher itself, used as a PRF
-        encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
-        return np.frombuffer(encryptor.update(ids.tobytes()), "<u8").reshape(-1, 2)
+        return Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
+
+
+def as_bytes(words: UInt64[Array, ...]) -> memoryview:
+    """The memory of contiguous words."""
+    return memoryview(words.reshape(-1)).cast("B")  # type: ignore[arg-type]  # arrays are buffers
+
+
+def as_ids(ids: UInt64[Array, "keys 2"]) -> UInt64[Array, "keys 2"]:
+    """Contiguous little-endian ids; anything but pairs of 64-bit integers is refused."""
+    if ids.ndim != 2 or ids.shape[1] != 2 or ids.dtype.kind not in "iu" or ids.itemsize != 8:
+        raise ValueError(f"ids must be uint64[keys, 2], not {ids.dtype}{list(ids.shape)}")
+    return np.ascontiguousarray(ids.view("u8") if ids.dtype.kind == "i" else ids, "<u8")
 
 
 @dataclass(frozen=True, repr=False)  # secret
@@ -190,7 +226,24 @@ class SilentNoise:
 
 
 def encode_address(epoch: bytes, purpose: str, *path: int | bytes) -> bytes:
-    """An injective encoding of (epoch, purpose, path): every part carries its type and length."""
-    parts = [b"b" + epoch, b"b" + purpose.encode()]
-    parts += [b"i%d" % part if isinstance(part, int) else b"b" + part for part in path]
+    """An injective encoding of (epoch, purpose, path): every part carries its type and length.
+
+    >>> encode_address(b"", "p", 1) == encode_address(b"", "p", np.int64(1))
+    True
+    >>> encode_address(b"", "p", 1, 2) == encode_address(b"", "p", 12)
+    False
+    """
+    parts = [b"b" + epoch, b"b" + purpose.encode(), *map(encode_part, path)]
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+
+def encode_part(part: int | bytes) -> bytes:
+    """One part of a path with its type; numpy integers count as integers."""
+    if isinstance(part, bytes):
+        return b"b" + part
+    try:
+        return b"i%d" % index(part)
+    except TypeError:
+        raise TypeError(
+            f"an address is made of integers and bytes, not {type(part).__name__}"
+        ) from None
