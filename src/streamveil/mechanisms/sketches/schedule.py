@@ -1,0 +1,59 @@
+"""When columns are pushed: public, fixed in advance, the same for every input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from streamveil.errors import require_one_of
+
+ClockName = Literal["arrivals", "ticks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Every column once in each `round`, `block` columns together, spread evenly over the round.
+
+    With the clock 'arrivals' time is the number of items so far (and so is public); with 'ticks' it
+    is advanced by the caller and the number of items stays private. The paper's sketch is
+    round = width and block = 1, the punctual one round = 1 and block = width.
+
+    >>> plan = Schedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
+    >>> plan.blocks, [plan.push_time(number) for number in range(6)], plan.pushes
+    (3, [2, 5, 8, 10, 13, 16], 2)
+    """
+
+    width: int
+    clock: ClockName
+    round: int  # arrivals or ticks between two pushes of a column
+    block: int  # columns pushed together
+    horizon: int | None  # arrivals or ticks in all; None: unknown
+    flushes: int = 0  # further pushes of the whole table that the caller may ask for
+
+    def __post_init__(self) -> None:
+        require_one_of("clock", self.clock, ("arrivals", "ticks"))
+        limits = {"round": (self.round, 2**62), "block": (self.block, self.width)}
+        for name, (value, top) in limits.items():
+            if not isinstance(value, int) or not 1 <= value <= top:
+                raise ValueError(f"{name} must be an integer from 1 to {top}, not {value}")
+        if self.horizon is not None and not 1 <= self.horizon < 2**62:
+            raise ValueError(f"horizon must be at least 1, not {self.horizon}")
+        if self.flushes < 0:
+            raise ValueError(f"flushes must not be negative, not {self.flushes}")
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the table."""
+        return -(-self.width // self.block)
+
+    @property
+    def pushes(self) -> int | None:
+        """Pushes of one column within the horizon."""
+        if self.horizon is None:
+            return None
+        return -(-self.horizon // self.round) + self.flushes
+
+    def push_time(self, number: int) -> int:
+        """The clock at which block `number` (counted over all rounds from 0) is pushed."""
+        rounds, block = divmod(number, self.blocks)
+        return rounds * self.round + (block + 1) * self.round // self.blocks
