@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from streamveil.mechanisms.counters import (
+    AnytimeBltCounter,
     BinaryTreeCounter,
     BltCounter,
     Counter,
@@ -21,6 +22,7 @@ def examples(horizon: int) -> dict[str, Counter]:
         "blt": BltCounter(horizon=horizon, sigma=SIGMA),
         "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
         "blt noise": BltCounter(horizon=horizon, sigma=SIGMA, d=3, weighting="columns-noise"),
+        "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
         "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
         "sqrt-toeplitz": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA),

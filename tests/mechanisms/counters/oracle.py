@@ -7,6 +7,7 @@ from functools import singledispatch
 import numpy as np
 
 from streamveil.mechanisms.counters import (
+    AnytimeBltCounter,
     BinaryTreeCounter,
     BltCounter,
     Counter,
@@ -16,8 +17,8 @@ from streamveil.mechanisms.counters import (
 
 
 @singledispatch
-def factors(counter: Counter) -> tuple[np.ndarray, np.ndarray]:
-    """(B, C) with B C = running sums; noise of scale sigma enters between them."""
+def factors(counter: Counter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """(B, C) of the first `horizon` steps: B C = running sums, noise of scale sigma between."""
     raise NotImplementedError(type(counter).__name__)
 
 
@@ -45,15 +46,15 @@ def feedback_factors(
 
 
 @factors.register
-def _(counter: BltCounter) -> tuple[np.ndarray, np.ndarray]:
-    c = counter.blt.encoder(counter.horizon)
-    pairs = np.array([counter.schedule.scales(t) for t in range(1, counter.horizon + 1)])
+def _(counter: BltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    c = counter.blt.encoder(horizon)
+    pairs = np.array([counter.schedule.scales(t) for t in range(1, horizon + 1)])
     return feedback_factors(c, counter.weighting, pairs[:, 0], pairs[:, 1])
 
 
 @factors.register
-def _(counter: SqrtToeplitzCounter) -> tuple[np.ndarray, np.ndarray]:
-    n = counter.horizon
+def _(counter: SqrtToeplitzCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    n = horizon
     c = np.ones(n)
     for k in range(1, n):
         c[k] = c[k - 1] * (2 * k - 1) / (2 * k)
@@ -80,25 +81,31 @@ def node_matrix(nodes: list[tuple[int, int]], horizon: int) -> np.ndarray:
 
 
 @factors.register
-def _(counter: BinaryTreeCounter) -> tuple[np.ndarray, np.ndarray]:
-    nodes = tree_nodes(counter.horizon, counter.levels)
-    decoder = np.zeros((counter.horizon, len(nodes)))
-    for t in range(1, counter.horizon + 1):
+def _(counter: BinaryTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes = tree_nodes(horizon, counter.levels)
+    decoder = np.zeros((horizon, len(nodes)))
+    for t in range(1, horizon + 1):
         start = 0
         for level in reversed(range(counter.levels)):
             if t >> level & 1:
                 decoder[t - 1, nodes.index((start, 2**level))] = 1
                 start += 2**level
-    return decoder, node_matrix(nodes, counter.horizon)
+    return decoder, node_matrix(nodes, horizon)
 
 
 @factors.register
-def _(counter: HonakerCounter) -> tuple[np.ndarray, np.ndarray]:
+def _(counter: HonakerCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     """Best linear unbiased estimator from the nodes completed by t, by least squares."""
-    nodes = tree_nodes(counter.horizon, counter.levels)
-    encoder = node_matrix(nodes, counter.horizon)
-    decoder = np.zeros((counter.horizon, len(nodes)))
-    for t in range(1, counter.horizon + 1):
+    nodes = tree_nodes(horizon, counter.levels)
+    encoder = node_matrix(nodes, horizon)
+    decoder = np.zeros((horizon, len(nodes)))
+    for t in range(1, horizon + 1):
         done = np.array([start + length <= t for start, length in nodes])
         decoder[t - 1, done] = np.linalg.pinv(encoder[done, :t]).sum(axis=0)
     return decoder, encoder
+
+
+@factors.register
+def _(counter: AnytimeBltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    ones = np.ones(horizon)
+    return feedback_factors(counter.inner.blt.encoder(horizon), "none", ones, ones)

@@ -99,10 +99,11 @@ def test_keys_may_leave_and_may_start_late(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_is_taken_beyond_the_horizon(name):
     counter = examples(3)[name]
-    if counter.horizon is None:
-        pytest.skip("has no end")
+    assert counter.horizon == 3 or not counter.needs_horizon
     with pytest.raises(HorizonError):
-        counter.step(counter.init(1, t=3), np.zeros(1, np.int64), SilentNoise().at("x"))
+        counter.step(
+            counter.init(1, t=counter.horizon), np.zeros(1, np.int64), SilentNoise().at("x")
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,7 +111,7 @@ def test_no_step_is_taken_beyond_the_horizon(name):
 def test_no_neighbour_moves_the_encoder_further_than_declared(name, horizon):
     """All differences with sum |d| <= 2 on short horizons: the extreme ones are enough beyond."""
     counter = examples(horizon)[name]
-    decoder, encoder = factors(counter)
+    decoder, encoder = factors(counter, horizon)
     np.testing.assert_allclose(decoder @ encoder, np.tril(np.ones((horizon, horizon))), atol=1e-9)
     moved = []
     for difference in product(range(-2, 3), repeat=min(horizon, 5)):
@@ -121,15 +122,18 @@ def test_no_neighbour_moves_the_encoder_further_than_declared(name, horizon):
             moved.append(norm(counter, encoder @ padded) / total)
             moved.append(norm(counter, encoder @ padded[::-1]) / total)
     assert max(moved) <= counter.sensitivity
-    assert max(moved) >= counter.sensitivity * (1 - 1e-9)  # and no further than needed
+    if counter.needs_horizon:  # and no further than needed
+        assert max(moved) >= counter.sensitivity * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("horizon", [7, 64, 100])
 def test_sensitivity_is_the_largest_column_norm(name, horizon):
     counter = examples(horizon)[name]
-    columns = [norm(counter, column) for column in factors(counter)[1].T]
-    assert max(columns) <= counter.sensitivity <= max(columns) * (1 + 1e-9)
+    columns = [norm(counter, column) for column in factors(counter, horizon)[1].T]
+    assert max(columns) <= counter.sensitivity
+    if counter.needs_horizon:
+        assert counter.sensitivity <= max(columns) * (1 + 1e-9)
 
 
 def norm(counter: Counter, moved: np.ndarray) -> float:
@@ -141,7 +145,7 @@ def norm(counter: Counter, moved: np.ndarray) -> float:
 @pytest.mark.parametrize("horizon", [1, 12, 100])
 def test_std_is_that_of_the_dense_decoder(name, horizon):
     counter = examples(horizon)[name]
-    decoder, _ = factors(counter)
+    decoder, _ = factors(counter, horizon)
     exact = np.sqrt((decoder**2).sum(axis=1)) * spread(counter)
     stated = counter.std(np.arange(1, horizon + 1))
     # rounding adds 1/12 per draw, weighted slightly differently where draws have other scales
@@ -160,7 +164,7 @@ def test_noise_has_the_covariance_of_the_dense_decoder(name):
     counter = examples(HORIZON)[name]
     xs = np.broadcast_to(streams(1), (HORIZON, SAMPLES))
     errors = run(counter, xs, SeededNoise(12)) - np.cumsum(xs, axis=0)
-    decoder, _ = factors(counter)
+    decoder, _ = factors(counter, HORIZON)
     expected = decoder @ decoder.T * spread(counter) ** 2
     found = errors @ errors.T / SAMPLES
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
@@ -206,11 +210,13 @@ def test_fit_is_inside_the_budget_and_not_wasteful(name):
 def test_loss_is_never_smaller_than_enumeration_finds(name):
     horizon = 6
     counter = examples(horizon)[name]
-    _, encoder = factors(counter)
+    _, encoder = factors(counter, horizon)
     loss = counter.loss(2)
     worst = 2 * max(norm(counter, column) for column in encoder.T) / float(counter.sigma)
     stated = float(loss.pure_total) if loss.pure else float(loss.gaussian) ** 0.5
-    assert worst <= stated <= worst * (1 + 1e-8)
+    assert worst <= stated
+    if counter.needs_horizon:
+        assert stated <= worst * (1 + 1e-8)
     assert counter.loss(0).is_nothing
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.fit import fit
 from streamveil.mechanisms.counters.protocol import Counter, State
@@ -14,6 +15,7 @@ from streamveil.mechanisms.counters.tree import BinaryTreeCounter, HonakerCounte
 
 COUNTERS: dict[str, type[Counter]] = {
     "blt": BltCounter,
+    "anytime-blt": AnytimeBltCounter,
     "binary-tree": BinaryTreeCounter,
     "honaker": HonakerCounter,
     "sqrt-toeplitz": SqrtToeplitzCounter,
@@ -21,6 +23,7 @@ COUNTERS: dict[str, type[Counter]] = {
 
 __all__ = [
     "COUNTERS",
+    "AnytimeBltCounter",
     "BinaryTreeCounter",
     "Blt",
     "BltCounter",

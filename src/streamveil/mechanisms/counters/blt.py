@@ -97,11 +97,7 @@ class BltCounter:
 
     def slack(self, moved: Exact | float) -> float:
         """How much float64 offsets can add to the L2 move of one key, in quanta; see `feedback`."""
-        plan, sigma = self.schedule, feedback.up(self.sigma)
-        smallest = plan.smallest_column
-        largest = feedback.REACH * sigma * plan.largest_noise + 0.5 / smallest
-        largest += feedback.up(moved) * plan.largest_c / smallest
-        eta = feedback.deviation(plan.amplification, largest, plan.weights)
+        eta = self.schedule.recursion.deviation(self.sigma, moved)
         return float(2 * eta * np.sqrt(self.horizon))
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
@@ -113,7 +109,10 @@ class BltCounter:
         times = np.asarray(t)
         if np.any(times < 1) or np.any(times > self.horizon):
             raise ValueError(f"t must be between 1 and {self.horizon}")
-        gaussian, rounding = _variances_of(self.blt, self.horizon, self.weighting)[:, times - 1]
+        if self.weighting == "none":
+            gaussian = rounding = self.blt.variance(times)
+        else:
+            gaussian, rounding = _variances_of(self.blt, self.horizon, self.weighting)[:, times - 1]
         return np.asarray(np.sqrt(gaussian * float(self.sigma) ** 2 + rounding / 12))
 
     @property

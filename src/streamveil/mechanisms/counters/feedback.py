@@ -16,25 +16,32 @@ mu = |V^-1 C D^-1 dx| / sigma, at most (sum |dx|) * (largest column norm of V^-1
 Numerics: the offset is a float64, so its move between two streams is not exactly the ideal one.
 Proof of the slack. Fix the outputs, so that k_t differs between the streams by the integer dx_t
 only. Rounding injects g_t into z_t and e_it into buffer i; both act on later z through C alone:
-z = C (ideal + g + sum_i drain_i x/(1 - keep_i x) e_i). With A = sum of |c_k| and every
-|z_t| <= Z, a buffer stays below Z/q_i, the offset's terms sum to at most Z (as sum drain_i/q_i =
-1 - 1/C(1) < 1), so |g_t| <= (d + 5) u Z and |e_it| <= 2.01 u Z / q_i, and z is off by at most
+z = C (ideal + g + sum_i drain_i x/(1 - keep_i x) e_i). Let A be the sum of |c_k|, |z_t| <= Z, and
+|s_i| <= Y_i for buffer i. The offset's terms sum to at most Z, sum drain_i/q_i being 1 - 1/C(1),
+so |g_t| <= (d + 5) u Z and |e_it| <= 2.01 u Y_i, and z is off in each of the two streams by at most
 
-    eta = A u Z (d + 5 + 2.01 sum_i drain_i / q_i^2)
+    eta = A u ((d + 5) Z + 2.01 sum_i (drain_i / q_i) Y_i).
 
-in each of the two streams. As v_t >= 1, L2 over T steps adds at most 2 eta sqrt(T) / sigma to mu,
-per key that the person touches. Z is REACH sigma max(v) + 1/(2 min D) + moved max|c| / min D (the
-second stream sees the first one's noise, moved); |G| > REACH in any of 2^64 draws has probability
-below 2^-128, which is part of the distance of the sampler and not charged again here.
+As v_t >= 1, L2 over T steps adds at most 2 eta sqrt(T) / sigma to mu, per key the person touches.
+Bounds: z_t = sigma v_t G_t + r_t / D_t with |r_t| <= 1/2. On the first stream |z_t| <= REACH
+sigma max(v) + 1/(2 min D); a buffer is a weighted sum of z, a martingale but for the bias of
+rounding, with terms sub-Gaussian of scale sigma v + 1/(2D), so it stays below REACH times that over
+sqrt(1 - keep_i^2), plus bias / q_i. The second stream has the first one's values, moved by
+moved |c| / min D at most. A bound fails with probability below 2 exp(-REACH^2/2) < 2^-207, so all
+of 2^64 draws keep theirs but for 2^-128, which is part of the distance of any computed noise from
+its ideal (as is the cipher's) and not charged again here.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, nextafter, sqrt
+from math import ceil, exp, nextafter, pi, sqrt
+
+import numpy as np
 
 from streamveil.privacy.guarantee import Gdp, Loss
-from streamveil.types import Exact
+from streamveil.types import Array, Exact, Float64
 
 REACH = 17.0  # standard deviations; P(|G| > 17) < 2^-208
 U = 2.0**-53
@@ -42,12 +49,38 @@ UP = 1 + 1e-14  # covers a handful of roundings of positive numbers
 EASE = 1.01  # second-order terms of the analysis
 
 
-def deviation(amplification: float, largest: float, weights: float) -> float:
-    """The eta of the module's proof for |z| <= `largest`; `weights` is its last factor."""
-    eta = amplification * U * largest * EASE * weights
-    if not eta * 1000 < largest:
-        raise ValueError("float64 offsets are too inaccurate for this horizon and noise scale")
-    return eta
+@dataclass(frozen=True)
+class Recursion:
+    """The public numbers of one encoder that decide how rounding errors spread."""
+
+    amplification: float  # A
+    largest_c: float
+    terms: int  # d, or the length of the history
+    rest: Float64[Array, " d"]  # q_i = 1 - keep_i; empty when there are no buffers
+    drain: Float64[Array, " d"]
+    smallest_column: float  # min D_t
+    largest_noise: float  # max v_t
+
+    def deviation(self, sigma: Exact | float, moved: Exact | float) -> float:
+        """The eta of the module's proof; raises when float64 is not accurate enough."""
+        spread, shift = up(sigma) * self.largest_noise, up(moved) / self.smallest_column
+        half = 0.5 / self.smallest_column
+        z = REACH * spread + half + shift * self.largest_c
+        wander = REACH * (spread + half) / np.sqrt(self.rest * (2 - self.rest))
+        wander += rounding_bias(down(sigma) * self.smallest_column) * 2 * half / self.rest
+        wander += shift * np.minimum(self.amplification, self.largest_c / self.rest)
+        buffers = np.minimum(wander, z / self.rest)
+        spent = float((self.drain / self.rest * buffers).sum())
+        eta = self.amplification * U * EASE * ((self.terms + 5) * z + 2.01 * spent)
+        if not eta * 1000 < z:
+            raise ValueError("float64 offsets are too inaccurate for this horizon and noise scale")
+        return eta
+
+
+def rounding_bias(spread: float) -> float:
+    """At most how far the mean of round(m + s G) is from m: sum_k exp(-2 (pi k s)^2) / (pi k)."""
+    decay = exp(-2 * (pi * spread) ** 2)
+    return min(0.5, decay / ((1 - decay) * pi)) if decay < 1 else 0.5
 
 
 def gaussian_loss(

@@ -11,6 +11,7 @@ with q_0 = 0; and C(x)^-1 = 1 - sum_i drain_i x / (1 - (1-q_i) x).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +23,8 @@ from streamveil.types import Array, Float64
 Rates = Float64[Array, " d"]
 COMPLEX_STEP = 1e-30
 LARGEST_D = 8
+
+Map = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,8 @@ def rates_of(x: Array) -> tuple[Array, Array]:
     return rates[0::2], rates[1::2]
 
 
-def descend(objective: object, start: Array) -> Blt:
+def descend(objective: Map, start: Array) -> Blt:
     """BFGS with complex-step gradients; `objective` must be analytic."""
-    assert callable(objective)  # noqa: S101  (a type narrowing, never data)
 
     def value(x: Array) -> float:
         with np.errstate(all="ignore"):

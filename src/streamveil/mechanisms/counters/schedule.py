@@ -16,7 +16,7 @@ import mpmath
 import numpy as np
 from numba import njit
 
-from streamveil.mechanisms.counters.feedback import UP, U
+from streamveil.mechanisms.counters.feedback import UP, Recursion, U
 from streamveil.mechanisms.counters.rational import Blt, geometric
 from streamveil.types import Array, Float64
 
@@ -42,21 +42,23 @@ class Schedule:
     norm: float  # of every column with a schedule, of the largest without; rounded up
     amplification: float  # sum of the first `horizon` coefficients of C, rounded up
     largest_c: float
-    weights: float  # last factor of eta, see `feedback`
     columns: Float64[Array, " horizon"] | None  # D_t where no closed form exists
     noise: Float64[Array, " horizon"] | None  # v_t
 
     @property
-    def smallest_column(self) -> float:
-        """The least D_t."""
-        if self.columns is not None:
-            return float(self.columns.min())
-        return self.scales(self.horizon)[0]
-
-    @property
-    def largest_noise(self) -> float:
-        """The largest v_t."""
-        return 1.0 if self.noise is None else float(self.noise.max())
+    def recursion(self) -> Recursion:
+        """What decides how rounding errors spread."""
+        return Recursion(
+            amplification=self.amplification,
+            largest_c=self.largest_c,
+            terms=len(self.keep),
+            rest=1 - self.keep,
+            drain=self.drain,
+            smallest_column=(
+                self.scales(self.horizon)[0] if self.columns is None else float(self.columns.min())
+            ),
+            largest_noise=1.0 if self.noise is None else float(self.noise.max()),
+        )
 
     def scales(self, t: int) -> tuple[float, float]:
         """(D_t, v_t).
@@ -83,8 +85,6 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
         raise ValueError("the inverse of the encoder must have positive scales and decays")
     exact = _exact_encoder(keep, drain)
     p, omega = tuple(float(x) for x in exact[0]), tuple(float(x) for x in exact[1])
-    rest = 1 - keep  # exact: keep is in [1/2, 1) or the subtraction is rounded once
-    weights = blt.d + 5 + 2.01 * float((drain / rest**2).sum()) * UP
     columns = noise = None
     norm = float(_exact_norm(*exact, horizon)) * UP
     if weighting == "columns-noise":
@@ -93,9 +93,7 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
         norm = float(np.sqrt(_weighted_tails(*encoder, noise).max())) * (1 + 8 * horizon * U)
     total = float(_exact_sum(*exact, horizon)) * UP
     largest = max(1.0, sum(omega)) * UP  # c_1 = sum omega, then the coefficients fall
-    return Schedule(
-        horizon, weighting, keep, drain, p, omega, norm, total, largest, weights, columns, noise
-    )
+    return Schedule(horizon, weighting, keep, drain, p, omega, norm, total, largest, columns, noise)
 
 
 def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:
@@ -113,8 +111,6 @@ def unit_variances(schedule: Schedule) -> Float64[Array, "2 horizon"]:
     steps = np.arange(1, schedule.horizon + 1)
     if schedule.columns is not None and schedule.noise is not None:
         columns, noise = schedule.columns, schedule.noise
-    elif schedule.weighting == "none":
-        columns = noise = np.ones(schedule.horizon)
     else:
         left = _squared_norms(np.array(schedule.p), np.array(schedule.omega), steps[::-1])
         columns, noise = np.sqrt(left / left[0]), np.ones(schedule.horizon)

@@ -75,12 +75,16 @@ class SqrtToeplitzCounter:
 
     def slack(self, moved: Exact | float) -> float:
         """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
-        smallest = float(self._scales().min())
-        largest = feedback.REACH * feedback.up(self.sigma) + 0.5 / smallest
-        largest += feedback.up(moved) / smallest
-        total = float(root_coefficients(self.horizon).sum()) * feedback.EASE
-        eta = feedback.deviation(total, largest, self.horizon + 6)
-        return float(2 * eta * np.sqrt(self.horizon))
+        recursion = feedback.Recursion(
+            amplification=float(root_coefficients(self.horizon).sum()) * feedback.EASE,
+            largest_c=1.0,
+            terms=self.horizon,
+            rest=np.empty(0),
+            drain=np.empty(0),
+            smallest_column=float(self._scales().min()),
+            largest_noise=1.0,
+        )
+        return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
