@@ -31,7 +31,8 @@ def make_rows(seed, n, units, groups, scale):
     names = rng.integers(1, 2**64, units, np.uint64, endpoint=False)
     group = rng.integers(0, groups, n).astype(np.uint16)
     return UnitRows(
-        names[rng.integers(0, units, n)], group,
+        names[rng.integers(0, units, n)],
+        group,
         rng.integers(1, scale + 1, n).astype(np.uint8) if scale > 1 else np.ones(n, np.uint8),
         group % 2 == 0,
     )
@@ -47,7 +48,9 @@ def test_equals_the_plain_twin_in_any_split_of_batches(bounds, seed, n, units, g
     table = UnitTable.empty(bounds, by_group=True)
     parts = [unit_stage(table, cut(rows, i, i + 97), bounds) for i in range(0, n, 97)]
     accepted, first = bound(rows, bounds)
-    np.testing.assert_array_equal(np.concatenate([p.accepted for p in parts] or [accepted]), accepted)
+    np.testing.assert_array_equal(
+        np.concatenate([p.accepted for p in parts] or [accepted]), accepted
+    )
     np.testing.assert_array_equal(np.concatenate([p.first for p in parts] or [first]), first)
 
 
@@ -80,15 +83,25 @@ def test_accepted_rows_alone_rebuild_the_same_table(bounds, seed, n):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 
-@pytest.mark.parametrize("bounds", [
-    Bounds(max_rows=5), Bounds(max_rows=5, per_group=2), Bounds(quadratic=5),
-    Bounds(max_rows=4, quadratic=9), Bounds(max_rows=6, per_group=4),
-])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        Bounds(max_rows=5),
+        Bounds(max_rows=5, per_group=2),
+        Bounds(quadratic=5),
+        Bounds(max_rows=4, quadratic=9),
+        Bounds(max_rows=6, per_group=4),
+    ],
+)
 def test_no_stream_of_one_unit_reaches_further_than_declared(bounds):
     reached, units = 0, 0
     for stream in product(range(3), repeat=7):  # every order of 7 rows over 3 groups
-        rows = UnitRows(np.ones(7, np.uint64), np.array(stream, np.uint16),
-                        np.ones(7, np.uint8), np.ones(7, bool))
+        rows = UnitRows(
+            np.ones(7, np.uint64),
+            np.array(stream, np.uint16),
+            np.ones(7, np.uint8),
+            np.ones(7, bool),
+        )
         passed = unit_stage(UnitTable.empty(bounds, by_group=True), rows, bounds)
         counts = Counter(np.array(stream)[passed.accepted].tolist())
         reached = max(reached, sum(n * n for n in counts.values()))

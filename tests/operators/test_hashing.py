@@ -54,9 +54,13 @@ def test_columns_are_joined_without_ambiguity():
 
 def test_every_storage_of_a_word_is_accepted():
     for column in [
-        pa.array([0, 1], pa.uint8()), pa.array([True, False]), pa.array([0.5, -0.0]),
-        pa.array([1, None], pa.timestamp("us")), pa.array([1, 2], pa.date32()),
-        pa.array([2**64 - 1, 0], pa.uint64()), pa.array([None, 3], pa.date32()),
+        pa.array([0, 1], pa.uint8()),
+        pa.array([True, False]),
+        pa.array([0.5, -0.0]),
+        pa.array([1, None], pa.timestamp("us")),
+        pa.array([1, 2], pa.date32()),
+        pa.array([2**64 - 1, 0], pa.uint64()),
+        pa.array([None, 3], pa.date32()),
     ]:
         assert len({row.tobytes() for row in name_column(column, KEY)}) == 2
     minus, plus = (name_column(pa.array([value]), KEY) for value in (-0.0, 0.0))

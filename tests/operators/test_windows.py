@@ -14,8 +14,12 @@ def schedules(draw):
     parts = draw(st.integers(1, 4))
     size = {"tumble": slide, "hop": draw(st.integers(slide, 30)), "cumulate": slide * parts}[kind]
     return Schedule(
-        every_us=draw(st.integers(1, 15)), start_us=draw(st.integers(-20, 20)), size_us=size,
-        slide_us=slide, lateness_us=draw(st.integers(0, 10)), growing=kind == "cumulate",
+        every_us=draw(st.integers(1, 15)),
+        start_us=draw(st.integers(-20, 20)),
+        size_us=size,
+        slide_us=slide,
+        lateness_us=draw(st.integers(0, 10)),
+        growing=kind == "cumulate",
         steps=draw(st.one_of(st.none(), st.integers(1, 20))),
     )
 
@@ -54,8 +58,12 @@ def test_active_windows_and_their_trigger_numbers(schedule, step):
     for window in range(-300, 300):
         start, stop = schedule.bounds(window)
         released_before = step > 1 and before >= stop + schedule.lateness_us
-        if end > start and not released_before and not (
-            step == 1 and before >= stop + schedule.lateness_us  # over before the job began
+        if (
+            end > start
+            and not released_before
+            and not (
+                step == 1 and before >= stop + schedule.lateness_us  # over before the job began
+            )
         ):
             wanted.append(window)
     if not schedule.growing:

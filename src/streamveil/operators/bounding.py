@@ -45,8 +45,11 @@ class Bounds:
     scale: int = 1  # quanta of weight that make one row; weights are integers 1..scale
 
     def __post_init__(self) -> None:
-        for name, bound in (("max_rows", self.max_rows), ("quadratic", self.quadratic),
-                            ("max_rows_per_group", self.per_group)):
+        for name, bound in (
+            ("max_rows", self.max_rows),
+            ("quadratic", self.quadratic),
+            ("max_rows_per_group", self.per_group),
+        ):
             if bound is not None and not 1 <= bound <= LARGEST_ROWS:
                 raise PlanError(f"{name} must be between 1 and {LARGEST_ROWS}, not {bound}")
         if self.max_rows is None and self.quadratic is None:
@@ -84,8 +87,11 @@ class Bounds:
     @property
     def groups_matter(self) -> bool:
         """Whether passing depends on the group of a row."""
-        return (self.quadratic is not None or self.slots is not None
-                or (self.per_group or LARGEST_ROWS) < (self.max_rows or LARGEST_ROWS))
+        return (
+            self.quadratic is not None
+            or self.slots is not None
+            or (self.per_group or LARGEST_ROWS) < (self.max_rows or LARGEST_ROWS)
+        )
 
 
 class UnitRows(NamedTuple):
@@ -130,8 +136,11 @@ class UnitTable:
         """No unit yet. `by_group`: remember groups even if only to tell first rows."""
         entries = SMALLEST if by_group or bounds.groups_matter else 0
         limit = (bounds.quadratic or 0) * bounds.scale**2
-        largest = min(bounds.per_group or LARGEST_ROWS, bounds.max_rows or LARGEST_ROWS,
-                      int(limit**0.5) if limit else LARGEST_ROWS)
+        largest = min(
+            bounds.per_group or LARGEST_ROWS,
+            bounds.max_rows or LARGEST_ROWS,
+            int(limit**0.5) if limit else LARGEST_ROWS,
+        )
         return cls(
             np.zeros(SMALLEST, np.uint64),
             np.zeros(SMALLEST if bounds.max_rows else 0, _word(bounds.max_rows or 0)),
@@ -160,15 +169,33 @@ def unit_stage(table: UnitTable, rows: UnitRows, bounds: Bounds) -> Passed:
     n = len(rows.unit)
     accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     order = visiting_order(rows.unit, len(table.unit))
-    limits = np.array([
-        _or_largest(bounds.max_rows), _or_largest(bounds.per_group, bounds.scale),
-        _or_largest(bounds.quadratic, bounds.scale**2), _or_largest(bounds.slots),
-    ], np.int64)
+    limits = np.array(
+        [
+            _or_largest(bounds.max_rows),
+            _or_largest(bounds.per_group, bounds.scale),
+            _or_largest(bounds.quadratic, bounds.scale**2),
+            _or_largest(bounds.slots),
+        ],
+        np.int64,
+    )
     at = 0
     while at < n:
         at, full = bound_rows(
-            *rows, order, at, limits, table.unit, table.rows, table.spent, table.slots, table.used,
-            table.block, table.pool_group, table.pool_sum, table.meta, accepted, first,
+            *rows,
+            order,
+            at,
+            limits,
+            table.unit,
+            table.rows,
+            table.spent,
+            table.slots,
+            table.used,
+            table.block,
+            table.pool_group,
+            table.pool_sum,
+            table.meta,
+            accepted,
+            first,
         )
         if full == GROW_TABLE:
             _grow_table(table)

@@ -1,4 +1,4 @@
-"""Keyed identities: 128-bit names of keys and fingerprints of privacy units, under the job's secret.
+"""Keyed identities: 128-bit names of keys, fingerprints of privacy units, under a secret.
 
 Integers (and what is stored as one: dates, timestamps, booleans) are enciphered as one AES-256
 block each, so two different integers can never share a 128-bit name. Strings and byte strings go
@@ -61,9 +61,13 @@ def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "
 def is_text(kind: pa.DataType) -> bool:
     """Whether values are byte strings (hashed) rather than integers (enciphered)."""
     return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
         or pa.types.is_decimal(kind)
     )
 
@@ -71,8 +75,10 @@ def is_text(kind: pa.DataType) -> bool:
 def is_nameable(kind: pa.DataType) -> bool:
     """Whether a column of this type can name keys or privacy units."""
     return is_text(kind) or bool(
-        pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-        or pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_floating(kind)
+        or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
     )
 
 
@@ -87,7 +93,7 @@ def as_integers(column: pa.Array) -> Int64[Array, " rows"]:
     if pa.types.is_boolean(kind):
         return np.asarray(column.cast(pa.int8())).astype(np.int64)
     if pa.types.is_temporal(kind):
-        width = pa.int32() if kind.bit_width == 32 else pa.int64()  # noqa: PLR2004 (bits of a word)
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
         return np.asarray(column.view(width)).astype(np.int64)
     if pa.types.is_uint64(kind):
         return np.asarray(column).view(np.int64)
@@ -95,9 +101,11 @@ def as_integers(column: pa.Array) -> Int64[Array, " rows"]:
 
 
 def _zero(kind: pa.DataType) -> Any:
-    return pa.scalar(0, pa.int64()).cast(pa.int32()).cast(kind) if (
-        pa.types.is_temporal(kind) and kind.bit_width == 32  # noqa: PLR2004 (bits of a word)
-    ) else pa.scalar(0).cast(kind)
+    return (
+        pa.scalar(0, pa.int64()).cast(pa.int32()).cast(kind)
+        if (pa.types.is_temporal(kind) and kind.bit_width == 32)
+        else pa.scalar(0).cast(kind)
+    )
 
 
 def text_buffers(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " rows_plus_1"]]:
@@ -106,8 +114,10 @@ def text_buffers(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array,
     if pa.types.is_decimal(kind):
         column = column.cast(pa.string())
     if not pa.types.is_large_binary(column.type):
-        column = column.cast(pa.large_binary()) if not pa.types.is_string(column.type) else (
-            column.cast(pa.large_string()).cast(pa.large_binary())
+        column = (
+            column.cast(pa.large_binary())
+            if not pa.types.is_string(column.type)
+            else (column.cast(pa.large_string()).cast(pa.large_binary()))
         )
     if column.null_count:
         column = pc.fill_null(column, b"")
@@ -163,8 +173,10 @@ def _rounds(
 
 @njit(cache=True)
 def siphash_many(
-    data: UInt8[Array, " bytes"], offsets: Int64[Array, " rows_plus_1"],
-    k0: np.uint64, k1: np.uint64,
+    data: UInt8[Array, " bytes"],
+    offsets: Int64[Array, " rows_plus_1"],
+    k0: np.uint64,
+    k1: np.uint64,
 ) -> UInt64[Array, "rows 2"]:
     """SipHash-2-4 with 128-bit results of data[offsets[i]:offsets[i + 1]] for every i."""
     n = len(offsets) - 1

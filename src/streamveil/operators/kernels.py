@@ -56,11 +56,24 @@ def _shift(capacity: int) -> np.uint64:  # pragma: no cover (compiled)
 
 @njit(cache=True)
 def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arrays state)
-    unit: UInt64[Array, " rows"], group: UInt16[Array, " rows"], weight: UInt8[Array, " rows"],
-    hidden: Bool[Array, " rows"], order: Int64[Array, " rows"], at: int, limits: Int64[Array, " 4"],
-    t_unit: Array, t_rows: Array, t_spent: Array, t_slots: Array, t_used: Array, t_block: Array,
-    pool_group: Array, pool_sum: Array, meta: Array,
-    accepted: Bool[Array, " rows"], first: Bool[Array, " rows"],
+    unit: UInt64[Array, " rows"],
+    group: UInt16[Array, " rows"],
+    weight: UInt8[Array, " rows"],
+    hidden: Bool[Array, " rows"],
+    order: Int64[Array, " rows"],
+    at: int,
+    limits: Int64[Array, " 4"],
+    t_unit: Array,
+    t_rows: Array,
+    t_spent: Array,
+    t_slots: Array,
+    t_used: Array,
+    t_block: Array,
+    pool_group: Array,
+    pool_sum: Array,
+    meta: Array,
+    accepted: Bool[Array, " rows"],
+    first: Bool[Array, " rows"],
 ) -> tuple[int, int]:
     """Bounds rows from place `at` of the order on; returns where it stopped and what must grow."""
     max_rows, per_group, quadratic, max_slots = limits
@@ -79,13 +92,13 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
             return place, GROW_TABLE
         if len(t_rows) and np.int64(t_rows[slot]) >= max_rows:
             continue
-        w = np.int64(weight[row])
-        entry, used, old, start = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+        w = int(weight[row])
+        entry, used, old, start = -1, 0, 0, 0
         if by_group:
-            used, start = np.int64(t_used[slot]), np.int64(t_block[slot])
+            used, start = int(t_used[slot]), int(t_block[slot])
             for i in range(start, start + used):
                 if pool_group[i] == group[row]:
-                    entry, old = i, np.int64(pool_sum[i])
+                    entry, old = i, int(pool_sum[i])
                     break
             if old + w > per_group:
                 continue
@@ -124,9 +137,7 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
 
 
 @njit(cache=True)
-def _allocate(
-    used: int, start: int, pool_group: Array, pool_sum: Array, meta: Array
-) -> int:
+def _allocate(used: int, start: int, pool_group: Array, pool_sum: Array, meta: Array) -> int:
     """A block with room for one entry more than `used`, holding the old ones; -1: no room."""
     size = BLOCK if used == 0 else 2 * used
     size_class = 0
@@ -135,7 +146,7 @@ def _allocate(
     head = meta[2 + size_class]
     if head >= 0:
         block = head
-        after = np.int64(pool_group[head]) | (np.int64(pool_group[head + 1]) << 16)
+        after = int(pool_group[head]) | (int(pool_group[head + 1]) << 16)
         meta[2 + size_class] = after - 1
     else:
         block = meta[1]
@@ -150,4 +161,81 @@ def _allocate(
         pool_group[start] = previous & 0xFFFF
         pool_group[start + 1] = (previous >> 16) & 0xFFFF
         meta[1 + size_class] = start
-    return block
+    return int(block)
+
+
+@njit(cache=True)
+def find_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
+    names: UInt64[Array, "rows 2"],
+    order: Int64[Array, " rows"],
+    at: int,
+    t_slots: Array,
+    t_names: UInt64[Array, "keys 2"],
+    meta: Array,
+    found: Int64[Array, " rows"],
+    source: Int64[Array, " rows"],
+) -> tuple[int, int]:
+    """The key row of every name, new names being appended; stops where something must grow.
+
+    `meta` holds the keys there are; source[k] becomes the batch row that brought new key k.
+    """
+    mask = len(t_slots) - 1
+    shift = _shift(len(t_slots))
+    most = np.int64(LOAD * len(t_slots))
+    for place in range(at, len(order)):
+        i = order[place]
+        low, high = names[i, 0], names[i, 1]
+        slot = np.int64(low >> shift)
+        row = np.int64(t_slots[slot]) - 1
+        while row >= 0 and (t_names[row, 0] != low or t_names[row, 1] != high):
+            slot = (slot + 1) & mask
+            row = np.int64(t_slots[slot]) - 1
+        if row < 0:
+            row = meta[0]
+            if row >= most:
+                return place, GROW_TABLE
+            if row >= len(t_names):
+                return place, GROW_POOL
+            t_names[row, 0] = low
+            t_names[row, 1] = high
+            t_slots[slot] = row + 1
+            source[meta[1]] = i
+            meta[0] += 1
+            meta[1] += 1
+        found[i] = row
+    return len(order), DONE
+
+
+@njit(cache=True)
+def settle_rows(names: UInt64[Array, "keys 2"], t_slots: Array, start: int) -> None:
+    """Enters key rows from `start` on into the slots, in row order."""
+    mask = len(t_slots) - 1
+    shift = _shift(len(t_slots))
+    for row in range(start, len(names)):
+        slot = np.int64(names[row, 0] >> shift)
+        while t_slots[slot] != 0:
+            slot = (slot + 1) & mask
+        t_slots[slot] = row + 1
+
+
+@njit(cache=True)
+def add_lanes(
+    pending: Int64[Array, "keys lanes"],
+    found: Int64[Array, " rows"],
+    lanes: Int64[Array, "rows lanes"],
+) -> None:
+    """Adds every row's increments to the lanes of its key."""
+    for i in range(len(found)):
+        for lane in range(lanes.shape[1]):
+            pending[found[i], lane] += lanes[i, lane]
+
+
+@njit(cache=True)
+def add_hits(
+    pending: Int64[Array, "keys nodes"], found: Int64[Array, " rows"], hits: Array
+) -> None:
+    """Adds one to every node a row hits; negative nodes are skipped."""
+    for i in range(len(found)):
+        for level in range(hits.shape[1]):
+            if hits[i, level] >= 0:
+                pending[found[i], hits[i, level]] += 1

@@ -1,0 +1,497 @@
+"""From a plan to the operator that runs it: a pure function of the query, before any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from fractions import Fraction
+from math import floor, log2
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.errors import PlanError, nearest
+from streamveil.mechanisms.counters import COUNTERS, Counter, fit
+from streamveil.operators.bounding import Bounds
+from streamveil.operators.group_by import Default, GroupBy, lane_move
+from streamveil.operators.outputs import LaneBook, Output
+from streamveil.operators.release import Totalling
+from streamveil.operators.rows import Bind, Lane, RowFunction, RowProgram, require_number
+from streamveil.operators.selection import FINE, GaussianSelection
+from streamveil.operators.windows import Schedule
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.calibrate import gaussian_mu, root_up
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.plan import Aggregate, Plan
+
+PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
+LARGEST_SUM = 2**62
+MOST_LEVELS = 12
+MICRO = timedelta(microseconds=1)
+OPTIONS = {
+    "non_negative",
+    "integer",
+    "monotone",
+    "confidence",
+    "delta_share",
+    "selection_share",
+    "weights",
+    "max_units",
+}
+
+
+def compile_plan(plan: Plan) -> GroupBy:
+    """Checks a plan and calibrates every mechanism of it; raises PlanError with the way out."""
+    return Compiler(plan).compile()
+
+
+@dataclass
+class Compiler:
+    """One compilation; collects the defaults it had to take."""
+
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        self.defaults: list[Default] = []
+        self.book = LaneBook()
+        self.trees: list[tuple[int, Lane, int]] = []
+        self.values: list[str] = []
+
+    def compile(self) -> GroupBy:
+        """The operator."""
+        plan = self.plan
+        unknown = set(plan.options) - OPTIONS
+        if unknown:
+            word = sorted(unknown)[0]
+            raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
+        schedule = self._schedule()
+        bounds = Bounds(
+            max_rows=plan.bounding.max_rows,
+            per_group=plan.bounding.max_rows_per_group,
+            quadratic=plan.bounding.quadratic,
+        )
+        outputs = tuple(self._output(aggregate) for aggregate in plan.aggregates)
+        max_units = int(self._option("max_units", 10**8, "chance of equal fingerprints, in delta"))
+        self._check_overflow(bounds, max_units)
+        totalling = self._calibrate(bounds, schedule, max_units)
+        period = None if plan.period_us is None else plan.period_us * MICRO
+        confidence = float(self._option("confidence", 0.95, "the usual choice for intervals"))
+        return GroupBy(
+            job=plan.name,
+            protects=Neighbours(unit=plan.unit, period=period),
+            bind=binder(plan, tuple(self.values), self._adds()),
+            schedule=schedule,
+            period_us=plan.period_us,
+            bounds=bounds,
+            key_names=tuple(key.name for key in plan.keys),
+            public=self._public(),
+            totalling=totalling,
+            trees=tuple(self.trees),
+            outputs=outputs,
+            confidence=confidence,
+            max_units=max_units,
+            defaults=tuple(self.defaults),
+        )
+
+    # ---- windows and time
+
+    def _schedule(self) -> Schedule:
+        window, clock = self.plan.window, self.plan.clock
+        timed = clock.kind in ("event", "wall") and clock.start_us is not None
+        steps = clock.steps
+        if clock.kind == "once":
+            steps = 1
+        elif clock.kind == "event" and clock.start_us is not None and clock.end_us is not None:
+            whole = -((clock.start_us - clock.end_us) // clock.every)
+            steps = whole if steps is None else min(steps, whole)
+        if window.kind == "whole" and (self.plan.period_us is None or not timed):
+            return Schedule(steps=steps)
+        if not timed:
+            raise PlanError(
+                f"windows need steps that follow time, and the '{clock.kind}' clock has none.\n"
+                "  to fix  use an event or wall clock with a start"
+            )
+        if self.plan.source.event_time is None:
+            raise PlanError("windows and unit periods need the event_time of the source")
+        start = clock.start_us or 0
+        if window.kind == "whole":
+            return Schedule(
+                every_us=clock.every, start_us=start, steps=steps, lateness_us=window.lateness_us
+            )
+        slide = window.slide_us or window.size_us
+        if window.kind == "cumulate" and window.size_us % slide:
+            raise PlanError("a cumulating window must grow by a step that divides its size")
+        return Schedule(
+            every_us=clock.every,
+            start_us=start,
+            size_us=window.size_us,
+            slide_us=slide,
+            lateness_us=window.lateness_us,
+            steps=steps,
+            growing=window.kind == "cumulate",
+        )
+
+    # ---- aggregates
+
+    def _output(self, aggregate: Aggregate) -> Output:
+        makers: dict[str, Callable[[Aggregate], Output]] = {
+            "count": self._count,
+            "count_units": self._count_units,
+            "sum": self._sum,
+            "avg": self._moments,
+            "variance": self._moments,
+            "stddev": self._moments,
+            "quantile": self._quantile,
+        }
+        if aggregate.function not in makers:
+            raise PlanError(
+                f"'{aggregate.function}' is not an aggregate of the group-by"
+                f"{nearest(aggregate.function, makers)}"
+            )
+        options = self.plan.options
+        output = makers[aggregate.function](aggregate)
+        rises = output.function in ("count", "count_units") or (
+            output.function == "sum" and (aggregate.low or 0) >= 0
+        )
+        return replace(
+            output,
+            bias=self._bias(aggregate),
+            non_negative=bool(options.get("non_negative", False)) and rises,
+            integer=bool(options.get("integer", False)),
+            monotone=bool(options.get("monotone", False)) and rises,
+        )
+
+    def _count(self, aggregate: Aggregate) -> Output:
+        if aggregate.expression is None:
+            lane = Lane(kind="rows")
+        else:
+            lane = Lane(kind="valid", value=self._value(aggregate.expression))
+        return Output(name=aggregate.name, function="count", lanes=(self.book.use(lane),))
+
+    def _count_units(self, aggregate: Aggregate) -> Output:
+        lanes = (self.book.use(Lane(kind="units")),)
+        return Output(name=aggregate.name, function="count_units", lanes=lanes)
+
+    def _sum(self, aggregate: Aggregate) -> Output:
+        low, high, value = self._bounded(aggregate)
+        lane = Lane(
+            kind="sum",
+            value=value,
+            low=low,
+            high=high,
+            quantum=self._quantum(aggregate, max(abs(low), abs(high))),
+        )
+        return Output(name=aggregate.name, function="sum", lanes=(self.book.use(lane),))
+
+    def _moments(self, aggregate: Aggregate) -> Output:
+        low, high, value = self._bounded(aggregate)
+        half = (high - low) / 2
+        base = Lane(
+            kind="sum",
+            value=value,
+            low=low,
+            high=high,
+            centre=(low + high) / 2,
+            quantum=self._quantum(aggregate, half),
+        )
+        lanes = [self.book.use(Lane(kind="valid", value=value)), self.book.use(base)]
+        if aggregate.function != "avg":
+            square = replace(base, kind="square", quantum=power_of_two(half**2))
+            lanes.append(self.book.use(square))
+        return Output(
+            name=aggregate.name, function=aggregate.function, lanes=tuple(lanes), low=low, high=high
+        )
+
+    def _quantile(self, aggregate: Aggregate) -> Output:
+        low, high, value = self._bounded(aggregate)
+        options = dict(aggregate.options)
+        q, fan = float(options.pop("q", 0.5)), int(options.pop("fan", 4))
+        levels = int(options.pop("levels", 4))
+        if options:
+            word = sorted(options)[0]
+            raise PlanError(f"unknown option '{word}'{nearest(word, ['q', 'fan', 'levels'])}")
+        if not 0 <= q <= 1 or fan < 2 or not 1 <= levels <= MOST_LEVELS:
+            raise PlanError("a quantile needs 0 <= q <= 1, fan >= 2 and 1 <= levels <= 12")
+        nodes = [
+            Lane(kind="node", value=value, low=low, high=high, level=level, place=place, fan=fan)
+            for level in range(1, levels + 1)
+            for place in range(fan**level)
+        ]
+        places = tuple(self.book.use(node) for node in nodes)
+        tree = (places[0], nodes[0], levels)
+        if tree not in self.trees:
+            self.trees.append(tree)
+        return Output(
+            name=aggregate.name,
+            function="quantile",
+            lanes=places,
+            low=low,
+            high=high,
+            q=q,
+            levels=levels,
+            fan=fan,
+        )
+
+    def _bounded(self, aggregate: Aggregate) -> tuple[float, float, int]:
+        low, high = aggregate.low, aggregate.high
+        if low is None or high is None or aggregate.expression is None:
+            raise PlanError(
+                f"'{aggregate.name}' adds up values, so each row's value needs public bounds.\n"
+                "  to fix  give bounds=(low, high) or contribution_bounds_per_row"
+            )
+        if not -float("inf") < low < high < float("inf"):
+            raise PlanError(f"the bounds of '{aggregate.name}' must be finite and low < high")
+        return float(low), float(high), self._value(aggregate.expression)
+
+    def _value(self, expression: str) -> int:
+        if expression not in self.values:
+            self.values.append(expression)
+        return self.values.index(expression)
+
+    def _quantum(self, aggregate: Aggregate, largest: float) -> Fraction:
+        if aggregate.quantum is not None:
+            if aggregate.quantum <= 0:
+                raise PlanError(f"the quantum of '{aggregate.name}' must be above 0")
+            return Fraction(aggregate.quantum)
+        quantum = power_of_two(largest)
+        self._note(
+            f"{aggregate.name}.quantum",
+            float(quantum),
+            "2^-24 of the largest absolute value, a power of two",
+        )
+        return quantum
+
+    def _adds(self) -> dict[int, str]:
+        """Value functions that must be numbers, with the aggregate that asks."""
+        return {
+            lane.value: self.values[lane.value]
+            for lane in self.book.lanes
+            if lane.kind in ("sum", "square", "node")
+        }
+
+    def _bias(self, aggregate: Aggregate) -> str:
+        bounding = self.plan.bounding
+        limits = [
+            f"{name} = {bound}"
+            for name, bound in (
+                ("max_rows", bounding.max_rows),
+                ("max_rows_per_group", bounding.max_rows_per_group),
+                ("quadratic", bounding.quadratic),
+            )
+            if bound is not None
+        ]
+        note = f"rows of one unit beyond {', '.join(limits)} are not counted"
+        if aggregate.low is not None:
+            note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
+        return note
+
+    # ---- keys
+
+    def _public(self) -> tuple[tuple[Any, ...], ...] | None:
+        public = self.plan.key_set.public
+        if not self.plan.keys:
+            return ((),)
+        if public is None:
+            return None
+        if any(len(key) != len(self.plan.keys) for key in public):
+            raise PlanError("every public key needs one value for each key column")
+        if len(set(public)) != len(public) or not public:
+            raise PlanError("public keys must be a list of distinct keys, at least one")
+        return tuple(public)
+
+    # ---- budget
+
+    def _calibrate(self, bounds: Bounds, schedule: Schedule, max_units: int) -> Totalling:
+        lanes = tuple(self.book.lanes)
+        horizon = schedule.triggers
+        collision = Fraction(max_units, 2**64)
+        discovered = self._public() is None
+        mu, beta = self._shares(bounds, collision, discovered=discovered)
+        if not discovered:
+            counters = self._counters(lanes, bounds, horizon, mu**2)
+            return Totalling(lanes=lanes, counters=counters, selection=None, shared=None)
+        once = bounds.per_group == 1 or bounds.l2_squared == 1
+        shared = next(
+            (
+                place
+                for place, lane in enumerate(lanes)
+                if lane.kind == "units" or (lane.kind == "rows" and once)
+            ),
+            None,
+        )
+        rest = tuple(lane for place, lane in enumerate(lanes) if place != shared)
+        share = Fraction(1) if not rest else Fraction(self._selection_share(shared, len(rest)))
+        selection = self._gaussian_selection(bounds, horizon, mu**2 * share, beta)
+        counters = self._counters(rest, bounds, horizon, mu**2 * (1 - share))
+        if shared is not None:
+            counters = (*counters[:shared], selection.counter, *counters[shared:])
+        return Totalling(lanes=lanes, counters=counters, selection=selection, shared=shared)
+
+    def _shares(
+        self, bounds: Bounds, collision: Fraction, *, discovered: bool
+    ) -> tuple[Fraction, float]:
+        """The Gaussian parameter of everything, and the failure probability per hidden group."""
+        budget = self.plan.budget
+        if budget.is_pure:
+            raise PlanError(
+                "the group-by uses Gaussian noise, which needs a delta.\n"
+                "  to fix  give a delta, for example one far below 1 / (number of units)"
+            )
+        if not discovered:
+            return self._mu(budget, collision, Fraction(0)), 0.0
+        if budget.delta is None:
+            raise PlanError(
+                "discovered keys need a delta: it bounds the chance of showing a key that one"
+                " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
+            )
+        share = Fraction(
+            self._option(
+                "delta_share", 0.5, "half of delta for thresholds, half for the Gaussian noise"
+            )
+        )
+        if not 0 < share < 1:
+            raise PlanError("delta_share must be above 0 and below 1")
+        left = budget.delta - collision
+        if left <= 0:
+            raise PlanError("delta is below the chance that two of max_units units collide")
+        threshold = left * share
+        beta = float(threshold / bounds.hidden_groups) * (1 - 1e-12)
+        return self._mu(budget, collision, threshold), beta
+
+    def _mu(self, budget: Budget, collision: Fraction, threshold: Fraction) -> Fraction:
+        if budget.epsilon is None or budget.delta is None:
+            return Fraction(gaussian_mu(budget))
+        left = budget.delta - collision - threshold
+        if left <= 0:
+            raise PlanError("delta is below the chance that two of max_units units collide")
+        return Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=left)))
+
+    def _selection_share(self, shared: int | None, others: int) -> float:
+        default = 0.5 if shared is None else 1 / (1 + others)
+        return float(
+            self._option("selection_share", default, "of mu^2, for deciding which keys to show")
+        )
+
+    def _gaussian_selection(
+        self, bounds: Bounds, horizon: int | None, mu_squared: Fraction, beta: float
+    ) -> GaussianSelection:
+        groups = bounds.units_l2_squared
+        counter = self._fitted(
+            Fraction(FINE) * root_up(Fraction(groups)), groups, horizon, mu_squared
+        )
+        return GaussianSelection(
+            counter=counter,
+            groups=groups,
+            hidden=bounds.hidden_groups,
+            beta=beta,
+            floor=max(1, self.plan.key_set.min_units),
+        )
+
+    def _counters(
+        self, lanes: tuple[Lane, ...], bounds: Bounds, horizon: int | None, mu_squared: Fraction
+    ) -> tuple[Counter, ...]:
+        weights = [self._weight(lane) for lane in lanes]
+        total = sum(
+            (w for lane, w in zip(lanes, weights, strict=True) if lane.place == 0), Fraction(0)
+        )
+        made: dict[tuple[Fraction, int, Fraction], Counter] = {}
+        counters = []
+        for lane, weight in zip(lanes, weights, strict=True):
+            moved, groups = lane_move(lane, bounds)
+            key = moved, groups, mu_squared * weight / total
+            if key not in made:
+                made[key] = self._fitted(moved, groups, horizon, key[2])
+            counters.append(made[key])
+        return tuple(counters)
+
+    def _weight(self, lane: Lane) -> Fraction:
+        """A lane's part of mu^2, by how many aggregates read it; a tree level is one lane."""
+        place = self.book.lanes.index(lane)
+        return Fraction(self.book.uses[place])
+
+    def _fitted(
+        self, moved: Fraction, groups: int, horizon: int | None, mu_squared: Fraction
+    ) -> Counter:
+        kind = self.plan.counter
+        if kind == "auto":
+            kind = "blt"
+        if kind not in COUNTERS:
+            raise PlanError(f"unknown counter '{kind}'{nearest(kind, [*COUNTERS, 'auto'])}")
+        if horizon is None:
+            raise PlanError(
+                "the number of triggers is not known.\n"
+                "  to fix  give the clock an end or a number of steps"
+            )
+        start: Any = COUNTERS[kind](horizon=horizon, sigma=1)  # type: ignore[call-arg]
+        guess = start.sensitivity * float(moved) / float(mu_squared) ** 0.5
+        budget = Budget(mu=root_down(mu_squared))
+        fitted: Counter = fit(replace(start, sigma=Fraction(guess)), budget, moved, groups)
+        return fitted
+
+    def _check_overflow(self, bounds: Bounds, max_units: int) -> None:
+        per_unit = bounds.max_rows or bounds.quadratic or 1
+        largest = max((lane.reach for lane in self.book.lanes), default=1)
+        if max_units * per_unit * max(largest, FINE) >= LARGEST_SUM:
+            raise PlanError(
+                "sums could overflow: max_units times rows per unit times the largest value in"
+                " quanta reaches 2^62.\n  to fix  use a larger quantum, or a smaller max_units"
+            )
+
+    def _option(self, name: str, default: Any, reason: str) -> Any:
+        if name in self.plan.options:
+            return self.plan.options[name]
+        self._note(name, default, reason)
+        return default
+
+    def _note(self, name: str, value: Any, reason: str) -> None:
+        if all(known.name != name for known in self.defaults):
+            self.defaults.append(Default(name, value, reason))
+
+
+def power_of_two(largest: float) -> Fraction:
+    """The lattice step 2^-24 of the next power of two below a size."""
+    return Fraction(2) ** (floor(log2(largest)) - PRECISION_BITS)
+
+
+def root_down(square: Fraction) -> Fraction:
+    """A fraction not above the square root."""
+    root = root_up(square)
+    return root if root * root <= square else square / root
+
+
+def binder(plan: Plan, values: tuple[str, ...], adds: dict[int, str]) -> Bind:
+    """The row functions of a plan, compiled once a schema is known."""
+
+    def bind(schema: pa.Schema) -> RowProgram:
+        functions = []
+        for place, text in enumerate(values):
+            function = compile_expression(text, schema)
+            if place in adds:
+                require_number(function(schema.empty_table()).type, text)
+            functions.append(function)
+        return RowProgram(
+            unit=compile_expression(plan.unit, schema),
+            event_us=None if plan.source.event_time is None else event_time(plan.source.event_time),
+            where=None if plan.where is None else compile_predicate(plan.where, schema),
+            keys=tuple(compile_expression(key.expression, schema) for key in plan.keys),
+            values=tuple(functions),
+        )
+
+    return bind
+
+
+def event_time(column: str) -> RowFunction:
+    """Microseconds since 1970 UTC of a timestamp, date or integer column; nulls stay."""
+
+    def micros(table: pa.Table) -> pa.Array:
+        whole = table.column(column).combine_chunks()
+        if pa.types.is_date(whole.type):
+            whole = whole.cast(pa.timestamp("us"))
+        if pa.types.is_timestamp(whole.type):
+            whole = pc.cast(whole, pa.timestamp("us", whole.type.tz), safe=False)
+        return whole.cast(pa.int64())
+
+    return micros

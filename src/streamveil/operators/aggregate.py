@@ -1,0 +1,158 @@
+"""Exact per-key sums of one window between two triggers. The key stage of the dataflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.operators.bounding import visiting_order
+from streamveil.operators.kernels import (
+    GROW_POOL,
+    GROW_TABLE,
+    add_hits,
+    add_lanes,
+    find_rows,
+    settle_rows,
+)
+from streamveil.types import Array, Int64, UInt8, UInt64
+
+SMALLEST = 64  # slots of a new table
+
+
+class KeyRows(NamedTuple):
+    """Accepted rows as the key stage sees them, in canonical order."""
+
+    names: UInt64[Array, "rows 2"]
+    lanes: Int64[Array, "rows lanes"]  # quanta to add
+    hits: Int64[Array, "rows levels"]  # places of histogram lanes to add one to; -1: none
+
+
+class Found(NamedTuple):
+    """Where each row's key lives, and which rows brought keys never seen in this window."""
+
+    rows: Int64[Array, " rows"]
+    fresh: Int64[Array, " new"]  # positions in the batch, in the order of the new key rows
+
+
+@dataclass(repr=False)  # secret
+class KeyTable:
+    """The keys of one window: names, exact bytes, and sums not yet released.
+
+    Rows are numbered in the order of first appearance and never move; `slots` finds them by the
+    high bits of the name. Everything else the release keeps per key is an array by row number.
+    Memory: 16 bytes of name, 6 of slots, 8 per lane and the key's own bytes.
+    """
+
+    slots: Array
+    names: Array
+    pending: Array
+    ends: Array  # of each key in `heap`
+    heap: UInt8[Array, " bytes"]
+    meta: Array  # keys, scratch
+
+    NAMES = ("slots", "names", "pending", "ends", "heap", "meta")
+
+    @classmethod
+    def empty(cls, lanes: int) -> KeyTable:
+        """No key yet."""
+        return cls(
+            np.zeros(SMALLEST, np.int32),
+            np.zeros((SMALLEST, 2), np.uint64),
+            np.zeros((SMALLEST, lanes), np.int64),
+            np.zeros(SMALLEST + 1, np.int64),
+            np.zeros(SMALLEST, np.uint8),
+            np.zeros(2, np.int64),
+        )
+
+    @property
+    def keys(self) -> int:
+        """How many keys have been seen."""
+        return int(self.meta[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(getattr(self, name).nbytes for name in self.NAMES)
+
+    def key_bytes(self, rows: Int64[Array, " rows"]) -> pa.Array:
+        """The exact bytes of some keys."""
+        whole = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(),
+            self.keys,
+            [None, pa.py_buffer(self.ends[: self.keys + 1]), pa.py_buffer(self.heap)],
+        )
+        return whole.take(pa.array(rows))
+
+    def name_keys(self, start: int, encoded: pa.Array) -> None:
+        """Stores the bytes of the key rows from `start` on."""
+        lengths = np.diff(
+            np.frombuffer(encoded.buffers()[1], np.int64, len(encoded) + 1, encoded.offset * 8)
+        )
+        data = b"".join(encoded.to_pylist())
+        self.ends = _room(self.ends, start + len(lengths) + 1)
+        self.ends[start + 1 : start + 1 + len(lengths)] = self.ends[start] + np.cumsum(lengths)
+        self.heap = _room(self.heap, int(self.ends[start]) + len(data))
+        self.heap[self.ends[start] : self.ends[start] + len(data)] = np.frombuffer(data, np.uint8)
+
+    def add_keys(self, names: UInt64[Array, "new 2"], encoded: pa.Array) -> None:
+        """Appends keys known to be new, in order: what `key_stage` did when it first met them."""
+        start = self.keys
+        at = 0
+        while at < len(names):
+            if self.keys >= int(0.8 * len(self.slots)):
+                self._grow_slots()
+            if self.keys >= len(self.names):
+                self._grow_rows()
+            fits = min(
+                len(names) - at, len(self.names) - self.keys, int(0.8 * len(self.slots)) - self.keys
+            )
+            first = self.keys
+            self.names[first : first + fits] = names[at : at + fits]
+            self.meta[0] += fits
+            settle_rows(self.names[: self.keys], self.slots, first)
+            at += fits
+        self.name_keys(start, encoded)
+
+    def _grow_slots(self) -> None:
+        self.slots = np.zeros(2 * len(self.slots), np.int32)
+        settle_rows(self.names[: self.keys], self.slots, 0)
+
+    def _grow_rows(self) -> None:
+        rows = 2 * len(self.names)
+        self.names, self.pending = _room(self.names, rows), _room(self.pending, rows)
+
+
+def key_stage(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Found:
+    """Finds or creates the key row of every accepted row. New keys still lack their bytes."""
+    n = len(names)
+    rows, source = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    order = visiting_order(names[:, 0], len(table.slots))
+    table.meta[1] = 0
+    at = 0
+    while at < n:
+        at, full = find_rows(names, order, at, table.slots, table.names, table.meta, rows, source)
+        if full == GROW_TABLE:
+            table._grow_slots()
+        elif full == GROW_POOL:
+            table._grow_rows()
+    fresh = source[: table.meta[1]].copy()
+    table.meta[1] = 0
+    return Found(rows, fresh)
+
+
+def add_rows(table: KeyTable, found: Int64[Array, " rows"], rows: KeyRows) -> None:
+    """Adds the increments of accepted rows to their keys."""
+    add_lanes(table.pending, found, rows.lanes)
+    if rows.hits.shape[1]:
+        add_hits(table.pending, found, rows.hits)
+
+
+def _room(array: Array, rows: int) -> Array:
+    if rows <= len(array):
+        return array
+    larger = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger

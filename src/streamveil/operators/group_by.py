@@ -1,0 +1,502 @@
+"""The private continual group-by: the operator behind every GROUP BY over a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Batch, Release
+from streamveil.errors import StoreError
+from streamveil.operators.aggregate import KeyRows, add_rows, key_stage
+from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.operators.keys import Types, encode_keys
+from streamveil.operators.outputs import Output
+from streamveil.operators.release import (
+    Totalling,
+    WindowState,
+    new_window,
+    open_keys,
+    release_stage,
+    to_table,
+)
+from streamveil.operators.rows import (
+    Bind,
+    Lane,
+    Prepared,
+    RowProgram,
+    groups_of,
+    lane_hits,
+    lane_quanta,
+    names_of,
+    prepare,
+)
+from streamveil.operators.selection import Address
+from streamveil.operators.windows import LATE, Schedule, assign, period_closes
+from streamveil.privacy.calibrate import root_up
+from streamveil.privacy.guarantee import Guarantee, Loss
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Noise
+from streamveil.types import Array, Bool, Int64, UInt64
+
+COLLISION_BITS = 64
+NEVER = "not a public key"
+BOUNDED = "over the contribution bound"
+
+
+class Default(NamedTuple):
+    """A setting that the query left open: what was taken and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass(repr=False)  # secret
+class State:
+    """Everything a group-by remembers. Mutable; never shown."""
+
+    units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
+    windows: dict[int, WindowState] = field(default_factory=dict)
+    types: Types | None = None  # of the key columns, once a schema was seen
+    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    step: int = 0  # last released
+
+
+class Pairs(NamedTuple):
+    """(row, window) pairs that may count, with their place in the unit's scope."""
+
+    rows: Int64[Array, " pairs"]
+    windows: Int64[Array, " pairs"]
+    periods: Int64[Array, " pairs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBy:
+    """Counts, sums and more per key and window, released at every public trigger.
+
+    Algorithm: the dataflow of DP-SQLP (Zhang et al. 2023, arXiv:2303.18086) with one Gaussian
+        mechanism over all keys: bound what each unit contributes, sum exactly per (window, key),
+        and at each trigger feed continual counters, show keys that pass a private test, and decode.
+    Protects: all rows of one unit (within each period, if there is one), added or removed; steps,
+        triggers and source ranges fixed.
+    Guarantee: the sum of the losses of the selection and of every lane's counter, plus the chance
+        that two units share a 64-bit fingerprint.
+    Proof: A unit moves lane l of group k by at most reach_l n_k over all triggers, and
+        sum over k of n_k^2 is at most `bounds.l2_squared` over all windows of the unit's scope
+        (`Bounds`), so the streams of lane l move by at most reach_l sqrt(l2_squared) in the norm of
+        `Counter.loss`: one Gaussian mechanism per lane over all groups together, composed
+        adaptively. When a lane's counters start at a key's opening, which is public, what the key
+        has gathered enters as one increment, and a late start never lengthens a column. Keys shown
+        at all: see `Selection`. A unit whose fingerprint equals another's (probability at most
+        max_units / 2^64 under the secret) is added to delta. All else is post-processing.
+    Error: `std` and `threshold`; every released number carries its standard deviation.
+    Memory: `memory`.
+    Numerics: exact integers up to the counters, whose numerics are their own.
+    """
+
+    kind: str = "group-by"
+    version: int = 1
+    job: str
+    protects: Neighbours
+    bind: Bind = field(compare=False, repr=False)
+    schedule: Schedule
+    period_us: int | None
+    bounds: Bounds
+    key_names: tuple[str, ...]
+    public: tuple[tuple[Any, ...], ...] | None  # None: keys are discovered
+    totalling: Totalling
+    trees: tuple[tuple[int, Lane, int], ...]  # first lane, a lane of it, levels
+    outputs: tuple[Output, ...]
+    confidence: float
+    max_units: int
+    defaults: tuple[Default, ...] = ()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all releases together promise."""
+        return Guarantee(self.protects, self.loss, self.schedule.steps, self._separate)
+
+    @property
+    def loss(self) -> Loss:
+        """The sum of all parts; see the class."""
+        totalling = self.totalling
+        loss = Loss(delta=Fraction(self.max_units, 2**COLLISION_BITS))
+        if totalling.selection is not None:
+            loss += totalling.selection.loss
+        for place, (lane, counter) in enumerate(
+            zip(totalling.lanes, totalling.counters, strict=True)
+        ):
+            if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
+                loss += counter.loss(*lane_move(lane, self.bounds))
+        return loss
+
+    @property
+    def _separate(self) -> bool:
+        """Whether different periods of a unit never meet in one window."""
+        size, period = self.schedule.size_us, self.period_us
+        return bool(period and size and period % size == 0 and self.schedule.overlap == 1)
+
+    @property
+    def plain_lanes(self) -> tuple[Lane, ...]:
+        """Lanes filled row by row (tree nodes are hit instead)."""
+        units = (Lane(kind="units"),) if self.totalling.tracks_units else ()
+        return units + tuple(lane for lane in self.totalling.lanes if lane.kind != "node")
+
+    # ---- the operator protocol
+
+    def init(self) -> State:
+        """See `Operator.init`."""
+        return State()
+
+    def fold(self, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
+        """See `Operator.fold`."""
+        prepared, pairs = self.arrive(state, batch, noise)
+        made = self._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
+        delta = self.accept(state, prepared, pairs) | made
+        delta["turned"] = _to_bytes(json.dumps(prepared.turned).encode())
+        _count(state.turned, prepared.turned)
+        if batch.rows.num_columns:
+            delta["types"] = _types_to_bytes(state.types or ())
+        return delta
+
+    def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
+        """The row stage and the windows: what may count, and reasons for the rest."""
+        program = self._program(batch.rows.schema)
+        if state.types is None:
+            empty = batch.rows.schema.empty_table()
+            state.types = tuple(key(empty).type for key in program.keys)
+            self._name_public(state.types)
+        name_key = noise.derive("group-by/keys")
+        prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key)
+        _count(prepared.turned, batch.rejected)
+        rows, windows, turned = assign(self.schedule, prepared.event_us, batch.step)
+        _count(prepared.turned, turned)
+        pairs = Pairs(rows, windows, self._periods(prepared.event_us[rows]))
+        pairs = self._drop(pairs, self._in_open_period(pairs.periods, batch.step), LATE, prepared)
+        if self.public is not None and self.key_names:
+            known = self._is_public(prepared.names, state.types, name_key)
+            pairs = self._drop(pairs, known[pairs.rows], NEVER, prepared)
+        return prepared, pairs
+
+    def accept(self, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
+        """The unit stage, then the key stage; returns what they changed."""
+        names = prepared.names[pairs.rows]
+        group = groups_of(names, pairs.windows)
+        n = len(group)
+        weight, hidden = np.ones(n, np.uint8), np.ones(n, np.bool_)
+        accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        for period in np.unique(pairs.periods).tolist():
+            mine = pairs.periods == period
+            unit = prepared.unit[pairs.rows[mine]]
+            passed = unit_stage(
+                self._units(state, period),
+                UnitRows(unit, group[mine], weight[mine], hidden[mine]),
+                self.bounds,
+            )
+            accepted[mine], first[mine] = passed
+        kept = np.flatnonzero(accepted)
+        _count(prepared.turned, {BOUNDED: n - len(kept)} if n > len(kept) else {})
+        rows, windows = pairs.rows[kept], pairs.windows[kept]
+        lanes = lane_quanta(self.plain_lanes, prepared, rows, first[kept])
+        hits = lane_hits(self.trees, prepared, rows)
+        found = np.zeros(len(kept), np.int64)
+        fresh: dict[str, list[Any]] = {"window": [], "names": [], "keys": []}
+        for window in np.unique(windows).tolist():
+            mine = np.flatnonzero(windows == window)
+            table = state.windows[window].table
+            start = table.keys
+            met = key_stage(table, names[kept[mine]])
+            found[mine] = met.rows
+            if len(met.fresh):
+                source = rows[mine[met.fresh]]
+                encoded = encode_keys(
+                    [k.take(pa.array(source)) for k in prepared.keys], len(source)
+                )
+                table.name_keys(start, encoded)
+                fresh["window"] += [window] * len(source)
+                fresh["names"].append(prepared.names[source])
+                fresh["keys"] += encoded.to_pylist()
+            add_rows(table, met.rows, KeyRows(names[kept[mine]], lanes[mine], hits[mine]))
+        return {
+            "unit": prepared.unit[rows],
+            "window": windows,
+            "period": pairs.periods[kept],
+            "row": found.astype(np.int32),
+            "lanes": lanes,
+            "hits": hits.astype(np.int32),
+            "new_window": np.array(fresh["window"], np.int64),
+            "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *fresh["names"]]),
+            "new_ends": np.cumsum([len(key) for key in fresh["keys"]], dtype=np.int64),
+            "new_bytes": _to_bytes(b"".join(fresh["keys"])),
+        }
+
+    def apply(self, state: State, delta: Mapping[str, Array]) -> None:
+        """See `Operator.apply`."""
+        if "types" in delta and state.types is None:
+            state.types = _types_from_bytes(delta["types"])
+        _count(state.turned, json.loads(bytes(delta["turned"])))
+        public = pa.array(_slices(delta["public_bytes"], delta["public_ends"]), pa.large_binary())
+        for window in delta["made"].tolist():
+            state.windows[window] = self._blank(delta["public_names"], public)
+        keys = _slices(delta["new_bytes"], delta["new_ends"])
+        for window in np.unique(delta["window"]).tolist():
+            self._add_fresh(state, window, delta, keys)
+            mine = delta["window"] == window
+            rows = KeyRows(np.zeros((0, 2), np.uint64), delta["lanes"][mine], delta["hits"][mine])
+            add_rows(state.windows[window].table, delta["row"][mine].astype(np.int64), rows)
+        names = np.empty((len(delta["row"]), 2), np.uint64)
+        for window in np.unique(delta["window"]).tolist():
+            mine = delta["window"] == window
+            names[mine] = state.windows[window].table.names[delta["row"][mine]]
+        group = groups_of(names, delta["window"])
+        for period in np.unique(delta["period"]).tolist():
+            mine = delta["period"] == period
+            n = int(mine.sum())
+            unit_stage(
+                self._units(state, period),
+                UnitRows(
+                    delta["unit"][mine], group[mine], np.ones(n, np.uint8), np.ones(n, np.bool_)
+                ),
+                self.bounds,
+            )
+
+    def release(self, state: State, step: int, noise: Noise) -> list[Release]:
+        """See `Operator.release`."""
+        releases = []
+        active = self.schedule.active(step)
+        self._make_windows(state, np.array(active, np.int64), noise.derive("group-by/keys"))
+        for window in active:
+            held = state.windows[window]
+            at = Address(noise, self.job.encode(), window)
+            released = release_stage(self.totalling, held, at)
+            table = to_table(
+                held, released, self.outputs, self.confidence, (self.key_names, state.types or ())
+            )
+            releases.append(
+                Release(self._stamp(table, window, held.trigger), window, held.trigger, step)
+            )
+            if self.schedule.last_step(window) == step:
+                del state.windows[window]
+        for period in list(state.units):
+            closes = self._closes(period)
+            if closes is not None and closes <= step:
+                del state.units[period]
+        state.step = step
+        return releases
+
+    def save(self, state: State) -> dict[str, Array]:
+        """See `Operator.save`."""
+        arrays = {
+            "turned": _to_bytes(json.dumps(state.turned).encode()),
+            "step": np.array(state.step, np.int64),
+            "periods": np.array(list(state.units), np.int64),
+            "windows": np.array(list(state.windows), np.int64),
+        }
+        if state.types is not None:
+            arrays["types"] = _types_to_bytes(state.types)
+        for period, table in state.units.items():
+            arrays |= {f"unit{period}/{name}": getattr(table, name) for name in UnitTable.NAMES}
+        for window, held in state.windows.items():
+            arrays |= {f"window{window}/{k}": v for k, v in held.to_arrays().items()}
+        return arrays
+
+    def load(self, arrays: Mapping[str, Array]) -> State:
+        """See `Operator.load`."""
+        try:
+            state = State(
+                turned=json.loads(bytes(arrays["turned"])),
+                step=int(arrays["step"]),
+                types=_types_from_bytes(arrays["types"]) if "types" in arrays else None,
+            )
+            for period in arrays["periods"].tolist():
+                state.units[period] = UnitTable(
+                    *(arrays[f"unit{period}/{name}"].copy() for name in UnitTable.NAMES)
+                )
+            for window in arrays["windows"].tolist():
+                start = f"window{window}/"
+                inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}
+                state.windows[window] = WindowState.from_arrays(inside, len(self.totalling.lanes))
+        except (KeyError, ValueError, TypeError):
+            raise StoreError("the saved arrays are not the state of this group-by") from None
+        if any(
+            held.table.pending.shape[1] != self.totalling.width for held in state.windows.values()
+        ):
+            raise StoreError("the saved state belongs to a query with other aggregates")
+        return state
+
+    def counters(self, state: State) -> dict[str, int]:
+        """See `Operator.counters`."""
+        return {
+            **state.turned,
+            "units": sum(table.units for table in state.units.values()),
+            "keys": sum(held.table.keys for held in state.windows.values()),
+            "shown keys": sum(len(held.open_rows) for held in state.windows.values()),
+            "bytes": sum(table.nbytes for table in state.units.values())
+            + sum(held.table.nbytes for held in state.windows.values()),
+        }
+
+    # ---- helpers
+
+    def _program(self, schema: pa.Schema) -> RowProgram:
+        programs: dict[str, RowProgram] = self._programs
+        text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        if text not in programs:
+            programs[text] = self.bind(schema)
+        return programs[text]
+
+    @cached_property
+    def _programs(self) -> dict[str, RowProgram]:
+        return {}
+
+    @cached_property
+    def _public_names(self) -> dict[bytes, Any]:
+        return {}
+
+    def _units(self, state: State, period: int) -> UnitTable:
+        if period not in state.units:
+            by_group = any(lane.kind == "units" for lane in self.plain_lanes)
+            state.units[period] = UnitTable.empty(self.bounds, by_group=by_group)
+        return state.units[period]
+
+    def _periods(self, event_us: Int64[Array, " pairs"]) -> Int64[Array, " pairs"]:
+        if self.period_us is None:
+            return np.zeros(len(event_us), np.int64)
+        return event_us // self.period_us
+
+    def _closes(self, period: int) -> int | None:
+        if self.period_us is None:
+            return None
+        return period_closes(self.schedule, period, self.period_us)
+
+    def _in_open_period(self, periods: Int64[Array, " pairs"], step: int) -> Bool[Array, " pairs"]:
+        if self.period_us is None:
+            return np.ones(len(periods), np.bool_)
+        numbers, places = np.unique(periods, return_inverse=True)
+        closes = [self._closes(int(number)) for number in numbers]
+        still = np.array([last is None or step <= last for last in closes], np.bool_)
+        return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
+
+    def _drop(
+        self, pairs: Pairs, keep: Bool[Array, " pairs"], reason: str, prepared: Prepared
+    ) -> Pairs:
+        if keep.all():
+            return pairs
+        _count(prepared.turned, {reason: int((~keep).sum())})
+        return Pairs(*(column[keep] for column in pairs))
+
+    def _public_columns(self, types: Types) -> list[pa.Array]:
+        columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
+        return [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+
+    def _name_public(self, types: Types) -> None:
+        """Checks, before any row counts, that the public keys fit the key columns."""
+        if self.public is not None:
+            self._public_columns(types)
+
+    def _public_keys(
+        self, types: Types, name_key: bytes
+    ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
+        """Names and bytes of the public keys; the empty group-by has exactly one."""
+        known = self._public_names
+        if name_key not in known:
+            columns = self._public_columns(types)
+            n = len(self.public or ()) if self.key_names else 1
+            known[name_key] = names_of(columns, n, name_key), encode_keys(columns, n)
+        found: tuple[UInt64[Array, "keys 2"], pa.Array] = known[name_key]
+        return found
+
+    def _is_public(
+        self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes
+    ) -> Bool[Array, " rows"]:
+        public, _ = self._public_keys(types, name_key)
+        pair = np.dtype([("low", "u8"), ("high", "u8")])
+        return np.isin(
+            np.ascontiguousarray(names).view(pair)[:, 0],
+            np.ascontiguousarray(public).view(pair)[:, 0],
+        )
+
+    def _make_windows(
+        self, state: State, windows: Int64[Array, " pairs"], name_key: bytes
+    ) -> dict[str, Array]:
+        """Creates the windows that rows arrive in; returns their part of the delta."""
+        made = [w for w in np.unique(windows).tolist() if w not in state.windows]
+        names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
+        if made and self.totalling.selection is None:
+            names, keys = self._public_keys(state.types or (), name_key)
+        for window in made:
+            state.windows[window] = self._blank(names, keys)
+        cells = keys.to_pylist()
+        return {
+            "made": np.array(made, np.int64),
+            "public_names": names,
+            "public_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
+            "public_bytes": _to_bytes(b"".join(cells)),
+        }
+
+    def _blank(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
+        """A window before its first trigger; public keys are shown from then on."""
+        held = new_window(self.totalling, len(self.outputs), 1)
+        if self.totalling.selection is None:
+            held.table.add_keys(names, keys)
+            open_keys(held, np.arange(len(names), dtype=np.int64), 1)
+        return held
+
+    def _add_fresh(
+        self, state: State, window: int, delta: Mapping[str, Array], keys: list[bytes]
+    ) -> None:
+        mine = np.flatnonzero(delta["new_window"] == window)
+        if len(mine):
+            encoded = pa.array([keys[i] for i in mine], pa.large_binary())
+            state.windows[window].table.add_keys(delta["new_names"][mine], encoded)
+
+    def _stamp(self, table: pa.Table, window: int, trigger: int) -> pa.Table:
+        n = table.num_rows
+        if not self.schedule.whole:
+            for name, time in zip(
+                ("window_start", "window_end"), self.schedule.bounds(window), strict=True
+            ):
+                stamp = pa.scalar(time, pa.int64()).cast(pa.timestamp("us", "UTC"))
+                table = table.append_column(name, pa.repeat(stamp, n))
+        return table.append_column("trigger", pa.repeat(pa.scalar(trigger, pa.int64()), n))
+
+
+def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
+    """How far one unit moves a lane in L2 over all groups (rounded up), and how many groups.
+
+    The nodes of one tree level are one lane spread out: a row adds to one of them, so together
+    they move no further, over at most as many (group, node) pairs as there are rows.
+    """
+    groups = bounds.units_l2_squared
+    squared = groups if lane.kind == "units" else bounds.l2_squared
+    touched = bounds.l2_squared if lane.kind == "node" else groups
+    return Fraction(lane.reach) * root_up(Fraction(squared)), touched
+
+
+def _count(into: dict[str, int], more: Mapping[str, int]) -> None:
+    for reason, n in more.items():
+        into[reason] = into.get(reason, 0) + n
+
+
+def _to_bytes(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
+
+
+def _slices(data: Array, ends: Array) -> list[bytes]:
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    return [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
+
+
+def _types_to_bytes(types: Types) -> Array:
+    schema = pa.schema([pa.field(str(i), kind) for i, kind in enumerate(types)])
+    return np.frombuffer(schema.serialize(), np.uint8)
+
+
+def _types_from_bytes(data: Array) -> Types:
+    return tuple(pa.ipc.read_schema(pa.py_buffer(np.ascontiguousarray(data))).types)

@@ -1,0 +1,164 @@
+"""The exact bytes of a key: an encoding that sorts as SQL does and reads back to typed columns.
+
+Each column writes a tag (0 null, 1 value), then 8 big-endian bytes for integers, times, booleans
+and floats (mapped so that bytes sort as values), or the text itself. Text that is not the last
+column escapes zero bytes and ends in two of them, so no key is a prefix of another.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.operators.hashing import as_integers, is_text, text_buffers
+from streamveil.types import Array, Int64, UInt64
+
+Types = tuple[pa.DataType, ...]
+WORD = 8
+SIGN = np.uint64(1 << 63)
+
+
+def encode_keys(columns: list[pa.Array], rows: int) -> pa.Array:
+    """One byte string per row (large_binary); no column at all is the one empty key.
+
+    >>> keys = encode_keys([pa.array([2, -1, None])], 3)
+    >>> [k.as_py().hex() for k in keys]
+    ['018000000000000002', '017fffffffffffffff', '00']
+    """
+    if not columns:
+        return pa.array([b""] * rows, pa.large_binary())
+    if len(columns) == 1:
+        return _tagged(columns[0])
+    last = len(columns) - 1
+    parts = [
+        _terminated(_tagged(column)) if is_text(column.type) and place < last else _tagged(column)
+        for place, column in enumerate(columns)
+    ]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+
+
+def decode_keys(keys: pa.Array, types: Types) -> list[pa.Array]:
+    """The typed columns back from their bytes."""
+    if len(types) == 1:
+        return [_untagged(keys, types[0])]
+    rows = [k.as_py() for k in keys]
+    columns = []
+    for place, kind in enumerate(types):
+        cells = [_cut(row, kind, last=place == len(types) - 1) for row in rows]
+        columns.append(_untagged(pa.array([cell for cell, _ in cells], pa.large_binary()), kind))
+        rows = [rest for _, rest in cells]
+    return columns
+
+
+def sort_keys(keys: pa.Array) -> Int64[Array, " rows"]:
+    """The order of keys by their bytes."""
+    return np.asarray(pc.sort_indices(keys)).astype(np.int64)
+
+
+def _tagged(column: pa.Array) -> pa.Array:
+    if is_text(column.type):
+        data, offsets = text_buffers(column)
+        body = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(),
+            len(column),
+            [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)],
+        )
+        tagged = pc.binary_join_element_wise(
+            pa.scalar(b"\1", pa.large_binary()), body, pa.scalar(b"", pa.large_binary())
+        )
+    else:
+        cells = np.empty((len(column), 1 + WORD), np.uint8)
+        cells[:, 0] = 1
+        words = _sortable(as_integers(column), column.type)
+        cells[:, 1:] = words.astype(">u8").view(np.uint8).reshape(-1, WORD)
+        tagged = _fixed(cells)
+    if column.null_count:
+        tagged = pc.if_else(pc.is_null(column), pa.scalar(b"\0", pa.large_binary()), tagged)
+    return tagged
+
+
+def _fixed(cells: Array) -> pa.Array:
+    offsets = np.arange(len(cells) + 1, dtype=np.int64) * cells.shape[1]
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(cells), [None, pa.py_buffer(offsets), pa.py_buffer(cells)]
+    )
+
+
+def _sortable(values: Int64[Array, " rows"], kind: pa.DataType) -> UInt64[Array, " rows"]:
+    words = values.view(np.uint64)
+    if pa.types.is_uint64(kind):
+        return words
+    if pa.types.is_floating(kind):
+        return np.where(values < 0, ~words, words | SIGN)
+    return cast("Array", words ^ SIGN)
+
+
+def _unsortable(words: UInt64[Array, " rows"], kind: pa.DataType) -> Int64[Array, " rows"]:
+    if pa.types.is_uint64(kind):
+        return words.view(np.int64)
+    if pa.types.is_floating(kind):
+        return np.where(words & SIGN, words & ~SIGN, ~words).view(np.int64)
+    return (words ^ SIGN).view(np.int64)
+
+
+def _terminated(tagged: pa.Array) -> pa.Array:
+    cells = [
+        cell if cell == b"\0" else cell[:1] + cell[1:].replace(b"\0", b"\0\xff") + b"\0\0"
+        for cell in tagged.to_pylist()
+    ]
+    return pa.array(cells, pa.large_binary())
+
+
+def _cut(row: bytes, kind: pa.DataType, *, last: bool) -> tuple[bytes, bytes]:
+    if row[:1] == b"\0":
+        return row[:1], row[1:]
+    if last:
+        return row, b""
+    if not is_text(kind):
+        return row[: 1 + WORD], row[1 + WORD :]
+    at = 1
+    while row[at : at + 2] != b"\0\0":
+        at += 2 if row[at] == 0 else 1
+    return row[:1] + row[1:at].replace(b"\0\xff", b"\0"), row[at + 2 :]
+
+
+def _untagged(keys: pa.Array, kind: pa.DataType) -> pa.Array:
+    null = pc.equal(keys, pa.scalar(b"\0", pa.large_binary()))
+    mask = np.asarray(null)
+    if is_text(kind):
+        body = _without_tags(keys)
+        plain = body.cast(kind if pa.types.is_binary(kind) else pa.large_string()).cast(kind)
+        return pc.if_else(null, pa.scalar(None, kind), plain) if mask.any() else plain
+    data, offsets = text_buffers(keys)
+    words = np.zeros(len(keys), np.uint64)
+    starts = offsets[:-1][~mask]
+    places = starts[:, None] + np.arange(1, 1 + WORD)
+    words[~mask] = data[places].reshape(-1, WORD).view(">u8").reshape(-1) if len(starts) else 0
+    return _typed(_unsortable(words, kind), mask, kind)
+
+
+def _without_tags(keys: pa.Array) -> pa.Array:
+    data, offsets = text_buffers(keys)
+    kept = np.ones(len(data), np.bool_)
+    kept[offsets[:-1]] = False
+    body = data[offsets[0] : offsets[-1]][kept[offsets[0] : offsets[-1]]]
+    shorter = offsets - offsets[0] - np.arange(len(offsets))
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(keys), [None, pa.py_buffer(shorter), pa.py_buffer(body)]
+    )
+
+
+def _typed(values: Int64[Array, " rows"], null: Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(kind):
+        return pa.array(values.view(np.float64), mask=null).cast(kind)
+    if pa.types.is_uint64(kind):
+        return pa.array(values.view(np.uint64), mask=null)
+    if pa.types.is_boolean(kind):
+        return pa.array(values != 0, mask=null)
+    if pa.types.is_temporal(kind) and kind.bit_width == 32:
+        return pa.array(values.astype(np.int32), mask=null).view(kind)
+    column = pa.array(values, mask=null)
+    return column.view(kind) if pa.types.is_temporal(kind) else column.cast(kind)

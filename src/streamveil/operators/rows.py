@@ -1,0 +1,231 @@
+"""The row stage: per-row expressions to units, event times, keys and integer quanta.
+
+Everything here is a function of one row. A row whose unit or event time is missing, or whose value
+is not a finite number, is counted by reason and left out; a null value only leaves its own
+aggregate out, as in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.errors import PlanError, SourceError
+from streamveil.operators.hashing import is_nameable, name_column, name_columns
+from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
+
+RowFunction = Callable[[pa.Table], pa.Array]
+LaneKind = Literal["rows", "units", "valid", "sum", "square", "node"]
+MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """The expressions of a query, compiled for one schema."""
+
+    unit: RowFunction
+    event_us: RowFunction | None
+    where: RowFunction | None
+    keys: tuple[RowFunction, ...]
+    values: tuple[RowFunction, ...]
+
+
+Bind = Callable[[pa.Schema], RowProgram]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One integer that is summed per key. A row adds at most `reach` quanta in absolute value.
+
+    >>> lane = Lane(kind="sum", value=0, low=0.0, high=60_000.0, quantum=Fraction(1))
+    >>> lane.reach
+    60000
+    """
+
+    kind: LaneKind
+    value: int = -1  # which value function; -1: none
+    low: float = 0.0
+    high: float = 0.0
+    centre: float = 0.0  # subtracted before summing
+    quantum: Fraction = Fraction(1)
+    level: int = 0  # of a quantile tree, 1 below the root; its `place`-th of `fan`**level nodes
+    place: int = 0
+    fan: int = 0
+
+    @property
+    def reach(self) -> int:
+        """The largest absolute increment of one row."""
+        if self.kind not in ("sum", "square"):
+            return 1
+        ends = self.quanta(np.array([self.low, self.high]))
+        return max(1, int(np.abs(ends).max()))
+
+    def quanta(self, values: Float64[Array, " rows"]) -> Int64[Array, " rows"]:
+        """Clamped, centred (and squared) values on the lattice; monotone in |value - centre|."""
+        moved = np.clip(values, self.low, self.high) - self.centre
+        scaled = (moved * moved if self.kind == "square" else moved) / float(self.quantum)
+        return np.rint(scaled).astype(np.int64)
+
+
+@dataclass(repr=False)  # secret
+class Prepared:
+    """Rows that may count, in canonical order."""
+
+    unit: UInt64[Array, " rows"]
+    event_us: Int64[Array, " rows"]
+    keys: list[pa.Array]
+    names: UInt64[Array, "rows 2"]
+    values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
+    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+
+
+def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: bytes) -> Prepared:
+    """Runs the row stage on one micro-batch."""
+    turned: dict[str, int] = {}
+    if program.where is not None:
+        passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
+        table = _keep(table, passes)
+    unit = program.unit(table)
+    checks = [("null unit", _valid(unit))]
+    event = None if program.event_us is None else program.event_us(table)
+    if event is not None:
+        checks.append(("null event time", _valid(event)))
+    values = [value(table) for value in program.values]
+    checks += [("not a finite number", _finite(value)) for value in values]
+    good = np.ones(table.num_rows, np.bool_)
+    for reason, fine in checks:
+        bad = int((good & ~fine).sum())
+        if bad:
+            turned[reason] = turned.get(reason, 0) + bad
+        good &= fine
+    keys = [key(table) for key in program.keys]
+    if not good.all():
+        mask = pa.array(good)
+        unit, event = unit.filter(mask), None if event is None else event.filter(mask)
+        keys, values = [k.filter(mask) for k in keys], [v.filter(mask) for v in values]
+    n = int(good.sum())
+    return Prepared(
+        fingerprints(unit, unit_key),
+        np.zeros(n, np.int64) if event is None else np.asarray(event).astype(np.int64, copy=False),
+        keys,
+        names_of(keys, n, name_key),
+        [_split(value) for value in values],
+        turned,
+    )
+
+
+def fingerprints(units: pa.Array, key: bytes) -> UInt64[Array, " rows"]:
+    """64-bit keyed fingerprints of privacy units; 0 is kept free."""
+    _check(units.type, "the privacy unit")
+    words = np.ascontiguousarray(name_column(units, key)[:, 0])
+    return np.where(words == 0, np.uint64(1), words)
+
+
+def names_of(keys: list[pa.Array], rows: int, key: bytes) -> UInt64[Array, "rows 2"]:
+    """128-bit keyed names of keys; without key columns all rows share one."""
+    if not keys:
+        return np.repeat(name_column(pa.array([0]), key), rows, axis=0)
+    for column in keys:
+        _check(column.type, "a key column")
+    return name_columns(keys, key)
+
+
+def groups_of(
+    names: UInt64[Array, "rows 2"], window: Int64[Array, " rows"]
+) -> UInt16[Array, " rows"]:
+    """16-bit fingerprints of (window, key), by which a unit remembers where it contributed."""
+    word = names[:, 1] + window.view(np.uint64) * MIX
+    word = (word ^ (word >> np.uint64(32))) * MIX
+    return np.asarray((word >> np.uint64(48)).astype(np.uint16))
+
+
+def lane_quanta(
+    lanes: tuple[Lane, ...],
+    prepared: Prepared,
+    rows: Int64[Array, " pairs"],
+    first: Bool[Array, " pairs"],
+) -> Int64[Array, "pairs lanes"]:
+    """What each accepted (row, window) pair adds to the plain lanes (all but tree nodes)."""
+    columns = np.empty((len(rows), len(lanes)), np.int64)
+    for place, lane in enumerate(lanes):
+        if lane.kind == "rows":
+            columns[:, place] = 1
+        elif lane.kind == "units":
+            columns[:, place] = first
+        else:
+            value, present = prepared.values[lane.value]
+            here = present[rows]
+            quanta = 1 if lane.kind == "valid" else lane.quanta(np.where(here, value[rows], 0.0))
+            columns[:, place] = np.where(here, quanta, 0)
+    return columns
+
+
+def lane_hits(
+    trees: tuple[tuple[int, Lane, int], ...], prepared: Prepared, rows: Int64[Array, " pairs"]
+) -> Int64[Array, "pairs levels"]:
+    """Which tree nodes each pair adds one to. A tree is (first lane, any lane of it, levels)."""
+    columns = []
+    for start, lane, levels in trees:
+        value, present = prepared.values[lane.value]
+        leaves = lane.fan**levels
+        share = (np.clip(value[rows], lane.low, lane.high) - lane.low) / (lane.high - lane.low)
+        leaf = np.minimum(
+            (np.where(present[rows], share, 0.0) * leaves).astype(np.int64), leaves - 1
+        )
+        base = start
+        for level in range(1, levels + 1):
+            node = base + leaf // lane.fan ** (levels - level)
+            columns.append(np.where(present[rows], node, -1))
+            base += lane.fan**level
+    return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.int64)
+
+
+def _keep(table: pa.Table, passes: Bool[Array, " rows"]) -> pa.Table:
+    return table if passes.all() else table.filter(pa.array(passes))
+
+
+def _valid(column: pa.Array) -> Bool[Array, " rows"]:
+    if column.null_count == 0:
+        return np.ones(len(column), np.bool_)
+    return np.asarray(pc.is_valid(column))
+
+
+def _finite(column: pa.Array) -> Bool[Array, " rows"]:
+    if not pa.types.is_floating(column.type):
+        return np.ones(len(column), np.bool_)
+    return np.asarray(pc.fill_null(pc.is_finite(column), True))  # noqa: FBT003 (Arrow's way)
+
+
+def _split(column: pa.Array) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
+    kind = column.type
+    present = _valid(column)
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    ):
+        return np.zeros(len(column)), present  # only asked whether there is a value
+    numbers = column.cast(pa.int8()) if pa.types.is_boolean(kind) else column
+    filled = pc.fill_null(numbers.cast(pa.float64(), safe=False), 0.0)
+    return np.asarray(filled), present
+
+
+def _check(kind: pa.DataType, what: str) -> None:
+    if not is_nameable(kind) and not pa.types.is_null(kind):
+        raise SourceError(f"{what} has the type {kind}, which cannot name anything")
+
+
+def require_number(kind: pa.DataType, name: str) -> None:
+    """Raises PlanError unless values of this type can be added up."""
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+    if not numeric:
+        raise PlanError(
+            f"'{name}' adds up values of type {kind}.\n  to fix  CAST the expression to a number"
+        )

@@ -1,0 +1,179 @@
+"""Small streams, plans over them, and what SQL says about the rows that bounding lets through."""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from streamveil.batch import Batch
+from streamveil.engines.compile import compile_plan
+from streamveil.operators.bounding import UnitRows
+from streamveil.operators.windows import period_closes
+from streamveil.privacy.budget import Budget
+from streamveil.queries.plan import (
+    Aggregate,
+    Bounding,
+    Clock,
+    KeyColumn,
+    KeySet,
+    Plan,
+    SourceSpec,
+    Window,
+)
+from tests.operators.twins import bound
+
+STEPS, EVERY = 6, 10
+END = STEPS * EVERY
+LOOSE = Budget(mu=60, delta=0.4)  # thresholds of two or three units: small streams show keys
+
+
+def plan_of(**changes):
+    settings = {
+        "name": "job",
+        "unit": "u",
+        "source": SourceSpec(name="s", kind="memory", event_time="ts"),
+        "keys": (KeyColumn(name="k", expression="k"),),
+        "aggregates": (Aggregate(name="n", function="count"),),
+        "clock": Clock(kind="event", every=EVERY, start_us=0, end_us=END, arrival="at"),
+        "bounding": Bounding(max_rows=4, max_rows_per_group=1),
+        "budget": LOOSE,
+    }
+    return Plan(**{**settings, **changes})
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # unit
+        st.sampled_from("abcd"),  # key
+        st.integers(-3, 12),  # value
+        st.integers(0, END - 1),  # event time
+        st.integers(0, 25),  # delay
+    ),
+    max_size=120,
+)
+
+WINDOWS = st.sampled_from(
+    [
+        Window(),
+        Window(kind="tumble", size_us=20),
+        Window(kind="tumble", size_us=15, lateness_us=10),
+        Window(kind="hop", size_us=20, slide_us=10, lateness_us=20),
+        Window(kind="cumulate", size_us=30, slide_us=10, lateness_us=5),
+    ]
+)
+
+BOUNDINGS = st.sampled_from(
+    [
+        Bounding(max_rows=4, max_rows_per_group=1),
+        Bounding(max_rows=5, max_rows_per_group=2),
+        Bounding(max_rows=3),
+        Bounding(quadratic=6),
+        Bounding(quadratic=9, max_rows=5),
+    ]
+)
+
+AGGREGATES = (
+    Aggregate(name="n", function="count"),
+    Aggregate(name="nv", function="count", expression="v"),
+    Aggregate(name="people", function="count_units"),
+    Aggregate(name="total", function="sum", expression="v", low=0, high=8),
+)
+
+
+def batches(rows, cuts=(1,)):
+    """Micro-batches by step; each step is cut into pieces."""
+    arrived = [(u, k, v, ts, ts + delay) for u, k, v, ts, delay in rows if ts + delay < END]
+    for step in range(1, STEPS + 1):
+        mine = [row for row in arrived if row[4] // EVERY == step - 1]
+        pieces = cuts[(step - 1) % len(cuts)]
+        edges = np.linspace(0, len(mine), pieces + 1).astype(int)
+        for piece in range(pieces):
+            part = mine[edges[piece] : edges[piece + 1]]
+            columns = list(zip(*part, strict=True)) or [()] * 5
+            kinds = (pa.int64(), pa.string(), pa.int64(), pa.int64(), pa.int64())
+            table = pa.table(
+                {
+                    name: pa.array(c, t)
+                    for name, c, t in zip(("u", "k", "v", "ts", "at"), columns, kinds, strict=True)
+                }
+            )
+            yield Batch(table, step, piece == pieces - 1, "")
+
+
+def run(operator, stream, noise):
+    """Every release, and the state at the end."""
+    state, releases = operator.init(), []
+    for batch in stream:
+        operator.fold(state, batch, noise)
+        if batch.closes_step:
+            releases += operator.release(state, batch.step, noise)
+    return releases, state
+
+
+def bounded(operator, rows, public=None):
+    """(unit, key, value, window, step) of every accepted pair, by plain loops."""
+    schedule, pairs = operator.schedule, []
+    arrived = [
+        (u, k, v, ts, (ts + delay) // EVERY + 1) for u, k, v, ts, delay in rows if ts + delay < END
+    ]
+    for step in range(1, STEPS + 1):
+        for u, k, v, ts, arrival in arrived:
+            if arrival != step or (public is not None and k not in public):
+                continue
+            for window in [0] if schedule.whole else range(-10, 20):
+                start, end = (0, END) if schedule.whole else schedule.bounds(window)
+                if not start <= ts < end:
+                    continue
+                last = schedule.last_step(window)
+                period = 0 if operator.period_us is None else ts // operator.period_us
+                closes = (
+                    None
+                    if operator.period_us is None
+                    else period_closes(schedule, period, operator.period_us)
+                )
+                if (
+                    step <= last
+                    and schedule.first_step(window) <= step + 1
+                    and (closes is None or step <= closes)
+                ):
+                    pairs.append((u, k, v, window, step, period))
+    units = {pair: i + 1 for i, pair in enumerate(sorted({(p[0], p[5]) for p in pairs}))}
+    groups = {pair: i for i, pair in enumerate(sorted({(p[3], p[1]) for p in pairs}))}
+    n = len(pairs)
+    accepted, _ = bound(
+        UnitRows(
+            np.array([units[p[0], p[5]] for p in pairs], np.uint64),
+            np.array([groups[p[3], p[1]] for p in pairs], np.uint16),
+            np.ones(n, np.uint8),
+            np.ones(n, bool),
+        ),
+        operator.bounds,
+    )
+    return [
+        (u, k, v, w, s, p) for (u, k, v, w, s, p), fine in zip(pairs, accepted, strict=True) if fine
+    ]
+
+
+def sql(kept, window, step, query):
+    """Runs `query` over the accepted rows of a window up to a step (a table named `kept`)."""
+    mine = [(u, k, v, p) for u, k, v, w, s, p in kept if w == window and s <= step]
+    columns = list(zip(*mine, strict=True)) or [()] * 4
+    kinds = (pa.int64(), pa.string(), pa.int64(), pa.int64())
+    table = pa.table(
+        {
+            name: pa.array(c, t)
+            for name, c, t in zip(("u", "k", "v", "p"), columns, kinds, strict=True)
+        }
+    )
+    with duckdb.connect() as connection:
+        connection.register("kept", table)
+        return connection.execute(query).fetchall()
+
+
+def compiled(**changes):
+    return compile_plan(plan_of(**changes))
+
+
+PUBLIC = KeySet(public=(("a",), ("c",), ("z",)))

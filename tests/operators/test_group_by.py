@@ -1,0 +1,245 @@
+"""The whole operator: without noise it is SQL; split, saved or replayed it is itself."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from streamveil.batch import Batch
+from streamveil.errors import PlanError, StoreError
+from streamveil.operators.hashing import name_column
+from streamveil.operators.protocol import Operator
+from streamveil.operators.rows import groups_of
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.plan import Aggregate, Bounding, KeyColumn, KeySet
+from tests.operators.streams import (
+    AGGREGATES,
+    BOUNDINGS,
+    LOOSE,
+    PUBLIC,
+    ROWS,
+    WINDOWS,
+    batches,
+    bounded,
+    compiled,
+    run,
+    sql,
+)
+
+PERIODS = st.sampled_from([None, 20, 30])
+CUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+def no_two_groups_look_alike(kept, noise):
+    """Sixteen bits may make two groups of a unit one; the plain oracle knows no such thing."""
+    pairs = sorted({(k, w) for _, k, _, w, _, _ in kept} | {(k, 0) for k in "abcd"})
+    names = name_column(pa.array([k for k, _ in pairs]), noise.derive("group-by/keys"))
+    groups = groups_of(names, np.array([w for _, w in pairs], np.int64))
+    assume(len(set(groups.tolist())) == len(pairs))
+
+
+QUERY = """SELECT k, count(*), count(v), count(DISTINCT (u, p)),
+           sum(greatest(0, least(8, v))) FROM kept GROUP BY k"""
+
+
+@settings(max_examples=60)
+@given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS)
+def test_without_noise_discovered_keys_equal_sql(rows, window, bounding, period, cuts):
+    operator = compiled(window=window, bounding=bounding, period_us=period, aggregates=AGGREGATES)
+    kept = bounded(operator, rows)
+    no_two_groups_look_alike(kept, SilentNoise())
+    releases, _ = run(operator, batches(rows, cuts), SilentNoise())
+    shown = {}
+    expected_places = [(w, step) for step in range(1, 7) for w in operator.schedule.active(step)]
+    assert [(r.window, r.step) for r in releases] == expected_places
+    for release in releases:
+        answers = {row[0]: row for row in sql(kept, release.window, release.step, QUERY)}
+        limit = operator.totalling.selection.threshold(release.trigger)
+        passing = {k for k, row in answers.items() if row[3] > limit}
+        shown[release.window] = shown.get(release.window, set()) | passing
+        table = release.table
+        assert table.column("k").to_pylist() == sorted(shown[release.window])
+        for row in table.to_pylist():
+            _, n, nv, people, total = answers[row["k"]]
+            assert (row["n"], row["nv"], row["people"]) == (n, nv, people)
+            assert row["total"] == pytest.approx(total, abs=1e-5)
+            assert row["n_low"] <= row["n"] <= row["n_high"]
+
+
+@settings(max_examples=30)
+@given(ROWS, WINDOWS, BOUNDINGS)
+def test_public_keys_are_released_at_every_trigger_whatever_the_data(rows, window, bounding):
+    operator = compiled(window=window, bounding=bounding, key_set=PUBLIC, aggregates=AGGREGATES)
+    kept = bounded(operator, rows, public={"a", "c", "z"})
+    no_two_groups_look_alike(kept, SilentNoise())
+    releases, _ = run(operator, batches(rows), SilentNoise())
+    for release in releases:
+        answers = {row[0]: row for row in sql(kept, release.window, release.step, QUERY)}
+        assert release.table.column("k").to_pylist() == ["a", "c", "z"]
+        for row in release.table.to_pylist():
+            wanted = answers.get(row["k"], (row["k"], 0, 0, 0, 0))
+            assert (row["n"], row["nv"], row["people"]) == wanted[1:4]
+            assert row["total"] == pytest.approx(wanted[4], abs=1e-5)
+
+
+MOMENTS = (
+    Aggregate(name="mean", function="avg", expression="v", low=-3, high=12),
+    Aggregate(name="spread", function="variance", expression="v", low=-3, high=12),
+    Aggregate(name="sd", function="stddev", expression="v", low=-3, high=12),
+    Aggregate(
+        name="median",
+        function="quantile",
+        expression="v",
+        low=-4,
+        high=12,
+        options={"q": 0.5, "fan": 4, "levels": 2},
+    ),
+)
+
+
+@settings(max_examples=25)
+@given(ROWS)
+def test_without_noise_a_global_aggregate_equals_sql(rows):
+    operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
+    kept = bounded(operator, rows)
+    releases, _ = run(operator, batches(rows), SilentNoise())
+    for release in releases:
+        [wanted] = sql(
+            kept,
+            0,
+            release.step,
+            """SELECT avg(v), var_samp(v), stddev_samp(v),
+            quantile_disc(v, 0.5), count(v) FROM kept""",
+        )
+        [row] = release.table.to_pylist()
+        if wanted[4] >= 2:
+            assert row["mean"] == pytest.approx(wanted[0], abs=1e-4)
+            assert row["spread"] == pytest.approx(wanted[1], abs=1e-4)
+            assert row["sd"] == pytest.approx(wanted[2], abs=1e-3)
+            assert abs(row["median"] - wanted[3]) <= 2  # leaves are one wide
+
+
+@settings(max_examples=25)
+@given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS, st.booleans())
+def test_any_split_saving_and_replaying_give_the_same_bytes(
+    rows, window, bounding, period, cuts, public
+):
+    keys = PUBLIC if public else KeySet()
+    operator = compiled(
+        window=window,
+        bounding=bounding,
+        period_us=period,
+        key_set=keys,
+        aggregates=AGGREGATES[:1] + AGGREGATES[3:],
+    )
+    noise = SeededNoise(7)
+    whole, _ = run(operator, batches(rows), noise)
+    state, replayed, pieces = operator.init(), operator.init(), []
+    for batch in batches(rows, cuts):
+        delta = operator.fold(state, batch, noise)
+        operator.apply(replayed, delta)
+        assert_same(operator.save(state), operator.save(replayed))
+        if batch.closes_step:
+            pieces += operator.release(state, batch.step, noise)
+            operator.release(replayed, batch.step, noise)
+            saved = {name: array.copy() for name, array in operator.save(state).items()}
+            state = operator.load(saved)
+            assert_same(operator.save(state), saved)
+    assert [r.table for r in pieces] == [r.table for r in whole]
+    assert [(r.window, r.trigger, r.step) for r in pieces] == [
+        (r.window, r.trigger, r.step) for r in whole
+    ]
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        np.testing.assert_array_equal(array, right[name], err_msg=name)
+
+
+def test_it_is_an_operator_whose_loss_fits_the_budget():
+    for changes in (
+        {},
+        {"key_set": PUBLIC},
+        {"aggregates": AGGREGATES},
+        {"period_us": 20},
+        {"keys": (), "aggregates": MOMENTS},
+    ):
+        operator = compiled(**changes)
+        assert isinstance(operator, Operator)
+        assert operator.loss.fits(LOOSE)
+
+
+def test_a_late_key_has_the_noise_it_would_have_had_from_the_start():
+    rows = [(u, "a", 1, 5, 0) for u in range(9)]
+    late = [(u, "a", 1, 45, 0) for u in range(9)]
+    noise, operator = SeededNoise(3), compiled(bounding=Bounding(max_rows=1))
+    early_run, _ = run(operator, batches(rows), noise)
+    late_run, _ = run(operator, batches(late), noise)
+    for trigger in (5, 6):  # all units have arrived in both: the same totals, the same noise
+        assert early_run[trigger - 1].table.equals(late_run[trigger - 1].table)
+
+
+def test_bad_rows_are_counted_by_reason_and_never_raise():
+    operator = compiled(aggregates=AGGREGATES)
+    table = pa.table(
+        {
+            "u": pa.array([1, None, 2, 3, 4, 5]),
+            "k": pa.array(["a", "a", None, "b", "b", "b"]),
+            "v": pa.array([1.0, 1.0, None, float("nan"), float("inf"), 1e300]),
+            "ts": pa.array([1, 1, 1, 1, 1, None]),
+            "at": pa.array([1] * 6),
+        }
+    )
+    state = operator.init()
+    operator.fold(state, Batch(table, 1, closes_step=True, position=""), SilentNoise())
+    counted = operator.counters(state)
+    assert counted["null unit"] == 1
+    assert counted["null event time"] == 1
+    assert counted["not a finite number"] == 2
+    assert counted["keys"] == 2  # the null key is a group, as in SQL
+
+
+def test_where_and_computed_columns_run_before_bounding():
+    operator = compiled(
+        where="v > 0",
+        keys=(
+            KeyColumn(name="even", expression="v % 2 = 0"),
+            KeyColumn(name="k", expression="UPPER(k)"),
+        ),
+        bounding=Bounding(max_rows=2),
+    )
+    rows = [(u, "b", v, 1, 0) for u in range(20) for v in (-1, 0, 2, 3)]
+    releases, _ = run(operator, batches(rows), SilentNoise())
+    assert [(r["even"], r["k"], r["n"]) for r in releases[0].table.to_pylist()] == [
+        (False, "B", 20),
+        (True, "B", 20),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bounding": Bounding()}, "nothing bounds"),
+        ({"aggregates": (Aggregate(name="s", function="sum", expression="v"),)}, "public bounds"),
+        ({"options": {"non_negativ": True}}, "did you mean 'non_negative'"),
+        ({"aggregates": (Aggregate(name="s", function="heavy_hitters"),)}, "not an aggregate"),
+        ({"key_set": KeySet(public=(("a", "b"),))}, "one value for each key column"),
+        ({"counter": "blp"}, "did you mean 'blt'"),
+    ],
+)
+def test_plans_that_cannot_be_kept_are_refused(changes, message):
+    with pytest.raises(PlanError, match=message):
+        compiled(**changes)
+
+
+def test_a_foreign_state_is_refused():
+    one, other = compiled(), compiled(aggregates=AGGREGATES)
+    state = one.init()
+    one.fold(state, next(batches([(1, "a", 1, 5, 0)])), SilentNoise())
+    saved = one.save(state)
+    with pytest.raises(StoreError):
+        other.load(saved)
+    with pytest.raises(StoreError):
+        one.load({})
