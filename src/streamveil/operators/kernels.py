@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -92,13 +94,15 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
             return place, GROW_TABLE
         if len(t_rows) and np.int64(t_rows[slot]) >= max_rows:
             continue
-        w = int(weight[row])
-        entry, used, old, start = -1, 0, 0, 0
+        w = np.int64(weight[row])
+        entry: Any = np.int64(-1)
+        used: Any = np.int64(0)
+        old, start = np.int64(0), used
         if by_group:
-            used, start = int(t_used[slot]), int(t_block[slot])
+            used, start = np.int64(t_used[slot]), np.int64(t_block[slot])
             for i in range(start, start + used):
                 if pool_group[i] == group[row]:
-                    entry, old = i, int(pool_sum[i])
+                    entry, old = i, np.int64(pool_sum[i])
                     break
             if old + w > per_group:
                 continue
@@ -137,7 +141,7 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
 
 
 @njit(cache=True)
-def _allocate(used: int, start: int, pool_group: Array, pool_sum: Array, meta: Array) -> int:
+def _allocate(used: Any, start: Any, pool_group: Array, pool_sum: Array, meta: Array) -> Any:
     """A block with room for one entry more than `used`, holding the old ones; -1: no room."""
     size = BLOCK if used == 0 else 2 * used
     size_class = 0
@@ -146,7 +150,7 @@ def _allocate(used: int, start: int, pool_group: Array, pool_sum: Array, meta: A
     head = meta[2 + size_class]
     if head >= 0:
         block = head
-        after = int(pool_group[head]) | (int(pool_group[head + 1]) << 16)
+        after = np.int64(pool_group[head]) | (np.int64(pool_group[head + 1]) << 16)
         meta[2 + size_class] = after - 1
     else:
         block = meta[1]
@@ -161,7 +165,7 @@ def _allocate(used: int, start: int, pool_group: Array, pool_sum: Array, meta: A
         pool_group[start] = previous & 0xFFFF
         pool_group[start + 1] = (previous >> 16) & 0xFFFF
         meta[1 + size_class] = start
-    return int(block)
+    return np.int64(block)
 
 
 @njit(cache=True)
