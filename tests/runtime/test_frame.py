@@ -31,6 +31,34 @@ def test_round_trip(arrays: dict[str, np.ndarray], blobs: list[bytes]) -> None:
         assert read.arrays[name].flags.writeable
 
 
+def test_integers_take_the_fewest_bytes() -> None:
+    wide = {
+        "constant": np.full((1000, 3), 7),
+        "small": np.arange(200),
+        "names": np.arange(1000, dtype=np.uint64) << np.uint64(54),
+        "signed": np.arange(-5, 100),
+    }
+    size = sum(map(len, frame.encode({}, wide)))
+    assert size < 8 + 200 + 8000 + 112 + 500, size
+    for name, array in frame.decode(b"".join(frame.encode({}, wide))).arrays.items():
+        assert array.dtype == wide[name].dtype
+        assert (array == wide[name]).all()
+        assert array.flags.writeable
+
+
+@given(
+    hnp.arrays(
+        np.int64,
+        st.integers(0, 9),
+        elements=st.sampled_from(
+            [0, 1, -1, 127, 128, -128, -129, 255, 256, 65535, 2**31, 2**32 - 1, -(2**63), 2**63 - 1]
+        ),
+    )
+)
+def test_narrowing_is_lossless(array: np.ndarray) -> None:
+    assert (frame.decode(b"".join(frame.encode({}, {"x": array}))).arrays["x"] == array).all()
+
+
 def test_every_changed_bit_and_every_cut_is_seen() -> None:
     data = bytearray(b"".join(frame.encode({"a": 1}, {"x": np.arange(3)}, [b"abc"])))
     for place in range(len(data)):

@@ -28,8 +28,13 @@ class Operator(Protocol):
     same bytes; the guarantee covers everything `release` ever returns.
     """
 
-    kind: str  # names the saved format, e.g. 'group-by'
-    version: int  # of the saved format
+    @property
+    def kind(self) -> str:
+        """Names the saved format, e.g. 'group-by'."""
+
+    @property
+    def version(self) -> int:
+        """Of the saved format."""
 
     @property
     def guarantee(self) -> Guarantee:

@@ -5,8 +5,10 @@ A frame is `prefix | head | body`, little-endian, every part padded to 8 bytes. 
     magic 4s · version u32 · head size u64 · body size u64 · body crc32 u32 · head crc32 u32
 
 where the head's checksum covers the prefix before it too. The head is JSON and lists each array's
-name, dtype and shape and each blob's length; the body is their bytes. Nothing is ever unpickled:
-a dtype outside `DTYPES` is refused when written and when read.
+name, dtype, shape and stored dtype and each blob's length; the body is their bytes. Integers are
+stored in the fewest bytes that hold them all, and a constant array as one item: a log of deltas
+shrinks to a third for one pass over memory. Nothing is ever unpickled: a dtype outside `DTYPES` is
+refused when written and when read.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ SIZES = struct.Struct("<4sIQQI")  # all of the prefix but the head's checksum
 CRC = struct.Struct("<I")
 PREFIX_SIZE = SIZES.size + CRC.size
 ALIGNMENT = 8
+SAMPLE = 64  # items looked at before all of them
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1"]
     + [f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)]
@@ -75,13 +78,17 @@ def encode(head: Head, arrays: dict[str, Array], blobs: Sequence[Buffer] = ()) -
     >>> frame.head["batch"], frame.arrays["count"].tolist(), bytes(frame.blobs[0])
     (1, [0, 1, 2], b'abc')
     """
-    layout = [[name, storable(name, array), list(array.shape)] for name, array in arrays.items()]
+    stored = {name: narrow(array) for name, array in arrays.items()}
+    layout = [
+        [name, storable(name, array), list(array.shape), stored[name].dtype.str, stored[name].size]
+        for name, array in arrays.items()
+    ]
     content = {**head, "arrays": layout, "blobs": [len(blob) for blob in blobs]}
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * padding(len(text))
     body: list[memoryview] = []
     crc = 0
-    for part in [flat_bytes(array) for array in arrays.values()] + [memoryview(b) for b in blobs]:
+    for part in [flat_bytes(array) for array in stored.values()] + [memoryview(b) for b in blobs]:
         for piece in (part, memoryview(bytes(padding(len(part))))):
             crc = zlib.crc32(piece, crc)
             body.append(piece)
@@ -100,14 +107,14 @@ def read(file: BinaryIO, available: int) -> Frame:
     head, sizes = read_head(file, available)
     arrays: dict[str, Array] = {}
     crc = 0
-    for name, dtype, shape in head.pop("arrays"):
-        if dtype not in DTYPES:
+    for name, dtype, shape, kept, size in head.pop("arrays"):
+        if not {dtype, kept} <= DTYPES:
             raise StoreError(
-                f"the stored array '{name}' has the dtype '{dtype}', which this"
-                " version never writes"
+                f"the stored array '{name}' has a dtype that this version never writes"
             )
-        arrays[name] = np.empty(shape, dtype)
-        crc = fill(file, flat_bytes(arrays[name]), crc)
+        part = np.empty(size, kept)
+        crc = fill(file, flat_bytes(part), crc)
+        arrays[name] = widen(part, dtype, shape)
     blobs = [memoryview(bytearray(size)) for size in head.pop("blobs")]
     for blob in blobs:
         crc = fill(file, blob, crc)
@@ -138,6 +145,37 @@ def fill(file: BinaryIO, target: memoryview, crc: int) -> int:
     if file.readinto(target) != len(target):  # type: ignore[attr-defined]  # typing.BinaryIO lacks it
         raise TornFrameError("a frame is cut short")
     return zlib.crc32(file.read(padding(len(target))), zlib.crc32(target, crc))
+
+
+def narrow(array: Array) -> Array:
+    """The same integers in fewer bytes, or one item when all are equal; see `widen`.
+
+    >>> narrow(np.array([3, 250])).dtype.str, narrow(np.full(9, 7)), narrow(np.array([-1, 9])).dtype
+    ('|u1', array([7]), dtype('int8'))
+    """
+    if array.dtype.kind not in "iu" or array.size < 2:
+        return array
+    flat = array.reshape(-1)
+    sample = flat[:: 1 + flat.size // SAMPLE]
+    if smallest(sample).itemsize == array.dtype.itemsize and (sample != sample[0]).any():
+        return array  # a cheap no, for fingerprints and the like
+    fits = smallest(flat)
+    if flat[0] == flat[-1] and (flat == flat[0]).all():
+        return flat[:1]
+    return array.astype(fits) if fits.itemsize < array.dtype.itemsize else array
+
+
+def smallest(array: Array) -> np.dtype[Any]:
+    """The smallest integer dtype that holds every item."""
+    low, high = int(array.min()), int(array.max())
+    return np.min_scalar_type(high if low >= 0 else min(low, -1 - high))
+
+
+def widen(stored: Array, dtype: str, shape: list[int]) -> Array:
+    """The array as it was before `narrow`."""
+    if stored.size == 1:
+        return np.full(shape, stored[0], dtype)
+    return stored.astype(dtype, copy=False).reshape(shape)
 
 
 def storable(name: str, array: Array) -> str:

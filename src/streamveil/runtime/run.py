@@ -1,0 +1,109 @@
+"""From a plan to a running job: source and clock to micro-batches, plan to operator, sink."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from streamveil.batch import Batch
+from streamveil.connectors import Source, open_sink, open_source
+from streamveil.engines.compile import compile_plan
+from streamveil.operators.protocol import Operator
+from streamveil.privacy.noise import Noise
+from streamveil.queries.expr import columns_of
+from streamveil.queries.plan import Plan
+from streamveil.runtime.job import Job, Work
+from streamveil.runtime.keys import Keys
+from streamveil.runtime.progress import Listener
+from streamveil.runtime.schedule import Schedule
+
+Engine = Callable[[Plan], Operator]
+
+BATCH_BYTES = 24 << 20  # of a micro-batch in memory, about: large enough to amortise a commit
+FEWEST_ROWS, MOST_ROWS = 10_000, 1_000_000
+TEXT_BYTES = 24  # taken for a value of unknown width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a job takes its input. Public numbers only, and nothing released depends on them."""
+
+    max_rows: int | None = None  # of a micro-batch; None: from the width of a row
+    once: bool = False  # stop at the end of what is there now
+
+
+def run(  # noqa: PLR0913  (the public signature)
+    plan: Plan,
+    *,
+    state: str | Path,
+    secret: bytes | str | None = None,
+    noise: Noise | None = None,
+    engine: Engine | None = None,
+    insecure: bool = False,
+    progress: Listener | None = None,
+    pace: Pace | None = None,
+) -> Job:
+    """Creates or resumes the job of a plan; iterating over it yields its releases.
+
+    `state` is a directory of the job's own, created when absent. `secret` says where the job's
+    secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
+    unless `insecure` is set, and then announced.
+    """
+    keys = Keys(secret, noise, insecure)
+    return Job(state, work_of(plan, engine, pace), keys, progress=progress)
+
+
+def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) -> Work:
+    """Everything a job does, from its plan. Opens the source but reads no row."""
+    operator: Operator = (engine or compile_plan)(plan)
+    source = open_source(plan.source.kind, plan.source.options)
+    return Work(
+        name=plan.name, fingerprint=plan.fingerprint, operator=operator,
+        feed=feed_of(plan, source, pace or Pace()), limit=plan.budget,
+        sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
+    )  # fmt: skip
+
+
+def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:
+    """The micro-batches of a plan's source under its clock."""
+    schema = source.schema()
+    columns = needed_columns(plan, schema)
+    schedule = Schedule(
+        source, plan.clock, columns=columns, event_time=plan.source.event_time,
+        max_rows=pace.max_rows or batch_rows(schema, columns), now=time.time,  # noqa: TID251
+        sleep=time.sleep, once=pace.once,
+    )  # fmt: skip  # the clock of a live job belongs to the runtime
+    return schedule.batches
+
+
+def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
+    """The source's columns that the plan mentions, in the source's order."""
+    texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
+    texts += [aggregate.expression for aggregate in plan.aggregates]
+    mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
+    exact = {plan.source.event_time, plan.clock.arrival}
+    return [name for name in schema.names if name.lower() in mentioned or name in exact]
+
+
+def batch_rows(schema: pa.Schema, columns: list[str]) -> int:
+    """How many rows make a micro-batch: a function of the schema, which is public.
+
+    >>> batch_rows(pa.schema([("user", pa.int64()), ("page", pa.int64())]), ["user", "page"])
+    1000000
+    >>> batch_rows(pa.schema([("user", pa.string()), ("page", pa.string())]), ["user", "page"])
+    524288
+    """
+    width = sum(value_bytes(schema.field(name).type) for name in columns)
+    return min(max(BATCH_BYTES // max(width, 1), FEWEST_ROWS), MOST_ROWS)
+
+
+def value_bytes(kind: pa.DataType) -> int:
+    """Bytes of one value in memory; a guess for text."""
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return TEXT_BYTES
