@@ -109,8 +109,7 @@ class StepReader(DataSourceStreamReader):
             step = pa.array([partition.step], pa.int64()).take(
                 pa.array([0] * table.num_rows, pa.int64())
             )
-            for batch in table.append_column(STEP, step).cast(schema).to_batches():
-                yield batch
+            yield from table.append_column(STEP, step).cast(schema).to_batches()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to release: files stay."""
