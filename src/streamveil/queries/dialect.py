@@ -40,11 +40,18 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
         self.raise_error("This is not a statement streamveil knows", start)
 
 
+class VeilTokenizer(BigQuery.Tokenizer):  # type: ignore[misc]  # sqlglot is untyped here
+    """BigQuery's tokens; EXPLAIN does not swallow the rest of its statement."""
+
+    COMMANDS: ClassVar[set[Any]] = set()
+
+
 class Veil(BigQuery):  # type: ignore[misc]  # sqlglot is untyped here
     """The dialect of this package. Function names are written in capitals."""
 
     NORMALIZE_FUNCTIONS = "upper"  # type: ignore[assignment]  # sqlglot infers bool
     Parser = VeilParser
+    Tokenizer = VeilTokenizer
 
 
 def tokenize(text: str, what: str) -> list[Token]:

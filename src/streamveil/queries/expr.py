@@ -16,7 +16,7 @@ every operator counts and skips; nothing is raised and no message holds a value 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,31 @@ def compile_predicate(text: str, schema: pa.Schema) -> Compiled:
 
 
 def normalize_expression(text: str) -> str:
-    """The canonical spelling that plans store; checks syntax, names no schema.
+    """The canonical spelling that plans store; checks its shape, needs no schema.
 
     >>> normalize_expression("lower( `url` )")
     'LOWER(url)'
     """
-    return canonical(nodes.plain_names(parse_text(text)))
+    return canonical(nodes.check_shape(nodes.plain_names(parse_text(text))))
+
+
+def conjunction(conditions: Sequence[str]) -> str:
+    """All conditions joined by AND, however they were grouped or spread over several calls.
+
+    >>> conjunction(["a = 1 and (b or c)", "(d AND (e))"])
+    'a = 1 AND (b OR c) AND d AND e'
+    """
+    parts: list[exp.Expr] = []
+    todo = [nodes.plain_names(parse_text(text, "the condition")) for text in reversed(conditions)]
+    while todo:
+        tree = todo.pop()
+        if isinstance(tree, exp.And):
+            todo += [tree.expression, tree.this]
+        elif isinstance(tree, exp.Paren):
+            todo.append(tree.this)
+        else:
+            parts.append(exp.paren(tree) if isinstance(tree, exp.Or) else tree)
+    return " AND ".join(canonical(nodes.check_shape(part)) for part in parts)
 
 
 def columns_of(text: str) -> tuple[str, ...]:
@@ -190,6 +209,7 @@ __all__ = [
     "columns_of",
     "compile_expression",
     "compile_predicate",
+    "conjunction",
     "evaluate",
     "kind_of",
     "normalize_expression",

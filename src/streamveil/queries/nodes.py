@@ -53,6 +53,24 @@ def build(tree: exp.Expr, read: Reader) -> Node:
     return builder(tree, read)
 
 
+def check_shape(tree: exp.Expr) -> exp.Expr:
+    """Refuses what no schema could make a per-row expression; names only, no types."""
+    for node in tree.walk():
+        if isinstance(node, _HELPERS):
+            continue
+        if type(node) not in BUILDERS:
+            reason = REFUSED.get(type(node), "is not part of per-row expressions")
+            raise PlanError(f"'{shown(canonical(node))}' {reason}")
+        if isinstance(node, exp.In) and (node.args.get("query") or node.args.get("unnest")):
+            raise PlanError(f"'{shown(canonical(node))}' {_OTHER_ROWS}")
+        if isinstance(node, exp.Anonymous):
+            require_function(node)
+    return tree
+
+
+_HELPERS = (exp.Identifier, exp.Var, exp.DataType)
+
+
 def is_unit_word(column: exp.Expr) -> bool:
     """Whether a column node is a time unit in a function's argument list, as in (ts, HOUR)."""
     parent = column.parent
@@ -355,16 +373,24 @@ def _extract(tree: exp.Expr, read: Reader) -> Node:
 # -- function calls ------------------------------------------------------------------------------
 
 
-def _call(tree: exp.Expr, read: Reader) -> Node:
+def require_function(tree: exp.Expr) -> str:
+    """The name of a function a row may call; PlanError with the nearest known name."""
     name = str(tree.this).upper() if isinstance(tree.this, str) else tree.this.name.upper()
-    rule = FUNCTIONS.get(name)
-    if rule is None:
-        if name in AGGREGATES:
-            raise PlanError(
-                f"{name} is an aggregate and cannot stand inside a row expression; "
-                "aggregates belong in the SELECT list of the private query"
-            )
-        raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
+    if name in FUNCTIONS or (name == "WEEK" and isinstance(tree.parent, exp.Anonymous)):
+        return name
+    if name in AGGREGATES:
+        raise PlanError(
+            f"{name} is an aggregate and cannot stand inside a row expression; "
+            "aggregates belong in the SELECT list of the private query"
+        )
+    raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
+
+
+def _call(tree: exp.Expr, read: Reader) -> Node:
+    name = require_function(tree)
+    if name not in FUNCTIONS:
+        raise PlanError(f"{name} stands only where a time unit is expected")
+    rule = FUNCTIONS[name]
     inputs = [_argument(argument, read) for argument in tree.expressions]
     bound = rule(name, [seen(node) for node in inputs])
     return _apply(name, bound, inputs)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Literal
 
 from streamveil.privacy.budget import Budget
@@ -36,7 +39,7 @@ class SourceSpec:
 
     name: str  # what the ledger and messages call it
     kind: str  # 'files', 'memory', 'kafka', ...
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
     event_time: str | None = None  # column; required by windows and by the 'event' clock
 
 
@@ -94,8 +97,8 @@ class Aggregate:
     name: str
     function: Function
     expression: str | None = None
-    low: float | None = None  # contribution bounds per row; required where a value is added
-    high: float | None = None
+    low: float | None = None  # bounds per row (combined row, if the bounding combines); required
+    high: float | None = None  # where a value is added
     quantum: float | None = None  # lattice step of the value; None: chosen from the bounds
     options: dict[str, Any] = field(default_factory=dict)  # e.g. {'q': 0.5}, {'k': 100}
 
@@ -107,6 +110,7 @@ class Bounding:
     max_rows: int | None = None  # C: the first C rows pass
     max_rows_per_group: int | None = None  # c: of those, at most c per (window, key)
     quadratic: int | None = None  # B: instead of c, accept while sum over keys of (rows)^2 <= B
+    combine: bool = False  # one-shot: a unit's rows in one group become one row before bounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,25 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released (the sink does not)."""
-        content = asdict(self)
-        content.pop("sink")
-        text = json.dumps(content, sort_keys=True, default=str)
+        content = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "sink"}
+        text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """The JSON form of a part of a plan; of a table in memory only its columns and types."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, Budget):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, date | Fraction | Decimal):
+        return str(value)
+    schema = getattr(value, "schema", None)
+    described = [] if schema is None else [f"{column.name} {column.type}" for column in schema]
+    return [type(value).__name__, described]

@@ -1,0 +1,332 @@
+"""The Python spelling: each step is a frozen value, the last one is a checked plan.
+
+>>> clicks = files("clicks/*.parquet", event_time="ts").protect(unit="user_id", per="1 day")
+>>> pages = (clicks.window(tumble("1 day"))
+...                .group_by("url", keys=discover(min_units=20))
+...                .agg(n=count(), ms=sum("ms", bounds=(0, 60_000)))
+...                .bound(max_rows=32, max_rows_per_group=1)
+...                .release(every="15 min", start="2026-01-01", end="2026-02-01",
+...                         budget=Budget(epsilon=6, delta=1e-9)))
+>>> pages.plan.window.size_us // pages.plan.clock.every
+96
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any
+
+import pyarrow as pa
+
+from streamveil.errors import PlanError, nearest
+from streamveil.privacy.budget import Budget
+from streamveil.queries.assemble import Draft, assemble
+from streamveil.queries.options import OPTIONS
+from streamveil.queries.parts import Duration, Ticks, duration_us, make_aggregate
+from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
+from streamveil.queries.query import Query
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which groups may be shown."""
+
+    min_units: int | None = None
+    public: tuple[tuple[Any, ...], ...] | str | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A number of source rows, as a distance between releases."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An aggregate that has no name yet."""
+
+    function: str
+    expression: str | None = None
+    bounds: tuple[float, float] | None = None
+    quantum: float | None = None
+    per_group: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def named(self, name: str) -> Aggregate:
+        """The aggregate of one output column."""
+        return make_aggregate(
+            name,
+            self.function,
+            self.expression,
+            bounds=self.bounds,
+            quantum=self.quantum,
+            options=self.options,
+        )
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A query in the making. Every method returns a new one."""
+
+    source: SourceSpec
+    unit: str | None = None
+    period_us: int | None = None
+    conditions: tuple[str, ...] = ()
+    shape: Window = field(default_factory=Window)
+    groups: tuple[KeyColumn, ...] = ()
+    keys: Keys = field(default_factory=Keys)
+    measures: tuple[Aggregate, ...] = ()
+    per_group: frozenset[str] = frozenset()
+    limits: Mapping[str, int | None] = field(default_factory=dict)
+    sink: SinkSpec | None = None
+
+    def protect(self, unit: str, per: Duration | None = None) -> Stream:
+        """Who is protected: a column or expression, over the whole stream or per period."""
+        period = None if per is None else duration_us(per, "per")
+        return replace(self, unit=unit, period_us=period)
+
+    def where(self, condition: str) -> Stream:
+        """Keeps rows for which a per-row SQL condition holds; several are joined by AND."""
+        return replace(self, conditions=(*self.conditions, condition))
+
+    def window(self, shape: Window) -> Stream:
+        """Tumbling, hopping or cumulating windows of event time."""
+        if not isinstance(shape, Window):
+            raise PlanError("window takes tumble(...), hop(...) or cumulate(...)")
+        return replace(self, shape=shape)
+
+    def group_by(self, *columns: str, keys: Keys | None = None, **named: str) -> Stream:
+        """Groups by columns, and by named per-row expressions: hour="EXTRACT(HOUR FROM ts)"."""
+        plain = [KeyColumn(name=column, expression=quoted(column)) for column in columns]
+        computed = [KeyColumn(name=name, expression=text) for name, text in named.items()]
+        if keys is not None and not isinstance(keys, Keys):
+            raise PlanError("keys is discover(min_units=...) or public([...])")
+        return replace(self, groups=(*plain, *computed), keys=keys or Keys())
+
+    def agg(self, **measures: Measure) -> Stream:
+        """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000))."""
+        for name, measure in measures.items():
+            if not isinstance(measure, Measure):
+                raise PlanError(f"'{name}' must be an aggregate such as count() or sum(...)")
+        return replace(
+            self,
+            measures=tuple(measure.named(name) for name, measure in measures.items()),
+            per_group=frozenset(name for name, measure in measures.items() if measure.per_group),
+        )
+
+    def bound(
+        self,
+        max_rows: int | None = None,
+        max_rows_per_group: int | None = None,
+        *,
+        max_groups: int | None = None,
+        max_squared_rows: int | None = None,
+    ) -> Stream:
+        """How much one unit may contribute (in its period, if it has one)."""
+        limits = {
+            "max_rows_contributed": max_rows,
+            "max_rows_per_group": max_rows_per_group,
+            "max_groups_contributed": max_groups,
+            "max_squared_rows": max_squared_rows,
+        }
+        return replace(self, limits=limits)
+
+    def to(self, kind: str, name: str | None = None, **options: Any) -> Stream:
+        """Names the sink for releases, such as "files" with path="out/" and format="parquet"."""
+        return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
+
+    def release(
+        self, *, budget: Budget, every: Duration | Rows | None = None, **options: Any
+    ) -> Query:
+        """The finished query: a release at every step, or one answer when `every` is left out.
+
+        Further options are those of the SQL clause: start, end, steps, arrival, clock, lateness,
+        preset, counter, name, non_negative, integer, monotone, confidence, ... (docs/sql.md).
+        """
+        for name in options:
+            if name not in RELEASE_OPTIONS:
+                known = [*RELEASE_OPTIONS, "every", "budget"]
+                raise PlanError(f"unknown option '{name}'{nearest(name, known)}")
+        if not isinstance(budget, Budget):
+            raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+        for name in ("lateness", "budget_refresh"):
+            if options.get(name) is not None:
+                options[name] = duration_us(options[name], name)
+        values = {
+            **options,
+            **{name: value for name, value in self.limits.items() if value is not None},
+            **{name: getattr(budget, name) for name in ("epsilon", "delta", "rho", "mu")},
+            "privacy_unit_column": self.unit,
+            "privacy_unit_period": self.period_us,
+            "min_privacy_units_per_group": self.keys.min_units,
+            "public_groups": self.keys.public,
+        }
+        return Query(assemble(self._draft(every), values))
+
+    def _draft(self, every: Duration | Rows | None) -> Draft:
+        time = None if every is None or isinstance(every, Rows) else duration_us(every, "every")
+        return Draft(
+            source=self.source,
+            aggregates=self.measures,
+            where=self.conditions,
+            keys=self.groups,
+            window=self.shape,
+            ticks=Ticks(
+                every_us=time,
+                rows=every.n if isinstance(every, Rows) else None,
+                unbounded=endless(self.source),
+            ),
+            sink=self.sink,
+            per_group=self.per_group,
+        )
+
+
+ELSEWHERE = {  # options of the clause that have a method of their own
+    "epsilon", "delta", "rho", "mu", "privacy_unit_column", "privacy_unit_period",
+    "max_groups_contributed", "max_rows_contributed", "max_rows_per_group", "max_squared_rows",
+    "min_privacy_units_per_group", "group_selection_strategy", "public_groups",
+}  # fmt: skip
+RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
+
+
+def endless(source: SourceSpec) -> bool:
+    """Whether more rows may always come."""
+    return source.options.get("follow") is True or source.kind in ("kafka", "postgres")
+
+
+def quoted(column: str) -> str:
+    """A column name as an expression."""
+    if not isinstance(column, str) or not column:
+        raise PlanError("a column is named by a text")
+    return "`" + column.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
+def files(
+    path: str | list[str],
+    *,
+    event_time: str | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> Stream:
+    """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory."""
+    first = PurePath(path if isinstance(path, str) else (path or ["files"])[0])
+    stem = first.parent.name if "*" in first.stem else first.stem
+    spec = SourceSpec(
+        name=name or stem or "files",
+        kind="files",
+        options={"path": path, **options},
+        event_time=event_time,
+    )
+    return Stream(spec)
+
+
+def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -> Stream:
+    """Rows of an Arrow table, or of anything Arrow can read."""
+    rows = pa.table(table) if isinstance(table, dict) else table
+    return Stream(
+        SourceSpec(name=name, kind="memory", options={"table": rows}, event_time=event_time)
+    )
+
+
+def source(kind: str, name: str, *, event_time: str | None = None, **options: Any) -> Stream:
+    """Rows of any connector, by its name."""
+    return Stream(SourceSpec(name=name, kind=kind, options=options, event_time=event_time))
+
+
+def tumble(size: Duration) -> Window:
+    """Windows of one length, side by side."""
+    return Window(kind="tumble", size_us=duration_us(size, "size"))
+
+
+def hop(size: Duration, slide: Duration) -> Window:
+    """Overlapping windows: one of `size` starts every `slide`."""
+    return Window(
+        kind="hop", size_us=duration_us(size, "size"), slide_us=duration_us(slide, "slide")
+    )
+
+
+def cumulate(size: Duration, step: Duration) -> Window:
+    """Windows that share a start and grow by `step` up to `size`."""
+    return Window(
+        kind="cumulate", size_us=duration_us(size, "size"), slide_us=duration_us(step, "step")
+    )
+
+
+def discover(min_units: int = 1) -> Keys:
+    """Groups appear by a private threshold, well above `min_units` privacy units."""
+    return Keys(min_units=min_units)
+
+
+def public(groups: Iterable[Any] | str) -> Keys:
+    """Groups that are public anyway: values (tuples for several columns), or a file of them."""
+    if isinstance(groups, str):
+        return Keys(public=groups)
+    return Keys(public=tuple(g if isinstance(g, tuple) else (g,) for g in groups))
+
+
+def rows(n: int) -> Rows:
+    """A release every n source rows."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise PlanError("rows takes a whole number of at least 1")
+    return Rows(n)
+
+
+def count(column: str | None = None, *, per_unit: tuple[float, float] | None = None) -> Measure:
+    """Rows, or rows where a column is not null; `per_unit` clamps a unit's count in a group."""
+    return Measure("count", column, per_unit, per_group=per_unit is not None)
+
+
+def count_units() -> Measure:
+    """How many different privacy units."""
+    return Measure("count_units")
+
+
+def count_distinct(column: str) -> Measure:
+    """How many different values."""
+    return Measure("count_distinct", column)
+
+
+def sum(  # reads as streamveil.sum
+    column: str, *, bounds: tuple[float, float], quantum: float | None = None
+) -> Measure:
+    """The sum of values clamped to the bounds."""
+    return Measure("sum", column, bounds, quantum)
+
+
+def avg(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
+    """The mean of values clamped to the bounds."""
+    return Measure("avg", column, bounds, quantum)
+
+
+def variance(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
+    """The variance of values clamped to the bounds."""
+    return Measure("variance", column, bounds, quantum)
+
+
+def stddev(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
+    """The standard deviation of values clamped to the bounds."""
+    return Measure("stddev", column, bounds, quantum)
+
+
+def quantile(column: str, q: float, *, bounds: tuple[float, float]) -> Measure:
+    """The value below which a share q of the values lies."""
+    return Measure("quantile", column, bounds, options={"q": float(q)})
+
+
+def median(column: str, *, bounds: tuple[float, float]) -> Measure:
+    """The value in the middle."""
+    return quantile(column, 0.5, bounds=bounds)
+
+
+def sql(text: str, tables: Mapping[str, Any] | None = None) -> Query:
+    """The only query of a SQL script. `tables` maps names to streams or to tables in memory."""
+    from streamveil.queries.sql import parse_script
+
+    known = {
+        name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
+        for name, t in (tables or {}).items()
+    }
+    return Query(parse_script(text, known).query.plan)

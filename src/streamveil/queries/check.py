@@ -1,0 +1,379 @@
+"""The validator: what a streaming query must not do when every output may be about a person.
+
+Each rule refuses with the reason and the way out. `HABITS` are things other streaming systems do
+by default and that leak; the rest are plans that could not run or whose sums could overflow.
+
+Numerics: `prove_no_overflow` shows from the bounds alone that no sum of quanta reaches 2**62.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.queries.plan import Aggregate, Plan
+
+MAX_ROWS = 2**36  # rows that one job may bring into one group: 68 billion
+MAX_QUANTA = 2**62
+VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
+RESERVED = ("window_start", "window_end", "trigger")
+SUFFIXES = ("_sd", "_low", "_high")
+
+
+@dataclass(frozen=True)
+class Habit:
+    """A streaming habit that is a privacy bug: what it is, why, and what to do instead."""
+
+    name: str
+    reason: str
+    way_out: str
+
+    def error(self) -> PlanError:
+        """The refusal."""
+        return PlanError(
+            f"refused: {self.name}.\n  why     {self.reason}\n  to fix  {self.way_out}"
+        )
+
+
+HABITS: dict[str, Habit] = {
+    "max-event-time": Habit(
+        "a watermark made from the largest event time seen",
+        "one person's clock would decide which rows of all others are late, and when windows close",
+        "leave watermark = 'schedule': it follows the public clock; allow slow rows with lateness",
+    ),
+    "emit-on-change": Habit(
+        "releasing whenever a result changes",
+        "the time of a release would tell that somebody's row just arrived, and silence that none "
+        "did",
+        "EMIT EVERY INTERVAL n UNIT, or EMIT EVERY n ROWS: triggers fixed before the data",
+    ),
+    "data-trigger": Habit(
+        "a trigger fired by values or counts of the data",
+        "when the release happens would depend on single rows, outside of any budget",
+        "EMIT EVERY INTERVAL n UNIT; to be told when a count passes a level, use a sparse-vector "
+        "question, which pays for its answer time",
+    ),
+    "rerun-on-growth": Habit(
+        "running again each time the data has grown enough",
+        "the size of the data would set the time of release, and every run spends the whole budget "
+        "again",
+        "declare the size public (public_size = TRUE) and give the number of runs as steps, or use "
+        "EMIT EVERY INTERVAL, which one continual counter pays for once",
+    ),
+    "dedupe": Habit(
+        "removing duplicates before contribution bounding",
+        "which of two equal rows stays depends on other people's rows, so one unit could move "
+        "another's",
+        "drop DISTINCT: bounding already limits each unit; to count each unit once per group use "
+        "COUNT(DISTINCT unit) or max_rows_per_group = 1",
+    ),
+    "join": Habit(
+        "a join before contribution bounding",
+        "rows of one person could match, multiply or remove rows of another, beyond every bound",
+        "join beforehand on the privacy unit alone and store the result, or name the groups with "
+        "public_groups",
+    ),
+    "row-order": Habit(
+        "LIMIT, OFFSET or ORDER BY on rows before bounding",
+        "which rows stay would depend on how many rows other people have",
+        "limit rows per unit with max_rows_contributed; sort and cut releases after they are made",
+    ),
+    "sample": Habit(
+        "TABLESAMPLE before contribution bounding",
+        "the sample's size and membership tie people's rows together, and it amplifies nothing "
+        "here: no such claim is proven",
+        "drop it; a smaller max_rows_contributed lowers the noise as well",
+    ),
+    "other-rows": Habit(
+        "a subquery or window function over other rows before bounding",
+        "its value for one person's row depends on other people's rows",
+        "write WHERE and computed columns as per-row expressions",
+    ),
+    "budget-refresh": Habit(
+        "a budget that refreshes while the same people stay",
+        "after n refreshes a person present all along has lost n budgets, not one",
+        "set privacy_unit_period to the same length: then the promise is for each unit-period and "
+        "says so, or give one budget for the whole horizon",
+    ),
+    "reopen": Habit(
+        "late rows that re-open a released window",
+        "a correction shows the late person's row against the earlier release, outside of the "
+        "budget",
+        "late_data = 'drop' (rows are counted for the operator), and a larger lateness: within it "
+        "late rows enter the window's remaining triggers",
+    ),
+    "exact-metrics": Habit(
+        "exact counters of rows or groups in logs or metrics",
+        "a dashboard of exact counts is a release without noise",
+        "leave metrics = 'off'; `streamveil inspect` shows health numbers to the operator alone",
+    ),
+}
+
+# option -> (allowed values, refused values -> habit)
+WORDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "watermark": (
+        ("schedule",),
+        dict.fromkeys(("max_event_time", "event_time", "bounded_out_of_orderness", "ascending"),
+                      "max-event-time"),
+    ),
+    "late_data": (
+        ("drop",),
+        dict.fromkeys(("reopen", "update", "retract", "correct", "upsert"), "reopen"),
+    ),
+    "metrics": (
+        ("off",),
+        dict.fromkeys(("exact", "public", "log", "on"), "exact-metrics"),
+    ),
+}  # fmt: skip
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises PlanError with the first thing that is wrong."""
+    for rule in RULES:
+        for complaint in rule(plan):
+            raise complaint if isinstance(complaint, PlanError) else PlanError(complaint)
+
+
+Complaints = Iterator[str | PlanError]
+
+
+def _habits(plan: Plan) -> Complaints:
+    for option, (allowed, refused) in WORDS.items():
+        word = plan.options.get(option)
+        if word is None or word in allowed:
+            continue
+        if str(word).lower() in refused:
+            yield HABITS[refused[str(word).lower()]].error()
+        yield f"{option} can only be {allowed[0]!r}, its default"
+    if plan.options.get("rerun_on_growth") is not None:
+        if plan.options.get("public_size") is not True:
+            yield HABITS["rerun-on-growth"].error()
+        if plan.clock.kind != "rows" or plan.clock.steps is None:
+            yield (
+                "a query that runs again as the public size grows is EMIT EVERY n ROWS with steps"
+            )
+    refresh = plan.options.get("budget_refresh_us")
+    if refresh is not None and plan.period_us is None:
+        yield HABITS["budget-refresh"].error()
+    if refresh is not None and refresh != plan.period_us:
+        yield "budget_refresh must equal privacy_unit_period, or be left out: it is implied"
+
+
+def _names(plan: Plan) -> Complaints:
+    if not plan.aggregates:
+        yield "nothing is aggregated: add COUNT(*) or another aggregate"
+    taken: set[str] = set()
+    for name in [key.name for key in plan.keys] + [agg.name for agg in plan.aggregates]:
+        if name in taken:
+            yield f"two output columns are called '{name}'; give one another name with AS"
+        if name in RESERVED:
+            yield f"'{name}' is a column of every release; give yours another name with AS"
+        taken.add(name)
+    for agg in plan.aggregates:
+        for suffix in SUFFIXES:
+            if agg.name + suffix in taken:
+                yield f"'{agg.name}{suffix}' is the name of a column that goes with '{agg.name}'"
+
+
+def _aggregates(plan: Plan) -> Complaints:
+    for agg in plan.aggregates:
+        yield from _bounds(agg, combined=plan.bounding.combine)
+        if agg.function == "quantile" and not 0 <= _real(agg.options.get("q")) <= 1:
+            yield f"the quantile of '{agg.name}' must be a number between 0 and 1"
+        needs = (*VALUED, "count_distinct", "approx_frequency", "heavy_hitters")
+        if agg.function in needs and agg.expression is None:
+            yield f"{agg.function} '{agg.name}' needs a column or expression"
+        if agg.quantum is not None and not (isfinite(agg.quantum) and agg.quantum > 0):
+            yield f"the quantum of '{agg.name}' must be a number above 0"
+        if agg.function in VALUED and not (agg.low is None or agg.high is None):
+            yield from _overflow(agg)
+
+
+def _real(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else -1.0
+
+
+def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
+    valued = agg.function in VALUED or (combined and agg.function == "count")
+    if valued and (agg.low is None or agg.high is None):
+        yield (
+            f"'{agg.name}' has no contribution bounds.\n"
+            "  why     without bounds one unit can move the result by any amount\n"
+            "  to fix  say which values are plausible before looking at the data: "
+            "contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
+        )
+    if agg.low is None or agg.high is None:
+        return
+    if not valued:
+        yield f"{agg.function} '{agg.name}' adds no values: it takes no bounds"
+    if not (isfinite(agg.low) and isfinite(agg.high) and agg.low < agg.high):
+        yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first"
+
+
+def _overflow(agg: Aggregate) -> Complaints:
+    if agg.quantum is None or agg.low is None or agg.high is None:
+        return
+    try:
+        prove_no_overflow(agg.low, agg.high, agg.quantum)
+    except PlanError as error:
+        yield PlanError(f"'{agg.name}': {error}")
+
+
+def prove_no_overflow(low: float, high: float, quantum: float, power: int = 1) -> int:
+    """The largest sum of quanta a group can hold; PlanError when it could reach 2**62.
+
+    Proof: a clamped value is at most max(|low|, |high|) / quantum quanta after rounding, its power
+        at most that number to the power, and at most MAX_ROWS rows enter one group.
+
+    >>> prove_no_overflow(0, 60_000, 1) < 2**62
+    True
+    """
+    widest = max(abs(Fraction(low)), abs(Fraction(high))) / Fraction(quantum)
+    largest: int = (-(-widest.numerator // widest.denominator)) ** power * MAX_ROWS
+    if largest >= MAX_QUANTA:
+        raise PlanError(
+            "the bounds allow sums of 2**62 quanta or more, which 64 bits cannot hold safely.\n"
+            "  to fix  use a coarser quantum (the noise hides far more than it), or tighter bounds"
+        )
+    return largest
+
+
+def _bounding(plan: Plan) -> Complaints:
+    rows, each, squares = (
+        plan.bounding.max_rows,
+        plan.bounding.max_rows_per_group,
+        plan.bounding.quadratic,
+    )
+    for name, value in {
+        "max_rows_contributed": rows,
+        "max_rows_per_group": each,
+        "max_squared_rows": squares,
+    }.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
+            yield f"{name} must be a whole number between 1 and 1,000,000,000"
+    if rows is None and squares is None:
+        yield (
+            "nothing limits how much one unit contributes.\n"
+            "  why     noise can only hide a bounded contribution\n"
+            "  to fix  max_rows_contributed = C, in Python .bound(max_rows=C); "
+            "`streamveil tune` proposes C from a public sample"
+        )
+    if rows is not None and each is not None and each > rows:
+        yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"
+    if each is not None and squares is not None:
+        yield "give max_rows_per_group or max_squared_rows, not both"
+    if plan.bounding.combine and plan.clock.kind != "once":
+        yield (
+            "contribution_bounds_per_group clamps the total of a unit in a group, which is known "
+            "only when all rows are there.\n"
+            "  to fix  in a continual query give contribution_bounds_per_row and max_rows_per_group"
+        )
+
+
+def _clock(plan: Plan) -> Complaints:
+    clock = plan.clock
+    if clock.kind == "once":
+        return
+    unit = "rows" if clock.kind == "rows" else "time"
+    if not 1 <= clock.every < 2**62:
+        yield f"EMIT EVERY needs a positive number of {unit}"
+    if clock.steps is not None and not 1 <= clock.steps <= 10**9:
+        yield "steps must be between 1 and 1,000,000,000"
+    if clock.kind == "event":
+        if plan.source.event_time is None and clock.arrival is None:
+            yield "a query by time needs event_time (of the source) or arrival"
+        if clock.start_us is None or clock.end_us is None:
+            yield (
+                "a replay needs a public start and end: they fix when triggers happen.\n"
+                "  why     taking them from the data would let one row move every trigger\n"
+                "  to fix  start = '2026-01-01', end = '2026-02-01' (or steps = n); for live data "
+                "clock = 'wall'"
+            )
+        elif clock.end_us <= clock.start_us:
+            yield "end must be later than start"
+    elif clock.arrival is not None:
+        yield "arrival belongs to a replay (clock = 'event')"
+    endless = plan.options.get("horizon") == "unbounded"
+    if plan.window.kind == "whole" and clock.steps is None and not endless:
+        yield (
+            "how many releases does the guarantee cover? There is no default.\n"
+            "  to fix  steps = n, or steps = 'unbounded' for counters without a horizon "
+            "(more noise)"
+        )
+
+
+def _windows(plan: Plan) -> Complaints:
+    window, clock = plan.window, plan.clock
+    if window.kind == "whole":
+        if window.size_us or window.slide_us:
+            yield "the whole stream is one window: it has no size"
+        return
+    if plan.source.event_time is None:
+        yield f"a {window.kind} window needs the event_time column of the source"
+    if clock.kind not in ("event", "wall"):
+        yield (
+            "windows of event time need triggers by time: EMIT EVERY INTERVAL n UNIT.\n"
+            "  to fix  for a one-shot answer group by TIMESTAMP_TRUNC(ts, DAY) instead"
+        )
+    if window.size_us <= 0 or window.lateness_us < 0:
+        yield "a window needs a size above zero, and a lateness of zero or more"
+    if window.kind in ("hop", "cumulate") and not 0 < window.slide_us <= window.size_us:
+        yield "slide (step) must be above zero and at most the size of the window"
+    if window.kind == "cumulate" and window.slide_us and window.size_us % window.slide_us:
+        yield "the size of a cumulating window must be a multiple of its step"
+    if window.kind == "hop" and window.slide_us and window.size_us > 1_000 * window.slide_us:
+        yield "a row would count in more than 1,000 windows; use a longer slide"
+    if clock.every > window.size_us + window.lateness_us > 0:
+        yield "the window is shorter than the time between triggers: some would never be released"
+
+
+def _keys(plan: Plan) -> Complaints:
+    key_set = plan.key_set
+    if isinstance(key_set.min_units, bool) or not 1 <= key_set.min_units <= 10**12:
+        yield "min_privacy_units_per_group must be a whole number of at least 1"
+    if key_set.public is None:
+        if plan.keys and plan.budget.delta is None:
+            yield (
+                "groups are discovered in the data, which needs a delta above 0.\n"
+                "  to fix  give delta, or name the groups with public_groups"
+            )
+        return
+    if not plan.keys:
+        yield "public groups are given, but nothing is grouped by"
+    if key_set.min_units > 1:
+        yield "public groups are always shown: min_privacy_units_per_group does not apply"
+    if len(set(key_set.public)) != len(key_set.public):
+        yield "a public group is listed twice"
+    for group in key_set.public:
+        if len(group) != len(plan.keys):
+            yield f"every public group needs {len(plan.keys)} value(s), one per GROUP BY column"
+
+
+def _choices(plan: Plan) -> Complaints:
+    if plan.preset not in ("default", "dp-sqlp"):
+        yield f"unknown preset{nearest(str(plan.preset)[:30], ['default', 'dp-sqlp'])}"
+    if plan.period_us is not None and plan.source.event_time is None:
+        yield "privacy_unit_period needs the event_time column of the source"
+    if plan.period_us is not None and plan.period_us <= 0:
+        yield "privacy_unit_period must be longer than zero"
+    confidence = plan.options.get("confidence")
+    if confidence is not None and not 0 < _real(confidence) < 1:
+        yield "confidence must be between 0 and 1, for example 0.95"
+
+
+RULES: tuple[Callable[[Plan], Complaints], ...] = (
+    _habits,
+    _names,
+    _aggregates,
+    _bounding,
+    _clock,
+    _windows,
+    _keys,
+    _choices,
+)

@@ -1,0 +1,37 @@
+"""A finished query: explain it, or run it. Every spelling gives one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamveil.queries.plan import Plan
+
+if TYPE_CHECKING:
+    from streamveil.batch import Release
+    from streamveil.queries.explain import Explanation
+
+
+@dataclass(frozen=True)
+class Query:
+    """A checked plan that can be explained and run."""
+
+    plan: Plan
+
+    def explain(self, *, forecast: bool = False) -> Explanation:
+        """The promise in words, the plan, the noise and every default. Reads no data."""
+        from streamveil.queries.explain import explain
+
+        return explain(self.plan, forecast=forecast)
+
+    def run(self, state: str, **options: Any) -> Iterator[Release]:
+        """Runs or resumes the query with its durable state in the directory `state`.
+
+        Options are those of `streamveil.runtime.run.run`: secret, noise, engine, insecure,
+        progress, pace.
+        """
+        from streamveil.runtime.run import run  # the runtime sits above the queries
+
+        releases: Iterator[Release] = run(self.plan, state=state, **options)
+        return releases

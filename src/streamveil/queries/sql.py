@@ -1,0 +1,135 @@
+"""SQL text to plans: GoogleSQL's differential-privacy clause and the streaming words.
+
+>>> script = parse_script('''
+...     CREATE STREAM clicks WITH (source = 'files', path = 'clicks/*.parquet', event_time = 'ts');
+...     SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+...         privacy_unit_column = user_id, max_rows_contributed = 4, steps = 24)
+...       url, COUNT(*) AS n
+...     FROM clicks GROUP BY url EMIT EVERY 1000 ROWS;
+... ''')
+>>> script.query.plan.aggregates[0].function, script.query.plan.clock.kind
+('count', 'rows')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.queries.assemble import assemble
+from streamveil.queries.dialect import shown
+from streamveil.queries.options import constant, flag, read_options, text, word
+from streamveil.queries.plan import Plan, SinkSpec, SourceSpec
+from streamveil.queries.script import Ask, Create, Private, split_script, values_of
+from streamveil.queries.select import read_select
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One private query of a script."""
+
+    plan: Plan
+    explain: bool = False  # EXPLAIN PRIVACY: describe it, do not run it
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script says: its sources, sinks and private queries."""
+
+    sources: Mapping[str, SourceSpec]
+    sinks: Mapping[str, SinkSpec]
+    queries: tuple[Planned, ...]
+
+    @property
+    def query(self) -> Planned:
+        """The only query; PlanError when there are none or several."""
+        if len(self.queries) != 1:
+            raise PlanError(f"the script holds {len(self.queries)} queries; exactly one is wanted")
+        return self.queries[0]
+
+
+def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) -> Script:
+    """Reads a whole script. `tables` are known before its first statement.
+
+    Raises PlanError, and nothing else, for every text that is not a valid script.
+    """
+    sources: dict[str, SourceSpec] = dict(tables or {})
+    sinks: dict[str, SinkSpec] = {}
+    queries: list[Planned] = []
+    for statement in split_script(source):
+        if isinstance(statement, Create):
+            _declare(statement, sources, sinks)
+        elif isinstance(statement, Ask):
+            raise PlanError(
+                f"ASK {shown(statement.name)}: questions to changing tables are not available in "
+                "SQL yet; use streamveil.dynamic from Python"
+            )
+        else:
+            queries.append(_planned(statement, source, sources, sinks))
+    return Script(sources, sinks, tuple(queries))
+
+
+def _planned(
+    statement: Private,
+    source: str,
+    sources: Mapping[str, SourceSpec],
+    sinks: Mapping[str, SinkSpec],
+) -> Planned:
+    sink = None
+    if statement.sink is not None:
+        sink = sinks.get(statement.sink)
+        if sink is None:
+            hint = nearest(statement.sink, sinks) if sinks else "; declare it with CREATE SINK"
+            raise PlanError(f"unknown sink '{shown(statement.sink)}'{hint}")
+    values = read_options(statement.pairs)
+    unit = values.get("privacy_unit_column")
+    draft = read_select(statement.tree, sources, unit, statement.emit, source, sink)
+    return Planned(assemble(draft, values), statement.explain)
+
+
+def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, SinkSpec]) -> None:
+    """CREATE STREAM, TABLE or SINK."""
+    values = values_of(create.pairs, _setting)
+    name = create.name
+    if name in sources or name in sinks:
+        raise PlanError(f"'{shown(name)}' is declared twice")
+    if create.kind == "SINK":
+        kind = values.pop("sink", None)
+        if not isinstance(kind, str) or create.columns:
+            raise PlanError("CREATE SINK name WITH (sink = 'files', path = 'out/')")
+        sinks[name] = SinkSpec(name=name, kind=kind, options=values)
+        return
+    if "changelog" in values:
+        raise PlanError(
+            "changing tables (changelog = ...) are not available in SQL yet; "
+            "use streamveil.dynamic from Python"
+        )
+    kind = values.pop("source", None)
+    if not isinstance(kind, str):
+        raise PlanError(f"CREATE {create.kind} name WITH (source = 'files', path = '...')")
+    event_time = values.pop("event_time", None)
+    if event_time is not None and not isinstance(event_time, str):
+        raise PlanError("event_time is the name of a column")
+    if "watermark" in values:
+        raise PlanError(
+            "a source has no watermark here: leave it out. Windows close by the public clock; "
+            "slow rows are allowed for with lateness"
+        )
+    if create.columns:
+        values["columns"] = dict(create.columns)
+    sources[name] = SourceSpec(name=name, kind=kind, options=values, event_time=event_time)
+
+
+def _setting(tree: Any, what: str) -> Any:
+    """A value of WITH (...): text, number, TRUE or FALSE, or a list of them."""
+    if tree.key == "array":
+        return [_setting(part, what) for part in tree.expressions]
+    if tree.key == "boolean":
+        return flag(tree, what)
+    if tree.key in ("column", "var"):
+        return word(tree, what)
+    if tree.key == "literal" and tree.is_string:
+        return text(tree, what)
+    return constant(tree, what)
