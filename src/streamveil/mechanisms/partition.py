@@ -91,7 +91,7 @@ class TimeVarying:
     Guarantee: epsilon for each update.
     Proof: the cumulative case of `AboveThreshold`, once: segments are disjoint (see `advance`).
     Error: with kappa = 1 and probability 1 - 2 beta, for all times at once: every closed segment
-        has at least one update, and every segment has fewer than 2 thresholds plus one step's updates.
+        has at least one update, every segment fewer than 2 thresholds plus one step of updates.
         The tails of t sum to beta because sum 1/t^2 = pi^2/6, those of j likewise. kappa = 1/2
         halves the delay; fewer than one segment in 2^40 steps was then seen empty.
     """

@@ -1,0 +1,23 @@
+"""Linear queries over tables that grow and tables that change."""
+
+from streamveil.mechanisms.dynamic.buckets import Published, Repaired
+from streamveil.mechanisms.dynamic.insertion_only import InsertionOnly
+from streamveil.mechanisms.dynamic.interval_tree import FullyDynamic
+from streamveil.mechanisms.dynamic.live import LiveTable
+from streamveil.mechanisms.dynamic.protocol import Bag, Changes, DynamicMechanism
+from streamveil.mechanisms.dynamic.records import Records
+from streamveil.mechanisms.dynamic.trees import Hybrid, Tree
+
+__all__ = [
+    "Bag",
+    "Changes",
+    "DynamicMechanism",
+    "FullyDynamic",
+    "Hybrid",
+    "InsertionOnly",
+    "LiveTable",
+    "Published",
+    "Records",
+    "Repaired",
+    "Tree",
+]
