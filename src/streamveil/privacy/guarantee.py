@@ -144,9 +144,9 @@ class Loss:
         if size > 1:
             base = replace(self, group_size=1).delta_at(epsilon / size)
             return min(1.0, base * exp(convert.log_geometric_sum(epsilon / size, size)))
-        slack, core = _above(self.delta), self._core_delta(epsilon)
+        slack, core = convert.exact_above(self.delta), self._core_delta(epsilon)
         if self.distance:
-            slack += _above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
+            slack += convert.exact_above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
         return min(1.0, (slack + core) * UP if core or self.distance else slack)
 
     def _core_delta(self, epsilon: float) -> float:
@@ -173,13 +173,13 @@ class Loss:
         if not 0 <= share < 1:
             raise ValueError(f"delta must be at least 0 and below 1, not {delta}")
         if self.group_size > 1 or self.distance:
-            return self._epsilon_by_search(_down(share))
+            return self._epsilon_by_search(convert.exact_below(share))
         plain = inf
         if not (self.gaussian or self.zcdp) and self.delta <= share:
-            plain = _above(self.pure_total)
+            plain = convert.exact_above(self.pure_total)
         if not share:
             return plain
-        return min(plain, convert.smallest_epsilon(_down(share), self.delta_at))
+        return min(plain, convert.smallest_epsilon(convert.exact_below(share), self.delta_at))
 
     def _epsilon_by_search(self, delta: float) -> float:
         """As `delta_at` may grow again with epsilon, looks for the first epsilon that fits."""
@@ -210,10 +210,10 @@ class Loss:
 
     def _fits_epsilon(self, epsilon: Fraction, delta: Fraction) -> bool:
         if self.gaussian or self.zcdp or self.distance or self.group_size > 1:
-            return bool(delta) and Fraction(self.delta_at(_down(epsilon))) <= delta
+            return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
         if self.pure_total <= epsilon and self.delta <= delta:
             return True  # plain composition, in exact arithmetic
-        return bool(delta) and Fraction(self.delta_at(_down(epsilon))) <= delta
+        return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
 
     def to_dict(self) -> dict[str, Any]:
         """Exact numbers as text, for durable records."""
@@ -285,18 +285,6 @@ class _Gaussian:
 
 
 Gdp = _Gaussian()
-
-
-def _above(value: Fraction) -> float:
-    """A float not below the fraction."""
-    number = float(value)
-    return number if Fraction(number) >= value else number * (1 + 3e-16)
-
-
-def _down(value: Fraction) -> float:
-    """A float not above the fraction."""
-    number = float(value)
-    return number if Fraction(number) <= value else number * (1 - 2e-16)
 
 
 @dataclass(frozen=True)
