@@ -9,7 +9,10 @@ from streamveil.mechanisms.counters import (
     BinaryTreeCounter,
     BltCounter,
     Counter,
+    HaarCounter,
     HonakerCounter,
+    KaryTreeCounter,
+    SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
 
@@ -25,6 +28,12 @@ def examples(horizon: int) -> dict[str, Counter]:
         "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
         "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
+        "smooth-tree": SmoothTreeCounter(horizon=horizon, sigma=SIGMA),
+        "haar": HaarCounter(horizon=horizon, sigma=SIGMA),
+        "haar mean": HaarCounter(horizon=horizon, sigma=SIGMA, aim="mean"),
+        "haar two-sided": HaarCounter(horizon=horizon, sigma=SIGMA, aim="two-sided"),
+        "k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=SIGMA),
+        "k-ary-tree 3": KaryTreeCounter(horizon=horizon, sigma=SIGMA, k=3),
         "sqrt-toeplitz": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA),
         "sqrt-toeplitz plain": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA, weighting="none"),
     }

@@ -11,7 +11,10 @@ from streamveil.mechanisms.counters import (
     BinaryTreeCounter,
     BltCounter,
     Counter,
+    HaarCounter,
     HonakerCounter,
+    KaryTreeCounter,
+    SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
 
@@ -109,3 +112,64 @@ def _(counter: HonakerCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
 def _(counter: AnytimeBltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
     ones = np.ones(horizon)
     return feedback_factors(counter.inner.blt.encoder(horizon), "none", ones, ones)
+
+
+@factors.register
+def _(counter: HaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted Haar functions; the decoder is their inverse on all 2^h steps."""
+    length = 2**counter.levels
+    rows = [np.full(length, np.sqrt(counter.weights[0] / length))]
+    for level in range(1, counter.levels + 1):
+        for start in range(0, length, 2**level):
+            row = np.zeros(length)
+            row[start : start + 2**level] = np.sqrt(counter.weights[level] / 2**level)
+            row[start + 2 ** (level - 1) : start + 2**level] *= -1
+            rows.append(row)
+    encoder = np.array(rows)
+    decoder = np.tril(np.ones((length, length))) @ np.linalg.inv(encoder)
+    return decoder[:horizon], encoder[:, :horizon]
+
+
+@factors.register
+def _(counter: KaryTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prefixes by exhaustive descent: at each level the nearest block boundary is approached."""
+    k, levels = counter.arity, counter.levels
+    used: dict[tuple[int, int], int] = {}
+    entries = []
+    for t in range(1, horizon + 1):
+        position = 0
+        for level in reversed(range(levels)):
+            length = k**level
+            # lower levels reach at most (length - 1) / 2 either way
+            while abs(t - position) > (length - 1) // 2:
+                forward = t > position
+                start = position if forward else position - length
+                column = used.setdefault((level, start), len(used))
+                entries.append((t - 1, column, 1 if forward else -1))
+                position += length if forward else -length
+        assert position == t
+    decoder, encoder = np.zeros((horizon, len(used))), np.zeros((len(used), horizon))
+    for row, column, sign in entries:
+        decoder[row, column] = sign
+    for (level, start), column in used.items():
+        encoder[column, start : start + k**level] = 1
+    return decoder, encoder
+
+
+@factors.register
+def _(counter: SmoothTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    height, ones = counter.shape
+    words = [w for w in range(2**height) if w.bit_count() == ones][: horizon + 1]
+    used: dict[tuple[int, int], int] = {}
+    rows = []
+    for word in words[1:]:
+        siblings = [
+            (bit, (word >> bit) - 1) for bit in range(height) if word >> bit & 1
+        ]  # (length of the suffix, prefix that ends in 0)
+        rows.append([used.setdefault(node, len(used)) for node in siblings])
+    decoder, encoder = np.zeros((horizon, len(used))), np.zeros((len(used), horizon))
+    for row, columns in enumerate(rows):
+        decoder[row, columns] = 1
+    for (bit, prefix), column in used.items():
+        encoder[column] = [word >> bit == prefix for word in words[:-1]]
+    return decoder, encoder

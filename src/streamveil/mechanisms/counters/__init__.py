@@ -8,8 +8,14 @@ from __future__ import annotations
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.fit import fit
+from streamveil.mechanisms.counters.haar import HaarCounter
+from streamveil.mechanisms.counters.kary import KaryTreeCounter
+from streamveil.mechanisms.counters.keyed import draws_for
+from streamveil.mechanisms.counters.participation import Participation, moved_by
 from streamveil.mechanisms.counters.protocol import Counter, State
 from streamveil.mechanisms.counters.rational import Blt, best_blt
+from streamveil.mechanisms.counters.skip import skip
+from streamveil.mechanisms.counters.smooth import SmoothTreeCounter
 from streamveil.mechanisms.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.mechanisms.counters.tree import BinaryTreeCounter, HonakerCounter
 
@@ -18,6 +24,9 @@ COUNTERS: dict[str, type[Counter]] = {
     "anytime-blt": AnytimeBltCounter,
     "binary-tree": BinaryTreeCounter,
     "honaker": HonakerCounter,
+    "smooth-tree": SmoothTreeCounter,
+    "haar": HaarCounter,
+    "k-ary-tree": KaryTreeCounter,
     "sqrt-toeplitz": SqrtToeplitzCounter,
 }
 
@@ -28,9 +37,16 @@ __all__ = [
     "Blt",
     "BltCounter",
     "Counter",
+    "HaarCounter",
     "HonakerCounter",
+    "KaryTreeCounter",
+    "Participation",
+    "SmoothTreeCounter",
     "SqrtToeplitzCounter",
     "State",
     "best_blt",
+    "draws_for",
     "fit",
+    "moved_by",
+    "skip",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize
@@ -43,6 +44,7 @@ class AnytimeBltCounter:
     (1.223, False)
     """
 
+    keyed: ClassVar[bool] = False
     sigma: Exact | float  # scale of one noise draw, quanta
     tuned: int = 2**20  # steps over which the error is near-optimal
     d: int | None = None  # buffers; None: chosen by `tuned`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class BltCounter:
     (3, 1.8046, True)
     """
 
+    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one noise draw, quanta
     d: int | None = None  # buffers; None: chosen by horizon

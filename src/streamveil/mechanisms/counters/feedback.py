@@ -26,10 +26,11 @@ As v_t >= 1, L2 over T steps adds at most 2 eta sqrt(T) / sigma to mu, per key t
 Bounds: z_t = sigma v_t G_t + r_t / D_t with |r_t| <= 1/2. On the first stream |z_t| <= REACH
 sigma max(v) + 1/(2 min D); a buffer is a weighted sum of z, a martingale but for the bias of
 rounding, with terms sub-Gaussian of scale sigma v + 1/(2D), so it stays below REACH times that over
-sqrt(1 - keep_i^2), plus bias / q_i. The second stream has the first one's values, moved by
-moved |c| / min D at most. A bound fails with probability below 2 exp(-REACH^2/2) < 2^-207, so all
-of 2^64 draws keep theirs but for 2^-128, which is part of the distance of any computed noise from
-its ideal (as is the cipher's) and not charged again here.
+sqrt(1 - keep_i^2), plus bias / q_i. The second stream has the first one's z moved by a vector of
+norm at most moved * norm * max(v), and its buffers by that over sqrt(1 - keep_i^2). A bound fails
+with probability below 2 exp(-REACH^2/2) < 2^-207, so all of 2^64 draws keep theirs but for 2^-128,
+which is part of the distance of any computed noise from its ideal (as is the cipher's) and not
+charged again here.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Recursion:
     """The public numbers of one encoder that decide how rounding errors spread."""
 
     amplification: float  # A
-    largest_c: float
+    norm: float  # the sensitivity
     terms: int  # d, or the length of the history
     rest: Float64[Array, " d"]  # q_i = 1 - keep_i; empty when there are no buffers
     drain: Float64[Array, " d"]
@@ -63,12 +64,11 @@ class Recursion:
 
     def deviation(self, sigma: Exact | float, moved: Exact | float) -> float:
         """The eta of the module's proof; raises when float64 is not accurate enough."""
-        spread, shift = up(sigma) * self.largest_noise, up(moved) / self.smallest_column
-        half = 0.5 / self.smallest_column
-        z = REACH * spread + half + shift * self.largest_c
-        wander = REACH * (spread + half) / np.sqrt(self.rest * (2 - self.rest))
+        spread, half = up(sigma) * self.largest_noise, 0.5 / self.smallest_column
+        shift = up(moved) * self.norm * self.largest_noise
+        z = REACH * spread + half + shift
+        wander = (REACH * (spread + half) + shift) / np.sqrt(self.rest * (2 - self.rest))
         wander += rounding_bias(down(sigma) * self.smallest_column) * 2 * half / self.rest
-        wander += shift * np.minimum(self.amplification, self.largest_c / self.rest)
         buffers = np.minimum(wander, z / self.rest)
         spent = float((self.drain / self.rest * buffers).sum())
         eta = self.amplification * U * EASE * ((self.terms + 5) * z + 2.01 * spent)

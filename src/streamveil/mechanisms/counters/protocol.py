@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -70,9 +70,11 @@ class Counter(Protocol):
     with at most C rows, at most c of them per key, moves it by sqrt(C c) (Gaussian) or C (Laplace).
     """
 
+    keyed: ClassVar[bool]  # True: noise is computed from one address, the same at every step
+
     @property
-    def horizon(self) -> int | None:
-        """Steps the guarantee covers; None when there is no end."""
+    def horizon(self) -> int:
+        """Steps the guarantee covers."""
 
     @property
     def sigma(self) -> Exact | float:
@@ -104,7 +106,8 @@ class Counter(Protocol):
     ) -> tuple[Estimates, State]:
         """Adds one increment to every key; returns the noisy totals and the next state.
 
-        `draws` must be a fresh address at every step. With `ids` the noise of a key depends on its
+        `draws` must be a fresh address at every step, or one address for all steps of a `keyed`
+        counter (see `keyed.draws_for`). With `ids` the noise of a key depends on its
         id alone and not on its column.
         """
 
@@ -114,9 +117,9 @@ def zeros(t: int, keys: int, whole: int, real: int) -> State:
     return State(t, np.zeros((whole, keys), np.int64), np.zeros((real, keys), np.float64))
 
 
-def next_step(horizon: int | None, state: State) -> int:
+def next_step(horizon: int, state: State) -> int:
     """The number of the step that begins now; raises HorizonError after the last."""
-    if horizon is not None and state.t >= horizon:
+    if state.t >= horizon:
         raise HorizonError(horizon)
     return state.t + 1
 

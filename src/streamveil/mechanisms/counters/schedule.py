@@ -41,7 +41,6 @@ class Schedule:
     omega: tuple[float, ...]
     norm: float  # of every column with a schedule, of the largest without; rounded up
     amplification: float  # sum of the first `horizon` coefficients of C, rounded up
-    largest_c: float
     columns: Float64[Array, " horizon"] | None  # D_t where no closed form exists
     noise: Float64[Array, " horizon"] | None  # v_t
 
@@ -50,7 +49,7 @@ class Schedule:
         """What decides how rounding errors spread."""
         return Recursion(
             amplification=self.amplification,
-            largest_c=self.largest_c,
+            norm=self.norm,
             terms=len(self.keep),
             rest=1 - self.keep,
             drain=self.drain,
@@ -92,8 +91,7 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
         columns, noise = _noise_schedule(keep, drain, encoder, horizon)
         norm = float(np.sqrt(_weighted_tails(*encoder, noise).max())) * (1 + 8 * horizon * U)
     total = float(_exact_sum(*exact, horizon)) * UP
-    largest = max(1.0, sum(omega)) * UP  # c_1 = sum omega, then the coefficients fall
-    return Schedule(horizon, weighting, keep, drain, p, omega, norm, total, largest, columns, noise)
+    return Schedule(horizon, weighting, keep, drain, p, omega, norm, total, columns, noise)
 
 
 def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numba import njit
@@ -50,6 +50,7 @@ class SqrtToeplitzCounter:
     1.944
     """
 
+    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one noise draw, quanta
     weighting: Literal["none", "columns"] = "columns"
@@ -77,7 +78,7 @@ class SqrtToeplitzCounter:
         """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
         recursion = feedback.Recursion(
             amplification=float(root_coefficients(self.horizon).sum()) * feedback.EASE,
-            largest_c=1.0,
+            norm=self.sensitivity,
             terms=self.horizon,
             rest=np.empty(0),
             drain=np.empty(0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import ClassVar
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class BinaryTreeCounter:
     (10, 17.328)
     """
 
+    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one node's noise, quanta
 
@@ -120,6 +122,7 @@ class HonakerCounter:
     3.33
     """
 
+    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one node's noise, quanta
 

@@ -1,0 +1,43 @@
+"""Noise that is computed from an address instead of stored: for counters with random access.
+
+A keyed counter draws the noise of a tree node from an address that names the node, so nothing is
+stored and any step can be read at any time. All its steps must be given draws of ONE address: new
+noise about the same totals at every step would average away. The state holds a mark of the address
+and every step compares it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamveil.mechanisms.counters.protocol import Counter, Ids
+from streamveil.privacy.noise import Draws, Noise
+from streamveil.types import Array, Int64, UInt64
+
+
+def draws_for(counter: Counter, noise: Noise, purpose: str, *path: int | bytes, t: int) -> Draws:
+    """The draws to give to step t of a counter: fresh per step, or one address for keyed ones."""
+    return noise.at(purpose, *path) if counter.keyed else noise.at(purpose, *path, t)
+
+
+def node_words(
+    draws: Draws, ids: Ids | None, keys: int, level: int, index: int
+) -> UInt64[Array, " keys"]:
+    """One word per key for one node of a tree."""
+    node = draws.at("node", level, index)
+    return node.words(keys) if ids is None else node.words_for(ids, 1)[:, 0]
+
+
+def mark_of(draws: Draws) -> int:
+    """A number that tells addresses apart, never 0; reveals nothing about their noise."""
+    return int(draws.at("mark").words(1)[0] >> np.uint64(2)) + 1
+
+
+def check_mark(marks: Int64[Array, " keys"], mark: int) -> Int64[Array, " keys"]:
+    """The marks after a step; raises when a column was fed from another address before."""
+    if np.any((marks != 0) & (marks != mark)):
+        raise ValueError(
+            "a keyed counter was given draws of two addresses: its noise would average away.\n"
+            "  to fix  pass draws of the same address at every step (see draws_for)"
+        )
+    return np.full(len(marks), mark, np.int64)

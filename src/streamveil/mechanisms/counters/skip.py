@@ -1,0 +1,121 @@
+"""Passing over steps at which a key received nothing and nobody looked, without taking them.
+
+Trees and keyed counters skip exactly: a block's noise is drawn when the block is first used, so
+blocks that were opened and closed in between need none. `blt_jump` gives the law of a BLT's real
+noise after k steps at once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, singledispatch
+
+import mpmath
+import numpy as np
+
+from streamveil.errors import HorizonError
+from streamveil.mechanisms.counters.haar import HaarCounter
+from streamveil.mechanisms.counters.kary import KaryTreeCounter
+from streamveil.mechanisms.counters.noise import gaussian_rows
+from streamveil.mechanisms.counters.protocol import Counter, Ids, State
+from streamveil.mechanisms.counters.rational import Blt
+from streamveil.mechanisms.counters.smooth import SmoothTreeCounter, word_at
+from streamveil.mechanisms.counters.tree import BinaryTreeCounter
+from streamveil.privacy.noise import Draws
+from streamveil.types import Array, Exact, Float64
+
+DIGITS = 60
+
+
+def skip(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None = None) -> State:
+    """The state after `steps` steps without increments whose estimates nobody saw.
+
+    The law of everything released later is that of taking the steps one by one. Whether steps were
+    skipped may depend on the data: the noise of a block is drawn once, whoever asks first.
+    `draws` as for a step: fresh, or the one address of a keyed counter.
+    """
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, not {steps}")
+    if state.t + steps > counter.horizon:
+        raise HorizonError(counter.horizon)
+    return _skipped(counter, state, steps, draws, ids) if steps else state
+
+
+@singledispatch
+def _skipped(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+    """Counters that must take every step: the noise of each is used by all later ones."""
+    for step in range(1, steps + 1):
+        nothing = np.zeros(state.keys, np.int64)
+        _, state = counter.step(state, nothing, draws.at("skipped", step), ids)
+    return state
+
+
+@_skipped.register(HaarCounter)
+@_skipped.register(KaryTreeCounter)
+def _(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+    return State(state.t + steps, state.whole, state.real)
+
+
+@_skipped.register
+def _(counter: BinaryTreeCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+    t = state.t + steps
+    kept = [level for level in range(counter.levels) if state.t >> level == t >> level]
+    fresh = [level for level in range(counter.levels) if t >> level & 1 and level not in kept]
+    return _renewed(counter.sigma, state, t, (kept, fresh), (draws, ids))
+
+
+@_skipped.register
+def _(counter: SmoothTreeCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+    t, (height, ones) = state.t + steps, counter.shape
+    before, word = word_at(state.t, height, ones), word_at(t, height, ones)
+    kept = [i for i in range(height) if word[: i + 1] == before[: i + 1]]
+    fresh = [i for i in range(height) if word[i] and i not in kept]
+    return _renewed(counter.sigma, state, t, (kept, fresh), (draws, ids))
+
+
+def _renewed(
+    sigma: Exact | float,
+    state: State,
+    t: int,
+    nodes: tuple[list[int], list[int]],
+    source: tuple[Draws, Ids | None],
+) -> State:
+    """Totals and kept nodes stay; fresh nodes are drawn; the others close."""
+    kept, fresh = nodes
+    whole = np.zeros_like(state.whole)
+    whole[0] = state.whole[0]
+    rows = [1 + i for i in kept]
+    whole[rows] = state.whole[rows]
+    if fresh:
+        noise = gaussian_rows(*source, state.keys, len(fresh), sigma)
+        whole[[1 + i for i in fresh]] = noise
+    return State(t, whole, state.real)
+
+
+@lru_cache(maxsize=1024)
+def blt_jump(blt: Blt, steps: int) -> tuple[Float64[Array, " d+1"], Float64[Array, "d+1 d+1"]]:
+    """(decay, L): k steps of s_i <- (1-q_i) s_i + z, z standard Gaussian, are s <- decay s + L g.
+
+    The d+1 sums s_i have rates 0, q_1, .. q_d; the running total's noise is sum_i beta_i s_i.
+
+    Algorithm: L L' is the matrix of geometric sums G(k; i, j) = sum_(m<k) ((1-q_i)(1-q_j))^m. Its
+        condition number passes 10^17, so the Cholesky factor is computed with 60 digits; for
+        k <= d its rank is k and further columns are zero.
+    Numerics: L is rounded to float64 once. The law is that of real Gaussians; a counter that runs
+        on it has idealised numerics, which is why `BltCounter` takes every step instead.
+    """
+    mp = mpmath.MPContext()
+    mp.dps = DIGITS + 2 * len(str(steps))
+    theta = [mp.mpf(1)] + [1 - mp.mpf(q) for q in blt.q]
+    n = len(theta)
+    lower = mp.zeros(n, n)
+    for i in range(n):
+        for j in range(i + 1):
+            product = theta[i] * theta[j]
+            total = mp.mpf(steps) if product == 1 else (1 - product**steps) / (1 - product)
+            total -= sum(lower[i, m] * lower[j, m] for m in range(j))
+            if i == j:
+                lower[i, i] = mp.sqrt(total) if i < steps else mp.mpf(0)
+            else:
+                lower[i, j] = total / lower[j, j] if j < steps else mp.mpf(0)
+    decay = np.array([float(x**steps) for x in theta])
+    return decay, np.array([[float(lower[i, j]) for j in range(n)] for i in range(n)])
