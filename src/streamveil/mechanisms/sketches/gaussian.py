@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, UInt32
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -34,8 +34,8 @@ from streamveil.mechanisms.sketches.keystream import GROUP, LOW_DOMAIN, fill, on
 from streamveil.mechanisms.sketches.precise import precise_rounded
 from streamveil.types import Array, UInt64
 
-PIECE = 1024  # cells noised together; they and their words stay in the first-level cache
-DOUBT = 3e-6  # bound on the error of a single-precision standard Gaussian (largest seen 1.5e-6)
+PIECE = 1280  # cells noised together; no power of two, so that no two streams share their low bits
+DOUBT = 2e-6  # bound on the error of a single-precision standard Gaussian (largest seen 1e-6)
 FINE_DOUBT = 2.0**-40  # bound on the error of one in double precision (largest seen 2^-50)
 LOW_EDGE, HIGH_EDGE = 2**18, 2**12  # upper words of u so near 0 or 2^32 go to double precision
 SMALLEST_SIGMA = 0.5
@@ -60,6 +60,28 @@ MIDDLE = np.uint32(2**32 - LOW_EDGE - HIGH_EDGE)
 ROOT_HALF = np.uint32(0xB504F334)  # sqrt(1/2) * 2^32
 
 
+class Scratch(NamedTuple):
+    """Work space of one piece."""
+
+    normal: Array
+    words: Array
+    doubtful: Array
+    noise: Array
+    change: Array
+    shift: Array
+    size: Array
+
+
+@njit(cache=True)
+def new_scratch() -> Scratch:
+    """Empty work space; `doubtful` must start as zeros."""
+    return Scratch(
+        np.empty(PIECE + 1, np.float32), np.empty(PIECE + GROUP, np.uint32), np.zeros(PIECE, np.uint8),
+        np.empty(PIECE, np.int32), np.empty(PIECE, np.int64), np.empty(PIECE, np.float32),
+        np.empty(PIECE, np.float32),
+    )  # fmt: skip
+
+
 def distance(sigma: float) -> Fraction:
     """An upper bound on the total-variation distance of one draw from the rounded Gaussian."""
     if sigma < SMALLEST_SIGMA:
@@ -79,15 +101,16 @@ def leading_zeros(context: Any, word: Any) -> Any:
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
 def standard_pairs(
-    upper: UInt64[Array, " words"], pairs: int, first: Float32[Array, " pairs"],
-    second: Float32[Array, " pairs"],
+    words: UInt32[Array, " words"], half: int, pairs: int, normal: Float32[Array, " cells"]
 ) -> None:
-    """Approximate standard Gaussian pairs from upper words; NaN in the end zones of u."""
-    words = upper.view(np.uint32)
-    radii = words[:pairs]
-    angles = words[len(words) // 2 : len(words) // 2 + pairs]
+    """Approximate standard Gaussians; NaN in the end zones of u.
+
+    Pair q comes from words q (radius) and half + q (angle) and goes to cells q and pairs + q.
+    """
+    angles = words[half : half + pairs]  # slices, as sums of indices would not vectorise
+    first, second = normal[:pairs], normal[pairs : 2 * pairs]
     for q in range(pairs):
-        a = radii[q]
+        a = words[q]
         zeros = leading_zeros(np.uint32(a))
         m = np.uint32(a << zeros)
         large = m >= ROOT_HALF
@@ -165,49 +188,109 @@ def careful_draw(
     return precise_rounded(u, v, second, sigma, centre)
 
 
+@njit(inline="always")
+def centre_of(omega: Array, buffers: Array, cell: int) -> float:
+    """What the noise of a cell is rounded about, in double precision."""
+    centre = 0.0
+    for i in range(len(omega)):
+        centre -= omega[i] * np.float64(buffers[i, cell])
+    return centre
+
+
 @njit(cache=True, error_model="numpy")
 def rounded_piece(
-    keys: UInt64[Array, "15 8"], group: int, sigma: float, centre: Array, noise: Array,
-    scratch: Array, words: Array, doubtful: Array,
+    keys: UInt64[Array, "15 8"], place: tuple[int, int, int], law: tuple[float, Array],
+    buffers: Array, scratch: Scratch,
 ) -> None:
-    """noise[c] = nearest integer to sigma * (Gaussian of cell c) + centre[c], a piece of cells.
+    """scratch.noise[c] = nearest integer to sigma * (Gaussian of cell c) - sum omega * buffers[c].
 
-    `scratch` is float32 of PIECE, `words` uint64 of PIECE, `doubtful` uint8 of PIECE.
-    """
-    cells = len(noise)
+    `place` is (group, start, end): cells start..end of the buffers, at most PIECE, and words from
+    `group` on. `law` is (sigma, omega), omega being empty for a tree.
+    """  # fmt: skip
+    group, start, end = place
     if len(keys) == 0:
-        for c in range(cells):
-            noise[c] = np.int64(np.rint(centre[c]))
+        round_silently(law[1], buffers, start, end, scratch.noise)
         return
-    pairs = (cells + 1) // 2
+    pairs = (end - start + 1) // 2
     groups = (pairs + GROUP - 1) // GROUP
-    fill(keys, np.uint64(0), group * (GROUP // 2), words[: groups * GROUP])
-    standard_pairs(words[: groups * GROUP], pairs, scratch[:pairs], scratch[pairs : 2 * pairs])
-    doubts = round_all(sigma, scratch, centre, noise, doubtful)
-    if doubts:
-        doubtful[cells:] = 0
-        eight = doubtful.view(np.uint64)
-        for e in range((cells + 7) // 8):
-            if eight[e]:
-                for c in range(8 * e, min(8 * e + 8, cells)):
-                    if doubtful[c]:
-                        noise[c] = careful_draw(keys, group, c, cells, (sigma, centre[c]))
+    fill(keys, group * (GROUP // 2), scratch.words, groups)
+    standard_pairs(scratch.words, groups * GROUP, pairs, scratch.normal)
+    if round_all(law, buffers, start, end, scratch):
+        settle(keys, place, law, buffers, scratch)
+
+
+@njit(cache=True)
+def round_silently(omega: Array, buffers: Array, start: int, end: int, noise: Array) -> None:
+    """No noise: the centres, rounded."""
+    for c in range(end - start):
+        noise[c] = np.int64(np.rint(centre_of(omega, buffers, start + c)))
+
+
+@njit(cache=True)
+def settle(
+    keys: UInt64[Array, "15 8"], place: tuple[int, int, int], law: tuple[float, Array],
+    buffers: Array, scratch: Scratch,
+) -> None:
+    """Decides the doubtful cells of a piece with more precision."""  # fmt: skip
+    group, start, end = place
+    cells = end - start
+    doubtful, noise = scratch.doubtful, scratch.noise
+    eight = doubtful.view(np.uint64)
+    for e in range((cells + 7) // 8):
+        if eight[e]:
+            for c in range(8 * e, min(8 * e + 8, cells)):
+                if doubtful[c]:
+                    centre = centre_of(law[1], buffers, start + c)
+                    noise[c] = careful_draw(keys, group, c, cells, (law[0], centre))
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
-def round_all(sigma: float, normal: Array, centre: Array, noise: Array, doubtful: Array) -> int:
-    """Rounds in single precision and marks what single precision cannot decide."""
-    scale = np.float32(sigma)
-    doubt = np.float32(0.5 - DOUBT * sigma)
-    relative = np.float32(2.0**-22)
-    doubts = 0
-    for c in range(len(noise)):
-        shift = np.float32(centre[c])
+def round_about(
+    sigma: float, omega: float, normal: Array, buffer: Array, noise: Array, doubtful: Array
+) -> int:
+    """Rounds in single precision about one buffer; marks what single precision cannot decide."""
+    scale, weight = np.float32(sigma), np.float32(-omega)
+    bound, relative = np.float32(0.5 - DOUBT * sigma), np.float32(2.0**-22)
+    doubts = np.int32(0)
+    for c in range(len(buffer)):
+        shift = weight * np.float32(buffer[c])
         x = scale * normal[c] + shift
         nearest = np.rint(x)
-        bound = doubt - relative * (np.abs(x) + np.abs(shift))
-        sure = np.abs(x - nearest) < bound
-        noise[c] = np.int32(nearest) if sure else 0
-        doubtful[c] = 0 if sure else 1
-        doubts += 0 if sure else 1
+        error = np.abs(x - nearest) + relative * (np.abs(x) + np.abs(shift))
+        sure = error < bound
+        noise[c] = np.int32(nearest if sure else np.float32(0))
+        doubtful[c] = np.uint8(0) if sure else np.uint8(1)
+        doubts += np.int32(0) if sure else np.int32(1)
+    return doubts
+
+
+@njit(cache=True, fastmath={"contract"}, error_model="numpy")
+def round_all(
+    law: tuple[float, Array], buffers: Array, start: int, end: int, scratch: Scratch
+) -> int:
+    """`round_about` for any number of buffers, none for a tree."""
+    sigma, omega = law
+    normal, shifts, sizes = scratch.normal, scratch.shift, scratch.size
+    cells = end - start
+    for c in range(cells):
+        shifts[c] = np.float32(0)
+        sizes[c] = np.float32(0)
+    for i in range(len(omega)):
+        weight, buffer = np.float32(-omega[i]), buffers[i, start:end]
+        for c in range(cells):
+            shift = weight * np.float32(buffer[c])
+            shifts[c] += shift
+            sizes[c] += np.abs(shift)
+    scale = np.float32(sigma)
+    bound, relative = np.float32(0.5 - DOUBT * sigma), np.float32(2.0**-22)
+    noise, doubtful = scratch.noise, scratch.doubtful
+    doubts = np.int32(0)
+    for c in range(cells):
+        x = scale * normal[c] + shifts[c]
+        nearest = np.rint(x)
+        error = np.abs(x - nearest) + relative * (np.abs(x) + sizes[c])
+        sure = error < bound
+        noise[c] = np.int32(nearest if sure else np.float32(0))
+        doubtful[c] = np.uint8(0) if sure else np.uint8(1)
+        doubts += np.int32(0) if sure else np.int32(1)
     return doubts

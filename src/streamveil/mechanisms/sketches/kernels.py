@@ -12,8 +12,17 @@ import numpy as np
 from jaxtyping import Int32
 from numba import njit
 
-from streamveil.mechanisms.sketches.gaussian import PIECE, rounded_piece
+from streamveil.mechanisms.sketches.gaussian import (
+    PIECE,
+    Scratch,
+    new_scratch,
+    round_about,
+    rounded_piece,
+    settle,
+    standard_pairs,
+)
 from streamveil.mechanisms.sketches.keys import Words
+from streamveil.mechanisms.sketches.keystream import GROUP, fill
 from streamveil.mechanisms.sketches.linear import add_keys, add_weighted
 from streamveil.types import Array
 
@@ -29,6 +38,14 @@ class Tables(NamedTuple):
     clock: Array  # [time, scheduled pushes so far, flushes so far]
 
 
+class Flat(NamedTuple):
+    """The same cells as one line (and one line per word of noise)."""
+
+    pending: Array
+    noise: Array
+    shown: Array
+
+
 class Law(NamedTuple):
     """The numbers of a sketch, for compiled loops."""
 
@@ -42,26 +59,6 @@ class Law(NamedTuple):
     theta: Array
     unit: float  # buffer units in one count
     limit: float  # buffers are clamped to this
-
-
-class Scratch(NamedTuple):
-    """Work space of a push."""
-
-    normal: Array
-    words: Array
-    doubtful: Array
-    centre: Array
-    noise: Array
-    change: Array
-
-
-@njit(cache=True)
-def new_scratch() -> Scratch:
-    """Empty work space."""
-    return Scratch(
-        np.empty(PIECE, np.float32), np.empty(PIECE, np.uint64), np.zeros(PIECE, np.uint8),
-        np.zeros(PIECE, np.float64), np.empty(PIECE, np.int32), np.empty(PIECE, np.int64),
-    )  # fmt: skip
 
 
 @njit(inline="always")
@@ -96,108 +93,130 @@ def epoch_of(start: int) -> int:
 
 
 @njit(cache=True)
-def draw(
-    keys: Array, group: int, sigma: float, count: int, scratch: Scratch
-) -> None:
-    """Noise of `count` cells about scratch.centre, from the words of `group` on."""
-    rounded_piece(
-        keys, group, sigma, scratch.centre[:count], scratch.noise[:count], scratch.normal,
-        scratch.words, scratch.doubtful,
-    )  # fmt: skip
-
-
-@njit(inline="always")
-def group_of(tables: Tables, push: int, row: int, column: int) -> int:
-    """Where a piece of a push begins in the keystream.
-
-    Proof: (push, row, column) is written in mixed radix, so no two cells share a number; a piece of
-        n columns uses at most n groups of words from its first column's on. No word serves twice.
-    """
-    depth, width = tables.shown.shape
-    return (push * depth + row) * width + column
+def flatten(tables: Tables) -> Flat:
+    """Cells numbered along the rows."""
+    cells = tables.shown.size
+    return Flat(
+        tables.pending.reshape(cells),
+        tables.noise.reshape((len(tables.noise), cells)),
+        tables.shown.reshape(cells),
+    )
 
 
 @njit(cache=True)
-def push_block(tables: Tables, law: Law, keys: Array, block: int, scratch: Scratch) -> None:
-    """Pushes one block of columns."""
+def push_block(
+    tables: Tables, flat: Flat, law: Law, keys: Array, scratch: Scratch, block: int
+) -> None:
+    """Pushes one block of columns; a block that is the whole table is one run of cells."""
     depth, width = tables.shown.shape
     push = tables.pushes[block] + 1
     first, last = block * law.block, min(width, (block + 1) * law.block)
-    for row in range(depth):
-        for start in range(first, last, PIECE):
-            end = min(last, start + PIECE)
-            if law.counter == 0:
-                push_blt(tables, law, keys, (push, row, start, end), scratch)
-            else:
-                push_tree(tables, law, keys, (push, row, start, end), scratch)
+    runs, length = (1, depth * width) if law.block == width else (depth, last - first)
+    for row in range(runs):
+        begin = row * width + first
+        if law.counter == 0 and len(law.omega) == 1:
+            push_one_buffer(flat, law, keys, (push, begin, begin + length), scratch)
+        else:
+            push_run(flat, law, keys, (push, begin, begin + length), scratch)
     tables.pushes[block] = push
     tables.pushed_at[block] = tables.clock[0]
 
 
 @njit(cache=True, error_model="numpy")
-def push_blt(
-    tables: Tables, law: Law, keys: Array, place: tuple[int, int, int, int], scratch: Scratch
+def push_run(
+    flat: Flat, law: Law, keys: Array, run: tuple[int, int, int], scratch: Scratch
 ) -> None:
-    """One row of a block: the buffered Toeplitz recurrence."""
-    push, row, start, end = place
-    count = end - start
-    centre, noise = scratch.centre[:count], scratch.noise[:count]
-    pending = tables.pending[row, start:end]
-    shown = tables.shown[row, start:end]
-    for i in range(len(law.omega)):
-        buffer = tables.noise[i, row, start:end]
-        weight = law.omega[i]
-        if i == 0:
-            for c in range(count):
-                centre[c] = -weight * buffer[c]
+    """Pushes a run of cells.
+
+    Proof (no word serves twice): (push, cell) is written in mixed radix, so no two cells share a
+        number, and a piece of n cells uses at most n groups of words from its first cell's on.
+    """
+    push, begin, stop = run
+    for start in range(begin, stop, PIECE):
+        end = min(stop, start + PIECE)
+        shown, pending = flat.shown[start:end], flat.pending[start:end]
+        if law.counter == 0:
+            piece = (push * len(flat.shown) + start, start, end)
+            rounded_piece(keys, piece, (law.sigmas[0], law.omega), flat.noise, scratch)
+            for i in range(len(law.omega)):
+                buffer = flat.noise[i, start:end]
+                next_buffer(buffer, scratch.noise, law.theta[i], law.unit, law.limit)
+            show(shown, pending, scratch.noise)
         else:
-            for c in range(count):
-                centre[c] -= weight * buffer[c]
-    draw(keys, group_of(tables, push, row, start), law.sigmas[0], count, scratch)
-    for i in range(len(law.omega)):
-        buffer = tables.noise[i, row, start:end]
-        theta, unit, limit = law.theta[i], law.unit, law.limit
-        for c in range(count):
-            value = np.rint(theta * buffer[c]) + noise[c] * unit
-            buffer[c] = np.int64(min(max(value, -limit), limit))
-    for c in range(count):
-        shown[c] += pending[c] + noise[c]
-        pending[c] = 0
+            change_of_tree(law, keys, (push, start, end), flat.noise, scratch)
+            show(shown, pending, scratch.change)
+
+
+@njit(cache=True, error_model="numpy")
+def push_one_buffer(
+    flat: Flat, law: Law, keys: Array, run: tuple[int, int, int], scratch: Scratch
+) -> None:
+    """`push_run` for one buffer, the usual case, with as little between the loops as possible."""
+    push, begin, stop = run
+    if len(keys) == 0:
+        push_run(flat, law, keys, run, scratch)
+        return
+    sigma, omega, theta = law.sigmas[0], law.omega[0], law.theta[0]
+    words, normal, noise, doubtful = scratch.words, scratch.normal, scratch.noise, scratch.doubtful
+    for start in range(begin, stop, PIECE):
+        end = min(stop, start + PIECE)
+        group = push * len(flat.shown) + start
+        buffer = flat.noise[0, start:end]
+        pairs = (end - start + 1) // 2
+        groups = (pairs + GROUP - 1) // GROUP
+        fill(keys, group * (GROUP // 2), words, groups)
+        standard_pairs(words, groups * GROUP, pairs, normal)
+        if round_about(sigma, omega, normal, buffer, noise, doubtful):
+            settle(keys, (group, start, end), (sigma, law.omega), flat.noise, scratch)
+        next_buffer(buffer, noise, theta, law.unit, law.limit)
+        show(flat.shown[start:end], flat.pending[start:end], noise)
+
+
+@njit(cache=True, error_model="numpy")
+def next_buffer(buffer: Array, noise: Array, theta: float, unit: float, limit: float) -> None:
+    """buffer = theta * buffer + noise, in units, clamped."""
+    for c in range(len(buffer)):
+        value = np.rint(theta * np.float64(buffer[c])) + np.float64(noise[c]) * unit
+        buffer[c] = np.int64(min(max(value, -limit), limit))
 
 
 @njit(cache=True)
-def push_tree(
-    tables: Tables, law: Law, keys: Array, place: tuple[int, int, int, int], scratch: Scratch
-) -> None:
-    """One row of a block: the change of the tree's total, with or without kept totals."""
-    push, row, start, end = place
-    count = end - start
-    begin = epoch_start(push, law)
-    k = push - begin + 1
-    sigma = law.sigmas[epoch_of(begin) if len(law.sigmas) > 1 else 0]
-    change, noise = scratch.change[:count], scratch.noise[:count]
-    draw(keys, group_of(tables, push, row, start), sigma, count, scratch)
-    for c in range(count):
-        change[c] = noise[c]
-    if law.counter == 1:
-        keep_totals(tables.noise[:, row, start:end], change, k)
-    else:
-        merged = k - 1  # the nodes that this push absorbs: the lowest ones of k - 1
-        for _ in range(trailing_zeros(k)):
-            group = group_of(tables, merged + begin - 1, row, start)
-            draw(keys, group, sigma, count, scratch)
-            for c in range(count):
-                change[c] -= noise[c]
-            merged &= merged - 1
-    pending = tables.pending[row, start:end]
-    shown = tables.shown[row, start:end]
-    for c in range(count):
+def show(shown: Array, pending: Array, change: Array) -> None:
+    """What is pending becomes public, with the change of the noise."""
+    for c in range(len(shown)):
         shown[c] += pending[c] + change[c]
         pending[c] = 0
 
 
 @njit(cache=True)
-def keep_totals(totals: Array, change: Array, k: int) -> None:
+def change_of_tree(
+    law: Law, keys: Array, place: tuple[int, int, int], state: Array, scratch: Scratch
+) -> None:
+    """scratch.change = Z_k - Z_(k-1) of a tree, with or without kept totals."""
+    push, start, end = place
+    cells = state.shape[1]
+    begin = epoch_start(push, law)
+    k = push - begin + 1
+    gaussian = (law.sigmas[epoch_of(begin) if len(law.sigmas) > 1 else 0], law.omega)
+    count = end - start
+    change, noise = scratch.change, scratch.noise
+    rounded_piece(keys, (push * cells + start, start, end), gaussian, state, scratch)
+    for c in range(count):
+        change[c] = noise[c]
+    if law.counter == 1:
+        keep_totals(state, start, end, change, k)
+        return
+    merged = k - 1  # the nodes that this push absorbs: the lowest ones of k - 1
+    for _ in range(trailing_zeros(k)):
+        group = (merged + begin - 1) * cells + start
+        rounded_piece(keys, (group, start, end), gaussian, state, scratch)
+        for c in range(count):
+            change[c] -= noise[c]
+        merged &= merged - 1
+
+
+@njit(cache=True)
+def keep_totals(totals: Array, start: int, end: int, change: Array, k: int) -> None:
     """Z_k from the total at the last push with the same higher bits; change becomes Z_k - Z_(k-1).
 
     totals[l] is Z at the latest push whose lowest set bit is l.
@@ -206,10 +225,21 @@ def keep_totals(totals: Array, change: Array, k: int) -> None:
     level = trailing_zeros(k)
     base = trailing_zeros(rest) if rest else -1
     before = trailing_zeros(k - 1) if k > 1 else -1
-    for c in range(len(change)):
-        total = change[c] + (totals[base, c] if base >= 0 else 0)
-        change[c] = total - (totals[before, c] if before >= 0 else 0)
-        totals[level, c] = total
+    if base >= 0:
+        add_line(change, totals[base, start:end], 1)
+    if before < 0:
+        totals[level, start:end] = change[: end - start]
+        return
+    old = totals[before, start:end].copy()  # its level may be the one written
+    totals[level, start:end] = change[: end - start]
+    add_line(change, old, -1)
+
+
+@njit(cache=True)
+def add_line(change: Array, line: Array, sign: int) -> None:
+    """change += sign * line."""
+    for c in range(len(line)):
+        change[c] += sign * np.int64(line[c])
 
 
 @njit(cache=True)
@@ -223,19 +253,19 @@ def next_push(tables: Tables, law: Law) -> int:
 @njit(cache=True)
 def advance(tables: Tables, law: Law, keys: Array, time: int) -> None:
     """Moves the clock to `time` and pushes what falls due."""
-    scratch = new_scratch()
+    flat, scratch = flatten(tables), new_scratch()
     tables.clock[0] = time
     while next_push(tables, law) <= time:
-        push_block(tables, law, keys, tables.clock[1] % len(tables.pushes), scratch)
+        push_block(tables, flat, law, keys, scratch, tables.clock[1] % len(tables.pushes))
         tables.clock[1] += 1
 
 
 @njit(cache=True)
 def push_all(tables: Tables, law: Law, keys: Array) -> None:
     """Pushes every column now."""
-    scratch = new_scratch()
+    flat, scratch = flatten(tables), new_scratch()
     for block in range(len(tables.pushes)):
-        push_block(tables, law, keys, block, scratch)
+        push_block(tables, flat, law, keys, scratch, block)
     tables.clock[2] += 1
 
 
@@ -253,7 +283,7 @@ def arrive(
     tables: Tables, law: Law, keys: Array, words: Words, weights: Int32[Array, " keys"]
 ) -> None:
     """Adds keys one tick of the clock each, pushing along the way."""
-    scratch = new_scratch()
+    flat, scratch = flatten(tables), new_scratch()
     at = 0
     while at < len(words):
         due = next_push(tables, law) - tables.clock[0]
@@ -263,5 +293,5 @@ def arrive(
             tables.clock[0] += take
             at += take
         if take == due:
-            push_block(tables, law, keys, tables.clock[1] % len(tables.pushes), scratch)
+            push_block(tables, flat, law, keys, scratch, tables.clock[1] % len(tables.pushes))
             tables.clock[1] += 1

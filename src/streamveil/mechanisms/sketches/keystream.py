@@ -16,6 +16,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+from jaxtyping import UInt32
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -191,33 +192,36 @@ def _one_soft(
 
 @njit(cache=True)
 def fill_soft(
-    keys: UInt64[Array, "15 8"], high: np.uint64, block: int, out: UInt64[Array, " words"]
+    keys: UInt64[Array, "15 8"], block: int, out: UInt32[Array, " words"], groups: int
 ) -> None:
     """`fill` without AES instructions."""
-    for i in range(len(out) // 2):
-        _one_soft(keys, high, np.uint64(block + i), out[2 * i : 2 * i + 2])
+    two = np.empty(2, np.uint64)
+    for i in range(groups * GROUP // 2):
+        _one_soft(keys, np.uint64(0), np.uint64(block + i), two)
+        for half in range(2):
+            out[4 * i + 2 * half] = np.uint32(two[half] & np.uint64(0xFFFFFFFF))
+            out[4 * i + 2 * half + 1] = np.uint32(two[half] >> np.uint64(32))
 
 
 @njit(cache=True)
 def fill_narrow(
-    keys: UInt64[Array, "15 8"], high: np.uint64, block: int, out: UInt64[Array, " words"]
+    keys: UInt64[Array, "15 8"], block: int, out: UInt32[Array, " words"], groups: int
 ) -> None:
     """`fill` with 128-bit AES instructions."""
-    for i in range(len(out) // 16):
+    for i in range(groups * GROUP // 16):
         _group_narrow(
-            keys.ctypes.data, high, np.uint64(block + 8 * i), out.ctypes.data + 128 * i
+            keys.ctypes.data, np.uint64(0), np.uint64(block + 8 * i), out.ctypes.data + 128 * i
         )
 
 
 @njit(cache=True)
 def fill_wide(
-    keys: UInt64[Array, "15 8"], high: np.uint64, block: int, out: UInt64[Array, " words"]
+    keys: UInt64[Array, "15 8"], block: int, out: UInt32[Array, " words"], groups: int
 ) -> None:
     """`fill` with 512-bit AES instructions."""
-    for i in range(len(out) // GROUP):
-        _group_wide(
-            keys.ctypes.data, high, np.uint64(block + 32 * i), out.ctypes.data + 8 * GROUP * i
-        )
+    source, target = keys.ctypes.data, out.ctypes.data
+    for i in range(groups):
+        _group_wide(source, np.uint64(0), np.uint64(block + 32 * i), target + 8 * GROUP * i)
 
 
 @njit(cache=True)
@@ -228,5 +232,6 @@ def one_narrow(
     _one_narrow(keys.ctypes.data, high, block, out.ctypes.data)
 
 
-fill = fill_wide if WIDE else fill_narrow if NARROW else fill_soft  # words from counter `block` on
+# fill: groups of words from counter `block` on, as halves, lower half first
+fill = fill_wide if WIDE else fill_narrow if NARROW else fill_soft
 one_block = one_narrow if NARROW else _one_soft  # the two words of one counter block

@@ -23,7 +23,7 @@ COMPACT = 2**30  # totals below this fit 32-bit cells with room for the noise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words3:
+class CellTypes:
     """Integer types of pending counts, noise and shown counts."""
 
     pending: type[Any]
@@ -36,7 +36,7 @@ class Words3:
         return np.dtype(self.pending).itemsize + np.dtype(self.shown).itemsize
 
 
-def cell_types(schedule: Schedule, max_weight: int) -> Words3:
+def cell_types(schedule: Schedule, max_weight: int) -> CellTypes:
     """The narrowest types that public bounds prove wide enough.
 
     With the arrival clock a round holds at most `round` items and the stream at most `horizon`; with
@@ -44,11 +44,11 @@ def cell_types(schedule: Schedule, max_weight: int) -> Words3:
     """
     noise = np.int64 if schedule.horizon is None else np.int32
     if schedule.clock == "ticks" or schedule.horizon is None:
-        return Words3(pending=np.int64, noise=noise, shown=np.int64)
+        return CellTypes(pending=np.int64, noise=noise, shown=np.int64)
     if schedule.horizon * max_weight >= COMPACT:
-        return Words3(pending=np.int64, noise=noise, shown=np.int64)
+        return CellTypes(pending=np.int64, noise=noise, shown=np.int64)
     small = schedule.round * max_weight < 2**15
-    return Words3(pending=np.int16 if small else np.int32, noise=noise, shown=np.int32)
+    return CellTypes(pending=np.int16 if small else np.int32, noise=noise, shown=np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class SketchTable:
     layout: Layout
     schedule: Schedule
     counter: CellCounter
-    types: Words3
+    types: CellTypes
     sigma: float
     bits: int  # binary places of a buffer
 
