@@ -10,15 +10,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from streamveil.connectors.sinks import FilesSink
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime.job import Job
 from streamveil.runtime.store import LEDGER, CheckpointPolicy
+from tests.crash import streams
 from tests.crash.faults import Fault, install
 from tests.runtime import toy
 
@@ -27,12 +29,12 @@ ROOT = Path(__file__).parents[2]
 SURVIVED, FAULTED, UNTOUCHED = 0, 70, 71  # exit statuses
 
 
-def live(folder: Path, stream: toy.Stream, fault: Fault | None) -> int:
+def live(folder: Path, name: str, fault: Fault | None) -> int:
     """One life: runs the job to its end, or to the fault. Returns the exit status."""
     warnings.simplefilter("ignore")
     count = install(fault)
     try:
-        work = toy.work(stream, FilesSink(str(folder / "out"), "json"))
+        work = streams.work(name, folder)
         with Job(folder / "state", work, toy.SEEDED, policy=EVERY_FEW_BATCHES) as job:
             for _ in job:
                 pass
@@ -55,10 +57,9 @@ class Server:
             cwd=ROOT,
         )
 
-    def start(self, folder: Path, stream: toy.Stream, fault: Fault | None = None) -> int:
-        """Starts a life; returns its process number."""
-        request = {"folder": str(folder), "stream": asdict(stream)}
-        request["fault"] = asdict(fault) if fault else None
+    def start(self, folder: Path, name: str, fault: Fault | None = None) -> int:
+        """Starts a life of a job; returns its process number."""
+        request = {"folder": str(folder), "job": name, "fault": asdict(fault) if fault else None}
         assert self.process.stdin is not None
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._answer()
@@ -67,9 +68,9 @@ class Server:
         """Waits for the life; its exit status, negative for a signal."""
         return self._answer()
 
-    def run(self, folder: Path, stream: toy.Stream, fault: Fault | None = None) -> int:
+    def run(self, folder: Path, name: str, fault: Fault | None = None) -> int:
         """A whole life."""
-        self.start(folder, stream, fault)
+        self.start(folder, name, fault)
         return self.finish()
 
     def _answer(self) -> int:
@@ -82,17 +83,24 @@ class Server:
         self.process.wait(10)
 
 
+@cache
+def rehearse(name: str) -> None:
+    """Runs a job once in the server: what is imported, compiled or made lazily is inherited."""
+    with tempfile.TemporaryDirectory() as folder:
+        assert live(Path(folder), name, None) == SURVIVED
+
+
 def serve() -> None:
     """The server's loop."""
-    toy.Stream().batch(0)  # what is imported lazily is imported once
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         fault = Fault(**request["fault"]) if request["fault"] else None
+        rehearse(request["job"])
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                status = live(Path(request["folder"]), toy.Stream(**request["stream"]), fault)
+                status = live(Path(request["folder"]), request["job"], fault)
             finally:
                 os._exit(status)
         answer(child)
@@ -114,8 +122,8 @@ def published(folder: Path) -> dict[str, bytes]:
 
 def spent(folder: Path) -> list[Any]:
     """What the ledger says, without the run's own epoch."""
-    ledger = Ledger.open(folder / "state" / LEDGER, toy.LIMIT, toy.Toy().guarantee.protects)
-    return [(entry.name, entry.loss) for entry in ledger.entries()]
+    with Ledger.load(folder / "state" / LEDGER) as ledger:
+        return [(charge.name, charge.loss) for charge in ledger.entries()]
 
 
 if __name__ == "__main__":

@@ -14,28 +14,46 @@ import pytest
 
 from tests.crash.faults import KINDS, Fault, Kind
 from tests.crash.lives import FAULTED, SURVIVED, UNTOUCHED, Server, published, spent
-from tests.runtime.toy import Stream
+from tests.crash.streams import RELEASES
 
-STREAM = Stream(batches=8, rows=20, per_step=2)
 MOST_CALLS = 400
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_write_may_fail(server: Server, folder: Path, kind: Kind) -> None:
-    assert server.run(folder / "unbroken", STREAM) == SURVIVED
+def test_every_write_of_the_toy_may_fail(server: Server, folder: Path, kind: Kind) -> None:
+    try_calls(server, folder, Fault(kind, 1), "toy")
+
+
+@pytest.mark.parametrize(("kind", "first"), [("short and kill", 2), ("ENOSPC", 5), ("kill", 7)])
+def test_some_writes_of_the_group_by_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "visits", every=9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_write_of_the_group_by_may_fail(server: Server, folder: Path, kind: Kind) -> None:
+    try_calls(server, folder, Fault(kind, 1), "visits")
+
+
+def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int = 1) -> None:
+    kind = fault.kind
+    assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
+    assert len(expected) == RELEASES[job]
     killed = -signal.SIGKILL if "kill" in kind else FAULTED
     wanted = SURVIVED if kind == "short" else killed
-    for at in range(1, MOST_CALLS):
+    for at in range(fault.at, MOST_CALLS, every):
         broken = folder / "broken"
-        status = server.run(broken, STREAM, Fault(kind, at))
+        status = server.run(broken, job, Fault(kind, at))
         if status == UNTOUCHED:
             break
         assert status == wanted, f"{kind} at call {at}"
         seen = published(broken)
         assert {name: expected[name] for name in seen} == seen, f"{kind} at call {at}"
-        assert server.run(broken, STREAM) == SURVIVED, f"{kind} at call {at}"
+        assert server.run(broken, job) == SURVIVED, f"{kind} at call {at}"
         assert published(broken) == expected, f"{kind} at call {at}"
         assert spent(broken) == charged, f"{kind} at call {at}"
         shutil.rmtree(broken)
-    assert 4 < at < MOST_CALLS - 1, "the faults were not injected"
+    assert 4 < at < MOST_CALLS - every, "the faults were not injected"

@@ -13,29 +13,30 @@ import numpy as np
 import pytest
 
 from tests.crash.lives import SURVIVED, Server, published, spent
-from tests.runtime.toy import Stream
+from tests.crash.streams import RELEASES
 
-STREAM = Stream(batches=60, rows=50, per_step=3)
-KILLS = 50
 SEED = 20_261_120
 
 
-def unbroken(server: Server, folder: Path) -> tuple[dict[str, bytes], list[object], float]:
+def unbroken(
+    server: Server, folder: Path, job: str
+) -> tuple[dict[str, bytes], list[object], float]:
     """Releases, ledger and seconds of a run that nobody kills."""
+    assert server.run(folder.with_name("first"), job) == SURVIVED  # warms the server
     started = time.perf_counter()
-    assert server.run(folder, STREAM) == SURVIVED
+    assert server.run(folder, job) == SURVIVED
     seconds = time.perf_counter() - started
     files = published(folder)
-    assert len(files) == STREAM.batches // STREAM.per_step
+    assert len(files) == RELEASES[job]
     return files, spent(folder), seconds
 
 
-def kill_often(server: Server, folder: Path, kills: int) -> None:
-    expected, charged, seconds = unbroken(server, folder / "unbroken")
+def kill_often(server: Server, folder: Path, job: str, kills: int) -> None:
+    expected, charged, seconds = unbroken(server, folder / "unbroken", job)
     rng = np.random.default_rng(SEED)
     broken, done, lives = folder / "broken", 0, 0
     while done < kills:
-        life = server.start(broken, STREAM)
+        life = server.start(broken, job)
         time.sleep(rng.uniform(0, 0.6 * seconds))
         with suppress(ProcessLookupError):
             os.kill(life, signal.SIGKILL)
@@ -49,15 +50,20 @@ def kill_often(server: Server, folder: Path, kills: int) -> None:
             assert seen == expected
             assert spent(broken) == charged
             shutil.rmtree(broken)
-    assert server.run(broken, STREAM) == SURVIVED
+    assert server.run(broken, job) == SURVIVED
     assert published(broken) == expected
     assert spent(broken) == charged
 
 
-def test_fifty_kills(server: Server, folder: Path) -> None:
-    kill_often(server, folder, KILLS)
+JOBS = ["long toy", "visits"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_fifty_kills(server: Server, folder: Path, job: str) -> None:
+    kill_often(server, folder, job, 50)
 
 
 @pytest.mark.slow
-def test_a_thousand_kills(server: Server, folder: Path) -> None:
-    kill_often(server, folder, 1000)
+@pytest.mark.parametrize("job", JOBS)
+def test_a_thousand_kills(server: Server, folder: Path, job: str) -> None:
+    kill_often(server, folder, job, 1000)

@@ -1,0 +1,249 @@
+"""How much do privacy and durability cost the embedded engine?
+
+Whole pipeline from Parquet (bounding, discovered keys, noise, log record and fsync per micro-batch,
+releases to Parquet files) on the synthetic click stream of DP-SQLP, against the same aggregation
+without privacy and durability: a compiled hash table fed by the same reader (the floor) and DuckDB
+in memory. All in one process and one run; records per CPU second over all threads.
+
+Expected: the floor is bound by reading Parquet and one cache miss per record. The private engine
+touches a unit table (one miss in a table ten times larger), a key table, and writes a log record
+of about 14 bytes, so a factor of 3 is in reach for integers; for text, hashing and decoding
+dominate both and the factor is below 2.
+
+    python benchmarks/throughput.py [--full] [--ids int text] [--repeats 5] [--data DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numba import njit
+
+from streamveil.datasets import Clicks
+from streamveil.privacy.budget import Budget
+from streamveil.queries.plan import (
+    Aggregate,
+    Bounding,
+    Clock,
+    KeyColumn,
+    Plan,
+    SinkSpec,
+    SourceSpec,
+)
+from streamveil.runtime.run import Pace, run
+
+RESULTS = Path(__file__).parent / "results" / "throughput.json"
+STEPS = 100
+Measured = dict[str, float]
+
+
+def private(data: Path, work: Path, rows: int, batch: int, bounding: Bounding) -> None:
+    """The whole private and durable pipeline; reads nothing of its result."""
+    plan = Plan(
+        name="clicks", unit="user", keys=(KeyColumn(name="key", expression="key"),),
+        source=SourceSpec(name="clicks", kind="files", options={"path": str(data)}),
+        aggregates=(Aggregate(name="n", function="count"),), bounding=bounding,
+        clock=Clock(kind="rows", every=batch, steps=-(-rows // batch)),
+        budget=Budget(epsilon=6, delta=1e-9),
+        sink=SinkSpec(name="out", kind="files", options={"path": str(work / "out")}),
+    )  # fmt: skip
+    with run(plan, state=work / "state", pace=Pace(max_rows=batch)) as job:
+        for _ in job:
+            pass
+
+
+@njit(cache=True)
+def count_ints(keys, slots, counts):  # pragma: no cover
+    mask = len(slots) - 1
+    for key in keys:
+        word = np.uint64(key + 1) * np.uint64(0x9E3779B97F4A7C15)
+        at = np.int64(word >> np.uint64(40)) & mask
+        while slots[at] != key + 1:
+            if slots[at] == 0:
+                slots[at] = key + 1
+                break
+            at = (at + 1) & mask
+        counts[at] += 1
+
+
+@njit(cache=True)
+def hash_texts(data, offsets, out):  # pragma: no cover
+    for i in range(len(out)):
+        word = np.uint64(0xCBF29CE484222325)
+        at = offsets[i]
+        while offsets[i + 1] - at >= 8:
+            part = np.uint64(0)
+            for j in range(8):
+                part |= np.uint64(data[at + j]) << np.uint64(8 * j)
+            word = (word ^ part) * np.uint64(0x9E3779B97F4A7C15)
+            word ^= word >> np.uint64(32)
+            at += 8
+        for j in range(at, offsets[i + 1]):
+            word = (word ^ np.uint64(data[j])) * np.uint64(0x100000001B3)
+        out[i] = np.int64(word >> np.uint64(2))
+
+
+def batches(data: Path, batch: int, columns: list[str]) -> Any:
+    return pq.ParquetFile(data, memory_map=True).iter_batches(batch, columns=columns)
+
+
+def read_only(data: Path, work: Path, rows: int, batch: int) -> None:
+    """Reading alone: what no engine can go below."""
+    for part in batches(data, batch, ["user", "key"]):
+        part.num_rows  # noqa: B018
+
+
+def floor(data: Path, work: Path, rows: int, batch: int) -> None:
+    """Counts per key, exactly, in memory; a copy of all totals at each trigger."""
+    slots, counts = np.zeros(1 << 21, np.int64), np.zeros(1 << 21, np.int64)
+    for part in batches(data, batch, ["user", "key"]):
+        keys = part.column("key")
+        if pa.types.is_string(keys.type):
+            _, offsets, text = keys.buffers()
+            hashed = np.empty(len(keys), np.int64)
+            hash_texts(np.frombuffer(text, np.uint8),
+                       np.frombuffer(offsets, np.int32)[keys.offset :], hashed)
+        else:
+            hashed = keys.to_numpy()
+        count_ints(hashed, slots, counts)
+        counts.copy()
+
+
+def duck(data: Path, work: Path, rows: int, batch: int) -> None:
+    """DuckDB in memory: running totals, one aggregation and one merge per micro-batch."""
+    with duckdb.connect(":memory:") as db:
+        kind = "BIGINT" if pa.types.is_integer(pq.read_schema(data).field("key").type) else "TEXT"
+        db.execute(f"CREATE TABLE totals (key {kind}, n BIGINT)")
+        for part in batches(data, batch, ["user", "key"]):
+            table = pa.Table.from_batches([part])  # noqa: F841  (DuckDB finds it by name)
+            db.execute(
+                "CREATE OR REPLACE TABLE totals AS SELECT key, sum(n)::BIGINT AS n FROM ("
+                "SELECT key, count(*) AS n FROM table GROUP BY key UNION ALL FROM totals)"
+                " GROUP BY key".replace("FROM table", 'FROM "table"')
+            )
+
+
+def duck_upsert(data: Path, work: Path, rows: int, batch: int) -> None:
+    """The same with a primary key and ON CONFLICT."""
+    with duckdb.connect(":memory:") as db:
+        kind = "BIGINT" if pa.types.is_integer(pq.read_schema(data).field("key").type) else "TEXT"
+        db.execute(f"CREATE TABLE totals (key {kind} PRIMARY KEY, n BIGINT)")
+        for part in batches(data, batch, ["user", "key"]):
+            counted = pa.Table.from_batches([part])  # noqa: F841  (DuckDB finds it by name)
+            db.execute("INSERT INTO totals SELECT key, count(*) FROM counted GROUP BY key"
+                       " ON CONFLICT DO UPDATE SET n = totals.n + excluded.n")
+
+
+def with_bounds(bounding: Bounding) -> Callable[..., None]:
+    def contender(data: Path, work: Path, rows: int, batch: int) -> None:
+        private(data, work, rows, batch, bounding)
+
+    return contender
+
+
+CONTENDERS: dict[str, Callable[..., None]] = {
+    "read only": read_only,
+    "floor": floor,
+    "duckdb rebuild": duck,
+    "duckdb upsert": duck_upsert,
+    "private, C=32": with_bounds(Bounding(max_rows=32)),
+    # "private, quadratic B=128": with_bounds(Bounding(quadratic=128)),
+}
+
+
+def once(contender: Callable[..., None], data: Path, rows: int, batch: int) -> Measured:
+    """One run in a directory of its own: CPU over all threads, and wall time."""
+    gc.collect()
+    with tempfile.TemporaryDirectory(dir=data.parent) as name:
+        wall, cpu = time.perf_counter(), time.process_time()
+        contender(data, Path(name), rows, batch)
+        return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+
+
+def compare(data: Path, rows: int, batch: int, repeats: int) -> dict[str, Measured]:
+    """Medians of interleaved repeats, so that a slow minute of the machine meets everybody."""
+    runs: dict[str, list[Measured]] = {name: [] for name in CONTENDERS}
+    for name, contender in CONTENDERS.items():  # compile and warm up
+        once(contender, data, rows, batch) if rows < 10_000_000 else None
+    for _ in range(repeats):
+        for name, contender in CONTENDERS.items():
+            runs[name].append(once(contender, data, rows, batch))
+    found = {}
+    for name, times in runs.items():
+        cpu = [one["cpu"] for one in times]
+        found[name] = {
+            "records per CPU second": rows / statistics.median(cpu),
+            "records per second": rows / statistics.median(one["wall"] for one in times),
+            "cpu spread": (max(cpu) - min(cpu)) / statistics.median(cpu),
+        }
+        print(f"  {name:26s} {found[name]['records per CPU second'] / 1e6:7.2f} M/CPU-s "
+              f"{found[name]['records per second'] / 1e6:7.2f} M/s  "
+              f"spread {found[name]['cpu spread']:.0%}")
+    return found
+
+
+def machine() -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                            cwd=Path(__file__).parent, check=False).stdout.strip()
+    packages = ("numpy", "numba", "pyarrow", "duckdb")
+    return {"commit": commit, "cpus": os.cpu_count(), "machine": platform.machine(),
+            "python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="10 million users, 59 million records")
+    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--clumpy", type=float, default=0.0)
+    parser.add_argument("--ids", nargs="+", default=["int", "text"], choices=["int", "text"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--data", type=Path, help="keep the generated files here")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    users = 10_000_000 if options.full else options.users
+    folder = options.data or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"machine": machine(), "users": users, "clumpy": options.clumpy}
+    for ids in options.ids:
+        path = folder / f"clicks-{users}-{options.clumpy}-{ids}.parquet"
+        if not path.exists():
+            Clicks(users=users, clumpy=options.clumpy).write(path, ids)
+        rows = pq.ParquetFile(path).metadata.num_rows
+        batch = -(-rows // STEPS) if options.full else 600_000
+        print(f"{ids} ids: {rows:,} records, micro-batches of {batch:,}")
+        result[ids] = {"records": rows, "batch": batch,
+                       "found": compare(path, rows, batch, options.repeats)}
+        rate = {k: v["records per CPU second"] for k, v in result[ids]["found"].items()}
+        best = rate["private, C=32"]
+        ratios = {"of floor": best / rate["floor"],
+                  "of DuckDB": best / max(rate["duckdb rebuild"], rate["duckdb upsert"])}
+        result[ids]["ratios"] = ratios
+        print("  " + ", ".join(f"{value:.2f} {name}" for name, value in ratios.items()))
+    RESULTS.parent.mkdir(exist_ok=True)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept[f"{users} users, clumpy {options.clumpy}"] = result
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+    if options.data is None:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The jobs that are killed: the toy, and the private group-by over files, windows and user-days."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamveil.connectors.sinks import FilesSink
+from streamveil.privacy.budget import Budget
+from streamveil.queries.plan import (
+    Aggregate,
+    Bounding,
+    Clock,
+    KeyColumn,
+    KeySet,
+    Plan,
+    SourceSpec,
+    Window,
+)
+from streamveil.runtime.job import Work
+from tests.runtime import toy
+
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
+ROWS, DAYS, STEP_US = 3_000, 2, 8 * HOUR_US
+BATCH = 250
+
+
+@cache
+def visits() -> str:
+    """Two files of visits over two days, with late, null and odd rows; made once per process."""
+    folder = Path(tempfile.mkdtemp(prefix="streamveil-visits-"))
+    rng = np.random.default_rng(3)
+    arrival = np.sort(rng.integers(0, DAYS * DAY_US, ROWS))
+    event = np.maximum(arrival - rng.integers(0, 2 * HOUR_US, ROWS), 0)
+    table = pa.table({
+        "user": pa.array([None if i % 97 == 0 else f"user {u}" for i, u in
+                          enumerate(rng.integers(0, 400, ROWS))]),
+        "page": pa.array([None if i % 89 == 0 else f"page {p}" for i, p in
+                          enumerate(rng.geometric(0.2, ROWS))]),
+        "ms": pa.array(rng.normal(500, 400, ROWS)),
+        "ts": pa.array(event).cast(pa.timestamp("us", "UTC")),
+        "seen": pa.array(arrival).cast(pa.timestamp("us", "UTC")),
+    })  # fmt: skip
+    for number in range(2):
+        part = table.slice(number * ROWS // 2, ROWS // 2)
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=400)
+    return str(folder)
+
+
+def visits_plan(path: str) -> Plan:
+    """Counts and means per page and day, three triggers a day, protected per user-day."""
+    return Plan(
+        name="visits", unit="user", period_us=DAY_US,
+        source=SourceSpec(name="visits", kind="files", options={"path": path}, event_time="ts"),
+        keys=(KeyColumn(name="page", expression="page"),), key_set=KeySet(min_units=2),
+        aggregates=(
+            Aggregate(name="n", function="count"),
+            Aggregate(name="ms", function="avg", expression="ms", low=0.0, high=2000.0),
+        ),
+        window=Window(kind="tumble", size_us=DAY_US),
+        clock=Clock(kind="event", every=STEP_US, start_us=0, end_us=DAYS * DAY_US, arrival="seen"),
+        bounding=Bounding(max_rows=8, max_rows_per_group=2),
+        budget=Budget(epsilon=20, delta=1e-6),
+    )  # fmt: skip
+
+
+@cache
+def visits_work() -> Work:
+    """Compiled once; a compiled plan is a pure value."""
+    from streamveil.runtime.run import Pace, work_of  # numba only where it is used
+
+    return work_of(visits_plan(visits()), pace=Pace(max_rows=BATCH))
+
+
+def toy_work(batches: int, rows: int, per_step: int) -> Work:
+    """A toy job of some size."""
+    return toy.work(toy.Stream(batches, rows, per_step))
+
+
+JOBS: dict[str, Callable[[], Work]] = {
+    "toy": lambda: toy_work(8, 20, 2),
+    "long toy": lambda: toy_work(60, 50, 3),
+    "visits": visits_work,
+}
+RELEASES = {"toy": 4, "long toy": 20, "visits": 6}
+
+
+def work(name: str, folder: Path) -> Work:
+    """A job that publishes files into a folder."""
+    made = JOBS[name]()
+    return Work(**{**vars(made), "sink": FilesSink(str(folder / "out"), "json")})
