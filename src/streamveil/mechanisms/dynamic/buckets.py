@@ -91,7 +91,7 @@ class Repaired:
     Guarantee: with record ids, the share. With labels, `factor` times it.
     Proof: one record enters the estimate once and at most every base: share n + rounds * (share s /
         rounds). It is deleted at most once, so it enters the accumulator and the AboveThreshold of
-        at most one round; which one can be read from earlier outputs (adaptive parallel composition).
+        at most one round; which one is read from earlier outputs (adaptive parallel composition).
         With labels matched last-in first-out, one update moves either the first contents and one
         deletion, or the times of at most two deletions: those enter at most two blocks of each
         level of an accumulator, and shift an AboveThreshold by two events.
@@ -218,8 +218,8 @@ class Published:
     """The bucket of Qiu & Yi (2022, arXiv:2209.01387), algorithm 3, for reproduction.
 
     Algorithm: round r has 4 equal parts of 3 / (2 pi^2 r^2) of the share each: a noisy size n, a
-        base, an accumulator of deletions, and a counter of deletions. A new round starts when the counter
-        passes n/2 + 2 gamma, gamma being the counter's error bound; if then n < 2 gamma the bucket
+        base, an accumulator of deletions, and a counter of deletions. A new round starts when the
+        counter passes n/2 + 2 gamma, gamma being its error bound; if then n < 2 gamma the bucket
         answers 0 for ever. With `finite` the accumulators know the life of the bucket, which is
         kinder than the paper.
     Guarantee: with record ids, the share: sum over r of 4 * 3 / (2 pi^2 r^2) = 1. With labels, four

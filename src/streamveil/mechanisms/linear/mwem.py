@@ -64,22 +64,24 @@ class Mwem:
 
     def bound(self, share: Share, size: float, beta: float) -> float:
         """The proved bound at the number of rounds that minimises it."""
-        return min(self.bound_at(rounds, share, size, beta) for rounds in ROUNDS)
+        return float(self.bounds(ROUNDS, share, size, beta).min())
 
-    def bound_at(self, rounds: float, share: Share, size: float, beta: float) -> float:
+    def bounds(
+        self, rounds: Float64[Array, " n"], share: Share, size: float, beta: float
+    ) -> Float64[Array, " n"]:
         """With T rounds, for the average iterate, with probability 1 - beta.
 
         Proof: the potential falls by 2 (u^2 - v^2) a round and starts at ln N, so the average gap
             is at most sqrt(ln N / 2T) plus the errors of choices and measurements.
         """
-        N, k = self.queries.domain, self.queries.size
-        fall = size * math.sqrt(math.log(max(N, 2)) / (2 * rounds))
-        tail = math.log(2 * rounds / beta)
+        many = math.log(self.queries.size)
+        fall = size * np.sqrt(math.log(max(self.queries.domain, 2)) / (2 * rounds))
+        tail = np.log(2 * rounds / beta)
         amount = float(share.amount)
         if share.kind == "pure":
-            return fall + (4 * rounds / amount) * (math.log(k) + tail) + 2 * rounds * tail / amount
-        choice = math.log(k) + tail + math.sqrt(2 * math.log(4 * rounds / beta))
-        return fall + math.sqrt(rounds / amount) * choice
+            return np.asarray(fall + (4 * (many + tail) + 2 * tail) * rounds / amount)
+        choice = many + tail + np.sqrt(2 * np.log(4 * rounds / beta))
+        return np.asarray(fall + np.sqrt(rounds / amount) * choice)
 
     def useful_size(self, share: Share) -> float:
         """The number of records from which two rounds are worth their noise."""
@@ -91,8 +93,8 @@ class Mwem:
         if self.rounds is not None:
             return self.rounds
         if self.preset == "theorem":
-            bounds = [self.bound_at(rounds, share, size_hat, 0.05) for rounds in ROUNDS]
-            return min(int(ROUNDS[int(np.argmin(bounds))]), self.most_rounds)
+            best = int(np.argmin(self.bounds(ROUNDS, share, size_hat, 0.05)))
+            return min(int(ROUNDS[best]), self.most_rounds)
         amount = float(share.amount)
         worth = 0.01 * amount * size_hat if share.kind == "pure" else amount * (size_hat / 20) ** 2
         return int(min(self.most_rounds, worth))

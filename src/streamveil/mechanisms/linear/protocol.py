@@ -134,12 +134,13 @@ class PowerBound:
     def spread(self, shares: Sequence[Share], size: float, beta: float) -> float:
         """See `ErrorBound`."""
         power, exponent = self.powers(shares[0])
-        amounts = [float(share.amount) for share in shares]
+        size = max(size, 1.0)
         constant = max(
-            self.one(share, size, beta / len(shares)) / (size**power * amount**-exponent)
-            for share, amount in zip(shares, amounts, strict=True)
+            self.one(share, size, beta / len(shares))
+            / (size**power * float(share.amount) ** -exponent)
+            for share in set(shares)
         )
-        pieces = sum(amount ** (-exponent / (1 - power)) for amount in amounts)
+        pieces = sum(float(share.amount) ** (-exponent / (1 - power)) for share in shares)
         return float(constant * size**power * pieces ** (1 - power))
 
     def useful_size(self, share: Share) -> float:
