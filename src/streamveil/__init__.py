@@ -1,3 +1,95 @@
-"""streamveil: differentially private answers over data that never stops changing."""
+"""streamveil: differentially private answers over data that never stops changing.
+
+>>> import streamveil as sv
+>>> pages = (sv.files("clicks/*.parquet", event_time="ts").protect(unit="user_id", per="1 day")
+...            .window(sv.tumble("1 day")).group_by("url", keys=sv.discover(min_units=20))
+...            .agg(n=sv.count()).bound(max_rows=32, max_rows_per_group=1)
+...            .release(every="15 min", start="2026-01-01", end="2026-02-01",
+...                     budget=sv.Budget(epsilon=6, delta=1e-9)))
+>>> pages.plan.clock.steps
+2976
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from streamveil.batch import Release
+from streamveil.errors import (
+    BudgetError,
+    HorizonError,
+    MissingExtraError,
+    PlanError,
+    SourceError,
+    StoreError,
+    StreamveilError,
+)
+from streamveil.privacy.budget import Budget
+from streamveil.queries.builder import (
+    avg,
+    count,
+    count_distinct,
+    count_units,
+    cumulate,
+    discover,
+    files,
+    hop,
+    median,
+    memory,
+    public,
+    quantile,
+    rows,
+    source,
+    sql,
+    stddev,
+    sum,  # read as streamveil.sum
+    tumble,
+    variance,
+)
 
 __version__ = "0.1.0"
+
+# mechanisms for use with NumPy arrays alone, loaded when first asked for
+_MECHANISMS = {
+    name: f"streamveil.mechanisms.{name}" for name in ("counters", "sketches", "linear", "dynamic")
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads `counters`, `sketches`, `linear` and `dynamic` on first use."""
+    if name in _MECHANISMS:
+        return import_module(_MECHANISMS[name])
+    raise AttributeError(f"module 'streamveil' has no attribute '{name}'")
+
+
+__all__ = [
+    "Budget",
+    "BudgetError",
+    "HorizonError",
+    "MissingExtraError",
+    "PlanError",
+    "Release",
+    "SourceError",
+    "StoreError",
+    "StreamveilError",
+    "avg",
+    "count",
+    "count_distinct",
+    "count_units",
+    "cumulate",
+    "discover",
+    "files",
+    "hop",
+    "median",
+    "memory",
+    "public",
+    "quantile",
+    "rows",
+    "source",
+    "sql",
+    "stddev",
+    "sum",
+    "tumble",
+    "variance",
+]

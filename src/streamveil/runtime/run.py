@@ -16,6 +16,7 @@ from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.expr import columns_of
 from streamveil.queries.plan import Plan
+from streamveil.queries.schema import check_schema
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import Listener
@@ -71,6 +72,7 @@ def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) 
 def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:
     """The micro-batches of a plan's source under its clock."""
     schema = source.schema()
+    check_schema(plan, schema)
     columns = needed_columns(plan, schema)
     schedule = Schedule(
         source, plan.clock, columns=columns, event_time=plan.source.event_time,

@@ -1,0 +1,320 @@
+"""The command line. Every command is a few lines over the library.
+
+Exit codes: 0 done, 1 unexpected failure, 2 wrong use or a refused query, 3 over budget, 4 state or
+ledger, 5 source, 130 interrupted (what is committed stays; run again to resume).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from streamveil import __version__
+from streamveil.errors import BudgetError, PlanError, SourceError, StoreError, StreamveilError
+from streamveil.queries.plan import Plan, SourceSpec
+from streamveil.queries.sql import Planned, Script, parse_script
+
+CODES: dict[type[StreamveilError], int] = {
+    PlanError: 2,
+    BudgetError: 3,
+    StoreError: 4,
+    SourceError: 5,
+}
+INTERRUPTED = 130
+DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
+SHOWN_ROWS = 10
+
+app = typer.Typer(
+    name="streamveil",
+    help="Differentially private answers over data that never stops changing.",
+    epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
+    "4 state or ledger, 5 source, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+ledger_app = typer.Typer(help="What was spent, by what, and what it means.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
+StateFolder = Annotated[Path, typer.Argument(help="State directory of a job, or a ledger file.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", help="name=path: a table the query names, in files. Repeatable."),
+]
+Wanted = Annotated[
+    str | None, typer.Option("--query", help="Name of the query, when the script has several.")
+]
+
+
+def main() -> None:
+    """Runs the command line; every error on purpose is one block of text, without a traceback."""
+    try:
+        app()
+    except StreamveilError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; what is committed stays. Run again to resume.")
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        unexpected(error)
+
+
+def unexpected(error: Exception) -> None:
+    """Reports a bug by its type and place alone: its message might quote somebody's row."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "streamveil" in f.filename]
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[bold red]unexpected failure[/]: {type(error).__name__} at {' > '.join(places[-3:])}.\n"
+        "  why     a bug; the message is withheld because it could hold a value from the data\n"
+        f"  to fix  where that does not matter, set {DEBUG}=1 to see everything, and report it"
+    )
+    sys.exit(1)
+
+
+def fail(error: StreamveilError) -> None:
+    """Prints an error and leaves with its code."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+    console.print(str(error), markup=False)
+    sys.exit(next((code for kind, code in CODES.items() if isinstance(error, kind)), 1))
+
+
+def read_query(path: Path, tables: list[str] | None, wanted: str | None) -> Planned:
+    """The query of a file."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise PlanError(f"the query file '{path}' cannot be read") from None
+    script = parse_script(text, dict(_table(item) for item in tables or []))
+    return script.query if wanted is None else _named(script, wanted)
+
+
+def _table(item: str) -> tuple[str, SourceSpec]:
+    name, equals, path = item.partition("=")
+    if not (name and equals and path):
+        raise PlanError("--table takes name=path, such as --table clicks='clicks/*.parquet'")
+    return name, SourceSpec(name=name, kind="files", options={"path": path})
+
+
+def _named(script: Script, wanted: str) -> Planned:
+    found = [query for query in script.queries if query.plan.name == wanted]
+    if len(found) != 1:
+        known = ", ".join(query.plan.name for query in script.queries)
+        raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
+    return found[0]
+
+
+@app.command(epilog="Example: streamveil run pages.sql --state pages.veil")
+def run(
+    query: QueryFile,
+    state: Annotated[Path, typer.Option(help="Directory of the job; created, or resumed.")],
+    secret: Annotated[
+        str | None,
+        typer.Option(help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the end of what is there.")] = False,
+    table: Tables = None,
+    name: Wanted = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Runs or resumes a query; releases go to its sink, progress to the terminal.
+
+    Kill it at any moment and run the same command again: nothing is lost, nothing is counted
+    twice, and every release has the same bytes.
+    """
+    from streamveil.runtime.run import Pace
+    from streamveil.runtime.run import run as start
+
+    planned = read_query(query, table, name)
+    if planned.explain:
+        print_explanation(planned.plan, forecast=False, as_json=False)
+        return
+    last = None
+    with progress_bar(planned.plan, quiet=quiet) as listen:
+        job = start(planned.plan, state=state, secret=secret, progress=listen, pace=Pace(once=once))
+        with job:
+            for release in job:
+                last = release
+    if last is not None and planned.plan.sink is None:
+        print_release(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
+
+
+@contextmanager
+def progress_bar(plan: Plan, *, quiet: bool) -> Iterator[Any]:
+    """A progress line on stderr; yields the listener for a job."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+    with bar:
+        task = bar.add_task("starting", total=plan.clock.steps, rate="")
+
+        def listen(seen: Any) -> None:
+            bar.update(
+                task,
+                description=f"step {seen.step:,} · {seen.releases:,} releases",
+                completed=seen.step,
+                rate=f"{seen.rows_per_second:,.0f} rows/s",
+            )
+
+        yield listen
+
+
+def print_release(table: Any, title: str) -> None:
+    """The first rows of a release."""
+    shown = Table(title=title)
+    for column in table.column_names:
+        shown.add_column(column)
+    for row in table.slice(0, SHOWN_ROWS).to_pylist():
+        shown.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    console = Console()
+    console.print(shown)
+    if table.num_rows > SHOWN_ROWS:
+        console.print(f"… and {table.num_rows - SHOWN_ROWS:,} more rows")
+
+
+@app.command(epilog="Example: streamveil explain pages.sql --forecast")
+def explain(
+    query: QueryFile,
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Errors and chances for groups of some sizes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Numbers instead of text.")] = False,
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """The promise in words, the plan, the noise and every default. Reads no data."""
+    planned = read_query(query, table, name)
+    print_explanation(planned.plan, forecast=forecast, as_json=as_json)
+
+
+def print_explanation(plan: Plan, *, forecast: bool, as_json: bool) -> None:
+    """Text for people, or JSON for programs."""
+    from streamveil.queries.explain import explain as describe
+
+    made = describe(plan, forecast=forecast)
+    typer.echo(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where data, state and picture go.")] = Path(
+        "demo-out"
+    ),
+) -> None:
+    """The main job on real data: from nothing to a picture."""
+    from streamveil.demo import main as show
+
+    show(str(folder))
+
+
+@app.command()
+def inspect(
+    state: StateFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """What a state directory holds: job, place, sizes, what was spent. No row is shown."""
+    from streamveil.runtime.inspect import inspect as describe
+
+    summary = describe(state)
+    if as_json:
+        typer.echo(json.dumps(summary.to_dict(), indent=2))
+        return
+    table = Table(show_header=False, box=None)
+    for label, value in summary.to_dict().items():
+        table.add_row(label.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+    Console(soft_wrap=True).print(table)
+
+
+def open_ledger(path: Path) -> Any:
+    """The ledger of a state directory, or a ledger file."""
+    from streamveil.privacy.ledger import Ledger
+    from streamveil.runtime.store import LEDGER
+
+    return Ledger.load(path / LEDGER if path.is_dir() else path)
+
+
+@ledger_app.command("show")
+def ledger_show(state: StateFolder) -> None:
+    """Every charge, what is spent and what is left."""
+    with open_ledger(state) as ledger:
+        table = Table(title=f"limit {ledger.limit}, {ledger.protects.phrase}")
+        for column in ("charge", "loss", "range"):
+            table.add_column(column)
+        for entry in ledger.entries():
+            table.add_row(entry.name, str(entry.loss), "all" if entry.range is None
+                          else str(entry.range))  # fmt: skip
+        console = Console(soft_wrap=True)
+        console.print(table)
+        delta = ledger.limit.delta or 0
+        console.print(f"spent: epsilon = {ledger.spent().epsilon(delta):.6g} at delta = "
+                      f"{float(delta):g}")  # fmt: skip
+        console.print(f"left:  {ledger.left()}")
+
+
+@ledger_app.command("verify")
+def ledger_verify(
+    state: StateFolder,
+    head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
+) -> None:
+    """Reads the whole file again and checks every record; prints the hash that vouches for it."""
+    with open_ledger(state) as ledger:
+        typer.echo(ledger.verify(head))
+
+
+@ledger_app.command("convert")
+def ledger_convert(
+    state: StateFolder,
+    to: Annotated[str, typer.Option(help="user-week, user-month or user-year.")] = "user-year",
+) -> None:
+    """What one unit may lose in a longer time, from what was charged per unit-period."""
+    with open_ledger(state) as ledger:
+        try:
+            guarantee = ledger.convert(to)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
+        typer.echo(guarantee.sentence(float(delta) or 1e-9))
+
+
+@ledger_app.command("export")
+def ledger_export(state: StateFolder) -> None:
+    """The deployment as a JSON record for registries and audits."""
+    with open_ledger(state) as ledger:
+        typer.echo(json.dumps(ledger.export(), indent=2, default=str))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"streamveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="And leave.")
+    ] = False,
+) -> None:
+    """Differentially private answers over data that never stops changing."""

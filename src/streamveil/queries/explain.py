@@ -1,0 +1,376 @@
+"""What a query promises and how well it can answer, before any row is read.
+
+Everything here is computed from the compiled mechanisms: the guarantee from their noise scales, the
+noise of a release from their matrices, the thresholds from the selection. Nothing is typed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import inf, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from streamveil.queries.plan import Clock, Plan, Window
+
+if TYPE_CHECKING:
+    from streamveil.operators.group_by import GroupBy
+
+FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
+YEAR = timedelta(days=365)
+UNIT_BYTES = 17  # of a privacy unit in the state, about (its groups come on top)
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table of texts; the first row may be a heading."""
+
+    title: str
+    rows: tuple[Row, ...]
+    heading: Row | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The description of one query. `str` of it is what `streamveil explain` prints."""
+
+    promise: str
+    sections: tuple[Section, ...]
+    facts: dict[str, Any] = field(default_factory=dict, compare=False)  # the same, as numbers
+
+    def __str__(self) -> str:
+        parts = [f"PROMISE\n  {self.promise}"]
+        parts += [_text(section) for section in self.sections]
+        return "\n\n".join(parts) + "\n"
+
+
+def explain(plan: Plan, *, forecast: bool = False) -> Explanation:
+    """Describes a plan. Compiles it, reads no data."""
+    from streamveil.engines.compile import compile_plan  # engines sit above the queries
+
+    operator = compile_plan(plan)
+    triggers = shown_triggers(operator.schedule.triggers)
+    sections = [
+        Section("QUERY", query_rows(plan)),
+        Section("MECHANISM", mechanism_rows(plan, operator)),
+        noise_section(operator, triggers),
+        Section("BIAS (not in the intervals)", bias_rows(operator)),
+        Section("MEMORY", memory_rows(plan, operator)),
+        Section("DEFAULTS", tuple(default_rows(plan, operator)), ("setting", "value", "why")),
+    ]
+    if forecast:
+        sections.insert(3, forecast_section(operator, triggers))
+    return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
+
+
+def shown_triggers(horizon: int | None) -> tuple[int, ...]:
+    """Releases 1, 10 and T (or some far ones, when there is no last)."""
+    marks = {1, 10, horizon} if horizon else {1, 10, 100, 1_000}
+    return tuple(sorted(t for t in marks if horizon is None or t <= horizon))
+
+
+def shown_delta(plan: Plan) -> Any:
+    """The delta at which epsilon is quoted: the budget's, else 1e-9 for a zCDP or GDP budget."""
+    return plan.budget.delta if plan.budget.delta is not None else "1e-9"
+
+
+def promise(plan: Plan, operator: GroupBy) -> str:
+    """The guarantee in words, and what it comes to for somebody who is always there."""
+    guarantee, delta = operator.guarantee, shown_delta(plan)
+    words = [guarantee.sentence(delta)]
+    if guarantee.protects.period is not None:
+        year = guarantee.over(YEAR)
+        most = min(Fraction(delta) * year.periods, Fraction(1, 2))
+        epsilon = year.epsilon(most)
+        found = f"epsilon = {epsilon:.4g}" if epsilon < inf else "no finite epsilon"
+        words.append(f"Present in every period of a year: {found}, delta = {float(most):.3g}.")
+    loss = guarantee.loss
+    words.append(f"In other terms: {loss.rho():.4g}-zCDP, mu = {loss.mu():.4g} (without delta).")
+    return " ".join(words)
+
+
+def query_rows(plan: Plan) -> tuple[Row, ...]:
+    """What is asked, as the plan has it."""
+    keys = ", ".join(
+        key.name if key.expression.strip("`") == key.name else f"{key.name} = {key.expression}"
+        for key in plan.keys
+    )
+    public = plan.key_set.public
+    groups = (
+        f"{len(public):,} public"
+        if public is not None
+        else f"discovered, well above {plan.key_set.min_units:,} unit(s)"
+    )
+    period = "" if plan.period_us is None else f" per {_span(plan.period_us)}"
+    rows = [
+        ("job", plan.name),
+        ("source", f"{plan.source.name} ({plan.source.kind})"),
+        ("privacy unit", plan.unit + period),
+        ("where", plan.where or "every row"),
+        ("groups", f"{keys} ({groups})" if plan.keys else "none: one group"),
+        *(("answer", _answer(agg)) for agg in plan.aggregates),
+        ("window", _window(plan.window)),
+        ("releases", _clock(plan.clock)),
+        ("sink", "none" if plan.sink is None else f"{plan.sink.name} ({plan.sink.kind})"),
+    ]
+    return tuple(rows)
+
+
+def _answer(agg: Any) -> str:
+    inner = agg.expression or "*"
+    bounds = "" if agg.low is None else f", each value clamped to [{agg.low:g}, {agg.high:g}]"
+    share = f" at {agg.options['q']:g}" if "q" in agg.options else ""
+    return f"{agg.name} = {agg.function}({inner}){share}{bounds}"
+
+
+def _window(window: Window) -> str:
+    if window.kind == "whole":
+        return "the whole stream"
+    slide = f", one every {_span(window.slide_us)}" if window.slide_us else ""
+    late = f", open for another {_span(window.lateness_us)}" if window.lateness_us else ""
+    return f"{window.kind} of {_span(window.size_us)}{slide}{late}"
+
+
+def _clock(clock: Clock) -> str:
+    if clock.kind == "once":
+        return "one, when everything is read"
+    end = "" if clock.steps is None else f", {clock.steps:,} steps"
+    if clock.kind == "rows":
+        return f"every {clock.every:,} source rows (row positions are public){end}"
+    start = "" if clock.start_us is None else f" from {_moment(clock.start_us)}"
+    kind = "replay" if clock.kind == "event" else "wall clock"
+    return f"every {_span(clock.every)}{start}{end} ({kind})"
+
+
+def _span(micros: int) -> str:
+    for name, size in (
+        ("week", 604_800_000_000), ("day", 86_400_000_000), ("hour", 3_600_000_000),
+        ("minute", 60_000_000), ("second", 1_000_000),
+    ):  # fmt: skip
+        if micros % size == 0 and micros:
+            count = micros // size
+            return f"{count:,} {name}{'s' if count > 1 else ''}"
+    return f"{micros / 1e6:g} seconds"
+
+
+def _moment(micros: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat(" ")
+
+
+def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
+    """Which noise is where, and what each part costs."""
+    bounds, totalling = operator.bounds, operator.totalling
+    rows: list[Row] = [
+        ("bounding", _bounding(plan)),
+        ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
+    ]
+    selection = totalling.selection
+    if selection is not None:
+        serves = "" if totalling.shared is None else "; the same counter answers the count"
+        loss = selection.loss
+        rows.append(("groups", f"Gaussian threshold on counts of units{serves}"))
+        rows.append(("", f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"))
+    for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
+        if place == totalling.shared or lane.place > 0:
+            continue
+        kind = type(counter).__name__.removesuffix("Counter")
+        steps = "no horizon" if counter.horizon is None else f"{counter.horizon:,} triggers"
+        rows.append((
+            f"sums of {lane.kind}",
+            f"{kind} counter over {steps}, sigma = {float(counter.sigma) * float(lane.quantum):.5g}"
+            f", quantum {float(lane.quantum):.4g}",
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def _bounding(plan: Plan) -> str:
+    bounding = plan.bounding
+    parts = []
+    if bounding.max_rows is not None:
+        parts.append(f"the first {bounding.max_rows:,} rows of a unit")
+    if bounding.max_rows_per_group is not None:
+        parts.append(f"at most {bounding.max_rows_per_group:,} in one group")
+    if bounding.quadratic is not None:
+        parts.append(f"while the sum of squared rows per group is at most {bounding.quadratic:,}")
+    scope = "" if plan.period_us is None else f", in each {_span(plan.period_us)}"
+    return ", ".join(parts) + scope
+
+
+def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
+    """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
+    totalling = operator.totalling
+    counter = totalling.counters[lane]
+    if lane == totalling.shared:
+        from streamveil.operators.selection import FINE  # operators sit beside, not below
+
+        return sqrt(float(counter.std(np.array([trigger]))[0]) ** 2 / FINE**2 + 1 / 12)
+    return float(counter.std(np.array([trigger]))[0]) * float(totalling.lanes[lane].quantum)
+
+
+def threshold(operator: GroupBy, trigger: int) -> float | None:
+    """Units a group's noisy count must exceed to be shown; None for public groups."""
+    test = getattr(operator.totalling.selection, "threshold", None)
+    return None if test is None else float(test(trigger))
+
+
+def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
+    """Noise of every number, and the threshold, at some releases."""
+    rows: list[Row] = []
+    for output in operator.outputs:
+        for place, lane in _parts(operator, output):
+            cells = (f"{lane_sd(operator, place, t):,.4g}" for t in triggers)
+            name = output.name if len(output.lanes) == 1 else f"{output.name}: {lane}"
+            rows.append((name, *cells))
+    if threshold(operator, 1) is not None:
+        cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
+        rows.append(("units for a new group to show", *cells))
+    heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
+    return Section("NOISE", tuple(rows), heading)
+
+
+def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
+    """The lanes of an output, with a word for each (of a tree only its first node)."""
+    words = {"valid": "its count", "sum": "its centred sum", "square": "its squares",
+             "node": "each node of its tree", "rows": "rows", "units": "units"}  # fmt: skip
+    lanes = operator.totalling.lanes
+    return [
+        (place, words[lanes[place].kind])
+        for nth, place in enumerate(output.lanes)
+        if lanes[place].kind != "node" or nth == 0
+    ]
+
+
+def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
+    """Chance to be shown, and relative error of counts, for groups of some sizes."""
+    counted = next(
+        (place for place, lane in enumerate(operator.totalling.lanes)
+         if lane.kind in ("rows", "units", "valid")),
+        None,
+    )  # fmt: skip
+    rows: list[Row] = []
+    for units in FORECAST_UNITS:
+        cells = []
+        for trigger in triggers:
+            chance = shown_chance(operator, units, trigger)
+            error = None if counted is None else lane_sd(operator, counted, trigger) / units
+            parts = [] if chance is None else [f"shown {chance:.1%}"]
+            parts += [] if error is None else [f"count ± {error:.1%}"]
+            cells.append(", ".join(parts))
+        rows.append((f"{units:,} units by then", *cells))
+    heading = ("a group with", *(f"release {t:,}" for t in triggers))
+    title = "FORECAST (one row per unit and group; counts ± one standard deviation)"
+    return Section(title, tuple(rows), heading)
+
+
+def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
+    """The chance that a group of so many units passes at this very trigger."""
+    limit = threshold(operator, trigger)
+    counter = getattr(operator.totalling.selection, "counter", None)
+    if limit is None or counter is None:
+        return None
+    from streamveil.operators.selection import FINE  # operators sit beside, not below
+
+    sd = float(counter.std(np.array([trigger]))[0]) / FINE
+    return float(ndtr((units - limit) / sd))
+
+
+def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
+    """What the noise interval does not cover."""
+    notes: dict[str, list[str]] = {}
+    for output in operator.outputs:
+        notes.setdefault(output.bias, []).append(output.name)
+    return tuple((", ".join(names), note) for note, names in notes.items())
+
+
+def memory_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
+    """Bytes of state per privacy unit and per group."""
+    per_group = group_bytes(operator)
+    scope = "" if plan.period_us is None else f" in each open {_span(plan.period_us)}"
+    remembered = 3 * (plan.bounding.max_rows_per_group is not None or bool(plan.keys))
+    return (
+        ("per unit" + scope, f"about {UNIT_BYTES} bytes, and {remembered} per group it is in"),
+        ("per seen group and window", f"about {38 + 8 * operator.totalling.width} bytes + its key"),
+        ("per shown group and window", f"another {per_group:,} bytes for its counters"),
+        ("1M units, 100k shown groups",
+         f"about {(1e6 * UNIT_BYTES + 1e5 * (60 + per_group)) / 2**20:,.0f} MiB in one window"),
+    )  # fmt: skip
+
+
+def group_bytes(operator: GroupBy) -> int:
+    """Counter state of one shown group."""
+    totalling = operator.totalling
+    total = sum(counter.state_bytes for counter in totalling.counters)
+    counter = getattr(totalling.selection, "counter", None)
+    if totalling.shared is None and counter is not None:
+        total += counter.state_bytes
+    return int(total)
+
+
+def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
+    """Every setting the query left open, what was taken, and why."""
+    rows = [(d.name, _short(d.value), d.reason) for d in operator.defaults]
+    quiet: list[tuple[bool, Row]] = [
+        (plan.counter == "auto",
+         ("counter", type(operator.totalling.counters[0]).__name__ if operator.totalling.counters
+          else "none", "least error for this horizon")),
+        (plan.preset == "default", ("preset", "default", "least error with the same guarantee")),
+        (plan.bounding.max_rows_per_group is None and bool(plan.keys),
+         ("max_rows_per_group", "no bound", "one unit may bring all its rows to one group; a bound "
+          "lowers the noise when units rarely repeat groups")),
+        (plan.key_set.public is None and plan.key_set.min_units == 1 and bool(plan.keys),
+         ("min_privacy_units_per_group", "1", "no group is held back beyond what delta needs")),
+        (plan.window.kind != "whole" and not plan.window.lateness_us,
+         ("lateness", "0", "a window takes no rows after its last release")),
+        (plan.period_us is None,
+         ("privacy_unit_period", "whole stream", "the stronger promise: a unit's whole history")),
+        (not plan.options.get("non_negative"),
+         ("non_negative, integer, monotone", "off", "unbiased numbers; turn on for display")),
+        (plan.clock.kind == "event" and plan.clock.arrival is None,
+         ("arrival", plan.source.event_time or "", "no arrival column: rows arrive at event time")),
+        (plan.source.options.get("follow") is not True and plan.clock.kind == "event",
+         ("clock", "event", "a bounded source is replayed by its own times")),
+    ]  # fmt: skip
+    return rows + [row for holds, row in quiet if holds]
+
+
+def _short(value: Any) -> str:
+    return f"{value:,.6g}" if isinstance(value, int | float) else str(value)
+
+
+def facts(plan: Plan, operator: GroupBy, triggers: tuple[int, ...]) -> dict[str, Any]:
+    """The explanation as numbers, for programs."""
+    delta = shown_delta(plan)
+    return {
+        "epsilon": operator.guarantee.epsilon(delta),
+        "delta": float(delta),
+        "guarantee": operator.guarantee.to_dict(),
+        "triggers": operator.schedule.triggers,
+        "noise": {
+            output.name: {t: lane_sd(operator, output.lanes[0], t) for t in triggers}
+            for output in operator.outputs
+        },
+        "threshold": {t: threshold(operator, t) for t in triggers},
+        "group_bytes": group_bytes(operator),
+    }
+
+
+def _text(section: Section) -> str:
+    rows = ([section.heading] if section.heading else []) + list(section.rows)
+    if not rows:
+        return f"{section.title}\n  none"
+    columns = max(len(row) for row in rows)
+    widths = [
+        max((len(row[i]) for row in rows if i < len(row) - 1), default=0) for i in range(columns)
+    ]
+    lines = [
+        "  " + "  ".join(
+            cell.ljust(widths[i]) if i < len(row) - 1 else cell for i, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]  # fmt: skip
+    return "\n".join([section.title, *lines])

@@ -1,0 +1,47 @@
+"""A plan against the columns of its source: everything that can be wrong before a row is read."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from streamveil.errors import PlanError, nearest
+from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.plan import Plan
+
+ADDS = ("sum", "avg", "variance", "stddev", "quantile")
+
+
+def check_schema(plan: Plan, schema: pa.Schema) -> None:
+    """Compiles every expression of a plan; PlanError names the unknown column or wrong type."""
+    for column, what in (
+        (plan.source.event_time, "event_time"),
+        (plan.clock.arrival, "arrival"),
+    ):
+        if column is not None:
+            _check_time(schema, column, what)
+    for text in (plan.unit, *(key.expression for key in plan.keys)):
+        kind = compile_expression(text, schema).kind
+        if kind == "null":
+            raise PlanError(f"'{text}' is always null: it names nobody and no group")
+    if plan.where is not None:
+        compile_predicate(plan.where, schema)
+    for agg in plan.aggregates:
+        if agg.expression is None:
+            continue
+        kind = compile_expression(agg.expression, schema).kind
+        if agg.function in ADDS and kind not in ("int", "float"):
+            raise PlanError(
+                f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
+                "  to fix  CAST the column, or declare its type in CREATE STREAM"
+            )
+
+
+def _check_time(schema: pa.Schema, column: str, what: str) -> None:
+    if column not in schema.names:
+        raise PlanError(f"{what}: unknown column '{column}'{nearest(column, schema.names)}")
+    kind = schema.field(column).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
+        raise PlanError(
+            f"{what}: column '{column}' holds {kind}, not times.\n"
+            "  to fix  declare it as TIMESTAMP in CREATE STREAM"
+        )

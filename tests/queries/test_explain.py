@@ -1,0 +1,80 @@
+"""EXPLAIN: computed from the mechanisms, complete, and without reading data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import streamveil.queries.builder as sv
+from streamveil.engines.compile import compile_plan
+from streamveil.privacy.budget import Budget
+from streamveil.queries.explain import explain, shown_triggers
+
+
+def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
+    return (
+        sv.files("/nowhere/at/all.parquet", event_time="ts")
+        .protect("user_id", per="1 day")
+        .window(sv.tumble("1 day"))
+        .group_by("url", keys=keys)
+        .agg(n=sv.count(), ms=sv.sum("ms", bounds=(0, 60_000)))
+        .bound(max_rows=4, max_rows_per_group=1)
+        .release(every="1 hour", start="2026-01-01", end="2026-02-01", budget=budget, **options)
+    )
+
+
+def test_it_is_complete_and_reads_nothing():
+    text = str(query().explain(forecast=True))
+    for words in ("PROMISE", "one user_id", "epsilon = 2", "tumble of 1 day", "744 steps",
+                  "standard deviation at release", "24", "units for a new group", "FORECAST",
+                  "BIAS", "MEMORY", "confidence", "0.95", "lateness", "counter"):  # fmt: skip
+        assert words in text
+
+
+def test_the_promise_is_that_of_the_operator_and_within_the_budget():
+    made = query()
+    facts = made.explain().facts
+    assert facts["epsilon"] == compile_plan(made.plan).guarantee.epsilon(made.plan.budget.delta)
+    assert 1.9 < facts["epsilon"] <= 2
+    small = query(Budget(epsilon="0.5", delta=1e-8)).explain().facts
+    assert small["noise"]["n"][1] > 3 * facts["noise"]["n"][1]
+    assert small["threshold"][24] > facts["threshold"][24] > 1
+
+
+def test_the_noise_is_that_of_the_counters():
+    operator = compile_plan(query().plan)
+    place = operator.outputs[1].lanes[0]
+    lane, counter = operator.totalling.lanes[place], operator.totalling.counters[place]
+    expected = float(counter.std(np.array([10]))[0]) * float(lane.quantum)
+    assert query().explain().facts["noise"]["ms"][10] == pytest.approx(expected)
+
+
+def test_public_groups_have_no_threshold():
+    made = query(keys=sv.public(["a", "b"]))
+    assert "2 public" in str(made.explain(forecast=True))
+    assert made.explain().facts["threshold"] == {1: None, 10: None, 24: None}
+
+
+def test_what_the_user_set_is_no_default():
+    rows = {row[0] for row in section(query(), "DEFAULTS").rows}
+    set_now = {row[0] for row in section(query(confidence=0.9, lateness="1 h"), "DEFAULTS").rows}
+    assert rows - set_now == {"confidence", "lateness"}
+    assert all(len(row) == 3 and row[2] for row in section(query(), "DEFAULTS").rows)
+
+
+def section(made, title):
+    return next(one for one in made.explain().sections if one.title == title)
+
+
+def test_releases_that_are_shown():
+    assert shown_triggers(24) == (1, 10, 24)
+    assert shown_triggers(1) == (1,)
+    assert shown_triggers(None) == (1, 10, 100, 1_000)
+
+
+def test_a_whole_stream_and_a_zcdp_budget():
+    plan = replace(query().plan, period_us=None)
+    assert "over the whole stream" in explain(plan).promise
+    zcdp = query(Budget(rho="0.1", delta=1e-8)).explain()
+    assert "zCDP" in zcdp.promise
+    assert zcdp.facts["epsilon"] < 3

@@ -1,0 +1,45 @@
+"""A plan against the columns of its source."""
+
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.errors import PlanError
+from streamveil.queries.schema import check_schema
+
+SCHEMA = pa.schema([
+    ("user_id", pa.string()), ("url", pa.string()), ("ms", pa.int32()),
+    ("ts", pa.timestamp("us", "UTC")), ("when", pa.string()), ("ok", pa.bool_()),
+])  # fmt: skip
+
+
+def plan(unit="user_id", key="url", value="ms", where="ok", time="ts"):
+    return (
+        sv.files("t.parquet", event_time=time).protect(unit).where(where)
+        .group_by(k=key).agg(s=sv.sum(value, bounds=(0, 1))).bound(max_rows=1)
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9)).plan
+    )  # fmt: skip
+
+
+def test_a_fitting_plan():
+    check_schema(plan(), SCHEMA)
+    check_schema(plan(key="DATE(ts)", value="ms * 1.5", where="ms > 1"), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unit": "userid"}, "did you mean 'user_id'?"),
+        ({"unit": "NULL"}, "always null"),
+        ({"key": "ulr"}, "did you mean 'url'?"),
+        ({"value": "url"}, "needs numbers, not string"),
+        ({"value": "ok"}, "needs numbers, not bool"),
+        ({"where": "ms"}, "must be a condition"),
+        ({"time": "tss"}, "did you mean 'ts'?"),
+        ({"time": "when"}, "not times"),
+    ],
+)
+def test_what_does_not_fit(change, message):
+    with pytest.raises(PlanError) as caught:
+        check_schema(plan(**change), SCHEMA)
+    assert message in str(caught.value)

@@ -1,0 +1,171 @@
+"""The command line: teaches by --help, explains, runs, resumes, and fails in one clear block."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from streamveil import cli
+
+SECRET = "patient-4711"
+QUERY = """
+CREATE STREAM visits WITH (source = 'files', path = '{folder}/visits.parquet', event_time = 'ts');
+CREATE SINK out WITH (sink = 'files', path = '{folder}/out', format = 'csv');
+INSERT INTO out
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column = person,
+         privacy_unit_period = INTERVAL 1 DAY, max_rows_contributed = 2, max_rows_per_group = 1,
+         start = '2026-01-01', end = '2026-01-02')
+       window_start, ward, COUNT(*) AS n
+FROM TUMBLE(TABLE visits, DESCRIPTOR(ts), size => INTERVAL 1 DAY)
+GROUP BY window_start, ward
+EMIT EVERY INTERVAL 6 HOUR;
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small file of visits and a query over it."""
+    people = 400
+    hours = [i % 24 for i in range(people)]
+    table = pa.table({
+        "ts": pa.array([1_767_225_600_000_000 + h * 3_600_000_000 for h in hours],
+                       pa.timestamp("us", "UTC")),
+        "person": [f"{SECRET}-{i}" for i in range(people)],
+        "ward": [["north", "south"][i % 2] for i in range(people)],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "visits.parquet")
+    (tmp_path / "q.sql").write_text(QUERY.format(folder=tmp_path))
+    return tmp_path
+
+
+def call(*arguments):
+    """Runs the whole program; returns (exit code, output, errors) without escape codes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "streamveil", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1", "HOME": "/tmp",
+             "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )  # fmt: skip
+    strip = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+    return done.returncode, strip.sub("", done.stdout), strip.sub("", done.stderr)
+
+
+def test_run_resume_inspect_and_ledger(folder):
+    state = folder / "q.veil"
+    code, _, errors = call("run", folder / "q.sql", "--state", state, "--quiet")
+    assert (code, errors) == (0, "")
+    written = {f.name: f.read_bytes() for f in sorted((folder / "out").rglob("*.csv"))}
+    assert len(written) >= 4
+    assert call("run", folder / "q.sql", "--state", state, "--quiet")[0] == 0
+    assert written == {f.name: f.read_bytes() for f in sorted((folder / "out").rglob("*.csv"))}
+
+    code, shown, _ = call("inspect", state)
+    assert code == 0
+    assert "out" in shown
+    code, shown, _ = call("ledger", "show", state)
+    assert code == 0
+    assert "epsilon = 2" in shown or "epsilon = 1.9" in shown
+    assert len(call("ledger", "verify", state)[1].strip()) >= 32
+    assert "periods of 1 day" in call("ledger", "convert", state, "--to", "user-week")[1]
+    assert json.loads(call("ledger", "export", state)[1])["protects"]["unit"] == "person"
+    assert call("ledger", "convert", state, "--to", "user-fortnight")[0] == 2
+
+    changed = (folder / "q.sql").read_text().replace("epsilon = 2", "epsilon = 3")
+    (folder / "q.sql").write_text(changed)
+    code, _, errors = call("run", folder / "q.sql", "--state", state, "--quiet")
+    assert code == 4
+    assert errors.startswith("StoreError: ")
+
+
+def test_explain_reads_no_data(folder):
+    (folder / "visits.parquet").unlink()
+    runner = CliRunner()
+    done = runner.invoke(cli.app, ["explain", str(folder / "q.sql"), "--forecast"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("PROMISE")
+    numbers = json.loads(
+        runner.invoke(cli.app, ["explain", str(folder / "q.sql"), "--json"]).stdout
+    )
+    assert numbers["triggers"] == 4
+
+
+def test_explain_privacy_in_the_script_describes_instead_of_running(folder):
+    text = (folder / "q.sql").read_text().replace("INSERT INTO", "EXPLAIN PRIVACY INSERT INTO")
+    (folder / "q.sql").write_text(text)
+    done = CliRunner().invoke(cli.app, ["run", str(folder / "q.sql"), "--state", str(folder / "s")])
+    assert done.stdout.startswith("PROMISE")
+    assert not (folder / "s").exists()
+
+
+def test_a_file_answers_once_without_declarations(folder):
+    (folder / "once.sql").write_text(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "
+        "privacy_unit_column = person) ward, COUNT(*) AS n FROM visits GROUP BY ward"
+    )
+    table = f"visits={folder}/visits.parquet"
+    state = folder / "once.veil"
+    code, shown, errors = call(
+        "run", folder / "once.sql", "--state", state, "--quiet", "--table", table
+    )
+    assert (code, errors) == (0, "")
+    assert "north" in shown
+    assert "n_sd" in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (("epsilon = 2", "epsilonn = 2"), 2, "PlanError: unknown option 'epsilonn'"),
+        (("person,", "persn,"), 2, "unknown column 'persn'; did you mean 'person'?"),
+        (("visits.parquet", "visitors.parquet"), 5, "SourceError: "),
+        (("SELECT", "SELEKT"), 2, "PlanError: "),
+    ],
+)
+def test_errors_are_one_block_without_traceback_or_data(folder, change, code, message):
+    (folder / "q.sql").write_text((folder / "q.sql").read_text().replace(*change))
+    got, _, errors = call("run", folder / "q.sql", "--state", folder / "s", "--quiet")
+    assert message in errors
+    assert got == code
+    assert "Traceback" not in errors
+    assert SECRET not in errors
+
+
+def test_a_bug_shows_its_place_and_no_message(monkeypatch, capsys):
+    def broken():
+        raise ValueError(f"could not convert '{SECRET}'")
+
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.delenv(cli.DEBUG, raising=False)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    shown = capsys.readouterr().err
+    assert left.value.code == 1
+    assert "ValueError at cli.py:" in shown
+    assert SECRET not in shown
+    monkeypatch.setenv(cli.DEBUG, "1")
+    with pytest.raises(ValueError, match=SECRET):
+        cli.main()
+
+
+def test_wrong_use():
+    runner = CliRunner()
+    assert call("run", "/nowhere.sql", "--state", "/tmp/x")[0] == 2
+    assert runner.invoke(cli.app, ["--version"]).stdout.startswith("streamveil ")
+    assert call("inspect", "/nowhere")[0] == 4
+    assert call("ledger", "show", "/nowhere")[0] == 4
+
+
+def test_help_teaches():
+    runner = CliRunner()
+    top = runner.invoke(cli.app, ["--help"]).stdout
+    commands = {c.name or c.callback.__name__ for c in cli.app.registered_commands}
+    for command in commands | {"ledger"}:
+        assert command in top
+    assert "Example:" in runner.invoke(cli.app, ["run", "--help"]).stdout
+    assert "130" in top
