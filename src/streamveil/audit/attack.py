@@ -39,9 +39,9 @@ def distinguish(
 ) -> Audit:
     """Attacks two samples of outputs; NaN marks a number that was not released.
 
-    Features become values and presence bits. Scores are the best linear one (Fisher's discriminant
-    on the training half) and every feature by itself; events are score thresholds that looked best
-    on the training half, at several δ, plus every presence bit that differed most.
+    Features become values, squares and presence bits. Scores are the best linear one (Fisher's
+    discriminant on the training half) and the features that differ most there, by themselves;
+    events are the thresholds of a score that looked best on the training half, at several δ.
     """
     a, b = expand(with_unit), expand(without_unit)
     half = min(len(a), len(b)) // 2
@@ -59,9 +59,10 @@ def distinguish(
 
 
 def expand(x: Float64[Array, "trials features"]) -> Float64[Array, "trials wide"]:
-    """Values (missing as 0) beside presence bits."""
+    """Values (missing as 0), their squares, and presence bits."""
     missing = np.isnan(x)
-    return np.concatenate([np.where(missing, 0.0, x), (~missing).astype(float)], axis=1)
+    value = np.where(missing, 0.0, x)
+    return np.concatenate([value, value**2, (~missing).astype(float)], axis=1)
 
 
 def choose_events(
@@ -86,9 +87,10 @@ def fisher(
 ) -> Float64[Array, " wide"]:
     """Fisher's linear discriminant, regularised."""
     spread = np.cov(a, rowvar=False) + np.cov(b, rowvar=False)
-    spread = np.atleast_2d(spread)
-    ridge = 1e-6 * np.trace(spread) / len(spread) + 1e-12
-    return np.linalg.solve(spread + ridge * np.eye(len(spread)), a.mean(0) - b.mean(0))
+    scale = np.sqrt(np.diag(np.atleast_2d(spread))) + 1e-9
+    alike = spread / np.outer(scale, scale) + 1e-6 * np.eye(len(scale))
+    weights: Array = np.linalg.solve(alike, (a.mean(0) - b.mean(0)) / scale) / scale
+    return weights
 
 
 def best_cut(a: Float64[Array, " trials"], b: Float64[Array, " trials"], delta: float) -> float:
