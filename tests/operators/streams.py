@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.engines.compile import compile_plan
 from streamveil.operators.bounding import UnitRows
+from streamveil.operators.opening import TableOpening
 from streamveil.operators.windows import period_closes
 from streamveil.privacy.budget import Budget
 from streamveil.queries.plan import (
@@ -112,48 +113,75 @@ def run(operator, stream, noise):
     return releases, state
 
 
-def bounded(operator, rows, public=None):
-    """(unit, key, value, window, step) of every accepted pair, by plain loops."""
-    schedule, pairs = operator.schedule, []
-    arrived = [
-        (u, k, v, ts, (ts + delay) // EVERY + 1) for u, k, v, ts, delay in rows if ts + delay < END
-    ]
-    for step in range(1, STEPS + 1):
-        for u, k, v, ts, arrival in arrived:
-            if arrival != step or (public is not None and k not in public):
+def arrivals(operator, rows, step, public):
+    """The (unit, key, value, window, period) pairs of one step, by plain loops."""
+    schedule = operator.schedule
+    for u, k, v, ts, delay in rows:
+        if ts + delay >= END or (ts + delay) // EVERY + 1 != step:
+            continue
+        if public is not None and k not in public:
+            continue
+        for window in [0] if schedule.whole else range(-10, 20):
+            start, end = (0, END) if schedule.whole else schedule.bounds(window)
+            if not start <= ts < end:
                 continue
-            for window in [0] if schedule.whole else range(-10, 20):
-                start, end = (0, END) if schedule.whole else schedule.bounds(window)
-                if not start <= ts < end:
-                    continue
-                last = schedule.last_step(window)
-                period = 0 if operator.period_us is None else ts // operator.period_us
-                closes = (
-                    None
-                    if operator.period_us is None
-                    else period_closes(schedule, period, operator.period_us)
-                )
-                if (
-                    step <= last
-                    and schedule.first_step(window) <= step + 1
-                    and (closes is None or step <= closes)
-                ):
-                    pairs.append((u, k, v, window, step, period))
-    units = {pair: i + 1 for i, pair in enumerate(sorted({(p[0], p[5]) for p in pairs}))}
-    groups = {pair: i for i, pair in enumerate(sorted({(p[3], p[1]) for p in pairs}))}
-    n = len(pairs)
-    accepted, _ = bound(
-        UnitRows(
-            np.array([units[p[0], p[5]] for p in pairs], np.uint64),
-            np.array([groups[p[3], p[1]] for p in pairs], np.uint16),
-            np.ones(n, np.uint8),
-            np.ones(n, bool),
-        ),
-        operator.bounds,
-    )
-    return [
-        (u, k, v, w, s, p) for (u, k, v, w, s, p), fine in zip(pairs, accepted, strict=True) if fine
-    ]
+            last = schedule.last_step(window)
+            period = 0 if operator.period_us is None else ts // operator.period_us
+            closes = (
+                None
+                if operator.period_us is None
+                else period_closes(schedule, period, operator.period_us)
+            )
+            if (
+                step <= last
+                and schedule.first_step(window) <= step + 1
+                and (closes is None or step <= closes)
+            ):
+                yield u, k, v, window, period
+
+
+def bounded(operator, rows, public=None):
+    """(unit, key, value, window, step, period) of every accepted pair without noise, and what is
+    shown after each step: {(window, key): weight}. Plain loops, step by step."""
+    totalling, rule = operator.totalling, operator.totalling.rule
+    pairs, weights, hidden, shown, history = [], [], [], {}, {}
+    kept = []
+    for step in range(1, STEPS + 1):
+        for u, k, v, window, period in arrivals(operator, rows, step, public):
+            pairs.append((u, k, v, window, step, period))
+            entry = 1 if rule is None else rule.entry
+            weights.append(shown.get((window, k), entry))
+            hidden.append((window, k) not in shown)
+        units = {pair: i + 1 for i, pair in enumerate(sorted({(p[0], p[5]) for p in pairs}))}
+        groups = {pair: i for i, pair in enumerate(sorted({(p[3], p[1]) for p in pairs}))}
+        accepted, _ = bound(
+            UnitRows(
+                np.array([units[p[0], p[5]] for p in pairs], np.uint64),
+                np.array([groups[p[3], p[1]] for p in pairs], np.uint16),
+                np.array(weights, np.uint8),
+                np.array(hidden, bool),
+            ),
+            operator.bounds,
+        )
+        kept = [pair for pair, fine in zip(pairs, accepted, strict=True) if fine]
+        if totalling.selection is not None:
+            for window in operator.schedule.active(step):
+                trigger = operator.schedule.trigger(window, step)
+                for key in {p[1] for p in kept if p[3] == window}:
+                    mine = [p for p in kept if (p[3], p[1]) == (window, key)]
+                    limit = totalling.selection.threshold(trigger)
+                    people = len({(p[0], p[5]) for p in mine})
+                    enough = people > limit or (
+                        isinstance(totalling.selection, TableOpening) and people == limit
+                    )
+                    if (window, key) not in shown and enough:
+                        shown[window, key] = 1 if rule is None else rule.entry
+                    if (window, key) in shown and rule is not None:
+                        forecast = max(len(mine) * totalling.horizon / trigger, rule.reference)
+                        wanted = int(rule.entry * np.cbrt(rule.reference / forecast))
+                        shown[window, key] = max(1, min(shown[window, key], wanted))
+        history[step] = dict(shown)
+    return kept, history
 
 
 def sql(kept, window, step, query):

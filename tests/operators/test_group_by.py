@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.errors import PlanError, StoreError
 from streamveil.operators.hashing import name_column
+from streamveil.operators.opening import TableOpening
 from streamveil.operators.protocol import Operator
 from streamveil.operators.rows import groups_of
+from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries.plan import Aggregate, Bounding, KeyColumn, KeySet
+from streamveil.queries.plan import Aggregate, Bounding, KeyColumn, KeySet, Window
 from tests.operators.streams import (
     AGGREGATES,
     BOUNDINGS,
@@ -47,19 +49,16 @@ QUERY = """SELECT k, count(*), count(v), count(DISTINCT (u, p)),
 @given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS)
 def test_without_noise_discovered_keys_equal_sql(rows, window, bounding, period, cuts):
     operator = compiled(window=window, bounding=bounding, period_us=period, aggregates=AGGREGATES)
-    kept = bounded(operator, rows)
+    kept, history = bounded(operator, rows)
     no_two_groups_look_alike(kept, SilentNoise())
     releases, _ = run(operator, batches(rows, cuts), SilentNoise())
-    shown = {}
     expected_places = [(w, step) for step in range(1, 7) for w in operator.schedule.active(step)]
     assert [(r.window, r.step) for r in releases] == expected_places
     for release in releases:
         answers = {row[0]: row for row in sql(kept, release.window, release.step, QUERY)}
-        limit = operator.totalling.selection.threshold(release.trigger)
-        passing = {k for k, row in answers.items() if row[3] > limit}
-        shown[release.window] = shown.get(release.window, set()) | passing
+        shown = [k for w, k in history[release.step] if w == release.window]
         table = release.table
-        assert table.column("k").to_pylist() == sorted(shown[release.window])
+        assert table.column("k").to_pylist() == sorted(shown)
         for row in table.to_pylist():
             _, n, nv, people, total = answers[row["k"]]
             assert (row["n"], row["nv"], row["people"]) == (n, nv, people)
@@ -67,11 +66,58 @@ def test_without_noise_discovered_keys_equal_sql(rows, window, bounding, period,
             assert row["n_low"] <= row["n"] <= row["n_high"]
 
 
+TABLE = Budget(epsilon=30, delta=0.01)
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([Window(), Window(kind="tumble", size_us=30)]),
+    st.sampled_from([Bounding(quadratic=6), Bounding(max_rows=6, max_rows_per_group=2)]),
+    CUTS,
+)
+def test_without_noise_the_table_and_its_weights_equal_a_plain_simulation(
+    seed, window, bounding, cuts
+):
+    rng = np.random.default_rng(seed)
+    rows = [
+        (int(u), "abcd"[min(k, 3)], int(v), int(ts), int(d))
+        for u, k, v, ts, d in zip(
+            rng.integers(0, 60, 400),
+            rng.geometric(0.5, 400) - 1,
+            rng.integers(-3, 12, 400),
+            rng.integers(0, 60, 400),
+            rng.integers(0, 9, 400),
+            strict=True,
+        )
+    ]
+    operator = compiled(
+        window=window,
+        bounding=bounding,
+        budget=TABLE,
+        aggregates=AGGREGATES,
+        options={"selection": "table", "weight_reference": 8, "entry_weight": 0.7},
+    )
+    assert isinstance(operator.totalling.selection, TableOpening)
+    kept, history = bounded(operator, rows)
+    no_two_groups_look_alike(kept, SilentNoise())
+    releases, _ = run(operator, batches(rows, cuts), SilentNoise())
+    for release in releases:
+        answers = {row[0]: row for row in sql(kept, release.window, release.step, QUERY)}
+        shown = [k for w, k in history[release.step] if w == release.window]
+        assert release.table.column("k").to_pylist() == sorted(shown)
+        for row in release.table.to_pylist():
+            _, n, nv, people, total = answers[row["k"]]
+            assert (row["n"], row["nv"], row["people"]) == (n, nv, people)
+            assert row["total"] == pytest.approx(total, abs=1e-5)
+    assert operator.loss.fits(TABLE)
+
+
 @settings(max_examples=30)
 @given(ROWS, WINDOWS, BOUNDINGS)
 def test_public_keys_are_released_at_every_trigger_whatever_the_data(rows, window, bounding):
     operator = compiled(window=window, bounding=bounding, key_set=PUBLIC, aggregates=AGGREGATES)
-    kept = bounded(operator, rows, public={"a", "c", "z"})
+    kept, _ = bounded(operator, rows, public={"a", "c", "z"})
     no_two_groups_look_alike(kept, SilentNoise())
     releases, _ = run(operator, batches(rows), SilentNoise())
     for release in releases:
@@ -102,7 +148,7 @@ MOMENTS = (
 @given(ROWS)
 def test_without_noise_a_global_aggregate_equals_sql(rows):
     operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
-    kept = bounded(operator, rows)
+    kept, _ = bounded(operator, rows)
     releases, _ = run(operator, batches(rows), SilentNoise())
     for release in releases:
         [wanted] = sql(
@@ -121,17 +167,19 @@ def test_without_noise_a_global_aggregate_equals_sql(rows):
 
 
 @settings(max_examples=25)
-@given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS, st.booleans())
+@given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS, st.sampled_from(["public", "counter", "table"]))
 def test_any_split_saving_and_replaying_give_the_same_bytes(
-    rows, window, bounding, period, cuts, public
+    rows, window, bounding, period, cuts, kind
 ):
-    keys = PUBLIC if public else KeySet()
+    window = Window() if kind == "table" else window  # every horizon designs its own table
     operator = compiled(
         window=window,
         bounding=bounding,
         period_us=period,
-        key_set=keys,
+        key_set=PUBLIC if kind == "public" else KeySet(),
         aggregates=AGGREGATES[:1] + AGGREGATES[3:],
+        options={"selection": "table"} if kind == "table" else {},
+        budget=TABLE if kind == "table" else LOOSE,
     )
     noise = SeededNoise(7)
     whole, _ = run(operator, batches(rows), noise)

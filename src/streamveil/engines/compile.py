@@ -12,17 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.engines.sizing import Sizing
 from streamveil.errors import PlanError, nearest
-from streamveil.mechanisms.counters import COUNTERS, Counter, fit
 from streamveil.operators.bounding import Bounds
-from streamveil.operators.group_by import Default, GroupBy, lane_move
+from streamveil.operators.group_by import Default, GroupBy
 from streamveil.operators.outputs import LaneBook, Output
-from streamveil.operators.release import Totalling
 from streamveil.operators.rows import Bind, Lane, RowFunction, RowProgram, require_number
-from streamveil.operators.selection import FINE, GaussianSelection
+from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.calibrate import gaussian_mu, root_up
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.queries.expr import compile_expression, compile_predicate
 from streamveil.queries.plan import Aggregate, Plan
@@ -32,6 +29,11 @@ LARGEST_SUM = 2**62
 MOST_LEVELS = 12
 MICRO = timedelta(microseconds=1)
 OPTIONS = {
+    "selection",
+    "hidden_groups",
+    "mu_share",
+    "entry_weight",
+    "weight_reference",
     "non_negative",
     "integer",
     "monotone",
@@ -67,6 +69,11 @@ class Compiler:
         if unknown:
             word = sorted(unknown)[0]
             raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
+        if plan.bounding.combine:
+            raise PlanError(
+                "combining a unit's rows per group before bounding is not supported here.\n"
+                "  to fix  bound values per row (contribution_bounds_per_row)"
+            )
         schedule = self._schedule()
         bounds = Bounds(
             max_rows=plan.bounding.max_rows,
@@ -76,7 +83,20 @@ class Compiler:
         outputs = tuple(self._output(aggregate) for aggregate in plan.aggregates)
         max_units = int(self._option("max_units", 10**8, "chance of equal fingerprints, in delta"))
         self._check_overflow(bounds, max_units)
-        totalling = self._calibrate(bounds, schedule, max_units)
+        sizing = Sizing(
+            plan=plan,
+            lanes=tuple(self.book.lanes),
+            uses=tuple(self.book.uses),
+            bounds=bounds,
+            horizon=schedule.triggers,
+            max_units=max_units,
+            setting=self._option,
+        )
+        public = self._public()
+        if public is None:
+            totalling, bounds = sizing.discovered()
+        else:
+            totalling = sizing.public()
         period = None if plan.period_us is None else plan.period_us * MICRO
         confidence = float(self._option("confidence", 0.95, "the usual choice for intervals"))
         return GroupBy(
@@ -87,7 +107,7 @@ class Compiler:
             period_us=plan.period_us,
             bounds=bounds,
             key_names=tuple(key.name for key in plan.keys),
-            public=self._public(),
+            public=public,
             totalling=totalling,
             trees=tuple(self.trees),
             outputs=outputs,
@@ -302,137 +322,8 @@ class Compiler:
             raise PlanError("public keys must be a list of distinct keys, at least one")
         return tuple(public)
 
-    # ---- budget
-
-    def _calibrate(self, bounds: Bounds, schedule: Schedule, max_units: int) -> Totalling:
-        lanes = tuple(self.book.lanes)
-        horizon = schedule.triggers
-        collision = Fraction(max_units, 2**64)
-        discovered = self._public() is None
-        mu, beta = self._shares(bounds, collision, discovered=discovered)
-        if not discovered:
-            counters = self._counters(lanes, bounds, horizon, mu**2)
-            return Totalling(lanes=lanes, counters=counters, selection=None, shared=None)
-        once = bounds.per_group == 1 or bounds.l2_squared == 1
-        shared = next(
-            (
-                place
-                for place, lane in enumerate(lanes)
-                if lane.kind == "units" or (lane.kind == "rows" and once)
-            ),
-            None,
-        )
-        rest = tuple(lane for place, lane in enumerate(lanes) if place != shared)
-        share = Fraction(1) if not rest else Fraction(self._selection_share(shared, len(rest)))
-        selection = self._gaussian_selection(bounds, horizon, mu**2 * share, beta)
-        counters = self._counters(rest, bounds, horizon, mu**2 * (1 - share))
-        if shared is not None:
-            counters = (*counters[:shared], selection.counter, *counters[shared:])
-        return Totalling(lanes=lanes, counters=counters, selection=selection, shared=shared)
-
-    def _shares(
-        self, bounds: Bounds, collision: Fraction, *, discovered: bool
-    ) -> tuple[Fraction, float]:
-        """The Gaussian parameter of everything, and the failure probability per hidden group."""
-        budget = self.plan.budget
-        if budget.is_pure:
-            raise PlanError(
-                "the group-by uses Gaussian noise, which needs a delta.\n"
-                "  to fix  give a delta, for example one far below 1 / (number of units)"
-            )
-        if not discovered:
-            return self._mu(budget, collision, Fraction(0)), 0.0
-        if budget.delta is None:
-            raise PlanError(
-                "discovered keys need a delta: it bounds the chance of showing a key that one"
-                " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
-            )
-        share = Fraction(
-            self._option(
-                "delta_share", 0.5, "half of delta for thresholds, half for the Gaussian noise"
-            )
-        )
-        if not 0 < share < 1:
-            raise PlanError("delta_share must be above 0 and below 1")
-        left = budget.delta - collision
-        if left <= 0:
-            raise PlanError("delta is below the chance that two of max_units units collide")
-        threshold = left * share
-        beta = float(threshold / bounds.hidden_groups) * (1 - 1e-12)
-        return self._mu(budget, collision, threshold), beta
-
-    def _mu(self, budget: Budget, collision: Fraction, threshold: Fraction) -> Fraction:
-        if budget.epsilon is None or budget.delta is None:
-            return Fraction(gaussian_mu(budget))
-        left = budget.delta - collision - threshold
-        if left <= 0:
-            raise PlanError("delta is below the chance that two of max_units units collide")
-        return Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=left)))
-
-    def _selection_share(self, shared: int | None, others: int) -> float:
-        default = 0.5 if shared is None else 1 / (1 + others)
-        return float(
-            self._option("selection_share", default, "of mu^2, for deciding which keys to show")
-        )
-
-    def _gaussian_selection(
-        self, bounds: Bounds, horizon: int | None, mu_squared: Fraction, beta: float
-    ) -> GaussianSelection:
-        groups = bounds.units_l2_squared
-        counter = self._fitted(
-            Fraction(FINE) * root_up(Fraction(groups)), groups, horizon, mu_squared
-        )
-        return GaussianSelection(
-            counter=counter,
-            groups=groups,
-            hidden=bounds.hidden_groups,
-            beta=beta,
-            floor=max(1, self.plan.key_set.min_units),
-        )
-
-    def _counters(
-        self, lanes: tuple[Lane, ...], bounds: Bounds, horizon: int | None, mu_squared: Fraction
-    ) -> tuple[Counter, ...]:
-        weights = [self._weight(lane) for lane in lanes]
-        total = sum(
-            (w for lane, w in zip(lanes, weights, strict=True) if lane.place == 0), Fraction(0)
-        )
-        made: dict[tuple[Fraction, int, Fraction], Counter] = {}
-        counters = []
-        for lane, weight in zip(lanes, weights, strict=True):
-            moved, groups = lane_move(lane, bounds)
-            key = moved, groups, mu_squared * weight / total
-            if key not in made:
-                made[key] = self._fitted(moved, groups, horizon, key[2])
-            counters.append(made[key])
-        return tuple(counters)
-
-    def _weight(self, lane: Lane) -> Fraction:
-        """A lane's part of mu^2, by how many aggregates read it; a tree level is one lane."""
-        place = self.book.lanes.index(lane)
-        return Fraction(self.book.uses[place])
-
-    def _fitted(
-        self, moved: Fraction, groups: int, horizon: int | None, mu_squared: Fraction
-    ) -> Counter:
-        kind = self.plan.counter
-        if kind == "auto":
-            kind = "blt"
-        if kind not in COUNTERS:
-            raise PlanError(f"unknown counter '{kind}'{nearest(kind, [*COUNTERS, 'auto'])}")
-        if horizon is None:
-            raise PlanError(
-                "the number of triggers is not known.\n"
-                "  to fix  give the clock an end or a number of steps"
-            )
-        start: Any = COUNTERS[kind](horizon=horizon, sigma=1)  # type: ignore[call-arg]
-        guess = start.sensitivity * float(moved) / float(mu_squared) ** 0.5
-        budget = Budget(mu=root_down(mu_squared))
-        fitted: Counter = fit(replace(start, sigma=Fraction(guess)), budget, moved, groups)
-        return fitted
-
     def _check_overflow(self, bounds: Bounds, max_units: int) -> None:
-        per_unit = bounds.max_rows or bounds.quadratic or 1
+        per_unit = bounds.max_rows or (bounds.quadratic or 1) * 127
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         if max_units * per_unit * max(largest, FINE) >= LARGEST_SUM:
             raise PlanError(
@@ -454,12 +345,6 @@ class Compiler:
 def power_of_two(largest: float) -> Fraction:
     """The lattice step 2^-24 of the next power of two below a size."""
     return Fraction(2) ** (floor(log2(largest)) - PRECISION_BITS)
-
-
-def root_down(square: Fraction) -> Fraction:
-    """A fraction not above the square root."""
-    root = root_up(square)
-    return root if root * root <= square else square / root
 
 
 def binder(plan: Plan, values: tuple[str, ...], adds: dict[int, str]) -> Bind:

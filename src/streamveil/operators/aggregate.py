@@ -12,9 +12,11 @@ from streamveil.operators.bounding import visiting_order
 from streamveil.operators.kernels import (
     GROW_POOL,
     GROW_TABLE,
+    LOAD,
     add_hits,
     add_lanes,
     find_rows,
+    peek_rows,
     settle_rows,
 )
 from streamveil.types import Array, Int64, UInt8, UInt64
@@ -129,6 +131,8 @@ def key_stage(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Found:
     """Finds or creates the key row of every accepted row. New keys still lack their bytes."""
     n = len(names)
     rows, source = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    while table.keys + n > LOAD * len(table.slots):  # sorted visits would overfill one end first
+        table._grow_slots()
     order = visiting_order(names[:, 0], len(table.slots))
     table.meta[1] = 0
     at = 0
@@ -156,3 +160,11 @@ def _room(array: Array, rows: int) -> Array:
     larger = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
+
+
+def find_keys(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Int64[Array, " rows"]:
+    """The key row of every name, -1 for names never seen; changes nothing."""
+    found = np.empty(len(names), np.int64)
+    order = visiting_order(names[:, 0], len(table.slots))
+    peek_rows(names, order, table.slots, table.names, found)
+    return found

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.errors import StoreError
-from streamveil.operators.aggregate import KeyRows, add_rows, key_stage
+from streamveil.operators.aggregate import KeyRows, add_rows, find_keys, key_stage
 from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
 from streamveil.operators.keys import Types, encode_keys
+from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
 from streamveil.operators.release import (
     Totalling,
@@ -37,13 +38,14 @@ from streamveil.operators.rows import (
     names_of,
     prepare,
 )
-from streamveil.operators.selection import Address
+from streamveil.operators.selection import Address, GaussianSelection
+from streamveil.operators.weighted import weighted_loss
 from streamveil.operators.windows import LATE, Schedule, assign, period_closes
 from streamveil.privacy.calibrate import root_up
-from streamveil.privacy.guarantee import Guarantee, Loss
+from streamveil.privacy.guarantee import Approx, Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise
-from streamveil.types import Array, Bool, Int64, UInt64
+from streamveil.types import Array, Bool, Int64, UInt8, UInt64
 
 COLLISION_BITS = 64
 NEVER = "not a public key"
@@ -94,8 +96,10 @@ class GroupBy:
         `Counter.loss`: one Gaussian mechanism per lane over all groups together, composed
         adaptively. When a lane's counters start at a key's opening, which is public, what the key
         has gathered enters as one increment, and a late start never lengthens a column. Keys shown
-        at all: see `Selection`. A unit whose fingerprint equals another's (probability at most
-        max_units / 2^64 under the secret) is added to delta. All else is post-processing.
+        at all: see `GaussianSelection` and `TableSelection`; with the latter, everything is stated
+        as one (epsilon, delta) at the epsilon of the budget. Weights of keys: `weighted_loss`. That
+        a unit's fingerprint equals another's (probability at most max_units / 2^64 under the
+        secret) is added to delta. All else is post-processing.
     Error: `std` and `threshold`; every released number carries its standard deviation.
     Memory: `memory`.
     Numerics: exact integers up to the counters, whose numerics are their own.
@@ -123,19 +127,23 @@ class GroupBy:
         """What all releases together promise."""
         return Guarantee(self.protects, self.loss, self.schedule.steps, self._separate)
 
-    @property
+    @cached_property
     def loss(self) -> Loss:
         """The sum of all parts; see the class."""
         totalling = self.totalling
         loss = Loss(delta=Fraction(self.max_units, 2**COLLISION_BITS))
-        if totalling.selection is not None:
-            loss += totalling.selection.loss
+        lanes = Loss()
         for place, (lane, counter) in enumerate(
             zip(totalling.lanes, totalling.counters, strict=True)
         ):
             if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
-                loss += counter.loss(*lane_move(lane, self.bounds))
-        return loss
+                lanes += weighted_loss(counter, *lane_move(lane, self.bounds), totalling.rule)
+        if isinstance(totalling.selection, TableOpening):
+            mu = root_up(lanes.gaussian)
+            return loss + Approx(totalling.selection.epsilon, totalling.selection.delta(mu))
+        if isinstance(totalling.selection, GaussianSelection):
+            loss += totalling.selection.loss
+        return loss + lanes
 
     @property
     def _separate(self) -> bool:
@@ -190,7 +198,7 @@ class GroupBy:
         names = prepared.names[pairs.rows]
         group = groups_of(names, pairs.windows)
         n = len(group)
-        weight, hidden = np.ones(n, np.uint8), np.ones(n, np.bool_)
+        weight, hidden = self.public_facts(state, names, pairs.windows)
         accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         for period in np.unique(pairs.periods).tolist():
             mine = pairs.periods == period
@@ -237,6 +245,22 @@ class GroupBy:
             "new_bytes": _to_bytes(b"".join(fresh["keys"])),
         }
 
+    def public_facts(
+        self, state: State, names: UInt64[Array, "pairs 2"], windows: Int64[Array, " pairs"]
+    ) -> tuple[UInt8[Array, " pairs"], Bool[Array, " pairs"]]:
+        """The weight of every pair's group and whether the group is not yet shown: public."""
+        n, rule = len(names), self.totalling.rule
+        if rule is None and self.bounds.slots is None:
+            return np.ones(n, np.uint8), np.ones(n, np.bool_)
+        weight = np.zeros(n, np.uint8)
+        for window in np.unique(windows).tolist():
+            mine = np.flatnonzero(windows == window)
+            held = state.windows[window]
+            weight[mine] = held.weight_of(find_keys(held.table, names[mine]))
+        hidden = weight == 0
+        weight[hidden] = 1 if rule is None else rule.entry
+        return weight, hidden
+
     def apply(self, state: State, delta: Mapping[str, Array]) -> None:
         """See `Operator.apply`."""
         if "types" in delta and state.types is None:
@@ -256,14 +280,12 @@ class GroupBy:
             mine = delta["window"] == window
             names[mine] = state.windows[window].table.names[delta["row"][mine]]
         group = groups_of(names, delta["window"])
+        weight, hidden = self.public_facts(state, names, delta["window"])
         for period in np.unique(delta["period"]).tolist():
             mine = delta["period"] == period
-            n = int(mine.sum())
             unit_stage(
                 self._units(state, period),
-                UnitRows(
-                    delta["unit"][mine], group[mine], np.ones(n, np.uint8), np.ones(n, np.bool_)
-                ),
+                UnitRows(delta["unit"][mine], group[mine], weight[mine], hidden[mine]),
                 self.bounds,
             )
 
@@ -442,10 +464,10 @@ class GroupBy:
 
     def _blank(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
         """A window before its first trigger; public keys are shown from then on."""
-        held = new_window(self.totalling, len(self.outputs), 1)
+        held = new_window(self.totalling, len(self.outputs))
         if self.totalling.selection is None:
             held.table.add_keys(names, keys)
-            open_keys(held, np.arange(len(names), dtype=np.int64), 1)
+            open_keys(self.totalling, held, np.arange(len(names), dtype=np.int64))
         return held
 
     def _add_fresh(
@@ -476,6 +498,8 @@ def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
     groups = bounds.units_l2_squared
     squared = groups if lane.kind == "units" else bounds.l2_squared
     touched = bounds.l2_squared if lane.kind == "node" else groups
+    if bounds.scale > 1:  # a group costs one squared quantum of weight or more
+        touched = bounds.l2_squared * bounds.scale**2
     return Fraction(lane.reach) * root_up(Fraction(squared)), touched
 
 

@@ -243,3 +243,25 @@ def add_hits(
         for level in range(hits.shape[1]):
             if hits[i, level] >= 0:
                 pending[found[i], hits[i, level]] += 1
+
+
+@njit(cache=True)
+def peek_rows(
+    names: UInt64[Array, "rows 2"],
+    order: Int64[Array, " rows"],
+    t_slots: Array,
+    t_names: UInt64[Array, "keys 2"],
+    found: Int64[Array, " rows"],
+) -> None:
+    """The key row of every name, -1 where there is none; changes nothing."""
+    mask = len(t_slots) - 1
+    shift = _shift(len(t_slots))
+    for place in range(len(order)):
+        i = order[place]
+        low, high = names[i, 0], names[i, 1]
+        slot = np.int64(low >> shift)
+        row = np.int64(t_slots[slot]) - 1
+        while row >= 0 and (t_names[row, 0] != low or t_names[row, 1] != high):
+            slot = (slot + 1) & mask
+            row = np.int64(t_slots[slot]) - 1
+        found[i] = row

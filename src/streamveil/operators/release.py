@@ -15,24 +15,28 @@ from streamveil.operators.keys import Types, decode_keys, sort_keys
 from streamveil.operators.outputs import Answer, Output, Totals
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, Address, GaussianSelection, Selection
-from streamveil.operators.spread import Spread
-from streamveil.types import Array, Float64, Int64
+from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
+from streamveil.types import Array, Float64, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
+COUNTING = ("rows", "valid", "units")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Totalling:
     """How the lanes of a query are counted and when keys are shown.
 
-    `selection` None means public keys: all shown from the first trigger. With `shared`, the first
-    value lane is read from the selection's own counter, which then holds the whole of its budget.
+    `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
+    is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
+    keys carry weights, and the totals of the first counting lane decide them.
     """
 
     lanes: tuple[Lane, ...]
-    counters: tuple[Counter, ...]  # one for each lane; unused for a shared lane
+    counters: tuple[Counter, ...]  # one for each lane
     selection: Selection | None
-    shared: int | None  # the lane that the selection's counter serves
+    shared: int | None = None
+    rule: WeightRule | None = None
+    horizon: int | None = None  # triggers of a window
 
     @property
     def tracks_units(self) -> bool:
@@ -44,6 +48,11 @@ class Totalling:
         """Lanes kept per key between triggers."""
         return len(self.lanes) + self.tracks_units
 
+    @property
+    def driver(self) -> int:
+        """The lane whose totals decide the weights."""
+        return next(place for place, lane in enumerate(self.lanes) if lane.kind in COUNTING)
+
 
 @dataclass(repr=False)  # secret
 class WindowState:
@@ -52,8 +61,9 @@ class WindowState:
     table: KeyTable
     selection: dict[str, Array]
     lanes: list[CounterState]
+    spread: Spread
     open_rows: Int64[Array, " shown"]
-    opened_at: Int64[Array, " shown"]  # trigger
+    weights: UInt8[Array, " shown"]  # quanta, in force until the next release
     shown: Float64[Array, "outputs shown"]  # last values, for monotone outputs
     trigger: int = 0  # releases made
     order: Any = None  # cache: the shown keys in order of their bytes, and their columns
@@ -65,8 +75,9 @@ class WindowState:
         for place, lane in enumerate(self.lanes):
             arrays |= {f"lane{place}/{name}": value for name, value in lane.to_arrays().items()}
         return arrays | {
+            "spread": self.spread.rows,
             "open_rows": self.open_rows,
-            "opened_at": self.opened_at,
+            "weights": self.weights,
             "shown": self.shown,
             "trigger": np.array(self.trigger, np.int64),
         }
@@ -83,11 +94,18 @@ class WindowState:
             KeyTable(**table),
             part("selection/"),
             [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
+            Spread(arrays["spread"].copy()),
             arrays["open_rows"],
-            arrays["opened_at"],
-            arrays["shown"],
+            arrays["weights"],
+            arrays["shown"].copy(),
             int(arrays["trigger"]),
         )
+
+    def weight_of(self, rows: Int64[Array, " rows"]) -> UInt8[Array, " rows"]:
+        """The weights of some keys by row number; 0 for keys that are not shown (or row -1)."""
+        by_row = np.zeros(self.table.keys + 1, np.uint8)
+        by_row[self.open_rows] = self.weights
+        return by_row[rows]  # row -1 reads the last cell, which belongs to no key
 
 
 class Released(NamedTuple):
@@ -97,22 +115,28 @@ class Released(NamedTuple):
     totals: Totals
 
 
-def new_window(totalling: Totalling, outputs: int, trigger: int) -> WindowState:
-    """A window without keys, before its given trigger."""
-    table = KeyTable.empty(totalling.width)
-    selection = {} if totalling.selection is None else totalling.selection.init(trigger)
-    none = np.zeros(0, np.int64)
-    lanes = [counter.init(0, trigger - 1) for counter in totalling.counters]
-    return WindowState(table, selection, lanes, none, none, np.zeros((outputs, 0)), trigger - 1)
+def new_window(totalling: Totalling, outputs: int) -> WindowState:
+    """A window without keys, before its first trigger."""
+    return WindowState(
+        KeyTable.empty(totalling.width),
+        {} if totalling.selection is None else totalling.selection.init(1),
+        [counter.init(0) for counter in totalling.counters],
+        Spread.empty(totalling.counters[0]),
+        np.zeros(0, np.int64),
+        np.zeros(0, np.uint8),
+        np.zeros((outputs, 0)),
+    )
 
 
-def open_keys(state: WindowState, rows: Int64[Array, " new"], trigger: int) -> None:
-    """Makes keys public from this trigger on; their counters start with all they have gathered."""
+def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new"]) -> None:
+    """Makes keys public; their counters start with all they have gathered."""
     if len(rows) == 0:
         return
+    entry = 1 if totalling.rule is None else totalling.rule.entry
     state.open_rows = np.concatenate([state.open_rows, rows])
-    state.opened_at = np.concatenate([state.opened_at, np.full(len(rows), trigger, np.int64)])
+    state.weights = np.concatenate([state.weights, np.full(len(rows), entry, np.uint8)])
     state.lanes = [lane.grow(len(rows)) for lane in state.lanes]
+    state.spread.grow(len(rows))
     start = np.full((len(state.shown), len(rows)), -np.inf)
     state.shown = np.concatenate([state.shown, start], axis=1)
     state.order = None
@@ -135,34 +159,50 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
         pending[:, UNITS_LANE] = 0
         passes = passes.copy()
         passes[state.open_rows] = False
-        open_keys(state, np.flatnonzero(passes), trigger)
+        open_keys(totalling, state, np.flatnonzero(passes))
     rows = state.open_rows
     increments = pending[rows, skip:]
     pending[rows, skip:] = 0
-    names = table.names[rows]
-    estimate = np.empty((len(totalling.lanes), len(rows)))
+    totals = _advance(totalling, state, increments, at)
+    if totalling.rule is not None:
+        share = trigger / (totalling.horizon or trigger)
+        state.weights = totalling.rule.next(state.weights, totals.estimate[totalling.driver], share)
+    return Released(rows, totals)
+
+
+def _advance(
+    totalling: Totalling, state: WindowState, increments: Int64[Array, "shown lanes"], at: Address
+) -> Totals:
+    """Feeds every value lane of the shown keys."""
+    trigger, names = state.trigger, state.table.names[state.open_rows]
+    scale = 1 if totalling.rule is None else totalling.rule.scale
+    share = state.weights / scale
+    estimate = np.empty((len(totalling.lanes), len(names)))
     variance = np.empty_like(estimate)
+    unit = state.spread.step(totalling.counters[0], trigger, share)
     for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
         if place == totalling.shared:
-            estimate[place], variance[place] = _shared(totalling, state, trigger)
+            estimate[place], variance[place] = _shared(totalling, state)
             continue
         draws = at.noise.at("group-by/lane", at.job, place, at.window, trigger)
-        noisy, state.lanes[place] = counter.step(
-            state.lanes[place], increments[:, place], draws, names
-        )
+        blt, counted = blt_of(counter), state.lanes[place]
+        if totalling.rule is None or blt is None:
+            noisy, after = counter.step(counted, increments[:, place], draws, names)
+        else:
+            noisy, after = weighted_step(blt, counted, increments[:, place], (draws, names), share)
+        state.lanes[place] = after
         quantum = float(lane.quantum)
         estimate[place] = noisy * quantum
-        sd = Spread(counter).late(state.opened_at, trigger)
-        variance[place] = (sd * quantum) ** 2
-    return Released(rows, Totals(estimate, variance))
+        variance[place] = unit * (float(counter.sigma) * quantum) ** 2
+    return Totals(estimate, variance)
 
 
-def _shared(totalling: Totalling, state: WindowState, trigger: int) -> tuple[Array, float]:
+def _shared(totalling: Totalling, state: WindowState) -> tuple[Array, float]:
     selection = totalling.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
     counts = selection.counts(state.selection)[state.open_rows]
-    sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
-    return np.rint(counts), sd**2 + 1 / 12
+    sd = float(selection.counter.std(np.array([state.trigger]))[0]) / FINE
+    return np.rint(counts), sd**2 + 1 / 12  # the rounding of the released integer
 
 
 def to_table(
@@ -192,12 +232,11 @@ def to_table(
             ("_low", answer.low),
             ("_high", answer.high),
         ):
-            whole = output.is_integer and not suffix
-            sorted_cells = cells[order]
-            arrays.append(
-                pa.array(np.rint(sorted_cells).astype(np.int64) if whole else sorted_cells)
-            )
+            column = cells[order]
+            if output.is_integer and not suffix:
+                column = np.rint(column).astype(np.int64)
             note = {b"bias": output.bias.encode()} if output.bias and not suffix else None
+            arrays.append(pa.array(column))
             fields.append(pa.field(output.name + suffix, arrays[-1].type, metadata=note))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 

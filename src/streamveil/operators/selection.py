@@ -34,9 +34,8 @@ class Address:
 class Selection(Protocol):
     """Decides at each trigger which keys of a window become public."""
 
-    @property
-    def loss(self) -> Loss:
-        """What all decisions together may leak about one unit."""
+    def threshold(self, trigger: int) -> float:
+        """Units above which a key passes at a trigger, for forecasts and for the silent test."""
 
     def init(self, trigger: int) -> dict[str, Array]:
         """The state of a window with no keys, before its given trigger."""
@@ -99,11 +98,9 @@ class GaussianSelection:
 
     def threshold(self, trigger: int) -> float:
         """The number of units that the estimate must exceed at a trigger."""
-        share = (
-            self.beta / self.counter.horizon
-            if self.counter.horizon
-            else (6 * self.beta / (pi * trigger) ** 2)
-        )
+        share = 6 * self.beta / (pi * trigger) ** 2
+        if self.counter.needs_horizon and self.counter.horizon:
+            share = self.beta / self.counter.horizon
         z = -float(ndtri_exp(log(share) + log(1 - ROUNDING_SHARE)))
         z_rounding = sqrt(-2 * log(share * ROUNDING_SHARE))
         sigma = float(self.counter.sigma)

@@ -1,0 +1,271 @@
+"""Which mechanisms a group-by runs and how much noise each adds: from public numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import inf, isqrt
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.mechanisms.counters import COUNTERS, Counter, fit
+from streamveil.mechanisms.selection import design_selection
+from streamveil.operators.bounding import Bounds
+from streamveil.operators.group_by import COLLISION_BITS, lane_move
+from streamveil.operators.opening import TableOpening
+from streamveil.operators.release import COUNTING, Totalling
+from streamveil.operators.rows import Lane
+from streamveil.operators.selection import FINE, GaussianSelection
+from streamveil.operators.weighted import WeightRule, weighted_loss
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.calibrate import gaussian_mu, root_up
+from streamveil.queries.plan import Plan
+
+LARGEST_WEIGHT = 127  # quanta of weight one, at most
+FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
+Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """The question: lanes and how often each is read, bounds, triggers, budget, options."""
+
+    plan: Plan
+    lanes: tuple[Lane, ...]
+    uses: tuple[int, ...]
+    bounds: Bounds
+    horizon: int | None
+    max_units: int
+    setting: Setting
+
+    @property
+    def collision(self) -> Fraction:
+        """The chance that one unit shares its fingerprint with another."""
+        return Fraction(self.max_units, 2**COLLISION_BITS)
+
+    def public(self) -> Totalling:
+        """Every key shown from the start: the whole budget goes to the values."""
+        mu = self._mu(Fraction(0))
+        counters = self._counters(self.lanes, self.bounds, mu**2, None)
+        return self._totalling(counters)
+
+    def discovered(self) -> tuple[Totalling, Bounds]:
+        """Keys shown by a private test, and the bounds that test asks for."""
+        if self.plan.budget.delta is None:
+            raise PlanError(
+                "discovered keys need a delta: it bounds the chance of showing a key that one"
+                " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
+            )
+        wanted = self.setting(
+            "selection", "auto", "the table or the Gaussian counter: whichever shows keys sooner"
+        )
+        if wanted not in ("auto", "table", "gaussian"):
+            known = ["auto", "table", "gaussian"]
+            raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
+        plain = None if wanted == "table" else self._by_counter()
+        if wanted == "gaussian" and plain is not None:
+            return plain
+        limit = inf
+        if plain is not None and isinstance(plain[0].selection, GaussianSelection):
+            limit = plain[0].selection.threshold((self.horizon or 2) // 2 + 1)
+        tabled = self._by_table(limit)
+        if tabled is not None:
+            return tabled
+        if plain is None:
+            raise PlanError(
+                "the table selection needs a budget in epsilon and delta that allows it, and a"
+                " known number of triggers.\n  to fix  use selection = 'gaussian'"
+            )
+        return plain
+
+    # ---- one Gaussian counter of units for selection, and for release where it is the answer
+
+    def _by_counter(self) -> tuple[Totalling, Bounds]:
+        bounds, lanes = self.bounds, self.lanes
+        share = Fraction(
+            self.setting("delta_share", 0.5, "of delta for thresholds, the rest for the noise")
+        )
+        if not 0 < share < 1:
+            raise PlanError("delta_share must be above 0 and below 1")
+        threshold = self._left(Fraction(0)) * share
+        mu = self._mu(threshold)
+        beta = float(threshold / bounds.hidden_groups) * (1 - 1e-12)
+        once = bounds.per_group == 1 or bounds.l2_squared == 1
+        shared = next(
+            (
+                place
+                for place, lane in enumerate(lanes)
+                if lane.kind == "units" or (lane.kind == "rows" and once)
+            ),
+            None,
+        )
+        rest = tuple(lane for place, lane in enumerate(lanes) if place != shared)
+        part = Fraction(1) if not rest else self._selection_share(shared, len(rest))
+        groups = bounds.units_l2_squared
+        moved = Fraction(FINE) * root_up(Fraction(groups))
+        selection = GaussianSelection(
+            counter=self._fitted(moved, groups, mu**2 * part, None),
+            groups=groups,
+            hidden=bounds.hidden_groups,
+            beta=beta,
+            floor=max(1, self.plan.key_set.min_units),
+        )
+        counters = self._counters(rest, bounds, mu**2 * (1 - part), None)
+        if shared is not None:
+            counters = (*counters[:shared], selection.counter, *counters[shared:])
+        return replace(self._totalling(counters), selection=selection, shared=shared), bounds
+
+    def _selection_share(self, shared: int | None, others: int) -> Fraction:
+        default = 0.5 if shared is None else 1 / (1 + others)
+        reason = "of mu^2, for deciding which keys to show"
+        share = Fraction(self.setting("selection_share", default, reason))
+        if not 0 < share < 1:
+            raise PlanError("selection_share must be above 0 and below 1")
+        return share
+
+    # ---- a table of coins for selection, weighted counters for release
+
+    def _by_table(self, limit: float) -> tuple[Totalling, Bounds] | None:
+        """The table design if it is possible and opens keys with fewer units than `limit`."""
+        budget = self.plan.budget
+        if budget.epsilon is None or self.horizon is None or limit < FEWEST_FOR_TABLE:
+            return None
+        most = self.bounds.units_l2_squared
+        slots = int(
+            self.setting(
+                "hidden_groups", min(3, most), "groups not yet shown that one unit may enter"
+            )
+        )
+        share = self.setting("mu_share", Fraction(2, 3), "of the Gaussian mu, for the values")
+        design = design_selection(
+            self.horizon,
+            Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0))),
+            slots,
+            Fraction(share),
+        )
+        if design.half >= limit or design.half == inf:
+            return None
+        rule = self._rule(float(design.half))
+        bounds = replace(self.bounds, slots=slots, scale=1 if rule is None else rule.scale)
+        selection = TableOpening(
+            table=design.selection,
+            epsilon=budget.epsilon,
+            offset=max(1, self.plan.key_set.min_units) - 1,
+            half=design.half,
+        )
+        counters = self._counters(self.lanes, bounds, design.mu**2, rule)
+        totalling = replace(self._totalling(counters), selection=selection, rule=rule)
+        return totalling, bounds
+
+    def _rule(self, opening: float) -> WeightRule | None:
+        """Weights make sense where the quadratic filter can charge them and a count drives them."""
+        quadratic = self.bounds.quadratic
+        if quadratic is None or not any(lane.kind in COUNTING for lane in self.lanes):
+            return None
+        if (
+            self.setting(
+                "weights", "adaptive", "large keys pay less and are counted less precisely"
+            )
+            == "flat"
+        ):
+            return None
+        scale = max(
+            1, min(LARGEST_WEIGHT, isqrt(2**16 // quadratic - 1), 255 // (isqrt(quadratic) + 1))
+        )
+        entry = float(self.setting("entry_weight", 0.5, "weight of keys not yet shown"))
+        if not 0 < entry <= 1:
+            raise PlanError("entry_weight must be above 0 and at most 1")
+        reference = float(
+            self.setting(
+                "weight_reference", 2 * opening, "total up to which a key keeps its entry weight"
+            )
+        )
+        return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
+
+    # ---- counters
+
+    def _counters(
+        self,
+        lanes: tuple[Lane, ...],
+        bounds: Bounds,
+        mu_squared: Fraction,
+        rule: WeightRule | None,
+    ) -> tuple[Counter, ...]:
+        weights = [Fraction(self.uses[self.lanes.index(lane)]) for lane in lanes]
+        total = sum(
+            (w for lane, w in zip(lanes, weights, strict=True) if lane.place == 0), Fraction(0)
+        )
+        made: dict[tuple[Fraction, int, Fraction], Counter] = {}
+        counters = []
+        for lane, weight in zip(lanes, weights, strict=True):
+            moved, groups = lane_move(lane, bounds)
+            key = moved, groups, mu_squared * weight / total
+            if key not in made:
+                made[key] = self._fitted(*key, rule)
+            counters.append(made[key])
+        return tuple(counters)
+
+    def _fitted(
+        self, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
+    ) -> Counter:
+        counter: Any = fit(self._unscaled(), Budget(mu=root_down(mu_squared)), moved, groups)
+        while weighted_loss(counter, moved, groups, rule).gaussian > mu_squared:
+            counter = replace(counter, sigma=Fraction(counter.sigma) * (1 + Fraction(1, 2**20)))
+        fitted: Counter = counter
+        return fitted
+
+    def _unscaled(self) -> Any:
+        kind = self.plan.counter
+        if kind == "auto":
+            kind = "anytime-blt" if self.horizon is None else "blt"
+        if kind not in COUNTERS:
+            raise PlanError(f"unknown counter '{kind}'{nearest(kind, [*COUNTERS, 'auto'])}")
+        make: Any = COUNTERS[kind]
+        if kind == "anytime-blt":
+            return make(sigma=1)
+        if self.horizon is None:
+            raise PlanError(
+                f"the counter '{kind}' needs to know the number of triggers.\n"
+                "  to fix  give the clock an end or a number of steps, or use counter = 'auto'"
+            )
+        return make(horizon=self.horizon, sigma=1)
+
+    def _totalling(self, counters: tuple[Counter, ...]) -> Totalling:
+        return Totalling(lanes=self.lanes, counters=counters, selection=None, horizon=self.horizon)
+
+    # ---- budget
+
+    def _mu(self, threshold: Fraction) -> Fraction:
+        """The largest Gaussian parameter beside a delta for thresholds."""
+        budget = self.plan.budget
+        if budget.is_pure:
+            raise PlanError(
+                "the group-by uses Gaussian noise, which needs a delta.\n"
+                "  to fix  give a delta, for example one far below 1 / (number of units)"
+            )
+        if budget.delta is None:
+            raise PlanError(
+                "a budget in rho or mu also needs a small delta here: two privacy units look alike"
+                f" with probability {float(self.collision):g}.\n  to fix  add delta to the budget"
+            )
+        left = self._left(threshold)
+        if budget.epsilon is None:
+            return Fraction(gaussian_mu(budget))
+        return Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=left)))
+
+    def _left(self, threshold: Fraction) -> Fraction:
+        """What of delta the Gaussian part may use."""
+        left = (self.plan.budget.delta or Fraction(0)) - self.collision - threshold
+        if left <= 0:
+            raise PlanError(
+                "delta is below the chance that two of max_units privacy units look alike"
+                f" ({float(self.collision):g}).\n  to fix  lower max_units, or raise delta"
+            )
+        return left
+
+
+def root_down(square: Fraction) -> Fraction:
+    """A fraction not above the square root."""
+    root = root_up(square)
+    return root if root * root <= square else square / root

@@ -1,0 +1,156 @@
+"""Counters whose keys carry public weights: large keys are counted less precisely, and cost less.
+
+Rows of a key of weight w are charged w in their unit's quadratic filter, and the noise of the key
+is 1 / w times larger. Where a key's total is large, that noise is still small beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numba import njit
+
+from streamveil.mechanisms.counters import AnytimeBltCounter, BltCounter, feedback
+from streamveil.mechanisms.counters.protocol import Counter, Ids, Increments
+from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.noise import Draws
+from streamveil.privacy.samplers import rounded_gaussian_for
+from streamveil.types import Array, Exact, Float64, UInt8
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRule:
+    """Which weight a key has, in quanta of 1 / scale; a function of what has been released.
+
+    Algorithm: a key enters with `entry`; from then on its weight is the smallest so far of
+        entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum. With
+        noise 1 / w and cost w^2 per row, the sum over keys of their noise is least when the
+        weights fall as the cube root of the totals.
+    """
+
+    scale: int  # quanta of weight one
+    entry: int  # of a key that is not shown, or just shown; 1..scale
+    reference: float  # total up to which a key keeps its first weight
+
+    def next(
+        self, weights: UInt8[Array, " keys"], totals: Float64[Array, " keys"], share: float
+    ) -> UInt8[Array, " keys"]:
+        """The weights after a release; `share` is the part of the window that is over."""
+        forecast = np.maximum(totals / share, self.reference)
+        wanted = np.floor(self.entry * np.cbrt(self.reference / forecast))
+        return np.asarray(np.minimum(weights, np.maximum(wanted, 1).astype(np.uint8)))
+
+
+def blt_of(counter: Counter) -> BltCounter | None:
+    """The BLT inside a counter, if it is one."""
+    if isinstance(counter, AnytimeBltCounter):
+        return counter.inner
+    return counter if isinstance(counter, BltCounter) else None
+
+
+def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | None) -> Loss:
+    """The loss of a counter when one unit's weighted moves sum to `moved` in L2 over all keys.
+
+    Proof: given what was released, step t of a key adds a Gaussian of scale sigma v_t D_t / w_t
+        about a centre that moves by D_t (C D^-1 dx)_t. As w does not rise, column s of the weighted
+        encoder has entries w_t (C D^-1)_ts <= w_s (C D^-1)_ts, so its norm is at most w_s times the
+        plain one, and the moves of one key add up to at most (sum of w_s |dx_s|) times it; over
+        keys, the sum of squares is what the quadratic filter bounds. The slack for float64 offsets
+        is taken at the largest noise, sigma * scale.
+    """
+    blt = blt_of(counter)
+    if rule is None or blt is None:
+        return counter.loss(moved, keys)
+    largest = Fraction(feedback.up(blt.sigma)) * rule.scale
+    slack = BltCounter(
+        horizon=blt.horizon, sigma=largest, weighting=blt.weighting, factors=blt.blt
+    ).slack(moved)
+    return feedback.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, keys)
+
+
+def weighted_step(
+    counter: BltCounter,
+    state: CounterState,
+    increments: Increments,
+    at: tuple[Draws, Ids],
+    share: Float64[Array, " keys"],
+) -> tuple[Array, CounterState]:
+    """One step with the noise of every key divided by its share (its weight, at most 1)."""
+    draws, ids = at
+    t, plan = state.t + 1, counter.schedule
+    scale, noise = plan.scales(t)
+    offset = np.zeros(state.keys)
+    for drain, row in zip(plan.drain, state.real, strict=True):
+        offset = offset + drain * row
+    offset = -scale * offset
+    spread = feedback.up(counter.sigma) * (noise * scale) / share
+    fresh = rounded_gaussian_for(draws, ids, offset, spread)
+    total = state.whole[0] + increments + fresh
+    used = (fresh - offset) / scale
+    return total, CounterState(t, total[None, :], plan.keep[:, None] * state.real + used)
+
+
+@dataclass(repr=False)
+class Spread:
+    """The variance of every shown key's noise, for sigma = 1: public, exact for any late start.
+
+    Rows: the covariance of the buffers (upper triangle), their covariance with the total, and the
+    variance of the total.
+    """
+
+    rows: Float64[Array, "cells keys"]
+
+    @classmethod
+    def empty(cls, counter: Counter) -> Spread:
+        """No keys."""
+        blt = blt_of(counter)
+        d = 0 if blt is None else blt.buffers
+        return cls(np.zeros((d * (d + 1) // 2 + d + 1, 0)))
+
+    def grow(self, keys: int) -> None:
+        """Further keys that start now, without noise so far."""
+        self.rows = np.concatenate([self.rows, np.zeros((len(self.rows), keys))], axis=1)
+
+    def step(
+        self, counter: Counter, trigger: int, share: Float64[Array, " keys"]
+    ) -> Float64[Array, " keys"]:
+        """Variances after one more trigger, for sigma = 1.
+
+        For counters other than BLTs: of a key counted from the first trigger, never smaller.
+        """
+        blt = blt_of(counter)
+        if blt is None:
+            sd = float(counter.std(np.array([trigger]))[0]) / float(counter.sigma)
+            return np.full(self.rows.shape[1], sd**2)
+        scale, noise = blt.schedule.scales(trigger)
+        fresh = (noise / share) ** 2 + 1 / (12 * (scale * float(blt.sigma)) ** 2)
+        advance_spread(self.rows, blt.schedule.keep, blt.schedule.drain, scale, fresh)
+        return np.asarray(self.rows[-1])
+
+
+@njit(cache=True)
+def advance_spread(rows: Array, keep: Array, drain: Array, scale: float, fresh: Array) -> None:
+    """Adds one step of noise of variance `fresh` to the second moments of every key."""
+    d = len(keep)
+    pairs = d * (d + 1) // 2
+    spent = np.empty(d)
+    for key in range(rows.shape[1]):
+        quadratic, mixed = 0.0, 0.0
+        for i in range(d):
+            spent[i] = 0.0
+            for j in range(d):
+                low, high = min(i, j), max(i, j)
+                spent[i] += rows[high * (high + 1) // 2 + low, key] * drain[j]
+            quadratic += drain[i] * spent[i]
+            mixed += drain[i] * rows[pairs + i, key]
+        new = fresh[key]
+        rows[pairs + d, key] += scale**2 * (new + quadratic) - 2 * scale * mixed
+        for i in range(d):
+            cross = rows[pairs + i, key]
+            rows[pairs + i, key] = keep[i] * (cross - scale * spent[i]) + scale * new
+            for j in range(i + 1):
+                cell = i * (i + 1) // 2 + j
+                rows[cell, key] = rows[cell, key] * keep[i] * keep[j] + new
