@@ -60,7 +60,7 @@ class Schedule:
             at.get("skip", 0),
         )
         for chunk in self.source.read(place, self.max_rows, self.columns):
-            rejected, total = chunk.rejected, chunk.rows.num_rows
+            rejected, total = {} if skip else chunk.rejected, chunk.rows.num_rows
             while skip < total and (last is None or step <= last):
                 part = chunk.rows.slice(skip, every - taken if every else None)
                 skip, taken = skip + part.num_rows, taken + part.num_rows
@@ -73,7 +73,7 @@ class Schedule:
                 after = json.dumps({"step": step, "taken": taken, **ends})
                 yield Batch(part, step - closes, closes, after, rejected)
                 rejected = {}
-            place, skip = chunk.position, 0
+            place, skip = chunk.position, max(0, skip - total)  # a resumed read may cut finer
         if taken or (every is None and not at.get("done")):
             after = json.dumps({"step": step + 1, "source": place, "done": True})
             yield Batch(self._nothing(), step, True, after)  # noqa: FBT003

@@ -1,0 +1,142 @@
+"""From a plan to releases: any batch size and any stop give the same bytes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamveil.batch import Release
+from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.plan import (
+    Aggregate,
+    Bounding,
+    Clock,
+    KeyColumn,
+    KeySet,
+    Plan,
+    SinkSpec,
+    SourceSpec,
+)
+from streamveil.runtime.run import Pace, needed_columns, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+ROWS = 900
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clicks")
+    rng = np.random.default_rng(5)
+    table = pa.table({
+        "User": rng.integers(0, 150, ROWS), "page": rng.geometric(0.3, ROWS),
+        "ms": rng.normal(100, 50, ROWS), "unused": np.zeros(ROWS),
+    })  # fmt: skip
+    for number in range(3):
+        pq.write_table(
+            table.slice(number * 300, 300), folder / f"{number}.parquet", row_group_size=110
+        )
+    return folder
+
+
+def plan(clicks: Path, every: int = 250, **changes: Any) -> Plan:
+    base = Plan(
+        name="pages", unit="user", keys=(KeyColumn(name="page", expression="page"),),
+        source=SourceSpec(name="clicks", kind="files", options={"path": str(clicks)}),
+        aggregates=(Aggregate(name="n", function="count"),
+                    Aggregate(name="ms", function="sum", expression="ms", low=0.0, high=300.0)),
+        clock=Clock(kind="rows", every=every, steps=-(-ROWS // every)), key_set=KeySet(min_units=2),
+        bounding=Bounding(max_rows=6, max_rows_per_group=2),
+        budget=Budget(epsilon=30, delta=1e-6),
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def released(what: Plan, folder: Path, rows: int, most: int = 99, **options: Any) -> list[Release]:
+    chosen = {"noise": SeededNoise(3), "insecure": True, **options}
+    with run(what, state=folder, pace=Pace(max_rows=rows), **chosen) as job:
+        return [release for _, release in zip(range(most), job, strict=False)]
+
+
+def tables(releases: list[Release]) -> dict[tuple[int, int], Any]:
+    return {(one.window, one.trigger): one.table.to_pydict() for one in releases}
+
+
+@pytest.mark.parametrize("rows", [37, 110, 5000])
+def test_any_batch_size_gives_the_same_releases(clicks: Path, tmp_path: Path, rows: int) -> None:
+    expected = tables(released(plan(clicks), tmp_path / "a", 250))
+    assert len(expected) == 4
+    assert tables(released(plan(clicks), tmp_path / "b", rows)) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(37, 5000), (5000, 37), (110, 101)])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_restart_may_use_another_batch_size(
+    clicks: Path, tmp_path: Path, before: int, after: int, stop: int
+) -> None:
+    expected = tables(released(plan(clicks), tmp_path / "a", 250))
+    seen = tables(released(plan(clicks), tmp_path / "b", before, most=stop))
+    seen |= tables(released(plan(clicks), tmp_path / "b", after))
+    assert seen == expected
+
+
+def test_without_noise_releases_are_the_bounded_counts(clicks: Path, tmp_path: Path) -> None:
+    everything = plan(
+        clicks,
+        bounding=Bounding(max_rows=1000),
+        key_set=KeySet(public=tuple((page,) for page in range(1, 30))),
+    )
+    last = released(everything, tmp_path / "s", 200, noise=SilentNoise())[-1].table
+    pages = pq.read_table(clicks)["page"].to_numpy()
+    assert dict(zip(last["page"].to_pylist(), last["n"].to_pylist(), strict=True)) == {
+        page: int((pages == page).sum()) for page in range(1, 30)
+    }
+
+
+def test_the_sink_of_the_plan_is_written(clicks: Path, tmp_path: Path) -> None:
+    sink = SinkSpec(name="out", kind="files", options={"path": str(tmp_path / "out")})
+    seen = released(plan(clicks, sink=sink), tmp_path / "s", 300)
+    files = sorted((tmp_path / "out").rglob("*.parquet"))
+    assert len(files) == len(seen) == 4
+    for path, release in zip(files, seen, strict=True):
+        assert pq.ParquetFile(path).read().equals(release.table)
+
+
+def test_only_mentioned_columns_are_read(clicks: Path) -> None:
+    schema = pq.read_schema(clicks / "0.parquet")
+    assert needed_columns(plan(clicks), schema) == ["User", "page", "ms"]
+    timed = plan(clicks, clock=Clock(kind="event", every=1, arrival="unused"))
+    assert needed_columns(timed, schema) == ["User", "page", "ms", "unused"]
+
+
+def test_nothing_is_spent_before_the_source_can_be_read(clicks: Path, tmp_path: Path) -> None:
+    absent = plan(clicks, source=SourceSpec(name="x", kind="files", options={"path": "/absent/*"}))
+    with pytest.raises(SourceError):
+        released(absent, tmp_path / "s", 100)
+    unknown = plan(clicks, unit="nobody")
+    with pytest.raises((PlanError, SourceError), match="nobody"):
+        released(unknown, tmp_path / "s", 100)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_changed_query_is_refused(clicks: Path, tmp_path: Path) -> None:
+    released(plan(clicks), tmp_path / "s", 100)
+    with pytest.raises(StoreError, match="query"):
+        released(plan(clicks, bounding=Bounding(max_rows=7)), tmp_path / "s", 100)
+
+
+def test_a_wall_clock_job_stops_at_the_end_when_asked(clicks: Path, tmp_path: Path) -> None:
+    now = int(dt.datetime.now(dt.UTC).timestamp() * 1e6)
+    live = plan(clicks, clock=Clock(kind="wall", every=60_000_000, start_us=now, steps=10))
+    with run(
+        live, state=tmp_path / "s", noise=SilentNoise(), insecure=True, pace=Pace(once=True)
+    ) as job:
+        assert len(list(job)) == 1
