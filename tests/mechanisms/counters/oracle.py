@@ -11,12 +11,15 @@ from streamveil.mechanisms.counters import (
     BinaryTreeCounter,
     BltCounter,
     Counter,
+    DenseCounter,
     HaarCounter,
     HonakerCounter,
+    HybridCounter,
     KaryTreeCounter,
     SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
+from streamveil.mechanisms.counters.dense import best_factorization
 
 
 @singledispatch
@@ -173,3 +176,31 @@ def _(counter: SmoothTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]
     for (bit, prefix), column in used.items():
         encoder[column] = [word >> bit == prefix for word in words[:-1]]
     return decoder, encoder
+
+
+@factors.register
+def _(counter: DenseCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    decoder = best_factorization(counter.horizon).decoder
+    return decoder[:horizon], np.linalg.inv(decoder) @ np.tril(np.ones((horizon, horizon)))
+
+
+@factors.register
+def _(counter: HybridCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per epoch: one row for its sum, and the rows of its inner counter."""
+    share, decoder, encoder = counter.share, [], []
+    starts = [2**e for e in range(horizon.bit_length())]
+    for start in starts:
+        length = min(start, horizon + 1 - start)
+        steps = slice(start - 1, start - 1 + length)
+        later = np.zeros((horizon, 1))
+        later[2 * start - 1 :] = 1
+        inner = counter.inner(start.bit_length() - 1)
+        b, c = factors(inner, start)
+        inside = np.zeros((horizon, start))
+        inside[steps] = b[:length] * inner.sensitivity / np.sqrt(1 - share)
+        decoder += [later / np.sqrt(share), inside]
+        total, rows = np.zeros((1, horizon)), np.zeros((start, horizon))
+        total[:, steps] = np.sqrt(share)
+        rows[:, steps] = c[:, :length] * np.sqrt(1 - share) / inner.sensitivity
+        encoder += [total, rows]
+    return np.hstack(decoder), np.vstack(encoder)

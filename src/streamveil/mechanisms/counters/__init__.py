@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.blt import BltCounter
+from streamveil.mechanisms.counters.dense import DenseCounter
 from streamveil.mechanisms.counters.fit import fit
 from streamveil.mechanisms.counters.haar import HaarCounter
+from streamveil.mechanisms.counters.hybrid import HybridCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
 from streamveil.mechanisms.counters.keyed import draws_for
 from streamveil.mechanisms.counters.participation import Participation, moved_by
@@ -24,6 +26,8 @@ COUNTERS: dict[str, type[Counter]] = {
     "anytime-blt": AnytimeBltCounter,
     "binary-tree": BinaryTreeCounter,
     "honaker": HonakerCounter,
+    "hybrid": HybridCounter,
+    "dense": DenseCounter,
     "smooth-tree": SmoothTreeCounter,
     "haar": HaarCounter,
     "k-ary-tree": KaryTreeCounter,
@@ -37,8 +41,10 @@ __all__ = [
     "Blt",
     "BltCounter",
     "Counter",
+    "DenseCounter",
     "HaarCounter",
     "HonakerCounter",
+    "HybridCounter",
     "KaryTreeCounter",
     "Participation",
     "SmoothTreeCounter",

@@ -144,6 +144,6 @@ class BltCounter:
         return total, State(t, total[None, :], real)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _variances_of(blt: Blt, horizon: int, weighting: Weighting) -> Float64[Array, "2 horizon"]:
     return unit_variances(prepare(blt, horizon, weighting))

@@ -114,7 +114,8 @@ class SqrtToeplitzCounter:
         """See `Counter.step`."""
         t = next_step(self.horizon, state)
         scale = float(self._scales()[t - 1])
-        offset = -scale * history_dot(inverse_coefficients(self.horizon), state.real, t - 1)
+        weights = np.ascontiguousarray(inverse_coefficients(self.horizon)[t - 1 : 0 : -1])
+        offset = -scale * weighted_history(weights, state.real)
         fresh = gaussian_about(draws, ids, offset, feedback.up(self.sigma) * scale)
         total = state.whole[0] + column(increments, state.keys) + fresh
         real = state.real.copy()
@@ -148,12 +149,12 @@ def column_scales(horizon: int, weighting: str) -> Float64[Array, " horizon"]:
 
 
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped
-def history_dot(weights: Array, history: Array, n: int) -> Array:
-    """sum_(k=1..n) weights_k history_(n-k), added in order of k for every key."""
+def weighted_history(weights: Array, history: Array) -> Array:
+    """sum_i weights_i history_i, added in order of i for every key."""
     total = np.zeros(history.shape[1])
-    for k in range(1, n + 1):
+    for i in range(len(weights)):
         for key in range(history.shape[1]):
-            total[key] += weights[k] * history[n - k, key]
+            total[key] += weights[i] * history[i, key]
     return total
 
 
