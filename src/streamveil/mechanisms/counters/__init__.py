@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.blt import BltCounter
+from streamveil.mechanisms.counters.choose import Choice, Comparison, choose, compare
 from streamveil.mechanisms.counters.dense import DenseCounter
 from streamveil.mechanisms.counters.fit import fit
 from streamveil.mechanisms.counters.haar import HaarCounter
 from streamveil.mechanisms.counters.hybrid import HybridCounter
+from streamveil.mechanisms.counters.inputs import Quanta, VectorCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
 from streamveil.mechanisms.counters.keyed import draws_for
 from streamveil.mechanisms.counters.participation import Participation, moved_by
@@ -40,6 +42,8 @@ __all__ = [
     "BinaryTreeCounter",
     "Blt",
     "BltCounter",
+    "Choice",
+    "Comparison",
     "Counter",
     "DenseCounter",
     "HaarCounter",
@@ -47,10 +51,14 @@ __all__ = [
     "HybridCounter",
     "KaryTreeCounter",
     "Participation",
+    "Quanta",
     "SmoothTreeCounter",
     "SqrtToeplitzCounter",
     "State",
+    "VectorCounter",
     "best_blt",
+    "choose",
+    "compare",
     "draws_for",
     "fit",
     "moved_by",

@@ -64,7 +64,7 @@ def moved_by(counter: Counter, person: Participation) -> float:
     >>> moved_by(counter, Participation(rows=8, per_key=2))
     4.00000000000004
     >>> round(moved_by(counter, Participation(rows=8, per_key=2, gap=100)), 3)
-    3.228
+    3.285
     """
     if counter.loss().pure:
         return float(person.rows)

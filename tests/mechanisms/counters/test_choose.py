@@ -1,0 +1,117 @@
+"""Choosing and comparing counters; vectors and reals."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from streamveil.mechanisms.counters import (
+    COUNTERS,
+    AnytimeBltCounter,
+    BltCounter,
+    HaarCounter,
+    KaryTreeCounter,
+    Participation,
+    Quanta,
+    VectorCounter,
+    choose,
+    compare,
+)
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from tests.mechanisms.counters.examples import NAMES, examples
+from tests.statistics import SAMPLES
+
+BUDGET = Budget(epsilon=2, delta=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "budget", "touched", "kind"),
+    [
+        (1000, BUDGET, 1.0, BltCounter),
+        (None, BUDGET, 1.0, AnytimeBltCounter),
+        (10_000, Budget(epsilon=1, delta=1e-6), 0.01, HaarCounter),
+        (10_000, BUDGET, 0.01, KaryTreeCounter),
+        (1000, Budget(epsilon=1), 1.0, KaryTreeCounter),
+        (100, Budget(epsilon=1, delta=1e-9), 1.0, KaryTreeCounter),  # Laplace wins
+        (1000, Budget(epsilon=1, delta=1e-6), 1.0, BltCounter),
+        (1000, Budget(mu=0.3), 1.0, BltCounter),
+    ],
+)
+def test_the_choice_and_its_reason(horizon, budget, touched, kind):
+    choice = choose(horizon, budget, touched=touched)
+    assert type(choice.counter) is kind
+    assert choice.counter.loss(1).fits(budget)
+    assert str(choice).startswith(kind.__name__)
+    assert "max sd" in choice.reason
+
+
+def test_the_person_is_protected_with_all_rows():
+    person = Participation(rows=8, per_key=2)
+    choice = choose(1000, BUDGET, person=person)
+    assert choice.counter.loss(4, 8).fits(BUDGET)
+    assert not choice.counter.loss(4.01, 8).fits(BUDGET)
+
+
+def test_impossible_settings_are_named():
+    with pytest.raises(ValueError, match="needs a horizon"):
+        choose(None, Budget(epsilon=1))
+    with pytest.raises(ValueError, match="touched"):
+        choose(10, BUDGET, touched=2)
+
+
+def test_comparison_is_sorted_and_complete():
+    ticks = iter(np.arange(0, 1000, 0.001).tolist())
+    table = compare(60, BUDGET, clock=lambda: next(ticks))
+    errors = [row.max_std for row in table.rows]
+    assert errors == sorted(errors)
+    assert table.rows[0].name == "dense"
+    assert {row.name for row in table.rows} == set(COUNTERS) - {"k-ary-tree"}
+    by_name = {row.name: row for row in table.rows}
+    assert by_name["honaker"].max_std > 1.9 * by_name["blt"].max_std
+    assert by_name["blt"].ns_per_step == pytest.approx(1e6 / 20_000 * 1e0, rel=1e-6)
+    assert str(table).count("\n") == len(table.rows)
+    only = compare(60, Budget(epsilon=1), counters=["k-ary-tree"])
+    assert [row.name for row in only.rows] == ["k-ary-tree"]
+    with pytest.raises(ValueError, match="none of the named"):
+        compare(60, Budget(epsilon=1), counters=["blt"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_are_counted_by_coordinate(name):
+    vectors = VectorCounter(counter=examples(9)[name], width=3)
+    steps = np.random.default_rng(1).integers(-5, 5, (9, 2, 3))
+    states = vectors.init(2)
+    for t in range(9):
+        noisy, states = vectors.step(states, steps[t], SilentNoise().at("x"))
+        np.testing.assert_array_equal(noisy, steps[: t + 1].sum(axis=0))
+    assert vectors.loss(2).rho() == vectors.counter.loss(2).rho()
+    with pytest.raises(ValueError, match="3 columns"):
+        vectors.step(states, steps[0][:, :2], SilentNoise().at("x"))
+
+
+@pytest.mark.parametrize("name", ["blt", "haar", "k-ary-tree"])
+def test_coordinates_have_independent_noise(name):
+    vectors = VectorCounter(counter=examples(9)[name], width=2)
+    ids = np.arange(2 * SAMPLES, dtype=np.uint64).reshape(-1, 2)
+    zero = np.zeros((SAMPLES, 2), np.int64)
+    noisy, _ = vectors.step(vectors.init(SAMPLES), zero, SeededNoise(1).at("x"), ids)
+    assert abs(np.corrcoef(noisy.T)[0, 1]) < 7 / np.sqrt(SAMPLES)
+    np.testing.assert_allclose(noisy.std(axis=0), vectors.counter.std(np.array([1])), rtol=0.1)
+
+
+def test_reals_become_quanta_and_come_back():
+    metres = Quanta(quantum=Fraction(1, 8), low=-3, high=10)
+    values = np.array([-9.0, -3.0, 0.1, 2.5, 99.0, np.inf, -np.inf, np.nan])
+    quanta = metres.encode(values)
+    np.testing.assert_array_equal(quanta, [-24, -24, 1, 20, 80, 80, -24, 0])
+    assert np.abs(quanta).max() <= metres.largest == 80
+    inside = values[1:4]
+    assert np.abs(metres.decode(metres.encode(inside)) - inside).max() <= metres.rounding
+    assert Quanta(quantum=Fraction(2, 3), low=-1, high=1).ends == (-1, 1)
+    with pytest.raises(ValueError, match="low"):
+        Quanta(quantum=1, low=2, high=1)
+    with pytest.raises(ValueError, match="2\\*\\*52"):
+        Quanta(quantum=Fraction(1, 2**60), low=0, high=1)
