@@ -99,7 +99,7 @@ def test_coordinates_have_independent_noise(name):
     zero = np.zeros((SAMPLES, 2), np.int64)
     noisy, _ = vectors.step(vectors.init(SAMPLES), zero, SeededNoise(1).at("x"), ids)
     assert abs(np.corrcoef(noisy.T)[0, 1]) < 7 / np.sqrt(SAMPLES)
-    np.testing.assert_allclose(noisy.std(axis=0), vectors.counter.std(np.array([1])), rtol=0.1)
+    np.testing.assert_allclose(noisy.std(axis=0), vectors.counter.std(np.array([1, 1])), rtol=0.1)
 
 
 def test_reals_become_quanta_and_come_back():
