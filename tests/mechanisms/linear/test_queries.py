@@ -17,6 +17,7 @@ def classes():
     high = np.minimum(low + RNG.integers(0, 3, (20, 3)), shape)
     yield Marginals(shape, ((), (1,), (0, 2), (0, 1, 2)))
     yield Marginals.ways((2,) * 6, 3)
+    yield Marginals.ways((2,) * 11, 3)  # too large for a matrix: the descent
     yield Ranges.of(shape, np.minimum(low, high), high)
     yield Ranges.prefixes(17)
     normals = np.concatenate([RNG.normal(size=(20, 3)), np.eye(3), -np.eye(3), np.zeros((1, 3))])

@@ -2,6 +2,7 @@
 
 from streamveil.mechanisms.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.mechanisms.dynamic.buckets import Published, Repaired
+from streamveil.mechanisms.dynamic.choose import Choice, Workload, choose
 from streamveil.mechanisms.dynamic.continual_mwem import ContinualMwem
 from streamveil.mechanisms.dynamic.insertion_only import InsertionOnly
 from streamveil.mechanisms.dynamic.interval_tree import FullyDynamic
@@ -14,6 +15,7 @@ from streamveil.mechanisms.dynamic.trees import Hybrid, Tree
 __all__ = [
     "Bag",
     "Changes",
+    "Choice",
     "ContinualMwem",
     "DynamicMechanism",
     "FullyDynamic",
@@ -29,4 +31,6 @@ __all__ = [
     "Tree",
     "TreeCounter",
     "TwoStream",
+    "Workload",
+    "choose",
 ]

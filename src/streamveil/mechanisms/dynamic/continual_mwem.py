@@ -56,8 +56,8 @@ class ContinualMwem:
     queries: Queries
     share: Share
     horizon: int
-    rounds: int = 4
-    step_size: float = 2.0
+    rounds: int = 2
+    step_size: float = 4.0
     mixing: float = 0.01
     size_share: Exact = Fraction(1, 20)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from streamveil.types import Array, Float64, Int64
 
+DENSE = 1 << 21  # entries up to which marginals are kept as a matrix
 CUTS = 1 << 27  # entries of the table of cut positions of halfspaces: half a gigabyte
 Shape = tuple[int, ...]
 
@@ -93,7 +94,7 @@ class Marginals:
 
     def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
         """See `Queries`."""
-        return self._tables(histogram)
+        return self._tables(np.asarray(histogram, np.int64))
 
     def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
         """See `Queries`."""
@@ -123,7 +124,15 @@ class Marginals:
         pairs = zip(attributes, values, strict=True)
         return ", ".join(f"{self.names[a]}={v}" for a, v in pairs) or "all"
 
+    @cached_property
+    def _dense(self) -> Array:
+        """The queries as a matrix: faster than the descent when it is small."""
+        return np.stack([self.weights(index) for index in range(self.size)])
+
     def _tables(self, histogram: Array) -> Array:
+        if self.size * self.domain <= DENSE:
+            whole = self._dense @ histogram  # exact for records: far fewer than 2**53
+            return whole if histogram.dtype == np.float64 else np.rint(whole).astype(np.int64)
         out = np.empty(self.size, histogram.dtype)
         wanted = [(attributes, index) for index, attributes in enumerate(self.sets)]
         self._descend(histogram.reshape(-1, 1), len(self.shape), wanted, out)
