@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from throughput import machine
 from streamveil.batch import Batch
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
+from throughput import machine
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 BATCH, TINY, LOAD = 600_000, 100, 1_000_000
@@ -98,8 +98,13 @@ def sizes(folder: Path, work: Work) -> dict[str, int]:
 
 
 def measure(users: int, keys: int, bounding: Bounding, repeats: int) -> dict[str, Any]:
-    work = Work(name="scale", fingerprint="scale", operator=compile_plan(plan(bounding)),
-                feed=lambda _: iter(()), limit=Budget(epsilon=6, delta=1e-9))
+    work = Work(
+        name="scale",
+        fingerprint="scale",
+        operator=compile_plan(plan(bounding)),
+        feed=lambda _: iter(()),
+        limit=Budget(epsilon=6, delta=1e-9),
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "state"
         drive(folder, work, loading(users, keys))
@@ -129,8 +134,9 @@ def main() -> None:
     bounds = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
     result: dict[str, Any] = {"machine": machine()}
     for word, bounding in bounds.items():
-        result[word] = [measure(users, options.keys, bounding, options.repeats)
-                        for users in options.users]
+        result[word] = [
+            measure(users, options.keys, bounding, options.repeats) for users in options.users
+        ]
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
 

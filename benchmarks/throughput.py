@@ -55,17 +55,19 @@ STEPS = 100
 Measured = dict[str, float]
 
 
-def private(data: Path, work: Path, rows: int, batch: int, bounding: Bounding) -> None:
-    """The whole private and durable pipeline; reads nothing of its result."""
+def private(
+    data: Path, work: Path, rows: int, every: int, bounding: Bounding, batch: int | None = None
+) -> None:
+    """The whole private and durable pipeline: one release per `every` records."""
     plan = Plan(
         name="clicks", unit="user", keys=(KeyColumn(name="key", expression="key"),),
         source=SourceSpec(name="clicks", kind="files", options={"path": str(data)}),
         aggregates=(Aggregate(name="n", function="count"),), bounding=bounding,
-        clock=Clock(kind="rows", every=batch, steps=-(-rows // batch)),
+        clock=Clock(kind="rows", every=every, steps=-(-rows // every)),
         budget=Budget(epsilon=6, delta=1e-9),
         sink=SinkSpec(name="out", kind="files", options={"path": str(work / "out")}),
     )  # fmt: skip
-    with run(plan, state=work / "state", pace=Pace(max_rows=batch)) as job:
+    with run(plan, state=work / "state", pace=Pace(max_rows=batch or every)) as job:
         for _ in job:
             pass
 
@@ -119,8 +121,11 @@ def floor(data: Path, work: Path, rows: int, batch: int) -> None:
         if pa.types.is_string(keys.type):
             _, offsets, text = keys.buffers()
             hashed = np.empty(len(keys), np.int64)
-            hash_texts(np.frombuffer(text, np.uint8),
-                       np.frombuffer(offsets, np.int32)[keys.offset :], hashed)
+            hash_texts(
+                np.frombuffer(text, np.uint8),
+                np.frombuffer(offsets, np.int32)[keys.offset :],
+                hashed,
+            )
         else:
             hashed = keys.to_numpy()
         count_ints(hashed, slots, counts)
@@ -148,8 +153,10 @@ def duck_upsert(data: Path, work: Path, rows: int, batch: int) -> None:
         db.execute(f"CREATE TABLE totals (key {kind} PRIMARY KEY, n BIGINT)")
         for part in batches(data, batch, ["user", "key"]):
             counted = pa.Table.from_batches([part])  # noqa: F841  (DuckDB finds it by name)
-            db.execute("INSERT INTO totals SELECT key, count(*) FROM counted GROUP BY key"
-                       " ON CONFLICT DO UPDATE SET n = totals.n + excluded.n")
+            db.execute(
+                "INSERT INTO totals SELECT key, count(*) FROM counted GROUP BY key"
+                " ON CONFLICT DO UPDATE SET n = totals.n + excluded.n"
+            )
 
 
 def with_bounds(bounding: Bounding) -> Callable[..., None]:
@@ -165,7 +172,7 @@ CONTENDERS: dict[str, Callable[..., None]] = {
     "duckdb rebuild": duck,
     "duckdb upsert": duck_upsert,
     "private, C=32": with_bounds(Bounding(max_rows=32)),
-    # "private, quadratic B=128": with_bounds(Bounding(quadratic=128)),
+    "private, quadratic B=128": with_bounds(Bounding(quadratic=128)),
 }
 
 
@@ -181,7 +188,7 @@ def once(contender: Callable[..., None], data: Path, rows: int, batch: int) -> M
 def compare(data: Path, rows: int, batch: int, repeats: int) -> dict[str, Measured]:
     """Medians of interleaved repeats, so that a slow minute of the machine meets everybody."""
     runs: dict[str, list[Measured]] = {name: [] for name in CONTENDERS}
-    for name, contender in CONTENDERS.items():  # compile and warm up
+    for contender in CONTENDERS.values():  # compile and warm up
         once(contender, data, rows, batch) if rows < 10_000_000 else None
     for _ in range(repeats):
         for name, contender in CONTENDERS.items():
@@ -194,18 +201,30 @@ def compare(data: Path, rows: int, batch: int, repeats: int) -> dict[str, Measur
             "records per second": rows / statistics.median(one["wall"] for one in times),
             "cpu spread": (max(cpu) - min(cpu)) / statistics.median(cpu),
         }
-        print(f"  {name:26s} {found[name]['records per CPU second'] / 1e6:7.2f} M/CPU-s "
-              f"{found[name]['records per second'] / 1e6:7.2f} M/s  "
-              f"spread {found[name]['cpu spread']:.0%}")
+        print(
+            f"  {name:26s} {found[name]['records per CPU second'] / 1e6:7.2f} M/CPU-s "
+            f"{found[name]['records per second'] / 1e6:7.2f} M/s  "
+            f"spread {found[name]['cpu spread']:.0%}"
+        )
     return found
 
 
 def machine() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
-                            cwd=Path(__file__).parent, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    ).stdout.strip()
     packages = ("numpy", "numba", "pyarrow", "duckdb")
-    return {"commit": commit, "cpus": os.cpu_count(), "machine": platform.machine(),
-            "python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {
+        "commit": commit,
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
 
 
 def main() -> None:
@@ -229,12 +248,17 @@ def main() -> None:
         rows = pq.ParquetFile(path).metadata.num_rows
         batch = -(-rows // STEPS) if options.full else 600_000
         print(f"{ids} ids: {rows:,} records, micro-batches of {batch:,}")
-        result[ids] = {"records": rows, "batch": batch,
-                       "found": compare(path, rows, batch, options.repeats)}
+        result[ids] = {
+            "records": rows,
+            "batch": batch,
+            "found": compare(path, rows, batch, options.repeats),
+        }
         rate = {k: v["records per CPU second"] for k, v in result[ids]["found"].items()}
         best = rate["private, C=32"]
-        ratios = {"of floor": best / rate["floor"],
-                  "of DuckDB": best / max(rate["duckdb rebuild"], rate["duckdb upsert"])}
+        ratios = {
+            "of floor": best / rate["floor"],
+            "of DuckDB": best / max(rate["duckdb rebuild"], rate["duckdb upsert"]),
+        }
         result[ids]["ratios"] = ratios
         print("  " + ", ".join(f"{value:.2f} {name}" for name, value in ratios.items()))
     RESULTS.parent.mkdir(exist_ok=True)

@@ -339,6 +339,7 @@ def test_progress_tells_numbers_only(tmp_path: Path) -> None:
     assert (last.step, last.rows, last.releases) == (6, 240, 6)
     assert last.rejected == {"malformed row": 4}
     assert last.rows_per_second > 0
+    assert last.counters == {"keys": 8}
     assert last.memory_bytes > 1 << 20
     again: list[Progress] = []
     run(tmp_path / "s", work(Stream(batches=13)), progress=again.append)

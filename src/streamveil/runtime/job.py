@@ -70,6 +70,7 @@ class Job:
         self._tell = progress or silent
         self._started = time.perf_counter()
         self._rows = self._published = 0
+        self._health: dict[str, int] = {}
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
         self._store = stores.Store(Path(directory), policy)
         try:
@@ -191,6 +192,7 @@ class Job:
         )
         self._last = Record(place, {}, releases)
         self._rows += batch.rows.num_rows
+        self._health = self.counters()
         self._effort += time.thread_time() - started
         return replace(self._last, delta=delta)
 
@@ -237,6 +239,7 @@ class Job:
                 log_bytes=self._store.log_bytes,
                 checkpoint_bytes=self._store.checkpoint_bytes,
                 rejected=place.rejected,
+                counters=self._health,
             )
         )
 
