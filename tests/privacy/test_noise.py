@@ -36,13 +36,13 @@ PINNED = {
     "for": [
         "0xec0bb3b6c396ddb2",
         "0xbf82cc6e5d34ff7f",
-        "0x5b2b0618b2e723fb",
+        "0xe7ae7163e52b14f8",
         "0xf70f2bfe3e46e41d",
         "0xf4cfd4a0a86ba578",
-        "0x3c57b37936f059ba",
+        "0x6c1ae46bf873f095",
         "0x98095d6ac10ce49d",
         "0x67a6581f21eea436",
-        "0x53635f5580165344",
+        "0x59e072bc36911bad",
     ],
     "below": ["0x79fd5570102f2140", "0xbd3fc574cb6ca94e"],
     "derived": "148357cbbf18d74fb8c5bde66a315bf1617b6450a1191d799382ad9fe803eaab",
@@ -63,13 +63,19 @@ def test_words_are_aes_in_counter_mode():
     assert np.array_equal(KeyedDraws(KEY).words(6 * CHUNK), np.frombuffer(blocks, "<u8"))
 
 
-def test_words_for_is_aes_of_the_id_under_a_subkey_per_pair():
+def test_words_for_is_aes_of_the_id_and_then_of_a_count_from_a_hidden_start():
     ids = np.frombuffer(FIPS_PLAIN, "<u8")[None, :]
-    for pair in range(3):
-        key = hashlib.blake2b(pair.to_bytes(8, "little"), key=KEY, digest_size=32).digest()
-        expected = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(FIPS_PLAIN)
-        seen = KeyedDraws(KEY).words_for(ids, 2 * pair + 2)[0, 2 * pair :]
-        assert seen.tobytes() == expected
+    first, nonce, further = (
+        Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        for use in range(3)
+        for key in [hashlib.blake2b(use.to_bytes(8, "little"), key=KEY, digest_size=32).digest()]
+    )
+    start = np.frombuffer(nonce.update(FIPS_PLAIN), "<u8")
+    expected = first.update(FIPS_PLAIN)
+    for j in range(3):
+        count = np.array([start[0] + np.uint64(j), start[1]], "<u8")
+        expected += further.update(count.tobytes())
+    assert KeyedDraws(KEY).words_for(ids, 8).tobytes() == expected
 
 
 def test_pinned_addresses():
@@ -100,9 +106,10 @@ def test_every_request_is_a_prefix_of_a_larger_one(n):
 def test_large_requests():
     words = NOISE.at("large").words(3_000_001)
     assert len(words) == 3_000_001
-    bits = np.unpackbits(words[-1_000_000:].view(np.uint8)).mean()
-    assert abs(bits - 0.5) < 6.2 * 0.5 / 64e6**0.5
-    assert len(np.unique(words)) == len(words)
+    bits = np.unpackbits(words[-100_000:].view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 6.2 * 0.5 / 6.4e6**0.5
+    wide = NOISE.at("large").words_for(words[:200_000].reshape(-1, 2), 5)
+    assert len(np.unique(np.concatenate([words[-200_000:], wide.ravel()]))) == 700_000
 
 
 parts = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.binary(max_size=9)), max_size=4)

@@ -90,22 +90,30 @@ class KeyedDraws:
         return out[:n]
 
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
-        """See `Draws.words_for`. Each further pair of words uses a subkey of its own."""
+        """See `Draws.words_for`.
+
+        The first pair is the id encrypted; for the others, numbers counting up from the id
+        encrypted under a second subkey are encrypted under a third.
+        """
         flat = as_ids(ids)
-        pairs = (n + 1) // 2
-        encryptors = [self._encryptor(pair) for pair in range(pairs)]
-        out = np.empty((len(flat) + 1, 2 * pairs), "<u8")
-        if pairs == 1:
-            for start in range(0, len(flat), CHUNK):
-                source = as_bytes(flat[start : start + CHUNK])
-                encryptors[0].update_into(source, as_bytes(out[start:]))
-            return out[: len(flat), :n]
-        scratch = np.empty((CHUNK + 1, 2), "<u8")
-        for start in range(0, len(flat), CHUNK):
-            block = flat[start : start + CHUNK]
-            for pair, encryptor in enumerate(encryptors):
-                encryptor.update_into(as_bytes(block), as_bytes(scratch))
-                out[start : start + len(block), 2 * pair : 2 * pair + 2] = scratch[: len(block)]
+        rest = (n + 1) // 2 - 1  # pairs after the first
+        first, nonce, further = (self._encryptor(use) for use in range(3))
+        out = np.empty((len(flat) + (not rest), 2 * rest + 2), "<u8")  # 15 spare bytes for ECB
+        step = max(1, CHUNK // (rest + 1))
+        scratch = np.empty((step * max(rest, 1) + 1, 2), "<u8")
+        for start in range(0, len(flat), step):
+            ids_here = as_bytes(flat[start : start + step])
+            if not rest:
+                first.update_into(ids_here, as_bytes(out[start:]))
+                continue
+            here = out[start : start + step]
+            first.update_into(ids_here, as_bytes(scratch))
+            here[:, :2] = scratch[: len(here)]
+            nonce.update_into(ids_here, as_bytes(scratch))
+            blocks = np.repeat(scratch[: len(here), None], rest, axis=1)
+            blocks[:, :, 0] += np.arange(rest, dtype=np.uint64)
+            further.update_into(as_bytes(blocks), as_bytes(scratch))
+            here[:, 2:] = scratch[: len(here) * rest].reshape(len(here), -1)
         return out[: len(flat), :n]
 
     def at(self, purpose: str, *path: int | bytes) -> KeyedDraws:
@@ -117,8 +125,8 @@ class KeyedDraws:
             ).digest()
         )
 
-    def _encryptor(self, pair: int) -> CipherContext:
-        key = hashlib.blake2b(struct.pack("<q", pair), key=self.subkey, digest_size=32).digest()
+    def _encryptor(self, use: int) -> CipherContext:
+        key = hashlib.blake2b(struct.pack("<q", use), key=self.subkey, digest_size=32).digest()
         # one block per id, ids distinct: ECB is the block cipher itself, used as a PRF
         return Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
 
