@@ -136,7 +136,9 @@ def test_bounds_cover_and_are_not_idle(mechanism):
 
 def test_continual_mwem_follows_a_table_that_turns_over():
     queries = Marginals.ways((2,) * 6, 2)
-    mechanism = ContinualMwem(queries=queries, share=Share("zcdp", 1), horizon=60)
+    mechanism = ContinualMwem(
+        queries=queries, share=Share("zcdp", 1), horizon=60, rounds=4, step_size=2.0
+    )
     place = Place(SeededNoise(0), "c")
     state = mechanism.init(place)
     rng = np.random.default_rng(0)

@@ -140,7 +140,7 @@ def static_error(queries: Queries, size: float, share: Share, amount: float) -> 
         raw = 0.15 * size ** (2 / 3) * (n * k / amount) ** (1 / 3)
     else:
         raw = 0.25 * math.sqrt(size * math.sqrt(n) * k / math.sqrt(amount))
-    return min(raw, 0.35 * size)
+    return float(min(raw, 0.35 * size))
 
 
 def _counter(w: Workload, budget: Budget) -> Candidate:
