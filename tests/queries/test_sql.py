@@ -337,7 +337,9 @@ def test_every_option_of_the_clause_can_be_written():
         "end": "'2026-01-02'", "steps": "24", "arrival": "'ts'", "lateness": "INTERVAL 1 HOUR",
         "preset": "'dp-sqlp'", "counter": "'tree'", "name": "'job'", "non_negative": "TRUE",
         "integer": "TRUE", "monotone": "TRUE", "confidence": "0.9", "selection_share": "0.5",
-        "delta_share": "0.5", "max_units": "1000", "watermark": "'schedule'",
+        "selection": "'table'", "mu_share": "0.6", "hidden_groups": "2", "weights": "flat",
+        "entry_weight": "0.5", "weight_reference": "100", "delta_share": "0.5",
+        "max_units": "1000", "watermark": "'schedule'",
         "late_data": "'drop'", "metrics": "'off'", "rerun_on_growth": "1.5", "public_size": "TRUE",
         "budget_refresh": "INTERVAL 1 DAY",
     }  # fmt: skip

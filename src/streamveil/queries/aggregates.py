@@ -61,6 +61,8 @@ class Call:
 
 BOUNDS = ("contribution_bounds_per_row", "contribution_bounds_per_group")
 VALUED = frozenset({*BOUNDS, "quantum", "report_format"})
+ROWWISE = VALUED - {BOUNDS[1]}
+RANKED = ROWWISE - {"quantum"}
 Form = Callable[[Call], list[Aggregate]]
 
 
@@ -133,15 +135,15 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "COUNTIF": (_count_if, frozenset({BOUNDS[1], "report_format"})),
     "SUM": (_one("sum"), VALUED),
     "AVG": (_one("avg"), VALUED),
-    "VARIANCE": (_one("variance"), VALUED),
-    "VAR_SAMP": (_one("variance"), VALUED),
-    "VAR_POP": (_one("variance"), VALUED),
-    "STDDEV": (_one("stddev"), VALUED),
-    "STDDEV_SAMP": (_one("stddev"), VALUED),
-    "STDDEV_POP": (_one("stddev"), VALUED),
-    "PERCENTILE_CONT": (_percentile, VALUED),
-    "APPROX_QUANTILES": (_quantiles, VALUED),
-    "MEDIAN": (_median, VALUED),
+    "VARIANCE": (_one("variance"), ROWWISE),
+    "VAR_SAMP": (_one("variance"), ROWWISE),
+    "VAR_POP": (_one("variance"), ROWWISE),
+    "STDDEV": (_one("stddev"), ROWWISE),
+    "STDDEV_SAMP": (_one("stddev"), ROWWISE),
+    "STDDEV_POP": (_one("stddev"), ROWWISE),
+    "PERCENTILE_CONT": (_percentile, RANKED),
+    "APPROX_QUANTILES": (_quantiles, RANKED),
+    "MEDIAN": (_median, RANKED),
     "APPROX_COUNT_DISTINCT": (_one("count_distinct"), frozenset({"report_format"})),
 }
 REFUSED: dict[str, str] = {

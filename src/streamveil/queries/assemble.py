@@ -35,8 +35,14 @@ from streamveil.queries.plan import (
 POST = ("non_negative", "integer", "monotone")  # post-processing flags
 PASSED = (
     "confidence",
+    "selection",
     "selection_share",
+    "mu_share",
     "delta_share",
+    "hidden_groups",
+    "weights",
+    "entry_weight",
+    "weight_reference",
     "max_units",
     "rerun_on_growth",
 )  # to Plan.options as they are

@@ -169,12 +169,7 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
         ("bounding", _bounding(plan)),
         ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
     ]
-    selection = totalling.selection
-    if selection is not None:
-        serves = "" if totalling.shared is None else "; the same counter answers the count"
-        loss = selection.loss
-        rows.append(("groups", f"Gaussian threshold on counts of units{serves}"))
-        rows.append(("", f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"))
+    rows += selection_rows(operator)
     for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
         if place == totalling.shared or lane.place > 0:
             continue
@@ -186,6 +181,26 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
             f", quantum {float(lane.quantum):.4g}",
         ))  # fmt: skip
     return tuple(rows)
+
+
+def selection_rows(operator: GroupBy) -> list[Row]:
+    """How discovered groups are chosen."""
+    from streamveil.operators.selection import GaussianSelection  # beside, not below
+
+    selection: Any = operator.totalling.selection
+    if selection is None:
+        return []
+    if isinstance(selection, GaussianSelection):
+        shared = operator.totalling.shared is not None
+        serves = "; the same counter answers the count" if shared else ""
+        loss = selection.loss
+        cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
+        return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
+    cost = f"half of all groups with {selection.half:,.3g} units are shown by the last release"
+    return [
+        ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
+        ("", cost),
+    ]
 
 
 def _bounding(plan: Plan) -> str:
@@ -209,7 +224,10 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
         from streamveil.operators.selection import FINE  # operators sit beside, not below
 
         return sqrt(float(counter.std(np.array([trigger]))[0]) ** 2 / FINE**2 + 1 / 12)
-    return float(counter.std(np.array([trigger]))[0]) * float(totalling.lanes[lane].quantum)
+    rule = totalling.rule
+    weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
+    sd = float(counter.std(np.array([trigger]))[0])
+    return sd * float(totalling.lanes[lane].quantum) / weight
 
 
 def threshold(operator: GroupBy, trigger: int) -> float | None:
@@ -229,6 +247,8 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     if threshold(operator, 1) is not None:
         cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
         rows.append(("units for a new group to show", *cells))
+    if operator.totalling.rule is not None:
+        rows.append(("large groups: noise grows as", "the cube root of their total"))
     heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
     return Section("NOISE", tuple(rows), heading)
 
@@ -268,15 +288,18 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
 
 
 def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
-    """The chance that a group of so many units passes at this very trigger."""
-    limit = threshold(operator, trigger)
-    counter = getattr(operator.totalling.selection, "counter", None)
-    if limit is None or counter is None:
-        return None
-    from streamveil.operators.selection import FINE  # operators sit beside, not below
+    """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
+    from streamveil.operators.selection import FINE, GaussianSelection  # beside, not below
 
-    sd = float(counter.std(np.array([trigger]))[0]) / FINE
-    return float(ndtr((units - limit) / sd))
+    selection: Any = operator.totalling.selection
+    if selection is None:
+        return None
+    if isinstance(selection, GaussianSelection):  # at this very trigger: a little less
+        sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
+        return float(ndtr((units - selection.threshold(trigger)) / sd))
+    steps = np.arange(1, selection.table.horizon + 1)
+    arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)
+    return float(selection.table.opening_chance(np.maximum(arrived, 0)))
 
 
 def bias_rows(operator: GroupBy) -> tuple[Row, ...]:

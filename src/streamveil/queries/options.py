@@ -212,8 +212,22 @@ OPTIONS: dict[str, Option] = {
     "integer": Option(flag, S, "FALSE", "post-processing: values are rounded"),
     "monotone": Option(flag, S, "FALSE", "post-processing: running counts never fall"),
     "confidence": Option(real, S, "0.95", "coverage of the interval of every number"),
+    "selection": Option(
+        word, S, "'auto'", "how groups are discovered: 'table' of coins or 'gaussian' threshold"
+    ),
     "selection_share": Option(
-        real, S, "by forecast", "share of the budget that pays for discovering groups"
+        real, S, "by the number of aggregates", "share of mu^2 for a 'gaussian' selection"
+    ),
+    "mu_share": Option(real, S, "2/3", "share of mu for the values beside a 'table' selection"),
+    "hidden_groups": Option(
+        whole, S, "3 at most", "groups not yet shown that one unit may enter ('table' selection)"
+    ),
+    "weights": Option(
+        word, S, "'adaptive'", "large groups pay less and are counted less precisely; or 'flat'"
+    ),
+    "entry_weight": Option(real, S, "0.5", "weight of a group not yet shown"),
+    "weight_reference": Option(
+        real, S, "by forecast", "total up to which a group keeps its entry weight"
     ),
     "delta_share": Option(
         real, S, "0.5", "share of delta for the thresholds of discovered groups"

@@ -1,0 +1,198 @@
+"""Writes docs/sql.md from the tables that the parser reads.
+
+A test compares the file with `render()`, so the page cannot drift from the code.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from streamveil.queries.aggregates import FORMS, REFUSED
+from streamveil.queries.check import HABITS
+from streamveil.queries.options import OPTIONS, REFUSED_OPTIONS
+
+INTRODUCTION = """\
+# SQL
+
+streamveil reads GoogleSQL's differential-privacy clause. A query that is written for one table runs
+unchanged over a file and gives one answer; a few words more make it continual. This page is
+generated from the tables of the parser (`python -m streamveil.queries.document > docs/sql.md`).
+
+## A one-shot query
+```sql
+SELECT WITH DIFFERENTIAL_PRIVACY
+    OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = user_id, max_groups_contributed = 3)
+  country, COUNT(*) AS visits, AVG(age, contribution_bounds_per_row => (0, 100)) AS age
+FROM 'visits.parquet'
+GROUP BY country
+```
+`streamveil run query.sql --state visits.veil` prints it. FROM takes the path of a file, a declared
+table, or a name given with `--table name=path`.
+
+## A continual query
+```sql
+CREATE STREAM clicks WITH (source = 'files', path = 'clicks/*.parquet', event_time = 'ts');
+CREATE SINK pages WITH (sink = 'files', path = 'out/', format = 'parquet');
+
+INSERT INTO pages
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+         epsilon = 6, delta = 1e-9, privacy_unit_column = user_id,
+         privacy_unit_period = INTERVAL 1 DAY, max_rows_contributed = 32, max_rows_per_group = 1,
+         start = '2026-01-01', end = '2026-02-01')
+       window_start, url, COUNT(*) AS n, SUM(ms, contribution_bounds_per_row => (0, 60000)) AS ms
+FROM TUMBLE(TABLE clicks, DESCRIPTOR(ts), size => INTERVAL 1 DAY)
+GROUP BY window_start, url
+EMIT EVERY INTERVAL 15 MINUTE;
+```
+
+## Statements
+| statement | meaning |
+|---|---|
+| `CREATE STREAM name (column TYPE, ...) WITH (source = '...', ...)` | rows to read; \
+`CREATE TABLE` is the same. Column types are for CSV and JSON lines; all options but \
+`source` and `event_time` are the connector's own |
+| `CREATE SINK name WITH (sink = '...', ...)` | where releases go |
+| `INSERT INTO sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there |
+| `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
+
+Statements end with `;`. Names are matched without case where that is unambiguous.
+
+## FROM
+| form | meaning |
+|---|---|
+| `'path.parquet'`, `'dir/*.csv'`, `name` | files, or a declared stream |
+| `TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL n UNIT)` | windows side by side |
+| `HOP(TABLE t, DESCRIPTOR(ts), slide => ..., size => ...)` | overlapping windows; a row counts \
+in each |
+| `CUMULATE(TABLE t, DESCRIPTOR(ts), step => ..., size => ...)` | windows that share a start and \
+grow |
+| `(SELECT columns FROM ... WHERE ...) AS s`, `WITH s AS (...)` | computed columns and filters, \
+row by row |
+
+Lengths are named, because their positions differ between engines. `window_start` and `window_end`
+may be selected and grouped by; every release carries them.
+
+## When releases happen
+| words | meaning |
+|---|---|
+| nothing | one answer when everything is read |
+| `EMIT EVERY INTERVAL n UNIT` | by time: a replay by `arrival` or event time from `start` to \
+`end`, or the wall clock for a source that never ends |
+| `EMIT EVERY n ROWS` | by position in the source; says that row positions are public |
+
+## What every number comes with
+For an output `n`: `n`, `n_sd` (standard deviation of its noise), `n_low` and `n_high` (interval of
+`confidence`), and for each release `window_start`, `window_end` and `trigger`. The interval does
+not cover the bias of bounding, which `EXPLAIN PRIVACY` names.
+"""
+
+AGGREGATE_NOTES = {
+    "COUNT": "`COUNT(*)`, `COUNT(x)` (x not null), `COUNT(DISTINCT unit)` (privacy units)",
+    "COUNTIF": "`COUNTIF(condition)`",
+    "SUM": "`SUM(x, contribution_bounds_per_row => (low, high))`",
+    "AVG": "mean; both noisy parts are used, interval by the delta method",
+    "VARIANCE": "same as VAR_SAMP",
+    "VAR_SAMP": "sample variance",
+    "VAR_POP": "answered like VAR_SAMP: the factor n / (n - 1) is far below the noise",
+    "STDDEV": "same as STDDEV_SAMP",
+    "STDDEV_SAMP": "square root of VAR_SAMP",
+    "STDDEV_POP": "answered like STDDEV_SAMP",
+    "PERCENTILE_CONT": "`PERCENTILE_CONT(x, q, contribution_bounds_per_row => (low, high))`",
+    "APPROX_QUANTILES": "`APPROX_QUANTILES(x, n, ...) AS q`: columns `q_0` .. `q_n` of one tree",
+    "MEDIAN": "`PERCENTILE_CONT(x, 0.5, ...)`",
+    "APPROX_COUNT_DISTINCT": "same as `COUNT(DISTINCT x)`",
+}
+
+SIGNATURES = {  # every function a row expression may call
+    "numbers": "ABS(x) SIGN(x) ROUND(x[,digits]) FLOOR(x) CEIL(x) CEILING(x) TRUNC(x) SQRT(x) "
+    "EXP(x) LN(x) LOG(x[,base]) LOG10(x) POW(x,y) POWER(x,y) DIV(a,b) MOD(a,b) SAFE_DIVIDE(a,b) "
+    "IS_NAN(x) IS_INF(x)",
+    "choices": "GREATEST(...) LEAST(...) COALESCE(...) IFNULL(x,y) NULLIF(x,y)",
+    "texts": "CONCAT(...) LOWER(s) UPPER(s) TRIM(s[,chars]) LTRIM(s[,chars]) RTRIM(s[,chars]) "
+    "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) LEFT(s,n) "
+    "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) STARTS_WITH(s,part) "
+    "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern)",
+    "times": "DATE(t) TIMESTAMP(d) TIMESTAMP_TRUNC(t,UNIT) DATE_TRUNC(d,UNIT) "
+    "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
+    "DATE_SUB(d,INTERVAL) TIMESTAMP_DIFF(a,b,UNIT) DATE_DIFF(a,b,UNIT) TIMESTAMP_SECONDS(n) "
+    "TIMESTAMP_MILLIS(n) TIMESTAMP_MICROS(n) UNIX_SECONDS(t) UNIX_MILLIS(t) UNIX_MICROS(t) "
+    "UNIX_DATE(d)",
+}
+
+EXPRESSIONS = """\
+## Row expressions
+The privacy unit, groups, WHERE and the arguments of aggregates are expressions over one row. Types:
+INT64, FLOAT64, BOOL, STRING, BYTES, DATE, TIMESTAMP (all times are UTC). Operators: `+ - * / %`,
+comparisons, `AND OR NOT`, `IN (values)`, `BETWEEN`, `LIKE`, `IS [NOT] NULL | TRUE | FALSE`,
+`IS [NOT] DISTINCT FROM`, `||`, `CASE`, `IF`, `CAST`, `SAFE_CAST`, `EXTRACT(part FROM time)`,
+`INTERVAL n UNIT` beside a time. Positions, patterns and units are written as constants.
+
+Where SQL would raise (division by zero, a bad cast, overflow), the value of that row is null, and a
+null privacy unit or value is counted and left out: an error would let one row stop everybody's
+stream. Lengths and positions count characters, STRPOS counts bytes.
+"""
+
+DIFFERENCES = """\
+## Differences from GoogleSQL
+- Noise is Gaussian, for thresholds too: `LAPLACE_THRESHOLD` is accepted and means a private
+  threshold. A delta is therefore needed; `epsilon` alone is not enough for any aggregate yet.
+- Contribution bounds must be given where values are added; they are not guessed from the data.
+- `contribution_bounds_per_group => (0, k)` of COUNT means at most k rows of a unit in a group. For
+  other aggregates it needs `max_rows_per_group = 1` in a continual query.
+- `max_groups_contributed = g` allows g times `max_rows_per_group` rows (default 1 each): the same
+  sensitivity, and the rows may lie in more groups.
+- `report_format` is DEFAULT only; HAVING, ORDER BY and LIMIT on released numbers are left to the
+  reader: releases are sorted by group and hold every public group.
+- `WITH ANONYMIZATION` and the `ANON_` functions are old names, refused with the new ones.
+- `k_threshold` is refused: a fixed k has no proof over many releases.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, _options(), _aggregates(), EXPRESSIONS, _functions(), _habits(),
+             DIFFERENCES]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _options() -> str:
+    lines = [
+        "## Options of the clause",
+        "In Python these are arguments of `protect`, `group_by`, `bound` and `release`.\n",
+        "| option | meaning | default | origin |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| `{n}` | {o.meaning} | {o.default} | {o.origin} |" for n, o in OPTIONS.items()]
+    lines += ["", "Known and refused:", ""]
+    lines += [f"- `{name}`: {reason}" for name, reason in REFUSED_OPTIONS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _aggregates() -> str:
+    lines = ["## Aggregates", "| function | form | named arguments |", "|---|---|---|"]
+    for name, (_, allowed) in FORMS.items():
+        arguments = ", ".join(f"`{argument}`" for argument in sorted(allowed))
+        lines.append(f"| `{name}` | {AGGREGATE_NOTES[name]} | {arguments} |")
+    reasons: dict[str, list[str]] = {}
+    for name, reason in REFUSED.items():
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    lines += ["", "Known and refused:", ""]
+    lines += [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _functions() -> str:
+    lines = ["| | functions |", "|---|---|"]
+    for title, text in SIGNATURES.items():
+        lines.append(f"| {title} | {' '.join(f'`{call}`' for call in text.split())} |")
+    return "\n".join(lines) + "\n"
+
+
+def _habits() -> str:
+    lines = ["## Refused habits", "| habit | why it leaks | what to do |", "|---|---|---|"]
+    lines += [f"| {h.name} | {h.reason} | {h.way_out} |" for h in HABITS.values()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,32 @@
+"""docs/sql.md says what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streamveil.errors import PlanError
+from streamveil.queries.aggregates import FORMS
+from streamveil.queries.document import AGGREGATE_NOTES, SIGNATURES, render
+from streamveil.queries.functions import FUNCTIONS
+from streamveil.queries.sql import parse_script
+
+PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+
+
+def test_the_page_is_generated():
+    assert PAGE.read_text() == render()
+
+
+def test_every_function_is_on_the_page():
+    listed = [call.split("(")[0] for text in SIGNATURES.values() for call in text.split()]
+    assert sorted(listed) == sorted(FUNCTIONS)
+    assert AGGREGATE_NOTES.keys() == FORMS.keys()
+
+
+@pytest.mark.parametrize("text", re.findall(r"```sql\n(.*?)```", render(), flags=re.DOTALL))
+def test_the_examples_are_queries(text):
+    try:
+        parse_script(text)
+    except PlanError as error:
+        pytest.fail(str(error))
