@@ -13,6 +13,19 @@ from streamveil.mechanisms.sketches.linear import CountMin, CountSketch, LinearS
 from streamveil.mechanisms.sketches.published import ErrorBound, PublishedSketch
 
 __all__ = [
-    "CountMin", "CountSketch", "ErrorBound", "Found", "HeavyHitters", "LazySketch", "Layout",
-    "LinearSketch", "LiveHeavyHitters", "LiveSketch", "PublishedHierarchy", "PublishedSketch", "PunctualSketch", "text_words", "words_text",
+    "CountMin",
+    "CountSketch",
+    "ErrorBound",
+    "Found",
+    "HeavyHitters",
+    "Layout",
+    "LazySketch",
+    "LinearSketch",
+    "LiveHeavyHitters",
+    "LiveSketch",
+    "PublishedHierarchy",
+    "PublishedSketch",
+    "PunctualSketch",
+    "text_words",
+    "words_text",
 ]  # fmt: skip

@@ -93,7 +93,7 @@ class CellCounter:
 
     @cached_property
     def coefficients(self) -> tuple[Float64[Array, " buffers"], Float64[Array, " buffers"]]:
-        """omega and theta of the fit nearest from above."""
+        """Omega and theta of the fit nearest from above."""
         wanted = DESIGN if self.pushes is None else self.pushes
         size = next((n for n in FITS if n >= wanted), max(FITS))
         omega, theta = FITS[size][self.words - 1]
@@ -109,7 +109,9 @@ class CellCounter:
             tree every epoch scales its own sigma (see `epoch_factors`), so 1.
         """
         if self.is_tree:
-            return 1.0 if self.pushes is None else sqrt(self.levels) * (UP if self.levels > 1 else 1)
+            return (
+                1.0 if self.pushes is None else sqrt(self.levels) * (UP if self.levels > 1 else 1)
+            )
         omega, theta = self.coefficients
         products = omega[:, None] * omega[None, :]
         ratios = theta[:, None] * theta[None, :]
@@ -164,9 +166,10 @@ class CellCounter:
 
         Proof: two runs that differ in one increment share all later noise. A buffer is replaced by
             theta times itself, rounded to a unit, plus the noise; clamping moves no two values
-            apart. Their difference beyond the exact one thus grows by at most one unit a step, while
-            it shrinks by theta: at most unit/(1 - theta). The encoder reads omega times it, in each
-            of the remaining pushes. (1 + 2^-16) covers the rounding of the double-precision centre.
+            apart. Their difference beyond the exact one thus grows by at most one unit a step,
+            while it shrinks by theta: at most unit/(1 - theta). The encoder reads omega times it,
+            in each of the remaining pushes. (1 + 2^-16) covers the rounding of the
+            double-precision centre.
         """
         if self.is_tree:
             return 0.0

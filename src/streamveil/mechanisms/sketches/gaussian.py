@@ -1,21 +1,21 @@
 """Rounded Gaussian noise at memory speed: single precision decides, more precision when in doubt.
 
-Algorithm: the polar method of Box & Muller (1958) on 64-bit uniforms u and v gives the Gaussian pair
-    r cos(a), r sin(a) with r = sqrt(-2 ln u). What a sketch needs is only the nearest integer to
-    sigma times that plus a known centre. The upper 32 bits of u and v decide it in single precision
-    on vector registers, unless the result lies within `DOUBT` sigma of a rounding boundary or u is
-    in an end zone; then, once in some thousand draws, the lower halves are drawn too and double
-    precision decides; within `FINE_DOUBT` sigma of a boundary double-double precision does. So the
-    integers are those of the formula in double-double precision, always.
+Algorithm: the polar method of Box & Muller (1958) on 64-bit uniforms u and v gives the Gaussian
+    pair r cos(a), r sin(a) with r = sqrt(-2 ln u). What a sketch needs is only the nearest integer
+    to sigma times that plus a known centre. The upper 32 bits of u and v decide it in single
+    precision on vector registers, unless the result lies within `DOUBT` sigma of a rounding
+    boundary or u is in an end zone; then, once in some thousand draws, the lower halves are drawn
+    too and double precision decides; within `FINE_DOUBT` sigma of a boundary double-double
+    precision does. So the integers are those of the formula in double-double precision, always.
 Numerics: the distance of one draw from the ideal rounded Gaussian is at most `distance(sigma)`.
 Proof: put continuous uniforms and their 64-bit midpoints side by side. They are within 2^-65, which
     moves sigma z by at most sigma 2^-65 |dz/du| + sigma 2^-65 |dz/dv|; on average that is at most
-    sigma 2^-65 (9.5 + 7.9), because the integral of 1/(u r) du down to 2^-64 is r <= 9.5 and E|dz/dv|
-    is at most 2 pi E r = 7.9; arithmetic adds less than sigma 2^-90. The integers differ only when a
-    boundary lies between the two; boundaries are 1 apart and sigma is at least 1/2, so that has at
-    most four times the mean move as probability. u below 2^-64 is missed with probability 2^-64.
-    That single and double precision stay within their doubts is tested over exponents, mantissas
-    and angles.
+    sigma 2^-65 (9.5 + 7.9), because the integral of 1/(u r) du down to 2^-64 is r <= 9.5 and
+    E|dz/dv| is at most 2 pi E r = 7.9; arithmetic adds less than sigma 2^-90. The integers differ
+    only when a boundary lies between the two; boundaries are 1 apart and sigma is at least 1/2, so
+    that has at most four times the mean move as probability. u below 2^-64 is missed with
+    probability 2^-64. That single and double precision stay within their doubts is tested over
+    exponents, mantissas and angles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt32
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -76,10 +76,14 @@ class Scratch(NamedTuple):
 def new_scratch() -> Scratch:
     """Empty work space; `doubtful` must start as zeros."""
     return Scratch(
-        np.empty(PIECE + 1, np.float32), np.empty(PIECE + GROUP, np.uint32), np.zeros(PIECE, np.uint8),
-        np.empty(PIECE, np.int32), np.empty(PIECE, np.int64), np.empty(PIECE, np.float32),
+        np.empty(PIECE + 1, np.float32),
+        np.empty(PIECE + GROUP, np.uint32),
+        np.zeros(PIECE, np.uint8),
+        np.empty(PIECE, np.int32),
+        np.empty(PIECE, np.int64),
         np.empty(PIECE, np.float32),
-    )  # fmt: skip
+        np.empty(PIECE, np.float32),
+    )
 
 
 def distance(sigma: float) -> Fraction:
@@ -111,7 +115,7 @@ def standard_pairs(
     first, second = normal[:pairs], normal[pairs : 2 * pairs]
     for q in range(pairs):
         a = words[q]
-        zeros = leading_zeros(np.uint32(a))
+        zeros = leading_zeros(np.uint32(a))  # type: ignore[call-arg,var-annotated]  # intrinsic
         m = np.uint32(a << zeros)
         large = m >= ROOT_HALF
         f = (
@@ -184,7 +188,7 @@ def careful_draw(
     x = sigma * (pair[1] if second else pair[0]) + centre
     nearest = np.rint(x)
     if np.abs(x - nearest) < 0.5 - FINE_DOUBT * (sigma + np.abs(x) + np.abs(centre)):
-        return np.int64(nearest)
+        return int(nearest)
     return precise_rounded(u, v, second, sigma, centre)
 
 
@@ -199,8 +203,11 @@ def centre_of(omega: Array, buffers: Array, cell: int) -> float:
 
 @njit(cache=True, error_model="numpy")
 def rounded_piece(
-    keys: UInt64[Array, "15 8"], place: tuple[int, int, int], law: tuple[float, Array],
-    buffers: Array, scratch: Scratch,
+    keys: UInt64[Array, "15 8"],
+    place: tuple[int, int, int],
+    law: tuple[float, Array],
+    buffers: Array,
+    scratch: Scratch,
 ) -> None:
     """scratch.noise[c] = nearest integer to sigma * (Gaussian of cell c) - sum omega * buffers[c].
 
@@ -228,8 +235,11 @@ def round_silently(omega: Array, buffers: Array, start: int, end: int, noise: Ar
 
 @njit(cache=True)
 def settle(
-    keys: UInt64[Array, "15 8"], place: tuple[int, int, int], law: tuple[float, Array],
-    buffers: Array, scratch: Scratch,
+    keys: UInt64[Array, "15 8"],
+    place: tuple[int, int, int],
+    law: tuple[float, Array],
+    buffers: Array,
+    scratch: Scratch,
 ) -> None:
     """Decides the doubtful cells of a piece with more precision."""  # fmt: skip
     group, start, end = place
@@ -261,7 +271,7 @@ def round_about(
         noise[c] = np.int32(nearest if sure else np.float32(0))
         doubtful[c] = np.uint8(0) if sure else np.uint8(1)
         doubts += np.int32(0) if sure else np.int32(1)
-    return doubts
+    return int(doubts)
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
@@ -293,4 +303,4 @@ def round_all(
         noise[c] = np.int32(nearest if sure else np.float32(0))
         doubtful[c] = np.uint8(0) if sure else np.uint8(1)
         doubts += np.int32(0) if sure else np.int32(1)
-    return doubts
+    return int(doubts)

@@ -73,7 +73,7 @@ class Layout:
 
     @cached_property
     def factors(self) -> UInt64[Array, "2 depth"]:
-        """a (odd) and b of every row, from the public seed."""
+        """A (odd) and b of every row, from the public seed."""
         words = np.empty((2, self.depth), np.uint64)
         for row in range(self.depth):
             text = b"streamveil sketch %d row %d" % (self.seed, row)
@@ -101,7 +101,10 @@ class Layout:
 
 @njit(cache=True)
 def find_places(
-    words: Words, code: int, width: int, factors: UInt64[Array, "2 depth"],
+    words: Words,
+    code: int,
+    width: int,
+    factors: UInt64[Array, "2 depth"],
     out: UInt32[Array, "depth keys"],
 ) -> None:
     """`Layout.places` for compiled loops."""
@@ -113,11 +116,13 @@ def find_places(
             for q in range(len(words)):
                 r = (a * np.uint64(words[q]) + b) >> np.uint64(32)
                 line[q] = np.uint32((r * w) >> np.uint64(32))
-        elif code == 3:  # noqa: PLR2004 (Count Sketch)
+        elif code == 3:
             for q in range(len(words)):
                 v = a * np.uint64(words[q]) + b
                 column = ((v >> np.uint64(33)) * w) >> np.uint64(31)
-                line[q] = np.uint32((column << np.uint64(1)) | ((v >> np.uint64(32)) & np.uint64(1)))
+                line[q] = np.uint32(
+                    (column << np.uint64(1)) | ((v >> np.uint64(32)) & np.uint64(1))
+                )
         elif code == 1:
             shift = np.uint32(WORD)
             while width > 1:
@@ -127,7 +132,7 @@ def find_places(
             for q in range(len(words)):
                 y = np.uint32(a32 * np.uint32(words[q]) + b32)
                 line[q] = np.uint32(np.uint64(y) >> np.uint64(shift))
-            width = np.int64(w)
+            width = int(w)
         else:
             for q in range(len(words)):
                 line[q] = np.uint32(words[q])

@@ -1,8 +1,8 @@
 """Which keys are frequent, found from published tables alone.
 
 A list of candidates kept from arriving keys would leak: a rare key that happens to collide with
-frequent ones enters the list only if it occurred. So the search below takes a `PublishedHierarchy` or
-a `PublishedSketch`, public values that hold no key, and everything it does is post-processing.
+frequent ones enters the list only if it occurred. So the search below takes a `PublishedHierarchy`
+or a `PublishedSketch`, public values that hold no key, and everything it does is post-processing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class HeavyHitters:
 
     def __post_init__(self) -> None:
         require_one_of("search", self.search, ("descent", "inverse"))
-        if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:  # noqa: PLR2004 (table sizes)
+        if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
             raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")
         if self.search == "inverse" and self.bits > WORD:
             raise ValueError("an inverse search covers 32 bits; use search='descent'")
@@ -121,9 +121,8 @@ class HeavyHitters:
     def schedule(self, width: int) -> Schedule:
         """Push times of a level: the same round for all."""
         block = None if self.block is None else min(self.block, width)
-        fields = {"width": width, "block": block}
-        fields |= {n: getattr(self, n) for n in ("clock", "round", "horizon", "flushes")}
-        return make_schedule(_Fields(**fields))
+        fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
+        return make_schedule(fields)
 
     @cached_property
     def noise(self) -> NoisePlan:
@@ -168,12 +167,12 @@ class HeavyHitters:
         state = [table.init() for table in self.tables]
         return LiveHeavyHitters(self, state, noise or KeyedNoise.fresh(), name)
 
-    def resume(
-        self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters"
-    ) -> LiveHeavyHitters:
+    def resume(self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters") -> LiveHeavyHitters:
         """Counting again from `LiveHeavyHitters.save`, under the same noise and name."""
         state = [
-            table.load({n.removeprefix(f"{i}/"): a for n, a in arrays.items() if n.startswith(f"{i}/")})
+            table.load(
+                {n.removeprefix(f"{i}/"): a for n, a in arrays.items() if n.startswith(f"{i}/")}
+            )
             for i, table in enumerate(self.tables)
         ]
         return LiveHeavyHitters(self, state, noise, name)
@@ -259,7 +258,12 @@ class PublishedHierarchy:
         return self.levels[-1].estimate_words(words, **options)
 
     def top(
-        self, k: int, *, threshold: float | None = None, beam: int = BEAM, lag_corrected: bool = False
+        self,
+        k: int,
+        *,
+        threshold: float | None = None,
+        beam: int = BEAM,
+        lag_corrected: bool = False,
     ) -> Found:
         """At most k keys with the largest estimates of at least `threshold`.
 
@@ -298,15 +302,19 @@ def largest(
 
 
 def inverse_search(
-    published: PublishedSketch, k: int, *, threshold: float | None = None, beam: int = BEAM,
+    published: PublishedSketch,
+    k: int,
+    *,
+    threshold: float | None = None,
+    beam: int = BEAM,
     bits: int = WORD,
 ) -> Found:
     """The largest keys of one sketch with invertible hashing, by undoing the hash of row 0.
 
-    Algorithm: with a threshold tau, candidates are all keys whose every cell is at least tau. Without
-        one, tau is the smallest value of at least 3 standard deviations at which 2^bits times the
-        product over rows of the share of cells above tau is at most `ALPHA`, and at most `beam`
-        cells of row 0 are above it.
+    Algorithm: with a threshold tau, candidates are all keys whose every cell is at least tau.
+        Without one, tau is the smallest value of at least 3 standard deviations at which 2^bits
+        times the product over rows of the share of cells above tau is at most `ALPHA`, and at most
+        `beam` cells of row 0 are above it.
     Proof: row 0 is a bijection cut into columns, so the preimages of its columns above tau contain
         every key whose cell there is above tau: nothing is missed that a scan would find.
     """  # fmt: skip

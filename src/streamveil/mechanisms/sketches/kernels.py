@@ -174,7 +174,7 @@ def push_one_buffer(
 
 @njit(cache=True, error_model="numpy")
 def next_buffer(buffer: Array, noise: Array, theta: float, unit: float, limit: float) -> None:
-    """buffer = theta * buffer + noise, in units, clamped."""
+    """Buffer = theta * buffer + noise, in units, clamped."""
     for c in range(len(buffer)):
         value = np.rint(theta * np.float64(buffer[c])) + np.float64(noise[c]) * unit
         buffer[c] = np.int64(min(max(value, -limit), limit))
@@ -237,7 +237,7 @@ def keep_totals(totals: Array, start: int, end: int, change: Array, k: int) -> N
 
 @njit(cache=True)
 def add_line(change: Array, line: Array, sign: int) -> None:
-    """change += sign * line."""
+    """Change += sign * line."""
     for c in range(len(line)):
         change[c] += sign * np.int64(line[c])
 
@@ -247,7 +247,8 @@ def next_push(tables: Tables, law: Law) -> int:
     """The clock of the next scheduled push."""
     blocks = len(tables.pushes)
     number = tables.clock[1]
-    return (number // blocks) * law.round + (number % blocks + 1) * law.round // blocks
+    within = ((number % blocks + 1) * law.round + blocks - 1) // blocks
+    return int((number // blocks) * law.round + within)
 
 
 @njit(cache=True)
@@ -288,10 +289,10 @@ def arrive(
     while at < len(words):
         due = next_push(tables, law) - tables.clock[0]
         take = min(due, len(words) - at)
-        if take:
-            count(tables, law, words[at : at + take], weights[at : at + take])
-            tables.clock[0] += take
-            at += take
-        if take == due:
-            push_block(tables, flat, law, keys, scratch, tables.clock[1] % len(tables.pushes))
+        count(tables, law, words[at : at + take], weights[at : at + take])
+        tables.clock[0] += take
+        at += take
+        while next_push(tables, law) == tables.clock[0]:
+            block = tables.clock[1] % len(tables.pushes)
+            push_block(tables, flat, law, keys, scratch, block)
             tables.clock[1] += 1

@@ -55,9 +55,9 @@ def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Arra
         return np.zeros(0, np.uint32)
     if words.ndim != 1 or words.dtype.kind not in "iu":
         raise TypeError(f"a searchable sketch counts integers of {bits} bits; see text_words")
-    if words.dtype.kind == "i" and words.min() < 0 or int(words.max()) >> bits:
+    if (words.dtype.kind == "i" and words.min() < 0) or int(words.max()) >> bits:
         raise ValueError(f"every key must be from 0 to 2^{bits} - 1")
-    kind = np.uint32 if words.dtype.itemsize <= 4 else np.uint64  # noqa: PLR2004 (bytes)
+    kind = np.uint32 if words.dtype.itemsize <= 4 else np.uint64
     return np.ascontiguousarray(words, kind)
 
 
@@ -101,7 +101,7 @@ def _from_numpy(keys: Array) -> Words:
     if keys.ndim != 1:
         raise ValueError(f"keys must be one-dimensional, not {keys.ndim}-dimensional")
     kind = keys.dtype
-    if kind.kind == "u" and kind.itemsize <= 4:  # noqa: PLR2004 (bytes)
+    if kind.kind == "u" and kind.itemsize <= 4:
         return np.ascontiguousarray(keys, np.uint32)
     if kind.kind in "iu":
         words = np.ascontiguousarray(keys, np.int64 if kind.kind == "i" else np.uint64)

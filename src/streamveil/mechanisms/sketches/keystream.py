@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
+import llvmlite.binding as llvm  # type: ignore[import-untyped]  # ships no types
 import numpy as np
 from jaxtyping import UInt32
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -65,7 +65,7 @@ def key_schedule(draws: Draws) -> UInt64[Array, "15 8"]:
     if draws.silent:
         return np.zeros((0, 8), np.uint64)
     subkey = getattr(draws, "subkey", None)
-    if not isinstance(subkey, bytes) or len(subkey) != 32:  # noqa: PLR2004 (bytes of a key)
+    if not isinstance(subkey, bytes) or len(subkey) != 32:
         raise TypeError("sketches draw from KeyedNoise, SeededNoise or SilentNoise only")
     words = [list(subkey[4 * i : 4 * i + 4]) for i in range(8)]
     constant = 1
@@ -75,7 +75,7 @@ def key_schedule(draws: Draws) -> UInt64[Array, "15 8"]:
             last = [int(SBOX[x]) for x in [*last[1:], last[0]]]
             last[0] ^= constant
             constant = _multiply(constant, 2)
-        elif i % 8 == 4:  # noqa: PLR2004 (the middle of a 256-bit key)
+        elif i % 8 == 4:
             last = [int(SBOX[x]) for x in last]
         words.append([x ^ y for x, y in zip(last, words[i - 8], strict=True)])
     flat = np.array(words, np.uint8).reshape(ROUNDS + 1, 16)
@@ -86,7 +86,7 @@ def _emit(builder: Any, lanes: int, args: Any) -> None:
     """AES-CTR on `registers` vectors of `lanes` 64-bit lanes (two per block)."""
     keys, high, block, out, registers = args
     vector = ir.VectorType(ir.IntType(64), lanes)
-    suffix = ".512" if lanes == 8 else ""  # noqa: PLR2004 (lanes of a 512-bit register)
+    suffix = ".512" if lanes == 8 else ""
     pointer = vector.as_pointer()
     kinds = [ir.FunctionType(vector, [vector, vector])] * 2
     step, last = (
@@ -159,7 +159,7 @@ def _one_narrow(context: Any, keys: Any, high: Any, block: Any, out: Any) -> Any
 
 
 @njit(cache=True)
-def _one_soft(
+def _one_soft(  # noqa: C901 (the rounds of one cipher)
     keys: UInt64[Array, "15 8"], high: np.uint64, block: np.uint64, out: UInt64[Array, " 2"]
 ) -> None:
     state = np.empty(16, np.uint8)
@@ -209,7 +209,7 @@ def fill_narrow(
 ) -> None:
     """`fill` with 128-bit AES instructions."""
     for i in range(groups * GROUP // 16):
-        _group_narrow(
+        _group_narrow(  # type: ignore[call-arg]  # an intrinsic takes no context
             keys.ctypes.data, np.uint64(0), np.uint64(block + 8 * i), out.ctypes.data + 128 * i
         )
 
@@ -221,7 +221,8 @@ def fill_wide(
     """`fill` with 512-bit AES instructions."""
     source, target = keys.ctypes.data, out.ctypes.data
     for i in range(groups):
-        _group_wide(source, np.uint64(0), np.uint64(block + 32 * i), target + 8 * GROUP * i)
+        at = np.uint64(block + 32 * i)
+        _group_wide(source, np.uint64(0), at, target + 8 * GROUP * i)  # type: ignore[call-arg]  # intrinsic
 
 
 @njit(cache=True)
@@ -229,7 +230,7 @@ def one_narrow(
     keys: UInt64[Array, "15 8"], high: np.uint64, block: np.uint64, out: UInt64[Array, " 2"]
 ) -> None:
     """One block with AES instructions."""
-    _one_narrow(keys.ctypes.data, high, block, out.ctypes.data)
+    _one_narrow(keys.ctypes.data, high, block, out.ctypes.data)  # type: ignore[call-arg]  # intrinsic
 
 
 # fill: groups of words from counter `block` on, as halves, lower half first

@@ -73,7 +73,10 @@ class LazySketch:
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:
-            raise ValueError(f"max_weight must be an integer from 1 to 2^31 - 1, not {self.max_weight}")
+            raise ValueError(
+                f"max_weight must be an integer from 1 to 2^31 - 1, not {self.max_weight}"
+            )
+        _ = self.layout
         warn_about_delta(self.budget, self.schedule)
         _ = self.table, self.noise.loss  # every setting is checked now
 
@@ -140,7 +143,12 @@ class LazySketch:
 
 
 def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
-    *, kind: Kind, width: int, horizon: int | None, protects: Neighbours, budget: Budget,
+    *,
+    kind: Kind,
+    width: int,
+    horizon: int | None,
+    protects: Neighbours,
+    budget: Budget,
     **options: Any,
 ) -> LazySketch:
     """Every arrival pushes every cell (Epasto et al. 2023): the baseline, at depth x width a key.
@@ -211,10 +219,10 @@ def make_schedule(config: Any) -> Schedule:
 
 def warn_about_delta(budget: Budget, schedule: Schedule) -> None:
     """A delta of 1/T or more allows publishing whole records."""
-    many = schedule.horizon is not None and schedule.clock == "arrivals"
-    if many and budget.delta is not None and budget.delta * schedule.horizon >= 1:
+    horizon = schedule.horizon if schedule.clock == "arrivals" else None
+    if horizon is not None and budget.delta is not None and budget.delta * horizon >= 1:
         warnings.warn(
-            f"delta = {float(budget.delta):g} is at least 1 / {schedule.horizon}: a mechanism that"
+            f"delta = {float(budget.delta):g} is at least 1 / {horizon}: a mechanism that"
             " publishes a record outright would satisfy it; use a much smaller delta",
             stacklevel=4,
         )

@@ -24,9 +24,9 @@ LARGEST_WEIGHT = 2**31 - 1
 class LinearSketch:
     """A table of exact counts. Not private: never publish it or what is computed from it.
 
-    Algorithm: Count-Min (Cormode & Muthukrishnan 2005) adds to one cell in each row and estimates by
-        the smallest; Count Sketch (Charikar, Chen & Farach-Colton 2002) adds with random signs and
-        estimates by the median.
+    Algorithm: Count-Min (Cormode & Muthukrishnan 2005) adds to one cell in each row and estimates
+        by the smallest; Count Sketch (Charikar, Chen & Farach-Colton 2002) adds with random signs
+        and estimates by the median.
     Error: see `streamveil.mechanisms.sketches.bounds`.
     Memory: 8 bytes a cell (4 for Count-Min and Count Sketch made by `CountMin`, `CountSketch`).
     """
@@ -135,8 +135,8 @@ def add_keys(words: Words, code: int, factors: Array, table: Array) -> None:
 def touch(places: Array, count: int, code: int, table: Array) -> None:
     """Adds 1 (or the sign) to every place. Rows alternate, so that hot cells do not queue up."""
     depth = len(table)
-    if code == 3:  # noqa: PLR2004 (Count Sketch)
-        if depth == 3:  # noqa: PLR2004 (the usual depth, unrolled)
+    if code == 3:
+        if depth == 3:
             for q in range(count):
                 p0, p1, p2 = places[0, q], places[1, q], places[2, q]
                 table[0, p0 >> 1] += 1 - 2 * np.int64(p0 & 1)
@@ -147,7 +147,7 @@ def touch(places: Array, count: int, code: int, table: Array) -> None:
                 for row in range(depth):
                     p = places[row, q]
                     table[row, p >> 1] += 1 - 2 * np.int64(p & 1)
-    elif depth == 3:  # noqa: PLR2004 (the usual depth, unrolled)
+    elif depth == 3:
         for q in range(count):
             table[0, places[0, q]] += 1
             table[1, places[1, q]] += 1
@@ -172,7 +172,7 @@ def add_weighted(
             for row in range(depth):
                 p = np.int64(places[row, q])
                 weight = np.int64(weights[start + q])
-                if code == 3:  # noqa: PLR2004 (Count Sketch)
+                if code == 3:
                     table[row, p >> 1] += weight * (1 - 2 * (p & 1))
                 else:
                     table[row, p] += weight

@@ -1,7 +1,7 @@
 """The polar Gaussian in double-double arithmetic, for draws that double precision cannot decide.
 
-A number is the exact sum of two floats. Sums and products follow Dekker (1971) and Knuth; series run
-until their terms are below 2^-110. Slow, and reached about once in 10^12 draws.
+A number is the exact sum of two floats. Sums and products follow Dekker (1971) and Knuth; series
+run until their terms are below 2^-110. Slow, and reached about once in 10^12 draws.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ def sine_cosine(x: float, y: float) -> tuple[float, float, float, float]:
 
 @njit(cache=True, error_model="numpy")
 def precise_rounded(
-    u: np.uint64, v: np.uint64, second: bool, sigma: float, centre: float  # noqa: FBT001
+    u: np.uint64,
+    v: np.uint64,
+    second: bool,  # noqa: FBT001 (compiled loops take no keywords)
+    sigma: float,
+    centre: float,
 ) -> int:
     """The nearest integer to sigma z + centre; z is the first or the second of the pair (u, v)."""
     a, b = logarithm(u)
@@ -138,4 +142,4 @@ def precise_rounded(
         nearest += 1.0
     elif rest < -0.5:
         nearest -= 1.0
-    return np.int64(nearest)
+    return int(nearest)

@@ -28,9 +28,10 @@ TAIL = 16.0  # standard deviations of a buffer before it is clamped
 def squared_change(layout: Layout, protects: Neighbours) -> int:
     """m: the largest squared change of all cell totals when one item changes, for any hash seed.
 
-    Proof: an item adds 1 to one cell in each row. Present or absent: depth. Replaced: each row loses
-        one unit and gains one, 2 depth in different cells; in Count Sketch both may fall into one
-        cell with opposite signs, a change of 2 there, 4 depth when that happens in every row.
+    Proof: an item adds 1 to one cell in each row. Present or absent: depth. Replaced: each row
+        loses one unit and gains one, 2 depth in different cells; in Count Sketch both may fall
+        into one cell with opposite signs, a change of 2 there, 4 depth when that happens in every
+        row.
 
     >>> layout = Layout(kind="count-sketch", depth=3, width=9)
     >>> squared_change(layout, Neighbours(relation="event")), squared_change(
@@ -67,10 +68,11 @@ class NoisePlan:
         tables by at most W sqrt(m) times the column norm s(C), plus what the rounding of buffers
         adds (`CellCounter.rounding_norm`) in each touched cell. C items move at most C times that,
         by the triangle inequality. Later items may depend on what was shown: given the past, each
-        next value is a Gaussian whose centre moves by a part of that fixed amount (adaptive Gaussian
-        composition, Smith & Thakurta 2022, arXiv:2206.07716). Rounding about the centre to integers
-        is post-processing.
-    Numerics: integers from the sampler, whose `distance` of every draw in a touched cell is charged.
+        next value is a Gaussian whose centre moves by a part of that fixed amount (adaptive
+        Gaussian composition, Smith & Thakurta 2022, arXiv:2206.07716). Rounding about the centre
+        to integers is post-processing.
+    Numerics: integers from the sampler, whose `distance` of every draw in a touched cell is
+        charged.
 
     >>> layout = Layout(kind="count-min", depth=3, width=500)
     >>> plan = NoisePlan(layouts=(layout,), counter=CellCounter("tree", 128), max_weight=1,
@@ -89,7 +91,7 @@ class NoisePlan:
 
     @property
     def change(self) -> int:
-        """m over all tables."""
+        """M over all tables."""
         return sum(squared_change(layout, self.protects) for layout in self.layouts)
 
     @property
@@ -142,7 +144,7 @@ class NoisePlan:
         bits = BUFFER_BITS[self.word_bytes] - math.ceil(math.log2(max(size, 1.0)))
         if bits < 0:
             raise ValueError(f"the noise needed is too large for {8 * self.word_bytes}-bit buffers")
-        return min(bits, 22 if self.word_bytes == 4 else 40)  # noqa: PLR2004 (bytes)
+        return min(bits, 22 if self.word_bytes == 4 else 40)
 
     @cached_property
     def l2(self) -> float:

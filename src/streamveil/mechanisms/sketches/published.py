@@ -60,9 +60,7 @@ class PublishedSketch:
         """Weight counted so far as the table shows it (Count-Min)."""
         return float(self.table.sum(axis=1).mean())
 
-    def cells(
-        self, words: Array, *, lag_corrected: bool = False
-    ) -> Float64[Array, "depth keys"]:
+    def cells(self, words: Array, *, lag_corrected: bool = False) -> Float64[Array, "depth keys"]:
         """The cells of keys given as words, signs undone; optionally scaled up for their lag.
 
         The correction multiplies by time / (time of the last push): right for a stationary stream
@@ -79,7 +77,8 @@ class PublishedSketch:
     ) -> Float64[Array, " keys"]:
         """Estimated weight of each key; no key is too rare to ask for.
 
-        calibrated (default for Count-Min): the smallest row minus what the smallest row of an absent
+        calibrated (default for Count-Min): the smallest row minus what the smallest row of an
+        absent
             key looks like, which takes out collisions and the bias of a minimum of noisy rows.
         min: the smallest row.  median (default for Count Sketch): the median row.
         """
@@ -98,8 +97,8 @@ class PublishedSketch:
             raise ValueError(f"method '{chosen}' needs kind 'count-min'; use 'median'")
         smallest = rows.min(axis=0)
         if chosen == "min" or self.layout.family == "identity":
-            return smallest
-        return smallest - self.background(lag_corrected=lag_corrected)
+            return np.asarray(smallest)
+        return np.asarray(smallest - self.background(lag_corrected=lag_corrected))
 
     def background(self, *, lag_corrected: bool = False) -> float:
         """The median estimate by `min` over keys nobody has."""

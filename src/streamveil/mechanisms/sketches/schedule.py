@@ -20,7 +20,7 @@ class Schedule:
 
     >>> plan = Schedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
     >>> plan.blocks, [plan.push_time(number) for number in range(6)], plan.pushes
-    (3, [2, 5, 8, 10, 13, 16], 2)
+    (3, [3, 6, 8, 11, 14, 16], 2)
     """
 
     width: int
@@ -56,4 +56,4 @@ class Schedule:
     def push_time(self, number: int) -> int:
         """The clock at which block `number` (counted over all rounds from 0) is pushed."""
         rounds, block = divmod(number, self.blocks)
-        return rounds * self.round + (block + 1) * self.round // self.blocks
+        return rounds * self.round - (-(block + 1) * self.round // self.blocks)

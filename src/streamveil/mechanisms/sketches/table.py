@@ -39,8 +39,8 @@ class CellTypes:
 def cell_types(schedule: Schedule, max_weight: int) -> CellTypes:
     """The narrowest types that public bounds prove wide enough.
 
-    With the arrival clock a round holds at most `round` items and the stream at most `horizon`; with
-    ticks any number may arrive, so pending and shown counts take 64 bits.
+    With the arrival clock a round holds at most `round` items and the stream at most `horizon`;
+    with ticks any number may arrive, so pending and shown counts take 64 bits.
     """
     noise = np.int64 if schedule.horizon is None else np.int32
     if schedule.clock == "ticks" or schedule.horizon is None:
@@ -109,7 +109,9 @@ class SketchTable:
         """Bytes of all cells."""
         return self.layout.cells * self.cell_bytes
 
-    def count(self, tables: Tables, words: Words, weights: Array, keys: UInt64[Array, "r 8"]) -> None:
+    def count(
+        self, tables: Tables, words: Words, weights: Array, keys: UInt64[Array, "r 8"]
+    ) -> None:
         """Adds keys; with the arrival clock time passes and columns are pushed on the way."""
         self._check_words(words)
         if self.schedule.clock == "ticks":
