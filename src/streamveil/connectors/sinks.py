@@ -32,6 +32,7 @@ class FilesSink:
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
         folder = self.path / job / f"window={window}"
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"trigger={trigger:06d}.{self.format}"
         partial = final.with_suffix(final.suffix + ".partial")
@@ -39,9 +40,20 @@ class FilesSink:
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(final)
+        for name in (folder, *folder.parents[:3]) if new else (folder,):
+            sync(name)  # a release that was published stays published after a power failure
 
     def close(self) -> None:
         """Nothing is pending."""
+
+
+def sync(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(table: pa.Table, path: Path) -> None:

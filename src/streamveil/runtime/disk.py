@@ -67,6 +67,15 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """Creates a private directory durably: a lost directory would be a lost epoch."""
+    with crash_only("create", path):
+        missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in missing:
+            sync_directory(made.parent)
+
+
 def read(path: Path) -> bytes:
     """A whole file."""
     with crash_only("read", path):

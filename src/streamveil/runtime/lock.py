@@ -33,3 +33,8 @@ class Lock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        """A job that was opened and dropped lets go too."""
+        if hasattr(self, "_fd"):
+            self.close()

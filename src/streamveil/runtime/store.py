@@ -92,14 +92,13 @@ class Store:
     """An open state directory. After one failed write it refuses all others: crash only."""
 
     def __init__(self, directory: Path, policy: CheckpointPolicy | None = None) -> None:
-        self.directory = directory
+        self.directory = directory = directory.absolute()
         self.policy = policy or CheckpointPolicy()
         self.checkpoint_bytes = 0
         self._checkpoint_seconds = 0.0
         self._error: BaseException | None = None
         self._writer: threading.Thread | None = None
-        with disk.crash_only("create", directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk.make_directory(directory)
         self._lock = Lock(directory)
         try:
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
