@@ -152,10 +152,13 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
         return _without_count_bounds(draft), values
     if each == 1:
         return _without_count_bounds(draft), values
-    if len(bounded) != len(draft.aggregates):
-        raise PlanError(
-            "contribution_bounds_per_row and contribution_bounds_per_group do not mix in one query"
-        )
+    for agg in draft.aggregates:
+        if agg.name not in draft.per_group and agg.function != "count_units":
+            raise PlanError(
+                f"'{agg.name}' has no contribution_bounds_per_group, and bounds per row and per "
+                "group do not mix in one query.\n"
+                "  to fix  give it bounds per group (COUNT: (0, k)), or ask in two queries"
+            )
     return draft, {**values, "combine": True}
 
 

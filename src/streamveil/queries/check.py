@@ -268,6 +268,8 @@ def _bounding(plan: Plan) -> Complaints:
         yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"
     if each is not None and squares is not None:
         yield "give max_rows_per_group or max_squared_rows, not both"
+    if plan.bounding.combine and plan.period_us is not None:
+        yield "contribution_bounds_per_group and privacy_unit_period do not go together"
     if plan.bounding.combine and plan.clock.kind != "once":
         yield (
             "contribution_bounds_per_group clamps the total of a unit in a group, which is known "

@@ -137,8 +137,10 @@ DIFFERENCES = """\
 - Noise is Gaussian, for thresholds too: `LAPLACE_THRESHOLD` is accepted and means a private
   threshold. A delta is therefore needed; `epsilon` alone is not enough for any aggregate yet.
 - Contribution bounds must be given where values are added; they are not guessed from the data.
-- `contribution_bounds_per_group => (0, k)` of COUNT means at most k rows of a unit in a group. For
-  other aggregates it needs `max_rows_per_group = 1` in a continual query.
+- `contribution_bounds_per_group` clamps a unit's total in a group, as in GoogleSQL: its rows are
+  combined before bounding. That needs all rows, so in a continual query only
+  `COUNT(*, contribution_bounds_per_group => (0, k))` is available (at most k rows of a unit in a
+  group); for other aggregates give bounds per row. Bounds per row and per group do not mix.
 - `max_groups_contributed = g` allows g times `max_rows_per_group` rows (default 1 each): the same
   sensitivity, and the rows may lie in more groups.
 - `report_format` is DEFAULT only; HAVING, ORDER BY and LIMIT on released numbers are left to the

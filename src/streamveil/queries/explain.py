@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr
 
+from streamveil.queries.combine import combined_plan
 from streamveil.queries.plan import Clock, Plan, Window
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def explain(plan: Plan, *, forecast: bool = False) -> Explanation:
     """Describes a plan. Compiles it, reads no data."""
     from streamveil.engines.compile import compile_plan  # engines sit above the queries
 
-    operator = compile_plan(plan)
+    operator = compile_plan(combined_plan(plan))
     triggers = shown_triggers(operator.schedule.triggers)
     sections = [
         Section("QUERY", query_rows(plan)),
@@ -123,7 +124,7 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
 
 def _answer(agg: Any) -> str:
     inner = agg.expression or "*"
-    bounds = "" if agg.low is None else f", each value clamped to [{agg.low:g}, {agg.high:g}]"
+    bounds = "" if agg.low is None else f", clamped to [{agg.low:g}, {agg.high:g}]"
     share = f" at {agg.options['q']:g}" if "q" in agg.options else ""
     return f"{agg.name} = {agg.function}({inner}){share}{bounds}"
 
@@ -205,7 +206,7 @@ def selection_rows(operator: GroupBy) -> list[Row]:
 
 def _bounding(plan: Plan) -> str:
     bounding = plan.bounding
-    parts = []
+    parts = ["all rows of a unit in one group are one contribution"] if bounding.combine else []
     if bounding.max_rows is not None:
         parts.append(f"the first {bounding.max_rows:,} rows of a unit")
     if bounding.max_rows_per_group is not None:

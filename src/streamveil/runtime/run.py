@@ -14,9 +14,11 @@ from streamveil.connectors import Source, open_sink, open_source
 from streamveil.engines.compile import compile_plan
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
+from streamveil.queries.combine import combined_plan
 from streamveil.queries.expr import columns_of
 from streamveil.queries.plan import Plan
 from streamveil.queries.schema import check_schema
+from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import Listener
@@ -24,8 +26,8 @@ from streamveil.runtime.schedule import Schedule
 
 Engine = Callable[[Plan], Operator]
 
-BATCH_BYTES = 24 << 20  # of a micro-batch in memory, about: large enough to amortise a commit
-FEWEST_ROWS, MOST_ROWS = 10_000, 1_000_000
+BATCH_BYTES = 6 << 20  # of a micro-batch, about: amortises a commit and still fits the cache
+FEWEST_ROWS, MOST_ROWS = 20_000, 1_000_000
 TEXT_BYTES = 24  # taken for a value of unknown width
 
 
@@ -60,11 +62,15 @@ def run(  # noqa: PLR0913  (the public signature)
 
 def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) -> Work:
     """Everything a job does, from its plan. Opens the source but reads no row."""
-    operator: Operator = (engine or compile_plan)(plan)
+    inner = combined_plan(plan)
+    operator: Operator = (engine or compile_plan)(inner)
     source = open_source(plan.source.kind, plan.source.options)
+    if inner is not plan:
+        check_schema(plan, source.schema())
+        source = CombinedSource(source, plan)
     return Work(
         name=plan.name, fingerprint=plan.fingerprint, operator=operator,
-        feed=feed_of(plan, source, pace or Pace()), limit=plan.budget,
+        feed=feed_of(inner, source, pace or Pace()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
     )  # fmt: skip
 
@@ -95,9 +101,9 @@ def batch_rows(schema: pa.Schema, columns: list[str]) -> int:
     """How many rows make a micro-batch: a function of the schema, which is public.
 
     >>> batch_rows(pa.schema([("user", pa.int64()), ("page", pa.int64())]), ["user", "page"])
-    1000000
+    393216
     >>> batch_rows(pa.schema([("user", pa.string()), ("page", pa.string())]), ["user", "page"])
-    524288
+    131072
     """
     width = sum(value_bytes(schema.field(name).type) for name in columns)
     return min(max(BATCH_BYTES // max(width, 1), FEWEST_ROWS), MOST_ROWS)

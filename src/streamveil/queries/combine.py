@@ -1,0 +1,99 @@
+"""contribution_bounds_per_group: a unit's rows in one group become one contribution.
+
+GoogleSQL clamps the total of a unit in a group, not its rows. In a one-shot query all rows are
+there, so they can be combined before bounding: one row per (unit, group), whose values are the
+unit's own totals. After that the query is an ordinary one over those rows.
+
+Proof: a combined row is a function of one unit's rows, so adding or removing the unit adds or
+removes its combined rows and leaves all others as they are: neighbours stay neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.errors import PlanError
+from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.kernels import NO
+from streamveil.queries.plan import Aggregate, KeyColumn, Plan
+
+TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
+PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
+
+
+def combined_plan(plan: Plan) -> Plan:
+    """The plan over combined rows; any other plan as it is."""
+    if not plan.bounding.combine:
+        return plan
+    return replace(
+        plan,
+        unit=unit_column(plan),
+        where=None,
+        keys=tuple(
+            KeyColumn(name=key.name, expression=f"key_{i}") for i, key in enumerate(plan.keys)
+        ),
+        aggregates=tuple(_planned(agg, i) for i, agg in enumerate(plan.aggregates)),
+        source=replace(plan.source, event_time=None),
+        bounding=replace(plan.bounding, combine=False),
+    )
+
+
+def unit_column(plan: Plan) -> str:
+    """The name of the unit's column among combined rows: its own where that is a plain name."""
+    taken = plan.unit.startswith(("key_", "value_"))
+    return plan.unit if plan.unit.isidentifier() and not taken else "unit"
+
+
+def _planned(agg: Aggregate, place: int) -> Aggregate:
+    if agg.function == "count_units":
+        return agg
+    function: Any = PLANNED[agg.function]
+    return replace(agg, function=function, expression=f"value_{place}")
+
+
+def combine_rows(plan: Plan, table: pa.Table) -> pa.Table:
+    """One row per unit and group, in the order of their first rows, with the unit's totals."""
+    if plan.where is not None:
+        passes = compile_predicate(plan.where, table.schema)(table)
+        table = table.filter(pc.fill_null(passes, NO))
+    unit = unit_column(plan)
+    columns = {unit: _run(plan.unit, table)}
+    for place, key in enumerate(plan.keys):
+        columns[f"key_{place}"] = _run(key.expression, table)
+    good = np.ones(table.num_rows, bool)
+    totals: list[tuple[str, str, Any]] = []
+    for place, agg in enumerate(plan.aggregates):
+        if agg.function == "count_units":
+            continue
+        name = f"value_{place}"
+        column = pa.repeat(1.0, table.num_rows) if agg.expression is None else _run(
+            agg.expression, table
+        )  # fmt: skip
+        if agg.function != "count":
+            column = _numbers(column, agg)
+            good &= np.asarray(pc.fill_null(pc.is_finite(column), pa.scalar(value=True)))
+        columns[name] = column
+        how = pc.CountOptions(mode="only_valid") if agg.function == "count" else (
+            pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+        )  # fmt: skip
+        totals.append((name, TOTALS[agg.function], how))
+    rows = pa.table(columns).filter(pa.array(good))
+    by = [name for name in columns if name == unit or name.startswith("key_")]
+    grouped = rows.group_by(by, use_threads=False).aggregate(totals)
+    renamed = {f"{name}_{how}": name for name, how, _ in totals}
+    return grouped.rename_columns([renamed.get(name, name) for name in grouped.column_names])
+
+
+def _run(text: str, table: pa.Table) -> Any:
+    return compile_expression(text, table.schema)(table)
+
+
+def _numbers(column: Any, agg: Aggregate) -> Any:
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise PlanError(f"{agg.function} '{agg.name}' needs numbers.\n  to fix  CAST the column")
+    return column.cast(pa.float64(), safe=False)

@@ -1,0 +1,69 @@
+"""contribution_bounds_per_group: without noise, a one-shot answer equals the two-step SQL."""
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamveil as sv
+from streamveil.privacy.noise import SilentNoise
+from streamveil.queries.combine import combine_rows
+from streamveil.runtime.run import run
+
+QUERY = """
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = id,
+         max_groups_contributed = 9, public_groups = ['a', 'b', 'c'])
+       item, COUNT(*, contribution_bounds_per_group => (0, 3)) AS n,
+       SUM(x, contribution_bounds_per_group => (-5, 5)) AS s,
+       AVG(x, contribution_bounds_per_group => (-5, 5)) AS m, COUNT(DISTINCT id) AS u
+FROM t WHERE x < 90 GROUP BY item
+"""
+ORACLE = """
+WITH one AS (SELECT id, item, COUNT(*) AS n, SUM(x) AS s, AVG(x) AS m FROM t
+             WHERE x < 90 AND id IS NOT NULL GROUP BY id, item)
+SELECT item, SUM(LEAST(n, 3)) AS n, SUM(LEAST(GREATEST(s, -5), 5)) AS s,
+       AVG(LEAST(GREATEST(m, -5), 5)) AS m, COUNT(*) AS u FROM one GROUP BY item ORDER BY item
+"""
+ROWS = st.lists(
+    st.tuples(st.sampled_from(["u", "v", "w", None]), st.sampled_from("abc"), st.integers(-9, 99)),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+def table_of(rows):
+    ids, items, values = zip(*rows, strict=True)
+    return pa.table({"id": pa.array(ids, pa.string()), "item": items,
+                     "x": pa.array(values, pa.int64())})  # fmt: skip
+
+
+@given(ROWS)
+@settings(max_examples=20, deadline=None)
+def test_without_noise_it_is_the_two_step_query(tmp_path_factory, rows):
+    table = table_of(rows)
+    plan = sv.sql(QUERY, {"t": table}).plan
+    assert plan.bounding.combine
+    state = tmp_path_factory.mktemp("state")
+    with pytest.warns(UserWarning, match="insecure"):
+        (release,) = run(plan, state=state / "q", noise=SilentNoise(), insecure=True)
+    ours = {row["item"]: row for row in release.table.to_pylist()}
+    with duckdb.connect() as db:
+        db.register("t", table)
+        theirs = {row[0]: row for row in db.execute(ORACLE).fetchall()}
+    for item in "abc":
+        _, n, s, m, u = theirs.get(item, (item, 0, 0, None, 0))
+        assert ours[item]["n"] == pytest.approx(n, abs=1e-4)
+        assert ours[item]["s"] == pytest.approx(s, abs=1e-4)
+        assert ours[item]["u"] == u
+        if m is not None:
+            assert ours[item]["m"] == pytest.approx(m, abs=1e-4)
+
+
+@given(ROWS, st.sampled_from("uvw"))
+def test_removing_a_unit_removes_its_rows_and_nothing_else(rows, unit):
+    plan = sv.sql(QUERY, {"t": table_of(rows)}).plan
+    kept = [row for row in rows if row[0] != unit] or [(None, "a", 0)]
+    whole = combine_rows(plan, table_of(rows)).to_pylist()
+    without = combine_rows(plan, table_of(kept)).to_pylist()
+    named = [row for row in whole if row["id"] not in (unit, None)]
+    assert named == [row for row in without if row["id"] is not None]
