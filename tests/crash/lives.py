@@ -78,9 +78,8 @@ class Server:
         return int(self.process.stdout.readline())
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(10)
+        with self.process:  # closes both pipes and waits
+            pass
 
 
 @cache
