@@ -203,7 +203,7 @@ def blt_row_norms(name: str, pushes: int | None, size: int) -> Float64[Array, " 
     impulse[0] = 1
     numerator, denominator = polynomials(omega, theta)
     inverse = lfilter(denominator, numerator, impulse)
-    return np.sqrt(np.concatenate([[0.0], np.cumsum(np.cumsum(inverse) ** 2)]))
+    return np.asarray(np.sqrt(np.concatenate([[0.0], np.cumsum(np.cumsum(inverse) ** 2)])))
 
 
 def _grown(size: int) -> int:

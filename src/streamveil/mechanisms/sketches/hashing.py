@@ -124,15 +124,14 @@ def find_places(
                     (column << np.uint64(1)) | ((v >> np.uint64(32)) & np.uint64(1))
                 )
         elif code == 1:
-            shift = np.uint32(WORD)
-            while width > 1:
-                width >>= 1
+            shift, columns = np.uint32(WORD), np.int64(width)
+            while columns > 1:
+                columns >>= np.int64(1)
                 shift -= np.uint32(1)
             a32, b32 = np.uint32(a), np.uint32(b)
             for q in range(len(words)):
                 y = np.uint32(a32 * np.uint32(words[q]) + b32)
                 line[q] = np.uint32(np.uint64(y) >> np.uint64(shift))
-            width = int(w)
         else:
             for q in range(len(words)):
                 line[q] = np.uint32(words[q])

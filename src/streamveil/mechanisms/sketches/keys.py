@@ -120,7 +120,8 @@ def _from_arrow(keys: pa.Array) -> Words:
         raise ValueError("keys hold nulls; drop them first")
     kind = keys.type
     if pa.types.is_dictionary(kind):
-        return key_words(keys.dictionary).astype(np.uint64)[np.asarray(keys.indices)]
+        words = key_words(keys.dictionary).astype(np.uint64)
+        return np.asarray(words[np.asarray(keys.indices)])
     if pa.types.is_integer(kind):
         return _from_numpy(np.asarray(keys))
     if pa.types.is_null(kind):
