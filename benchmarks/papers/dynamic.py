@@ -36,6 +36,7 @@ from streamveil.mechanisms.dynamic import (  # noqa: E402
 )
 from streamveil.mechanisms.dynamic.choose import Workload, choose  # noqa: E402
 from streamveil.mechanisms.linear import (  # noqa: E402
+    Additive,
     Direct,
     Marginals,
     Matrix,
@@ -104,8 +105,13 @@ def trivial_errors(queries, stream: Stream) -> np.ndarray:
     )
 
 
-def static_errors(queries, stream: Stream, seed: int, steps) -> np.ndarray:
-    """A fresh static release with the whole budget at each of these steps: not private together."""
+def static_errors(queries, stream: Stream, seed: int, steps, noise=False) -> np.ndarray:
+    """A fresh static release with the whole budget at each of these steps: not private together.
+
+    MWEM, or with `noise` the matrix mechanism.
+    """
+    static = Additive(Residuals(queries)) if noise else Mwem(queries=queries)
+    share = GDP if noise else RHO
     there = np.zeros(stream.domain, np.int64)
     out = []
     for step, change in enumerate(stream.changes, start=1):
@@ -113,7 +119,7 @@ def static_errors(queries, stream: Stream, seed: int, steps) -> np.ndarray:
         np.subtract.at(there, change.gone, 1)
         if step in steps:
             place = Place(SeededNoise(seed), "static", (step,))
-            found = Mwem(queries=queries).release(there, RHO, place).values
+            found = static.release(there, share, place).values
             out.append(np.abs(found - stream.truth[step - 1]).max())
     return np.array(out)
 
@@ -150,8 +156,11 @@ def compare(table: Table, queries, bits: int, n: int, steps: int, slow: bool = T
     late = set(np.linspace(steps // 2 + 1, steps, 6).astype(int).tolist())
     found = [trivial_errors(queries, s)[half].mean() / n for s in streams.values()]
     table.add(**base, mechanism="trivial", **spread(found))
-    found = [static_errors(queries, s, seed, late).mean() / n for seed, s in streams.items()]
-    table.add(**base, mechanism="static reference", **spread(found))
+    for name, noise in (("static reference", False), ("static reference, residuals", True)):
+        found = [
+            static_errors(queries, s, seed, late, noise).mean() / n for seed, s in streams.items()
+        ]
+        table.add(**base, mechanism=name, **spread(found))
     for name, mechanism in contenders(queries, steps).items():
         if not slow and name in ("two streams", "snapshot+delta"):
             continue
