@@ -15,11 +15,11 @@ from streamveil.mechanisms.above_threshold import COIN, Coins, TableShape, worst
 from streamveil.mechanisms.selection import (
     COARSE,
     NEVER,
-    GaussianThresholds,
     SelectionDesign,
     TableSelection,
     design_selection,
 )
+from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.convert import nothing_delta
 from streamveil.privacy.noise import SeededNoise, SilentNoise
@@ -131,7 +131,7 @@ def test_a_bound_is_attained_when_a_unit_is_missing() -> None:
 def test_a_bound_is_approached_when_a_unit_is_added(fall: float) -> None:
     """With Z = 0 almost surely, the worst monotone stream comes within a few per cent."""
     selection = single(geometric_table(5, fall), 4, Fraction(25))
-    law = selection.losses(Fraction(1, 400))[0]
+    law = selection.losses(places=2500)[0]
     streams = [np.array(path) for path in itertools.combinations_with_replacement(range(1, 8), 4)]
     for epsilon in (0.0, 0.5 * fall, 0.9 * fall):
         best = max(
@@ -157,7 +157,7 @@ def exact_worst(coins: Coins, horizon: int, x: Fraction) -> Fraction:
 def test_the_recursion_is_an_upper_bound_and_close() -> None:
     coins = geometric_table(4, 0.8)
     step = 0.005
-    worst = worst_openings(coins, 4, step)
+    worst = worst_openings(coins, 4, step, 16.0)
     for place in (0, 17, 100, 160, 400):
         exact = float(exact_worst(coins, 4, Fraction(float(np.exp(-step * place)))))
         assert exact <= worst[place] <= exact * 1.002 + 1e-9
@@ -240,7 +240,7 @@ def test_designs_fit_the_budget_and_open_early() -> None:
     design = design_selection(100, SIX, 3)
     assert isinstance(design, SelectionDesign)
     assert design.delta <= 1e-9
-    assert design.selection.delta_at(6, design.mu) == design.delta
+    assert design.selection.delta_at(6, design.mu) == pytest.approx(design.delta, rel=0.02)
     assert design.loss.fits(SIX)
     assert design.half <= 24.0  # the published table, with the same mu, needs 23.6
     assert design_selection(100, SIX, 3) == design

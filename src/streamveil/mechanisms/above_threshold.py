@@ -24,7 +24,6 @@ from streamveil.types import Array, Float64
 
 COIN = 1 << 64
 STEEPEST = 6  # the largest fall of ln(pi) per gap
-LOSS_RANGE = 16.0  # losses above this count as infinite
 UP = 1 + 2.0**-49
 
 
@@ -100,11 +99,14 @@ def _decimal(number: Fraction) -> Decimal:
     return Decimal(number.numerator) / Decimal(number.denominator)
 
 
-def worst_openings(coins: Coins, horizon: int, step: float) -> Float64[Array, " nodes"]:
-    """W(x_i), x_i = e^(-step i): sup over streams of sum over t of [x P1(t) - P0(t)]+, rounded up.
+def worst_openings(
+    coins: Coins, horizon: int, step: float, reach: float
+) -> Float64[Array, " nodes"]:
+    """The worst advantage W(x_i), rounded up, for x_i = e^(-step i) down to e^-reach.
 
-    P0(t), P1(t) are the chances that a key opens at test t without and with one unit more, given Z;
-    gamma W(1 / gamma) thus bounds the curve of (with, without) for every gamma >= 1.
+    W(x) is the largest sum over t of [x P1(t) - P0(t)]+ that any stream reaches; P0(t), P1(t) are
+    the chances that a key opens at test t without and with one unit more, given Z; gamma W(1 /
+    gamma) thus bounds the curve of (with, without) for every gamma >= 1.
 
     Algorithm: with r = (survival with) / (survival without) so far and gap a,
         V_t(r) = max over a of [r pi(a-1) - gamma pi(a)]+ + (1 - pi(a)) V_(t+1)(r rho_a),
@@ -117,8 +119,8 @@ def worst_openings(coins: Coins, horizon: int, step: float) -> Float64[Array, " 
     Numerics: upper bounds throughout. All terms are non-negative, six operations a step, raised by
         2^-49 each step; chord weights are raised by 1e-12; shifts are rounded to larger x.
     """
-    require_positive(horizon=horizon, step=step)
-    nodes = np.exp(-step * np.arange(int(np.ceil(LOSS_RANGE / step)) + 1))
+    require_positive(horizon=horizon, step=step, reach=reach)
+    nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
     gaps = range(1, len(coins.coins) + 2)
     gain = np.empty((len(gaps), len(nodes)))
     stay, weight, jump = (np.empty(len(gaps)) for _ in range(3))
@@ -171,6 +173,12 @@ def _iterate(
     return worst[:nodes]
 
 
+def _thinned(worst: Float64[Array, " nodes"], shift_places: int) -> list[tuple[int, float]]:
+    """Fewer points where losses are large and rare; any subset of points is sound."""
+    kept = [place for place in range(len(worst)) if place < 8 * shift_places or place % 8 == 0]
+    return [(place, float(worst[place])) for place in kept]
+
+
 def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> list[Point]:
     """Points above the curve of (with a unit, without it), q = e^(-step * shift_places).
 
@@ -179,9 +187,9 @@ def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) 
     """
     corner = np.exp(-step * shift_places)
     points = [Point(float(corner), float(1 - corner) * (1 + 1e-14) + 1e-15, -shift_places)]
-    for place, value in enumerate(worst):
+    for place, value in _thinned(worst, shift_places):
         gamma = float(np.exp(step * place)) * (1 + 1e-14)  # W(1/gamma) <= W(x_i)
-        points.append(Point(gamma, min(1.0, gamma * float(value) * UP), place))
+        points.append(Point(gamma, min(1.0, gamma * value * UP), place))
     return points
 
 
@@ -192,11 +200,11 @@ def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: in
     h(gamma) = 1 - gamma + gamma h'(1/gamma) = 1 - gamma + W(gamma).
     """
     points = []
-    for place, value in enumerate(worst):
+    for place, value in _thinned(worst, shift_places):
         gamma = float(np.exp(-step * place)) * (1 - 1e-14)  # W(gamma) <= W(x_i)
-        height = (1 - gamma + float(value)) * (1 + 1e-15)
+        height = (1 - gamma + value) * (1 + 1e-15)
         points.append(Point(gamma, min(height, 1.0), -place))
-    corner = float(1 - np.exp(-step * shift_places)) * (1 + 1e-14) + 1e-15
+    corner = float(1 - np.exp(-step * shift_places)) * (1 + 1e-14) + 2e-14  # at 1 - 1e-14
     points[0] = Point(points[0].gamma, min(points[0].height, corner), 0)
     points.append(Point(float(np.exp(step * shift_places)) * (1 + 1e-14), 0.0, shift_places))
     return points

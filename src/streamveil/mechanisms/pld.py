@@ -26,6 +26,7 @@ from streamveil.types import Array, Float64
 
 POINT_BITS = 300  # points are multiples of 2^-300
 SHIFT = 1e-11
+RARE = 1e-40  # smaller masses are moved to infinite loss: no subnormal products
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def law_under(points: Sequence[Point], step: float) -> LossLaw:
     for index in range(1, len(nodes)):
         mass = float(Fraction(gammas[index], scale) * (slopes[index] - slopes[index - 1]))
         masses[nodes[index][2] - first] += mass * (1 + 2.0**-51)
-    return LossLaw(step, first, masses, float(Fraction(nodes[-1][1], scale)) * (1 + 2.0**-51))
+    infinite = float(Fraction(nodes[-1][1], scale)) * (1 + 2.0**-51) + RARE * len(masses)
+    return LossLaw(step, first, np.where(masses < RARE, 0.0, masses), infinite)
 
 
 def _is_above(

@@ -6,8 +6,8 @@ Interface for the operator that runs it. Both designs need from it:
   unit's place is not given back when the key opens;
 - a key opens once, is public from then on, and is released at every later trigger.
 
-`GaussianThresholds`: `thresholds(sd, rounding)` gives the estimate that a key must exceed at every
-trigger, and `loss` what that costs beside the counter's own Gaussian loss.
+`thresholds.GaussianThresholds`: `thresholds(sd, rounding)` gives the estimate that a key must
+exceed at every trigger, and `loss` what that costs beside the counter's own Gaussian loss.
 
 `TableSelection` (design V): needs no counter before a key opens, only its number of units S.
 - when a key is first seen:  z = shift(noise.at("selection-shift", window), ids)
@@ -26,13 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
-from math import inf
-from typing import Any
+from functools import cache, cached_property, lru_cache, partial
+from math import ceil, inf
+from typing import Any, TypeAlias
 
 import mpmath
 import numpy as np
-from scipy.special import ndtri
 
 from streamveil.errors import require_positive
 from streamveil.mechanisms.above_threshold import (
@@ -50,71 +49,13 @@ from streamveil.privacy.budget import Budget, Number, exact, exact_between
 from streamveil.privacy.calibrate import gaussian_mu
 from streamveil.privacy.guarantee import Approx, Loss
 from streamveil.privacy.noise import Draws
-from streamveil.types import Array, Exact, Float64, Int64, UInt64
+from streamveil.types import Array, Float64, Int64, UInt64
 
+Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
 DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
-FINE, COARSE = Fraction(1, 400), Fraction(1, 50)  # lattice steps of the certified delta
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianThresholds:
-    """A key opens when its noisy estimate first exceeds a threshold.
-
-    Algorithm: one Gaussian counter per key serves selection and release. A key with at least one
-        accepted unit is tested at every trigger: estimate > thresholds[t].
-    Protects: all rows of one unit, which counts at most `own` per key and touches at most
-        `keys_per_unit` keys while they are unopened.
-    Guarantee: the counter's Gaussian loss and delta = keys_per_unit * beta.
-    Proof: let G run the counter for every key of the universe. D = D' plus one unit; X are the
-        pairs (key, trigger) at which the key has rows in D, but none in D'. B(D) is the mechanism
-        on D that never opens a pair of X; the mechanism A(D') mutes X anyhow, for want of rows. (i)
-        B(D) and A(D') are the same post-processing of G(D) and G(D'), which the Gaussian loss
-        bounds. (ii) Let F: no pair of X has an estimate above its threshold. F is an event of G's
-        output and A(D) = B(D) on it. So, for the Gaussian's (epsilon, dG), P[A(D) in E] <= P[B(D)
-        in E] + P(not F) <= e^epsilon P[A(D') in E] + dG + P(not F), and P[A(D') in E] = P[G(D') in
-        E'] <= P[G(D') in E' and F] + P'(not F) <= e^epsilon P[G(D) in E' and F] + dG + P'(not F) <=
-        e^epsilon P[A(D) in E] + dG + P'(not F): no factor e^epsilon on P(not F). (iii) A key of X
-        has an estimate of at most `own` plus its noise, so one trigger fails with chance at most
-        beta w_t, all triggers with beta (weights sum to 1), all keys of X with keys_per_unit *
-        beta. Which key the unit touches next may depend on releases, but an untouched key's noise
-        has not been seen, so this holds key by key. Drawing a key's noise late is the same law.
-    Numerics: thresholds are rounded up; `rounding` adds what lattice rounding may move an estimate.
-    """
-
-    horizon: int  # triggers
-    keys_per_unit: int
-    beta: Exact  # chance that one untouched key is ever shown
-    own: Exact = 1  # the most that one unit adds to the estimate of its own key
-    last: Exact = Fraction(1, 2)  # share of beta at the last trigger; the rest evenly
-
-    def __post_init__(self) -> None:
-        require_positive(horizon=self.horizon, keys_per_unit=self.keys_per_unit, own=self.own)
-        exact_between("beta", self.beta, 0, 1)
-        if not 0 <= self.last <= 1:
-            raise ValueError(f"last must be from 0 to 1, not {self.last}")
-
-    @property
-    def weights(self) -> tuple[Fraction, ...]:
-        """The share of beta at every trigger; they sum to 1."""
-        if self.horizon == 1:
-            return (Fraction(1),)
-        each = (1 - Fraction(self.last)) / (self.horizon - 1)
-        return (*(each,) * (self.horizon - 1), Fraction(self.last))
-
-    @property
-    def loss(self) -> Loss:
-        """What selection adds to the counter's Gaussian loss."""
-        return Loss(delta=Fraction(self.beta) * self.keys_per_unit)
-
-    def thresholds(
-        self, sd: Float64[Array, " horizon"], rounding: float = 0.0
-    ) -> Float64[Array, " horizon"]:
-        """What an estimate must exceed, for estimates with these noise standard deviations."""
-        shares = np.array([float(self.beta * weight) for weight in self.weights])
-        with np.errstate(divide="ignore"):
-            quantile = -ndtri(shares * (1 - 1e-12)) * (1 + 1e-12)
-        least: Array = float(self.own) * (1 + 1e-15) + rounding + np.asarray(sd) * quantile
-        return least
+FINE, COARSE, ROUGH = 100, 40, 16  # lattice steps per shift_epsilon: all sound, more are tighter
+FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
+REACH = 8  # losses further than this above epsilon count as infinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,18 +120,18 @@ class TableSelection:
         """Units at which a key with Z = 0 opens surely."""
         return self.coins.threshold
 
-    def delta_at(self, epsilon: Number, mu: Number = 0, step: Fraction = FINE) -> float:
-        """A certified delta for selection and mu-GDP releases together; a finer step is tighter."""
+    def delta_at(self, epsilon: Number, mu: Number = 0, places: int = FINE) -> float:
+        """A certified delta for selection and mu-GDP releases together."""
         at = convert.exact_below(exact("epsilon", epsilon))
         rest = partial(convert.gaussian_delta, mu=float(exact("mu", mu)) * (1 + 1e-15))
-        both = [law.delta_at(at, rest) for law in self.losses(step)]
+        both = [law.delta_at(at, rest) for law in self.losses(places, int(at) + REACH)]
         slack = float(self.distance) * (1 + float(np.exp(at))) * (1 + 1e-12)
         return min(1.0, (max(both) + slack) * (1 + 1e-15))
 
-    def epsilon(self, delta: Number, mu: Number = 0, step: Fraction = FINE) -> float:
+    def epsilon(self, delta: Number, mu: Number = 0, places: int = FINE) -> float:
         """The least epsilon with that delta, rounded up; inf when there is none."""
         largest = convert.exact_below(exact("delta", delta))
-        return convert.smallest_epsilon(largest, lambda at: self.delta_at(at, mu, step), 64.0)
+        return convert.smallest_epsilon(largest, lambda at: self.delta_at(at, mu, places), 64.0)
 
     def loss(self, epsilon: Number, mu: Number = 0) -> Loss:
         """Selection and mu-GDP releases together, as one (epsilon, delta) loss."""
@@ -202,9 +143,9 @@ class TableSelection:
         shifts = int(90 / self.shift_epsilon) + 1
         return doubt(self.horizon + 1 + shifts, DRAWS)
 
-    def losses(self, step: Fraction = FINE) -> tuple[LossLaw, LossLaw]:
+    def losses(self, places: int = FINE, reach: int = 2 * REACH) -> tuple[LossLaw, LossLaw]:
         """The losses of all keys of one unit: (with, without) and (without, with)."""
-        return _losses(self, step)
+        return _losses(self, places, reach)
 
     def shift(self, draws: Draws, ids: UInt64[Array, "keys 2"]) -> Int64[Array, " keys"]:
         """Z of each key, drawn once when it is first seen."""
@@ -269,22 +210,18 @@ class TableSelection:
 
 
 @lru_cache(maxsize=256)
-def _losses(selection: TableSelection, step: Fraction) -> tuple[LossLaw, LossLaw]:
+def _losses(selection: TableSelection, places: int, reach: int) -> tuple[LossLaw, LossLaw]:
     """Both directions. The lattice step divides the shift's epsilon: q lies on the lattice."""
-    places = -(-selection.shift_epsilon // step)
-    size = float(selection.shift_epsilon / places)
-    worst = _worst(selection.coins, selection.horizon, size)
-    curves = (curve_with(worst, size, places), curve_without(worst, size, places))
-    alone = [law_under(points, size) for points in curves]
-    return (
-        alone[0].self_compose(selection.keys_per_unit),
-        alone[1].self_compose(selection.keys_per_unit),
-    )
+    step = float(selection.shift_epsilon / places)
+    worst = _worst(selection.coins, selection.horizon, step, reach)
+    added, missing = curve_with(worst, step, places), curve_without(worst, step, places)
+    keys = selection.keys_per_unit
+    return law_under(added, step).self_compose(keys), law_under(missing, step).self_compose(keys)
 
 
-@lru_cache(maxsize=256)
-def _worst(coins: Coins, horizon: int, step: float) -> Array:
-    return worst_openings(coins, horizon, step)
+@lru_cache(maxsize=16)
+def _worst(coins: Coins, horizon: int, step: float, reach: int) -> Array:
+    return worst_openings(coins, horizon, step, reach)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,26 +262,39 @@ def design_selection(
 @lru_cache(maxsize=64)
 def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
     trial = partial(_trial, horizon, budget, keys_per_unit, mu)
-    slope, bend = _descend(lambda at: trial(at, Fraction(1, 50)).half)
-    return trial((slope, bend), Fraction(1, 400))
+    rough = cache(lambda shape: trial(shape, shape[0] / ROUGH).half)
+    steep = Fraction(budget.epsilon or 0) / keys_per_unit * Fraction(2, 5)
+    starts = (_short((steep * part, steep * part / 5)) for part in FLATTER)
+    shape = next((start for start in starts if rough(start) < inf), None)
+    if shape is not None:
+        shape = _descend(rough, shape)
+        design = trial(shape, shape[0] / FINE)
+        if design.half < inf:
+            return design
+    raise ValueError(
+        f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit} keys"
+        " per unit; take a smaller mu_share, fewer keys per unit or a larger budget"
+    )
 
 
-def _descend(cost: Callable[[tuple[Fraction, Fraction]], float]) -> tuple[Fraction, Fraction]:
-    """Coordinate descent with halving steps over (slope, bend)."""
-    best = (Fraction(11, 20), Fraction(1, 10))
-    lowest, stride = cost(best), (Fraction(1, 10), Fraction(1, 25))
-    for _ in range(3):
+def _descend(cost: Callable[[Shape], float], start: Shape) -> Shape:
+    """Coordinate descent on (slope, bend) by factors that approach 1."""
+    best, lowest = start, cost(start)
+    for factor in (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19)):
         moved = True
         while moved:
             moved = False
-            for side in range(4):
-                ahead = stride[side // 2] * (1 - 2 * (side % 2))
-                near = (best[0] + ahead, best[1]) if side < 2 else (best[0], best[1] + ahead)
-                if min(near) <= 0 or (value := cost(near)) >= lowest:
-                    continue
-                best, lowest, moved = near, value, True
-        stride = (stride[0] / 2, stride[1] / 2)
+            for ratio in (factor, 1 / factor):
+                for near in ((best[0] * ratio, best[1]), (best[0], best[1] * ratio)):
+                    value = cost(_short(near))
+                    if value < lowest:
+                        best, lowest, moved = _short(near), value, True
     return best
+
+
+def _short(shape: Shape) -> Shape:
+    """Numbers of a few digits, for records that people read."""
+    return (Fraction(ceil(shape[0] * 5000), 5000), Fraction(ceil(shape[1] * 5000), 5000))
 
 
 def _trial(
@@ -352,39 +302,52 @@ def _trial(
     budget: Budget,
     keys_per_unit: int,
     mu: Fraction,
-    shape: tuple[Fraction, Fraction],
+    shape: Shape,
     step: Fraction,
 ) -> SelectionDesign:
-    """The best shift for one shape, on a lattice of that step."""
+    """The best shift for one shape, a multiple of the lattice step."""
     assert budget.epsilon is not None  # noqa: S101  (checked by design_selection)
     assert budget.delta is not None  # noqa: S101
+    epsilon, limit = budget.epsilon, convert.exact_below(budget.delta)
     floor = budget.delta / (20 * keys_per_unit)
     coins = TableShape(horizon, *shape, Fraction(1), floor).coins()
-    limit = convert.exact_below(budget.delta)
 
     def build(places: int) -> TableSelection:
         return TableSelection(
             horizon=horizon, keys_per_unit=keys_per_unit, shift_epsilon=places * step, coins=coins
         )
 
-    low, high = 0, int(4 / step)
+    def fits(places: int) -> bool:
+        return build(places).delta_at(epsilon, mu, places) <= limit
+
+    low, high = 0, int(shape[0] / step) // 4 + 1
+    while fits(high):
+        low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        fits = build(middle).delta_at(budget.epsilon, mu, step) <= limit
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     chosen = build(max(low, 1))
-    delta = chosen.delta_at(budget.epsilon, mu, step) if low else inf
-    half = _units_for_half(chosen) if low else inf
-    return SelectionDesign(selection=chosen, mu=mu, epsilon=budget.epsilon, delta=delta, half=half)
+    return SelectionDesign(
+        selection=chosen,
+        mu=mu,
+        epsilon=epsilon,
+        delta=chosen.delta_at(epsilon, mu, max(low, 1)),
+        half=_units_for_half(chosen) if low else inf,
+    )
 
 
 def _units_for_half(selection: TableSelection) -> float:
     """See `SelectionDesign.half`; interpolated between integers."""
     steps = np.arange(1, selection.horizon + 1)
-    before = 0.0
-    for units in range(2, 100 * selection.threshold):
-        chance = selection.opening_chance(units * steps // selection.horizon)
-        if chance >= 0.5:
-            return units - (chance - 0.5) / (chance - before)
-        before = chance
-    return inf
+
+    def chance(units: int) -> float:
+        return selection.opening_chance(units * steps // selection.horizon)
+
+    low, high = 1, 2
+    while chance(high) < 0.5:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if chance(middle) >= 0.5 else (middle, high)
+    below, above = chance(low), chance(high)
+    return low + (0.5 - below) / (above - below)

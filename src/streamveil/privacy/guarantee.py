@@ -29,8 +29,9 @@ class Loss:
         (1 + e^epsilon) distance.
     Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
         otherwise (Kairouz, Oh & Viswanath 2015, arXiv:1311.0776), so it is one pure loss and delta.
-        Gaussian, zCDP and pure parts may be chosen adaptively and run concurrently (Smith &
-        Thakurta 2022, arXiv:2206.07716; Vadhan & Zhang 2023, arXiv:2207.08335). A distance is
+        Gaussian, zCDP and pure parts may be chosen adaptively, inside totals fixed in advance, and
+        run concurrently (Smith & Thakurta 2022, arXiv:2206.07716; Vadhan & Zhang 2023,
+        arXiv:2207.08335). A distance is
         removed on either stream by replacing one mechanism after the other, at its distance each.
     Numerics: sums are fractions; conversions round up (see `convert`).
 
@@ -311,7 +312,7 @@ class Guarantee:
 
     def delta_at(self, epsilon: Number) -> float:
         """See `Loss.delta_at`."""
-        return self.loss.delta_at(float(exact("epsilon", epsilon)))
+        return self.loss.delta_at(convert.exact_below(exact("epsilon", epsilon)))
 
     def over(self, periods: int | timedelta) -> Guarantee:
         """The guarantee of a unit present in that many of its periods, or in each of a time span.
