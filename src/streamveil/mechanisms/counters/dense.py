@@ -138,8 +138,8 @@ class DenseCounter:
 
 
 @lru_cache(maxsize=16)
-def best_factorization(horizon: int) -> Factorization:
-    """The factorization of least maximal error, with a certificate.
+def best_factorization(horizon: int, rounds: int = ROUNDS) -> Factorization:
+    """The factorization of least maximal error, with a certificate; both hold after any round.
 
     Algorithm: for weights p on rows and q on columns let M = D_p^(1/2) A D_q^(1/2) = U S V'. Then
         B = D_p^(-1/2) U S^(1/2) and C = S^(1/2) V' D_q^(-1/2) factor A, with squared row norms
@@ -150,7 +150,7 @@ def best_factorization(horizon: int) -> Factorization:
     A = np.tril(np.ones((horizon, horizon)))
     p = q = np.full(horizon, 1 / horizon)
     error, bound, best = np.inf, 0.0, A
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         left, values, right = np.linalg.svd(np.sqrt(p)[:, None] * A * np.sqrt(q))
         rows, columns = (left**2) @ values, (right.T**2) @ values
         row, col = float((rows / p).max()), float((columns / q).max())

@@ -1,0 +1,231 @@
+"""The figures of docs/counters.md, drawn by `python benchmarks/counters.py --plots`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from streamveil.mechanisms.counters import (
+    AnytimeBltCounter,
+    BinaryTreeCounter,
+    BltCounter,
+    HaarCounter,
+    HonakerCounter,
+    HybridCounter,
+    KaryTreeCounter,
+    Participation,
+    SmoothTreeCounter,
+    SqrtToeplitzCounter,
+    fit,
+    moved_by,
+)
+from streamveil.mechanisms.counters.anytime import root_squared_norm
+from streamveil.privacy.budget import Budget
+
+SIGMA = 2.0**24
+COLOURS = {
+    "binary tree": "#9aa0a6",
+    "Honaker": "#5f6368",
+    "smooth tree": "#c58af9",
+    "Haar": "#1a73e8",
+    "BLT": "#d93025",
+    "anytime BLT": "#f29900",
+    "square root": "#188038",
+    "hybrid": "#a0703c",
+    "k-ary, Laplace": "#8430ce",
+    "bound": "black",
+}
+
+
+def curve(counter, times: np.ndarray) -> np.ndarray:
+    return counter.std(times) / SIGMA * counter.sensitivity
+
+
+def draw(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    plt.rcParams.update(
+        {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "figure.dpi": 110}
+    )
+    over_time(folder / "counters-over-time.png")
+    over_horizon(folder / "counters-over-horizon.png")
+    memory(folder / "counters-memory.png")
+    unknown(folder / "counters-unknown-end.png")
+    pure(folder / "counters-pure.png")
+    participation(folder / "counters-participation.png")
+
+
+def over_time(path: Path) -> None:
+    """What one release costs, release by release."""
+    t = np.arange(1, 1001)
+    counters = {
+        "binary tree": BinaryTreeCounter(horizon=1000, sigma=SIGMA),
+        "Honaker": HonakerCounter(horizon=1000, sigma=SIGMA),
+        "Haar": HaarCounter(horizon=1000, sigma=SIGMA),
+        "BLT": BltCounter(horizon=1000, sigma=SIGMA),
+    }
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    for name, counter in counters.items():
+        axes.plot(t, curve(counter, t), color=COLOURS[name], lw=1.1)
+    for name, y in {"binary tree": 9.6, "Honaker": 6.6, "Haar": 4.35, "BLT": 2.95}.items():
+        axes.text(1010, y - 0.35, name, color=COLOURS[name], va="center")
+    axes.axhline(2.9541, color="black", lw=0.8, ls="--")
+    axes.text(600, 2.2, "dashed: no factorization has a smaller maximum", fontsize=8, va="top")
+    axes.set(xlim=(0, 1000), ylim=(0, 10.2), xlabel="release t of 1,000")
+    axes.set_title("Standard deviation of release t, at sensitivity 1", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def over_horizon(path: Path) -> None:
+    """The largest error against the horizon, relative to the bound."""
+    horizons = np.unique(np.rint(np.geomspace(4, 2**18, 18)).astype(int))
+    kinds = {
+        "binary tree": BinaryTreeCounter,
+        "Honaker": HonakerCounter,
+        "smooth tree": SmoothTreeCounter,
+        "Haar": HaarCounter,
+        "BLT": BltCounter,
+    }
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    for name, kind in kinds.items():
+        worst = [
+            curve(kind(horizon=int(T), sigma=SIGMA), np.arange(1, T + 1)).max() for T in horizons
+        ]
+        axes.plot(horizons, worst, color=COLOURS[name], marker="o", ms=3)
+        axes.text(horizons[-1] * 1.15, worst[-1], name, color=COLOURS[name], va="center")
+    root = np.sqrt([(root_squared_norm(np.array([T])) ** 2)[0] for T in horizons])
+    axes.plot(horizons, root, color=COLOURS["square root"], lw=1, ls=":")
+    axes.text(5, 0.3, "dotted: square root (O(T) memory); dashed: lower bound", fontsize=8)
+    axes.plot(horizons, np.log(horizons) / np.pi + 0.701, color="black", lw=0.8, ls="--")
+    axes.set(xscale="log", xlabel="horizon T", ylim=(0, 19), xlim=(4, 2**18))
+    axes.set_title("Largest standard deviation, at sensitivity 1", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def memory(path: Path) -> None:
+    """Error against bytes per key at T = 1000."""
+    T = 1000
+    points = {
+        "binary tree": BinaryTreeCounter(horizon=T, sigma=SIGMA),
+        "Honaker": HonakerCounter(horizon=T, sigma=SIGMA),
+        "smooth tree": SmoothTreeCounter(horizon=T, sigma=SIGMA),
+        "Haar": HaarCounter(horizon=T, sigma=SIGMA),
+        "hybrid": HybridCounter(sigma=SIGMA),
+        "anytime BLT": AnytimeBltCounter(sigma=SIGMA, tuned=T),
+        "square root": SqrtToeplitzCounter(horizon=T, sigma=SIGMA),
+    }
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    t = np.arange(1, T + 1)
+    for name, counter in points.items():
+        error = curve(counter, t).max()
+        axes.plot(counter.state_bytes, error, "o", color=COLOURS[name])
+        left = name == "square root"
+        axes.annotate(
+            name,
+            (counter.state_bytes, error),
+            xytext=(-7 if left else 7, 4),
+            textcoords="offset points",
+            color=COLOURS[name],
+            ha="right" if left else "left",
+        )
+    blts = [BltCounter(horizon=T, sigma=SIGMA, d=d) for d in range(1, 6)]
+    x, y = [b.state_bytes for b in blts], [curve(b, t).max() for b in blts]
+    axes.plot(x, y, "o-", color=COLOURS["BLT"], lw=1)
+    axes.annotate(
+        "BLT, d = 1 .. 5",
+        (x[0], y[0]),
+        xytext=(-6, -48),
+        textcoords="offset points",
+        color=COLOURS["BLT"],
+    )
+    axes.axhline(2.9541, color="black", lw=0.8, ls="--")
+    axes.set(xscale="log", xlabel="bytes of state per key", ylim=(2, 10.5), xlim=(10, 12_000))
+    axes.set_title("Largest standard deviation over 1,000 releases", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def unknown(path: Path) -> None:
+    """What not knowing the end costs."""
+    t = np.unique(np.rint(np.geomspace(1, 2**20, 700)).astype(np.int64))
+    best = root_squared_norm(t)
+    counters = {
+        "hybrid": HybridCounter(sigma=SIGMA),
+        "anytime BLT": AnytimeBltCounter(sigma=SIGMA),
+        "BLT": BltCounter(horizon=2**20, sigma=SIGMA),
+    }
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    for name, counter in counters.items():
+        axes.plot(t, curve(counter, t) / best, color=COLOURS[name], lw=1.2)
+    axes.text(2e3, 1.95, "hybrid (epochs of doubling length)", color=COLOURS["hybrid"])
+    axes.text(3e3, 1.36, "anytime BLT, tuned for t up to 2^20", color=COLOURS["anytime BLT"])
+    axes.text(1.9, 2.2, "BLT made for 2^20", color=COLOURS["BLT"])
+    axes.axhline(1, color="black", lw=0.8, ls="--")
+    axes.set(xscale="log", xlabel="release t", ylim=(0.8, 2.5), xlim=(1, 2**20))
+    axes.set_title(
+        "Standard deviation relative to a square-root counter made for exactly t releases",
+        loc="left",
+        fontsize=10,
+    )
+    save(figure, path)
+
+
+def pure(path: Path) -> None:
+    """Pure against approximate differential privacy."""
+    horizons = np.unique(np.rint(np.geomspace(4, 10**5, 14)).astype(int))
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    laplace = [
+        fit(KaryTreeCounter(horizon=int(T), sigma=1), Budget(epsilon=1))
+        .std(np.arange(1, T + 1))
+        .max()
+        for T in horizons
+    ]
+    axes.plot(horizons, laplace, color=COLOURS["k-ary, Laplace"], marker="o", ms=3)
+    axes.text(horizons[-1], laplace[-1] + 1, "k-ary tree, pure", ha="right", color="#8430ce")
+    for delta, shade in ((1e-12, 1.0), (1e-9, 0.7), (1e-6, 0.45)):
+        worst = [
+            fit(BltCounter(horizon=int(T), sigma=1), Budget(epsilon=1, delta=delta))
+            .std(np.arange(1, T + 1))
+            .max()
+            for T in horizons
+        ]
+        axes.plot(horizons, worst, color=COLOURS["BLT"], alpha=shade, marker="o", ms=3)
+        axes.text(
+            horizons[-1] * 1.15, worst[-1], f"BLT, delta {delta:g}", color="#d93025", va="center"
+        )
+    axes.set(xscale="log", xlabel="horizon T", ylim=(0, 40), xlim=(4, 10**5))
+    axes.set_title(
+        "Largest standard deviation at epsilon = 1, one row per person", loc="left", fontsize=10
+    )
+    save(figure, path)
+
+
+def participation(path: Path) -> None:
+    """How far ten rows of one person in one key move a counter."""
+    gaps = np.unique(np.rint(np.geomspace(1, 100, 14)).astype(int))
+    counters = {
+        "Haar": HaarCounter(horizon=1000, sigma=SIGMA),
+        "Honaker": HonakerCounter(horizon=1000, sigma=SIGMA),
+        "BLT": BltCounter(horizon=1000, sigma=SIGMA),
+    }
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    for name, counter in counters.items():
+        moved = [
+            moved_by(counter, Participation(rows=10, per_key=10, gap=int(gap))) for gap in gaps
+        ]
+        axes.plot(gaps, moved, color=COLOURS[name], marker="o", ms=3)
+        axes.text(104, moved[-1], name, color=COLOURS[name], va="center")
+    axes.axhline(np.sqrt(10), color="black", lw=0.8, ls="--")
+    axes.text(1.05, np.sqrt(10) - 0.15, "orthogonal columns", fontsize=8, va="top")
+    axes.set(xscale="log", xlabel="steps between two rows, at least", ylim=(0, 10.5), xlim=(1, 100))
+    axes.set_title("Noise needed for ten rows, relative to one", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def save(figure, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
