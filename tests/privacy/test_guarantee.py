@@ -15,6 +15,7 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_distribution import (
     from_gaussian_mechanism,
     from_privacy_parameters,
+    from_randomized_response,
 )
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
@@ -139,6 +140,26 @@ def test_mixtures_are_never_below_a_privacy_loss_distribution(delta: float) -> N
         + 0.317
         + 1e-9
     )
+
+
+@pytest.mark.parametrize("mu", [0.2, 0.9, 2.0])
+@pytest.mark.parametrize("epsilon0", [0.1, 0.6])
+@pytest.mark.parametrize("times", [1, 6])
+def test_no_conversion_is_below_an_optimistic_privacy_loss_distribution(
+    mu: float, epsilon0: float, times: int
+) -> None:
+    """Gaussian and randomised responses together; their zCDP is an upper bound, too."""
+    options = {"value_discretization_interval": 2e-4, "pessimistic_estimate": False}
+    flip = 2 / (1 + math.exp(epsilon0))  # two buckets: e^epsilon0 = (1 - flip/2) / (flip/2)
+    response = from_randomized_response(flip, 2, **options)
+    peer = from_gaussian_mechanism(1 / mu, **options).compose(response.self_compose(times))
+    ours = Gdp(mu) + Pure(epsilon0).times(times)
+    as_zcdp = Zcdp(ours.rho())
+    for epsilon in (0.0, 0.5, 1.5, 4.0):
+        least = peer.get_delta_for_epsilon(epsilon)
+        assert ours.delta_at(epsilon) >= least * (1 - 1e-9) - 1e-13
+        assert ours.delta_at(epsilon) <= least * 1.03 + 1e-12  # the peer rounds seven losses down
+        assert as_zcdp.delta_at(epsilon) >= least * (1 - 1e-9) - 1e-13
 
 
 @given(losses, st.sampled_from([1e-3, 1e-5]))

@@ -55,7 +55,7 @@ Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
 DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
 FINE, COARSE, ROUGH = 100, 40, 16  # lattice steps per shift_epsilon: all sound, more are tighter
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
-REACH = 8  # losses further than this above epsilon count as infinite
+REACH = 4  # losses further than this above epsilon count as infinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class TableSelection:
         shifts = int(90 / self.shift_epsilon) + 1
         return doubt(self.horizon + 1 + shifts, DRAWS)
 
-    def losses(self, places: int = FINE, reach: int = 2 * REACH) -> tuple[LossLaw, LossLaw]:
+    def losses(self, places: int = FINE, reach: int = 16) -> tuple[LossLaw, LossLaw]:
         """The losses of all keys of one unit: (with, without) and (without, with)."""
         return _losses(self, places, reach)
 
