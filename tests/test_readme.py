@@ -1,0 +1,51 @@
+"""Every command and every line of Python of the README runs, in order, as a new user would."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+def test_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    ran = {"python": 0, "console": 0}
+    for language, text in BLOCK.findall((ROOT / "README.md").read_text()):
+        if language == "sql":
+            Path("clicks.sql").write_text(text)
+        elif language == "python":
+            exec(compile(text, "README.md", "exec"), names)
+            ran["python"] += 1
+        elif language == "console":
+            for line in text.splitlines():
+                command = shlex.split(line.removeprefix("$ "))
+                assert command[0] == "streamveil"
+                done = subprocess.run(
+                    [sys.executable, "-m", *command], capture_output=True, text=True, check=False
+                )
+                assert done.returncode == 0, (line, done.stdout, done.stderr)
+                ran["console"] += 1
+    assert ran["python"] >= 4
+    assert ran["console"] >= 4
+    shown = capsys.readouterr().out
+    assert "PROMISE" in shown
+    assert "n_low" in shown
+    assert list(Path("out").rglob("*.csv"))
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_make_targets_named_exist():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"make ([a-z]+)", (ROOT / page).read_text()):
+            assert target in [*targets, "on"] or target in ("make",), target
