@@ -26,7 +26,7 @@ class Stream:
 
 
 def mixture(rng: np.random.Generator, bits: int, parts: int = 4) -> Callable[..., np.ndarray]:
-    """Labels of records born at a step: products of coins whose chances drift at their own speeds."""
+    """Labels of records born at a step: products of coins that drift at their own speeds."""
     phase = rng.uniform(0, 2 * np.pi, (parts, bits))
     speed = rng.uniform(0.005, 0.04, (parts, bits))
     shift = 1 << np.arange(bits)[::-1]

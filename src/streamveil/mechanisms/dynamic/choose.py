@@ -98,7 +98,8 @@ class Choice:
             f"{'mechanism':<16}{'proved (95%)':>14}{'expected':>12}{'of records':>12}  why",
         ]
         for c in self.candidates:
-            proved = "none" if math.isinf(c.proved) else f"{c.proved:,.0f}"
+            proved = f"{c.proved:,.0f}" if c.proved < w.size else "> all of them"
+            proved = "none" if math.isinf(c.proved) else proved
             part = c.expected / w.size
             lines.append(f"{c.name:<16}{proved:>14}{c.expected:>12,.0f}{part:>12.1%}  {c.why}")
         if not self.useful:

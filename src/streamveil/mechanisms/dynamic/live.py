@@ -11,6 +11,7 @@ from streamveil.mechanisms.dynamic.records import BORN, GONE, Records, RecordsSt
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.shares import Place
 from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Int64
 
 
@@ -44,7 +45,7 @@ class LiveTable:
 
     @classmethod
     def open(
-        cls, mechanism: DynamicMechanism, noise: object, name: str, *, matching: str = "ids"
+        cls, mechanism: DynamicMechanism, noise: Noise, name: str, *, matching: str = "ids"
     ) -> LiveTable:
         """An empty table. `name` is part of every noise address: one per secret."""
         protects = mechanism.guarantee.protects
@@ -53,7 +54,7 @@ class LiveTable:
             domain=mechanism.queries.domain,
             counts_no_ops=protects.relation == "update",
         )
-        place = Place(noise, "changing table", (name.encode(),))  # type: ignore[arg-type]
+        place = Place(noise, "changing table", (name.encode(),))
         return cls(mechanism, records, place, mechanism.init(place), records.init())
 
     def insert(self, label: int, rid: int = 0) -> bool:
