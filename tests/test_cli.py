@@ -103,6 +103,17 @@ def test_explain_privacy_in_the_script_describes_instead_of_running(folder):
     assert not (folder / "s").exists()
 
 
+def test_tune_reads_a_public_sample(folder):
+    code, shown, errors = call(
+        "tune", folder / "q.sql", "--sample", folder / "visits.parquet", "--fraction", "0.5",
+        "--plot", folder / "tune.png",
+    )  # fmt: skip
+    assert (code, errors) == (0, "")
+    assert "least l1 first" in shown
+    assert "keeps 100.0% of the rows" in shown
+    assert (folder / "tune.png").stat().st_size > 1_000
+
+
 def test_a_file_answers_once_without_declarations(folder):
     (folder / "once.sql").write_text(
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, "

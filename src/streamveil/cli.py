@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -215,6 +216,55 @@ def print_explanation(plan: Plan, *, forecast: bool, as_json: bool) -> None:
 
     made = describe(plan, forecast=forecast)
     typer.echo(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
+
+
+@app.command(epilog="Example: streamveil tune pages.sql --sample last-year.parquet --fraction 0.1")
+def tune(
+    query: QueryFile,
+    sample: Annotated[str, typer.Option(help="A PUBLIC sample: it is read without any noise.")],
+    fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
+    metric: Annotated[str, typer.Option(help="l1, l2, linf or keys.")] = "l1",
+    target: Annotated[
+        float | None, typer.Option(help="Solve for the epsilon with this error instead.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw all metrics into this file.")] = None,
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """Forecasts the error over C, c and B on a public sample, and says which is best."""
+    from streamveil.connectors import open_source
+    from streamveil.queries import tune as tuner
+
+    plan = read_query(query, table, name).plan
+    given = plan.source.options if plan.source.kind == "files" else {}
+    options = {key: value for key, value in given.items() if key in ("format", "columns")}
+    source = open_source("files", {**options, "path": sample})
+    rows = pa.concat_tables([chunk.rows for chunk in source.read(None, 1_000_000)])
+    if target is not None:
+        epsilon, made = tuner.solve_epsilon(plan, rows, target, fraction=fraction, metric=metric)
+        typer.echo(f"epsilon = {epsilon:.4g} forecasts {metric} = {abs(made.cost(metric)):,.4g}")
+        return
+    tuning = tuner.tune(plan, rows, fraction=fraction, metric=metric)
+    print_tuning(tuning)
+    if plot is not None:
+        tuner.draw(tuning, str(plot))
+        typer.echo(f"plot: {plot}")
+
+
+def print_tuning(tuning: Any) -> None:
+    """The forecasts, best first, and the recommendation."""
+    shown = Table(title=f"forecast at the last release, least {tuning.metric} first")
+    for column in ("C", "c", "B", "rows kept", "groups shown", "l1", "l2", "linf", "noise"):
+        shown.add_column(column, justify="right")
+    for one in tuning.forecasts[:SHOWN_ROWS]:
+        bounds = (one.bounding.max_rows, one.bounding.max_rows_per_group, one.bounding.quadratic)
+        shown.add_row(
+            *("" if bound is None else f"{bound:,}" for bound in bounds), f"{one.kept:.1%}",
+            f"{one.keys:,.0f}", *(f"{v:,.4g}" for v in (one.l1, one.l2, one.linf, one.sd)),
+        )  # fmt: skip
+    console = Console(soft_wrap=True)
+    console.print(shown)
+    console.print(f"The first line {tuning.reason}.")
 
 
 @app.command()

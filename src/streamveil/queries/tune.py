@@ -1,0 +1,351 @@
+"""Which bounds give the least error: a forecast over C, c, B and value bounds on a public sample.
+
+The sample is read exactly, so it must be public (an older published extract, a synthetic stream).
+Nothing of the private data is used, nothing is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+from scipy.special import erf
+
+from streamveil.errors import MissingExtraError, PlanError, require_one_of
+from streamveil.privacy.budget import Budget
+from streamveil.queries.explain import lane_sd, shown_chance
+from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.kernels import NO
+from streamveil.queries.plan import Aggregate, Bounding, Plan
+from streamveil.types import Array, Bool, Float64, Int64
+
+QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C
+PER_GROUP = (1, 2, 4)
+METRICS = ("l1", "l2", "linf", "keys")
+COUNTED = ("count", "count_units", "sum")
+EPSILONS = (1e-3, 64.0)  # the range in which `solve_epsilon` looks
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a public sample as numbers: scope of the unit, cell = (window, group), value."""
+
+    scope: Int64[Array, " rows"]
+    cell: Int64[Array, " rows"]
+    value: Float64[Array, " rows"]
+    scale: float  # the real stream has this many times the units
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expected errors of one choice of bounds at the last release, over all groups."""
+
+    bounding: Bounding
+    keys: float  # groups expected to be shown
+    l1: float  # sum over groups of the expected absolute error; a hidden group errs by its total
+    l2: float  # root of the sum of expected squares
+    linf: float  # the largest expected error of a group
+    kept: float  # share of rows that bounding keeps
+    sd: float  # noise of one number
+
+    def cost(self, metric: str) -> float:
+        """Smaller is better."""
+        return -self.keys if metric == "keys" else float(getattr(self, metric))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All forecasts, best first, and the reason for the first."""
+
+    metric: str
+    forecasts: tuple[Forecast, ...]
+
+    @property
+    def best(self) -> Forecast:
+        """The recommendation."""
+        return self.forecasts[0]
+
+    @property
+    def reason(self) -> str:
+        """Why the best is best, in words."""
+        best = self.best
+        return (
+            f"keeps {best.kept:.1%} of the rows at a noise of {best.sd:.4g}; looser bounds add more"
+            " noise than they save in dropped rows, tighter ones drop more than they save in noise"
+        )
+
+
+def tune(
+    plan: Plan,
+    table: pa.Table,
+    *,
+    fraction: float = 1.0,
+    metric: str = "l1",
+    choices: Iterable[Bounding] | None = None,
+) -> Tuning:
+    """Forecasts every choice of bounds; `fraction` is the share of units that the sample holds."""
+    require_one_of("metric", metric, METRICS)
+    if not 0 < fraction <= 1:
+        raise PlanError("fraction must be above 0 and at most 1")
+    sample = read_sample(plan, table, 1 / fraction)
+    tried = list(choices) if choices is not None else default_choices(sample)
+    found = [forecast(plan, sample, bounding) for bounding in tried]
+    return Tuning(metric, tuple(sorted(found, key=lambda one: one.cost(metric))))
+
+
+def first_counted(plan: Plan) -> Aggregate:
+    """The aggregate whose error is forecast."""
+    for aggregate in plan.aggregates:
+        if aggregate.function in COUNTED:
+            return aggregate
+    raise PlanError("tune forecasts counts and sums; the query has none")
+
+
+def read_sample(plan: Plan, table: pa.Table, scale: float) -> Sample:
+    """The sample as the pipeline would see it before bounding."""
+    if plan.where is not None:
+        passes = compile_predicate(plan.where, table.schema)(table)
+        table = table.filter(pc.fill_null(passes, NO))
+    unit = compile_expression(plan.unit, table.schema)(table)
+    keep = np.asarray(pc.is_valid(unit))
+    times = _times(plan, table)
+    if times is not None:
+        keep &= np.asarray(pc.is_valid(times))
+    aggregate = first_counted(plan)
+    value = _values(aggregate, table)
+    keep &= np.isfinite(value)
+    rows = np.flatnonzero(keep)
+    if len(rows) == 0:
+        raise PlanError("the sample has no usable row")
+    micros = None if times is None else np.asarray(times.fill_null(0))[rows]
+    scope = _codes([unit.take(pa.array(rows))])
+    if plan.period_us is not None and micros is not None:
+        scope = _pairs(scope, micros // plan.period_us)
+    cell = _codes(
+        [compile_expression(key.expression, table.schema)(table).take(pa.array(rows))
+         for key in plan.keys]
+    ) if plan.keys else np.zeros(len(rows), np.int64)  # fmt: skip
+    if plan.window.size_us and micros is not None:
+        cell = _pairs(cell, micros // plan.window.size_us)
+    return Sample(scope, cell, value[rows], scale)
+
+
+def _times(plan: Plan, table: pa.Table) -> Any:
+    column = plan.source.event_time
+    if column is None or not (plan.window.size_us or plan.period_us):
+        return None
+    text = f"UNIX_MICROS(CAST(`{column}` AS TIMESTAMP))"
+    whole = pa.types.is_integer(table.schema.field(column).type)
+    return compile_expression(f"`{column}`" if whole else text, table.schema)(table)
+
+
+def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
+    if aggregate.expression is None:
+        return np.ones(table.num_rows)
+    column = compile_expression(aggregate.expression, table.schema)(table)
+    present = np.asarray(pc.is_valid(column), dtype=float)
+    if aggregate.function != "sum":
+        return present
+    numbers = np.asarray(pc.fill_null(column.cast(pa.float64()), 0.0))
+    return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
+
+
+def _codes(columns: Sequence[Any]) -> Int64[Array, " rows"]:
+    """A number for every distinct combination."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        indices = column.dictionary_encode(null_encoding="encode").indices
+        codes = _pairs(codes, np.asarray(indices).astype(np.int64))
+    return codes
+
+
+def _pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    low = right - right.min()
+    joined = left * (low.max() + 1) + low
+    return np.unique(joined, return_inverse=True)[1].astype(np.int64)
+
+
+def default_choices(sample: Sample) -> list[Bounding]:
+    """C at quantiles of rows per unit, each with some c; B of the same sizes."""
+    per_unit = np.bincount(sample.scope)
+    sizes = sorted({int(np.ceil(q)) for q in np.quantile(per_unit[per_unit > 0], QUANTILES)})
+    flat = [
+        Bounding(max_rows=rows, max_rows_per_group=each if each < rows else None)
+        for rows in sizes
+        for each in sorted({*(c for c in PER_GROUP if c < rows), rows})
+    ]
+    return flat + [Bounding(quadratic=rows) for rows in sizes]
+
+
+def ranks(groups: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    """How many earlier rows have the same number."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    first = np.maximum.accumulate(np.where(starts, np.arange(len(groups)), 0))
+    found = np.empty(len(groups), np.int64)
+    found[order] = np.arange(len(groups)) - first
+    return found
+
+
+def passes(sample: Sample, bounding: Bounding) -> Bool[Array, " rows"]:
+    """Which rows bounding keeps, in the order of the sample."""
+    pair = _pairs(sample.scope, sample.cell)
+    most = np.iinfo(np.int64).max
+    limits = (bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic)
+    rows, each, squares = (most if limit is None else limit for limit in limits)
+    return np.asarray(accept(sample.scope, pair, np.array([rows, each, squares])))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def accept(
+    scope: Int64[Array, " rows"], pair: Int64[Array, " rows"], limits: Int64[Array, " 3"]
+) -> Bool[Array, " rows"]:
+    """Row by row: at most C rows of a scope, c of a (scope, cell) pair, B in sum of squares."""
+    taken, spent = np.zeros(scope.max() + 1, np.int64), np.zeros(scope.max() + 1, np.int64)
+    held, keep = np.zeros(pair.max() + 1, np.int64), np.zeros(len(scope), np.bool_)
+    for i in range(len(scope)):
+        s, p = scope[i], pair[i]
+        cost = 2 * held[p] + 1  # (n + 1)^2 - n^2
+        if taken[s] < limits[0] and held[p] < limits[1] and spent[s] + cost <= limits[2]:
+            keep[i] = True
+            taken[s] += 1
+            held[p] += 1
+            spent[s] += cost
+    return keep
+
+
+def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
+    """The expected errors with these bounds, from the noise of the compiled query.
+
+    Error: a shown group errs by the dropped rows b plus Gaussian noise of deviation s: absolute
+        error s sqrt(2/pi) exp(-b^2 / 2 s^2) + b erf(b / (s sqrt 2)); a hidden one by its total.
+    """
+    from streamveil.engines.compile import compile_plan  # engines sit above the queries
+
+    operator = compile_plan(replace(plan, bounding=bounding))
+    place = next(
+        i for i, out in enumerate(operator.outputs) if out.name == first_counted(plan).name
+    )
+    last = operator.schedule.triggers or 1_000
+    sd = lane_sd(operator, operator.outputs[place].lanes[0], last)
+    keep, cells = passes(sample, bounding), int(sample.cell.max()) + 1
+    function = first_counted(plan).function
+    total = _totals(sample, np.ones(len(keep), np.bool_), function, cells)
+    held = _totals(sample, keep, function, cells)
+    units = _totals(sample, keep, "count_units", cells)
+    chance = _chances(operator, units, last)
+    dropped = np.abs(total - held)
+    near = sd * sqrt(2 / pi) * np.exp(-(dropped**2) / (2 * sd**2))
+    error = chance * (near + dropped * erf(dropped / (sd * sqrt(2)))) + (1 - chance) * np.abs(total)
+    square = chance * (sd**2 + dropped**2) + (1 - chance) * total**2
+    return Forecast(
+        bounding, float(chance.sum()), float(error.sum()), float(np.sqrt(square.sum())),
+        float(error.max()), float(keep.mean()), sd,
+    )  # fmt: skip
+
+
+def _totals(
+    sample: Sample, keep: Bool[Array, " rows"], function: str, cells: int
+) -> Float64[Array, " cells"]:
+    cell, value = sample.cell[keep], sample.value[keep]
+    if function == "count_units":
+        first = ranks(_pairs(sample.scope[keep], cell)) == 0 if keep.any() else keep[:0]
+        cell, value = cell[first], np.ones(int(first.sum()))
+    return np.bincount(cell, weights=value, minlength=cells) * sample.scale
+
+
+def _chances(operator: Any, units: Float64[Array, " cells"], last: int) -> Float64[Array, " cells"]:
+    """The chance of every group to be shown by the last release, from its number of units."""
+    whole = np.rint(units).astype(np.int64)
+    levels, places = np.unique(whole, return_inverse=True)
+    found: list[float] = []
+    for level in levels:
+        sure = bool(found) and found[-1] > 1 - 1e-9
+        chance = 1.0 if sure else shown_chance(operator, int(level), last)
+        found.append(1.0 if chance is None else chance * (level > 0))
+    return np.array(found)[places]
+
+
+def tune_bounds(plan: Plan, table: pa.Table, fraction: float = 1.0) -> list[tuple[float, float]]:
+    """(upper bound, forecast l1 error) of the first SUM, at quantiles of its values.
+
+    The noise grows with the bound and clamping falls with it; the counts of rows are as planned.
+    """
+    sums = [agg for agg in plan.aggregates if agg.function == "sum"]
+    if not sums or sums[0].expression is None or sums[0].low is None:
+        raise PlanError("tune_bounds needs a SUM with bounds to start from")
+    value = compile_expression(sums[0].expression, table.schema)(table).cast(pa.float64())
+    present = np.asarray(pc.drop_null(value))
+    highs = np.unique(np.quantile(present[np.isfinite(present)], (0.5, 0.75, 0.9, 0.95, 0.99, 1)))
+    found = []
+    loose = replace(sums[0], low=min(sums[0].low, float(present.min())), high=float(present.max()))
+    truth = read_sample(replace(plan, aggregates=(loose,)), table, 1 / fraction)
+    for high in highs[highs > sums[0].low]:
+        tried = replace(plan, aggregates=(replace(sums[0], high=float(high), quantum=None),))
+        held = read_sample(tried, table, 1 / fraction)
+        made = forecast(tried, held, plan.bounding)
+        cells = int(truth.cell.max()) + 1
+        lost = np.bincount(truth.cell, truth.value - held.value, minlength=cells) * truth.scale
+        found.append((float(high), made.l1 + float(np.abs(lost).sum())))
+    return found
+
+
+def solve_epsilon(
+    plan: Plan, table: pa.Table, target: float, *, fraction: float = 1.0, metric: str = "l1"
+) -> tuple[float, Forecast]:
+    """The least epsilon (within 2 %) whose forecast is at most `target`; bounds as planned."""
+    require_one_of("metric", metric, METRICS)
+    sample = read_sample(plan, table, 1 / fraction)
+
+    def at(epsilon: float) -> Forecast:
+        budget = Budget(epsilon=f"{epsilon:.6g}", delta=plan.budget.delta)
+        return forecast(replace(plan, budget=budget), sample, plan.bounding)
+
+    def good(made: Forecast) -> bool:
+        return made.keys >= target if metric == "keys" else made.cost(metric) <= target
+
+    low, high = EPSILONS
+    best = at(high)
+    if not good(best):
+        raise PlanError(
+            f"no epsilon up to {high:g} reaches the target: dropped rows alone err by more.\n"
+            "  to fix  loosen the bounds (`streamveil tune` shows how), or the target"
+        )
+    while high / low > 1.02:
+        middle = sqrt(low * high)
+        made = at(middle)
+        low, high, best = (low, middle, made) if good(made) else (middle, high, best)
+    return high, best
+
+
+def draw(tuning: Tuning, path: str) -> None:
+    """Every metric against C, one line for each c, as in Figure 10 of DP-SQLP."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise MissingExtraError("a plot", "plots") from None
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
+    flat = [one for one in tuning.forecasts if one.bounding.quadratic is None]
+    for axis, metric in zip(axes.flat, METRICS, strict=True):
+        for each in sorted({one.bounding.max_rows_per_group or 0 for one in flat}):
+            line = sorted(
+                (one.bounding.max_rows or 0, getattr(one, metric))
+                for one in flat
+                if (one.bounding.max_rows_per_group or 0) == each
+            )
+            axis.plot(*zip(*line, strict=True), marker="o", label=f"c = {each or 'C'}")
+        axis.set(xscale="log", yscale="log", ylabel=metric, xlabel="C (rows per unit)")
+    axes.flat[0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

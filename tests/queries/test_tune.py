@@ -1,0 +1,125 @@
+"""Tuning: what it forecasts is what the pipeline does."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.errors import PlanError
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.plan import Bounding
+from streamveil.queries.tune import (
+    _totals,
+    forecast,
+    passes,
+    read_sample,
+    solve_epsilon,
+    tune,
+    tune_bounds,
+)
+from streamveil.runtime.run import run
+
+KEYS = [f"k{i:02}" for i in range(12)]
+
+
+def clicks(units=300, seed=3):
+    """Clumpy rows: heavy users, repeated keys, values."""
+    rng = np.random.default_rng(seed)
+    user = rng.zipf(1.7, units * 5) % units
+    key = np.where(rng.random(len(user)) < 0.5, user % 12, rng.integers(0, 12, len(user)))
+    return pa.table({"user": user, "key": [KEYS[k] for k in key],
+                     "ms": rng.exponential(50.0, len(user))})  # fmt: skip
+
+
+def plan(table, bounding=None, aggregates=None, keys=None, steps=8):
+    bounding = bounding or Bounding(max_rows=8)
+    return (
+        sv.memory(table).protect("user").group_by("key", keys=keys)
+        .agg(**(aggregates or {"n": sv.count()}))
+        .bound(bounding.max_rows, bounding.max_rows_per_group, max_squared_rows=bounding.quadratic)
+        .release(every=sv.rows(len(table) // steps), steps=steps, selection="gaussian",
+                 budget=sv.Budget(epsilon=2, delta=1e-6)).plan
+    )  # fmt: skip
+
+
+BOUNDS = [Bounding(max_rows=4), Bounding(max_rows=6, max_rows_per_group=2), Bounding(quadratic=9)]
+
+
+@pytest.mark.parametrize("bounding", BOUNDS, ids=str)
+def test_bounding_of_the_sample_is_bounding_of_the_pipeline(tmp_path, bounding):
+    table = clicks()
+    made = plan(table, bounding, keys=sv.public(KEYS))
+    sample = read_sample(made, table, 1.0)
+    held = _totals(sample, passes(sample, bounding), "count", int(sample.cell.max()) + 1)
+    with pytest.warns(UserWarning, match="insecure"):
+        releases = list(run(made, state=tmp_path / "s", noise=SilentNoise(), insecure=True))
+    last = releases[-1].table.to_pydict()
+    assert sorted(last["n"]) == sorted(held.astype(int).tolist())
+
+
+def test_the_forecast_is_the_mean_error(tmp_path):
+    table = clicks()
+    bounding = Bounding(max_rows=6, max_rows_per_group=2)
+    made = plan(table, bounding, keys=sv.public(KEYS))
+    expected = forecast(made, read_sample(made, table, 1.0), bounding)
+    truth = {k: n for k, n in zip(*np.unique(table["key"].to_pylist(), return_counts=True),
+                                  strict=True)}  # fmt: skip
+    errors = []
+    for seed in range(12):
+        with pytest.warns(UserWarning, match="insecure"):
+            *_, last = run(made, state=tmp_path / str(seed), noise=SeededNoise(seed), insecure=True)
+        rows = last.table.to_pylist()
+        errors.append(sum(abs(row["n"] - truth[row["key"]]) for row in rows))
+    assert expected.keys == len(KEYS)
+    assert np.mean(errors) == pytest.approx(expected.l1, rel=0.1)
+
+
+def test_the_best_is_first_and_bounds_matter():
+    table = clicks(3_000)
+    tuning = tune(plan(table, keys=sv.public(KEYS)), table)
+    costs = [one.l1 for one in tuning.forecasts]
+    assert costs == sorted(costs)
+    assert costs[-1] > 1.5 * costs[0]
+    assert f"{tuning.best.kept:.1%}" in tuning.reason
+    by_keys = tune(plan(table), table, metric="keys")
+    assert by_keys.best.keys == max(one.keys for one in by_keys.forecasts) > 0
+
+
+def test_a_fraction_scales_the_groups():
+    table = clicks()
+    whole = tune(plan(table), table, choices=[Bounding(max_rows=4)]).best
+    tenth = tune(plan(table), table, fraction=0.1, choices=[Bounding(max_rows=4)]).best
+    assert tenth.keys > whole.keys
+    assert tenth.sd == whole.sd
+
+
+def test_value_bounds():
+    table = clicks(2_000)
+    made = plan(table, aggregates={"s": sv.sum("ms", bounds=(0, 50))}, keys=sv.public(KEYS))
+    found = tune_bounds(made, table)
+    assert [high for high, _ in found] == sorted(high for high, _ in found)
+    errors = [error for _, error in found]
+    assert min(errors) < errors[0]  # half of all values clamped is too tight
+
+
+def test_epsilon_for_a_target():
+    table = clicks(1_000)
+    made = plan(table, Bounding(max_rows=6, max_rows_per_group=2))
+    now = forecast(made, read_sample(made, table, 1.0), made.bounding)
+    epsilon, found = solve_epsilon(made, table, now.l1)
+    assert found.l1 <= now.l1
+    assert epsilon == pytest.approx(2, rel=0.05)
+    with pytest.raises(PlanError, match="no epsilon"):
+        solve_epsilon(made, table, 1e-3)
+
+
+def test_refusals():
+    table = clicks(50)
+    with pytest.raises(ValueError, match="metric"):
+        tune(plan(table), table, metric="l3")
+    with pytest.raises(PlanError, match="fraction"):
+        tune(plan(table), table, fraction=0)
+    with pytest.raises(PlanError, match="no usable row"):
+        tune(plan(table), table.slice(0, 0))
+    with pytest.raises(PlanError, match="counts and sums"):
+        tune(plan(table, aggregates={"a": sv.avg("ms", bounds=(0, 1))}), table)
