@@ -18,10 +18,10 @@ Algorithm: a coin for "the bridge inside a block crosses at count S":
     what is known, then asks the coins at the larger count, again until a path agrees.
 Proof: P(yes) = sum_t P(A_t) E[1/K | A_t] = P(union of A_t), and a path that stays has the law given
     the union. Given the ends and "no", the inside of a block is independent of everything used so
-    far, so it may be forgotten; given the ends and the first crossing w, so may all but the dyadic
-    points above w. "No crossing at S" implies the same at every smaller count, so the newest answer
-    replaces the older ones. Repeating a draw until it agrees with a certificate samples the
-    conditional law.
+    far, so it may be forgotten. After the first crossing w nothing is needed: counts only grow, so
+    the key is published at w or before. "No crossing at S" implies the same at every smaller
+    count, so the newest answer replaces the older ones. Repeating a draw until it agrees with a
+    certificate samples the conditional law.
 Error: none in law for real Gaussians; see Numerics.
 Memory: 24 bytes a block, at most log2(horizon) + 1 blocks for a key that expects no crossing.
 Numerics: float64. A comparison can differ from that of the real numbers only when they are within
@@ -126,8 +126,8 @@ class Crossing:
 
     @property
     def width(self) -> int:
-        """Rows that are enough for any key: three decompositions of the line."""
-        return 3 * len(self.spreads) + 4
+        """Rows that are enough for any key: a dyadic decomposition from one time to another."""
+        return 2 * len(self.spreads) + 4
 
     def init(self, keys: int) -> CrossingState:
         """Keys that were never touched."""
@@ -230,7 +230,7 @@ def touch_all(state, touched, world, table, words, out, void):  # type: ignore[n
     size = len(world) // 8
     width = points.shape[1]
     path, times, values = np.empty(size + 1), np.empty(size + 2, np.int64), np.empty(size + 2)
-    fresh, done, waiting = np.zeros((2, 3)), np.zeros((width, 3)), np.zeros((width, 3))
+    fresh, done, waiting = np.zeros((2, 3)), np.zeros((width, 3)), np.zeros((3 * width, 3))
     cursor = np.zeros(1, np.int64)
     for i in range(len(todo)):
         key = todo[i]

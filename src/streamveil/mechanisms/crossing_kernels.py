@@ -310,28 +310,26 @@ def keep(out, n, end, value, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def unfold(path, block, first, levels, out, n, todo, m):  # type: ignore[no-untyped-def]
-    """Keeps of a path the points around its first crossing; returns the new sizes of out, todo."""
+def unfold(path, block, first, count, out, n):  # type: ignore[no-untyped-def]
+    """Keeps of a path the dyadic points up to its first crossing; returns the new size of out."""
     left, right, _, _ = block
-    count, mark = levels
     start, size = left, right - left
     while size > 1:
         size //= 2
-        middle = start + size
-        if first > middle:
-            n = keep(out, n, middle, path[middle - left], count)
-            start = middle
-            continue
-        todo[m, 0], todo[m, 1], todo[m, 2] = middle + size, path[middle + size - left], mark
-        m += 1
-        if first == middle:
+        if first > start + size:
+            start += size
+            n = keep(out, n, start, path[start - left], count)
+        elif first == start + size:
             break
-    return keep(out, n, first, path[first - left], count), m
+    return keep(out, n, first, path[first - left], count)
 
 
 @njit(cache=True)
 def touch(blocks, size, t, count, world, table, words, cursor, path, times, values, out, todo):  # type: ignore[no-untyped-def]
-    """(rows of out, wake): one touch of one key; see `Crossing.touch`."""
+    """(rows of out, wake): one touch of one key; see `Crossing.touch`.
+
+    What is after the wake is forgotten: counts only grow, so the key never gets there untold.
+    """
     x, m = reach(blocks, size, t, world, table, words, cursor, path, times, values, todo)
     out[0, 0], out[0, 1], out[0, 2] = t, x, count
     n, wake = 1, np.int64(0)
@@ -349,12 +347,9 @@ def touch(blocks, size, t, count, world, table, words, cursor, path, times, valu
             m += 2
         elif answer == YES:
             _, wake = crosses(path, right - left, world, left, count)
-            n, m = unfold(path, block, wake, (count, mark), out, n, todo, m)
+            n = unfold(path, block, wake, count, out, n)
         else:
             n = keep(out, n, right, high, count)
             if high + count > world[right]:
                 wake = right
-    for i in range(m - 1, -1, -1):
-        copy_row(out, n, todo, i)
-        n += 1
     return n, wake
