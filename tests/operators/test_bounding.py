@@ -111,6 +111,21 @@ def test_no_stream_of_one_unit_reaches_further_than_declared(bounds):
     assert reached == bounds.l2_squared or bounds.quadratic  # tight where it is a plain rule
 
 
+@pytest.mark.parametrize("chunk", [7_000, 40_000])
+def test_large_batches_rebuild_the_same_table(chunk):
+    """Visits in table order crowd one end; where it grows must not depend on rejected rows."""
+    bounds = Bounds(max_rows=2, per_group=1)
+    rows = make_rows(9, 80_000, 60_000, 3, 1)
+    one, two = (UnitTable.empty(bounds, by_group=True) for _ in range(2))
+    for i in range(0, 80_000, chunk):
+        batch = cut(rows, i, i + chunk)
+        kept = unit_stage(one, batch, bounds).accepted
+        unit_stage(two, UnitRows(*(c[kept] for c in batch)), bounds)
+    for name in UnitTable.NAMES:
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    assert one.units > 0.2 * len(one.unit)
+
+
 def test_refuses_a_rule_that_bounds_nothing():
     with pytest.raises(PlanError, match="nothing bounds"):
         Bounds(per_group=1)

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from streamveil.operators.bounding import visiting_order
 from streamveil.operators.kernels import (
+    ENDLESS,
     GROW_POOL,
     GROW_TABLE,
-    LOAD,
+    MOST_PROBES,
     add_hits,
     add_lanes,
     find_rows,
@@ -27,7 +28,6 @@ SMALLEST = 64  # slots of a new table
 class KeyRows(NamedTuple):
     """Accepted rows as the key stage sees them, in canonical order."""
 
-    names: UInt64[Array, "rows 2"]
     lanes: Int64[Array, "rows lanes"]  # quanta to add
     hits: Int64[Array, "rows levels"]  # places of histogram lanes to add one to; -1: none
 
@@ -102,25 +102,21 @@ class KeyTable:
     def add_keys(self, names: UInt64[Array, "new 2"], encoded: pa.Array) -> None:
         """Appends keys known to be new, in order: what `key_stage` did when it first met them."""
         start = self.keys
-        at = 0
-        while at < len(names):
-            if self.keys >= int(0.8 * len(self.slots)):
-                self._grow_slots()
-            if self.keys >= len(self.names):
-                self._grow_rows()
-            fits = min(
-                len(names) - at, len(self.names) - self.keys, int(0.8 * len(self.slots)) - self.keys
-            )
-            first = self.keys
-            self.names[first : first + fits] = names[at : at + fits]
-            self.meta[0] += fits
-            settle_rows(self.names[: self.keys], self.slots, first)
-            at += fits
+        while len(self.names) < start + len(names):
+            self._grow_rows()
+        self.names[start : start + len(names)] = names
+        self.meta[0] += len(names)
+        at = start
+        while True:
+            at = settle_rows(self.names[: self.keys], self.slots, at, MOST_PROBES)
+            if at == self.keys:
+                break
+            self._grow_slots(at)
         self.name_keys(start, encoded)
 
-    def _grow_slots(self) -> None:
+    def _grow_slots(self, rows: int) -> None:
         self.slots = np.zeros(2 * len(self.slots), np.int32)
-        settle_rows(self.names[: self.keys], self.slots, 0)
+        settle_rows(self.names[:rows], self.slots, 0, ENDLESS)
 
     def _grow_rows(self) -> None:
         rows = 2 * len(self.names)
@@ -131,15 +127,13 @@ def key_stage(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Found:
     """Finds or creates the key row of every accepted row. New keys still lack their bytes."""
     n = len(names)
     rows, source = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    while table.keys + n > LOAD * len(table.slots):  # sorted visits would overfill one end first
-        table._grow_slots()
     order = visiting_order(names[:, 0], len(table.slots))
     table.meta[1] = 0
     at = 0
     while at < n:
         at, full = find_rows(names, order, at, table.slots, table.names, table.meta, rows, source)
         if full == GROW_TABLE:
-            table._grow_slots()
+            table._grow_slots(table.keys)
         elif full == GROW_POOL:
             table._grow_rows()
     fresh = source[: table.meta[1]].copy()

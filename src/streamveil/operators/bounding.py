@@ -11,7 +11,6 @@ from streamveil.errors import PlanError
 from streamveil.operators.kernels import (
     GROW_POOL,
     GROW_TABLE,
-    LOAD,
     bound_rows,
     settle_names,
     spread,
@@ -175,8 +174,6 @@ def unit_stage(table: UnitTable, rows: UnitRows, bounds: Bounds) -> Passed:
     """Decides every row and charges its unit, in place. Any split by unit gives the same answer."""
     n = len(rows.unit)
     accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    while table.units + n > LOAD * len(table.unit):  # sorted visits would overfill one end first
-        _grow_table(table)
     order = visiting_order(rows.unit, len(table.unit))
     limits = np.array(
         [

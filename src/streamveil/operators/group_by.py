@@ -15,7 +15,7 @@ import pyarrow as pa
 from streamveil.batch import Batch, Release
 from streamveil.errors import StoreError
 from streamveil.operators.aggregate import KeyRows, add_rows, find_keys, key_stage
-from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.keys import Types, encode_keys
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
@@ -39,6 +39,16 @@ from streamveil.operators.rows import (
     prepare,
 )
 from streamveil.operators.selection import Address, GaussianSelection
+from streamveil.operators.state import (
+    State,
+    constant,
+    parts,
+    slices,
+    spread_out,
+    to_bytes,
+    types_from_bytes,
+    types_to_bytes,
+)
 from streamveil.operators.weighted import weighted_loss
 from streamveil.operators.windows import LATE, Schedule, assign, period_closes
 from streamveil.privacy.calibrate import root_up
@@ -49,6 +59,7 @@ from streamveil.types import Array, Bool, Int64, UInt8, UInt64
 
 COLLISION_BITS = 64
 NEVER = "not a public key"
+GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
 BOUNDED = "over the contribution bound"
 
 
@@ -58,17 +69,6 @@ class Default(NamedTuple):
     name: str
     value: Any
     reason: str
-
-
-@dataclass(repr=False)  # secret
-class State:
-    """Everything a group-by remembers. Mutable; never shown."""
-
-    units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
-    windows: dict[int, WindowState] = field(default_factory=dict)
-    types: Types | None = None  # of the key columns, once a schema was seen
-    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
-    step: int = 0  # last released
 
 
 class Pairs(NamedTuple):
@@ -168,10 +168,10 @@ class GroupBy:
         prepared, pairs = self.arrive(state, batch, noise)
         made = self._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
         delta = self.accept(state, prepared, pairs) | made
-        delta["turned"] = _to_bytes(json.dumps(prepared.turned).encode())
+        delta["turned"] = to_bytes(json.dumps(prepared.turned).encode())
         _count(state.turned, prepared.turned)
         if batch.rows.num_columns:
-            delta["types"] = _types_to_bytes(state.types or ())
+            delta["types"] = types_to_bytes(state.types or ())
         return delta
 
     def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
@@ -195,55 +195,95 @@ class GroupBy:
 
     def accept(self, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
         """The unit stage, then the key stage; returns what they changed."""
-        names = prepared.names[pairs.rows]
-        group = groups_of(names, pairs.windows)
-        n = len(group)
-        weight, hidden = self.public_facts(state, names, pairs.windows)
-        accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        for period in np.unique(pairs.periods).tolist():
-            mine = pairs.periods == period
-            unit = prepared.unit[pairs.rows[mine]]
-            passed = unit_stage(
-                self._units(state, period),
-                UnitRows(unit, group[mine], weight[mine], hidden[mine]),
-                self.bounds,
-            )
-            accepted[mine], first[mine] = passed
-        kept = np.flatnonzero(accepted)
+        rows = None if self._one_each(pairs, prepared) else pairs.rows
+        names = prepared.names if rows is None else prepared.names[rows]
+        unit = prepared.unit if rows is None else prepared.unit[rows]
+        passed = self._pass_units(state, pairs, names, unit)
+        kept = np.flatnonzero(passed.accepted)
+        n = len(names)
         _count(prepared.turned, {BOUNDED: n - len(kept)} if n > len(kept) else {})
-        rows, windows = pairs.rows[kept], pairs.windows[kept]
-        lanes = lane_quanta(self.plain_lanes, prepared, rows, first[kept])
-        hits = lane_hits(self.trees, prepared, rows)
-        found = np.zeros(len(kept), np.int64)
-        fresh: dict[str, list[Any]] = {"window": [], "names": [], "keys": []}
-        for window in np.unique(windows).tolist():
-            mine = np.flatnonzero(windows == window)
+        windows, source = pairs.windows[kept], pairs.rows[kept]
+        names, first = names[kept], passed.first[kept]
+        found, fresh = self._find_keys(state, prepared, windows, names, source)
+        lanes = lane_quanta(self.plain_lanes, prepared, source, first)
+        hits = lane_hits(self.trees, prepared, source)
+        self._add(state, windows, found, KeyRows(lanes, hits))
+        given = [p for p, lane in enumerate(self.plain_lanes) if lane.kind not in GIVEN]
+        return {
+            "unit": unit[kept],
+            "window": constant(windows),
+            "period": constant(pairs.periods[kept]),
+            "row": found.astype(np.int32),
+            "lanes": lanes[:, given],
+            "hits": hits.astype(np.int32),
+            **fresh,
+        }
+
+    def _one_each(self, pairs: Pairs, prepared: Prepared) -> bool:
+        """Whether the pairs are simply all rows."""
+        return self.schedule.overlap == 1 and len(pairs.rows) == len(prepared.unit)
+
+    def _pass_units(
+        self,
+        state: State,
+        pairs: Pairs,
+        names: UInt64[Array, "pairs 2"],
+        unit: UInt64[Array, " pairs"],
+    ) -> Passed:
+        group = groups_of(names, pairs.windows)
+        weight, hidden = self.public_facts(state, names, pairs.windows)
+        rows = UnitRows(unit, group, weight, hidden)
+        n = len(unit)
+        passed = Passed(np.zeros(n, np.bool_), np.zeros(n, np.bool_))
+        for period, mine in parts(pairs.periods):
+            part = UnitRows(*(column[mine] for column in rows))
+            passed.accepted[mine], passed.first[mine] = unit_stage(
+                self._units(state, period), part, self.bounds
+            )
+        return passed
+
+    def _find_keys(
+        self,
+        state: State,
+        prepared: Prepared,
+        windows: Int64[Array, " kept"],
+        names: UInt64[Array, "kept 2"],
+        source: Int64[Array, " kept"],
+    ) -> tuple[Int64[Array, " kept"], dict[str, Array]]:
+        """Key rows of accepted pairs, and the keys met for the first time."""
+        found = np.zeros(len(names), np.int64)
+        made: list[tuple[int, Array, pa.Array]] = []
+        for window, mine in parts(windows):
             table = state.windows[window].table
             start = table.keys
-            met = key_stage(table, names[kept[mine]])
+            met = key_stage(table, names[mine])
             found[mine] = met.rows
             if len(met.fresh):
-                source = rows[mine[met.fresh]]
-                encoded = encode_keys(
-                    [k.take(pa.array(source)) for k in prepared.keys], len(source)
-                )
+                rows = source[mine][met.fresh]
+                encoded = encode_keys([k.take(pa.array(rows)) for k in prepared.keys], len(rows))
                 table.name_keys(start, encoded)
-                fresh["window"] += [window] * len(source)
-                fresh["names"].append(prepared.names[source])
-                fresh["keys"] += encoded.to_pylist()
-            add_rows(table, met.rows, KeyRows(names[kept[mine]], lanes[mine], hits[mine]))
-        return {
-            "unit": prepared.unit[rows],
-            "window": windows,
-            "period": pairs.periods[kept],
-            "row": found.astype(np.int32),
-            "lanes": lanes,
-            "hits": hits.astype(np.int32),
-            "new_window": np.array(fresh["window"], np.int64),
-            "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *fresh["names"]]),
-            "new_ends": np.cumsum([len(key) for key in fresh["keys"]], dtype=np.int64),
-            "new_bytes": _to_bytes(b"".join(fresh["keys"])),
+                made.append((window, names[mine][met.fresh], encoded))
+        cells = [cell for _, _, encoded in made for cell in encoded.to_pylist()]
+        return found, {
+            "new_window": np.repeat([w for w, _, _ in made], [len(n) for _, n, _ in made]).astype(
+                np.int64
+            ),
+            "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *(n for _, n, _ in made)]),
+            "new_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
+            "new_bytes": to_bytes(b"".join(cells)),
         }
+
+    def _add(
+        self,
+        state: State,
+        windows: Int64[Array, " kept"],
+        found: Int64[Array, " kept"],
+        rows: KeyRows,
+    ) -> None:
+        for window, mine in parts(windows):
+            add_rows(
+                state.windows[window].table, found[mine], KeyRows(rows.lanes[mine], rows.hits[mine])
+            )
 
     def public_facts(
         self, state: State, names: UInt64[Array, "pairs 2"], windows: Int64[Array, " pairs"]
@@ -253,8 +293,7 @@ class GroupBy:
         if rule is None and self.bounds.slots is None:
             return np.ones(n, np.uint8), np.ones(n, np.bool_)
         weight = np.zeros(n, np.uint8)
-        for window in np.unique(windows).tolist():
-            mine = np.flatnonzero(windows == window)
+        for window, mine in parts(windows):
             held = state.windows[window]
             weight[mine] = held.weight_of(find_keys(held.table, names[mine]))
         hidden = weight == 0
@@ -264,30 +303,29 @@ class GroupBy:
     def apply(self, state: State, delta: Mapping[str, Array]) -> None:
         """See `Operator.apply`."""
         if "types" in delta and state.types is None:
-            state.types = _types_from_bytes(delta["types"])
+            state.types = types_from_bytes(delta["types"])
         _count(state.turned, json.loads(bytes(delta["turned"])))
-        public = pa.array(_slices(delta["public_bytes"], delta["public_ends"]), pa.large_binary())
+        public = pa.array(slices(delta["public_bytes"], delta["public_ends"]), pa.large_binary())
         for window in delta["made"].tolist():
             state.windows[window] = self._blank(delta["public_names"], public)
-        keys = _slices(delta["new_bytes"], delta["new_ends"])
-        for window in np.unique(delta["window"]).tolist():
+        keys = slices(delta["new_bytes"], delta["new_ends"])
+        for window in np.unique(delta["new_window"]).tolist():
             self._add_fresh(state, window, delta, keys)
-            mine = delta["window"] == window
-            rows = KeyRows(np.zeros((0, 2), np.uint64), delta["lanes"][mine], delta["hits"][mine])
-            add_rows(state.windows[window].table, delta["row"][mine].astype(np.int64), rows)
-        names = np.empty((len(delta["row"]), 2), np.uint64)
-        for window in np.unique(delta["window"]).tolist():
-            mine = delta["window"] == window
-            names[mine] = state.windows[window].table.names[delta["row"][mine]]
-        group = groups_of(names, delta["window"])
-        weight, hidden = self.public_facts(state, names, delta["window"])
-        for period in np.unique(delta["period"]).tolist():
-            mine = delta["period"] == period
-            unit_stage(
-                self._units(state, period),
-                UnitRows(delta["unit"][mine], group[mine], weight[mine], hidden[mine]),
-                self.bounds,
-            )
+        n = len(delta["row"])
+        found = delta["row"].astype(np.int64)
+        windows = spread_out(delta["window"], n)
+        names = np.empty((n, 2), np.uint64)
+        for window, mine in parts(windows):
+            names[mine] = state.windows[window].table.names[found[mine]]
+        pairs = Pairs(found, windows, spread_out(delta["period"], n))
+        passed = self._pass_units(state, pairs, names, delta["unit"])
+        lanes = np.ones((n, len(self.plain_lanes)), np.int64)
+        given = [p for p, lane in enumerate(self.plain_lanes) if lane.kind not in GIVEN]
+        lanes[:, given] = delta["lanes"]
+        for place, lane in enumerate(self.plain_lanes):
+            if lane.kind == "units":
+                lanes[:, place] = passed.first
+        self._add(state, windows, found, KeyRows(lanes, delta["hits"]))
 
     def release(self, state: State, step: int, noise: Noise) -> list[Release]:
         """See `Operator.release`."""
@@ -316,13 +354,13 @@ class GroupBy:
     def save(self, state: State) -> dict[str, Array]:
         """See `Operator.save`."""
         arrays = {
-            "turned": _to_bytes(json.dumps(state.turned).encode()),
+            "turned": to_bytes(json.dumps(state.turned).encode()),
             "step": np.array(state.step, np.int64),
             "periods": np.array(list(state.units), np.int64),
             "windows": np.array(list(state.windows), np.int64),
         }
         if state.types is not None:
-            arrays["types"] = _types_to_bytes(state.types)
+            arrays["types"] = types_to_bytes(state.types)
         for period, table in state.units.items():
             arrays |= {f"unit{period}/{name}": getattr(table, name) for name in UnitTable.NAMES}
         for window, held in state.windows.items():
@@ -335,7 +373,7 @@ class GroupBy:
             state = State(
                 turned=json.loads(bytes(arrays["turned"])),
                 step=int(arrays["step"]),
-                types=_types_from_bytes(arrays["types"]) if "types" in arrays else None,
+                types=types_from_bytes(arrays["types"]) if "types" in arrays else None,
             )
             for period in arrays["periods"].tolist():
                 state.units[period] = UnitTable(
@@ -459,7 +497,7 @@ class GroupBy:
             "made": np.array(made, np.int64),
             "public_names": names,
             "public_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
-            "public_bytes": _to_bytes(b"".join(cells)),
+            "public_bytes": to_bytes(b"".join(cells)),
         }
 
     def _blank(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
@@ -506,21 +544,3 @@ def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
 def _count(into: dict[str, int], more: Mapping[str, int]) -> None:
     for reason, n in more.items():
         into[reason] = into.get(reason, 0) + n
-
-
-def _to_bytes(data: bytes) -> Array:
-    return np.frombuffer(data, np.uint8)
-
-
-def _slices(data: Array, ends: Array) -> list[bytes]:
-    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-    return [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
-
-
-def _types_to_bytes(types: Types) -> Array:
-    schema = pa.schema([pa.field(str(i), kind) for i, kind in enumerate(types)])
-    return np.frombuffer(schema.serialize(), np.uint8)
-
-
-def _types_from_bytes(data: Array) -> Types:
-    return tuple(pa.ipc.read_schema(pa.py_buffer(np.ascontiguousarray(data))).types)

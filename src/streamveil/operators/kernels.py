@@ -10,7 +10,10 @@ from numba import njit
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 
 DONE, GROW_TABLE, GROW_POOL = 0, 1, 2
+MOST_PROBES = 96  # rows visited in table order fill it from one end: grow where it is crowded
+ENDLESS = 1 << 40
 LOAD = 0.8  # share of slots in use at which a table doubles
+AHEAD = 64  # rows whose memory is touched before they are decided
 BLOCK = 4  # entries of the smallest block of a pool
 
 
@@ -84,13 +87,17 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
     most = np.int64(LOAD * len(t_unit))
     by_group = len(pool_group) > 0
     for place in range(at, len(order)):
+        if (place - at) % AHEAD == 0:
+            _touch_units(unit, order, place, t_unit, t_rows, t_spent, t_used, t_block, pool_group)
         row = order[place]
         name = unit[row]
         slot = np.int64(name >> shift)
+        probes = 0
         while t_unit[slot] != name and t_unit[slot] != 0:
             slot = (slot + 1) & mask
+            probes += 1
         known = t_unit[slot] == name
-        if not known and meta[0] >= most:
+        if not known and (meta[0] >= most or probes > MOST_PROBES):
             return place, GROW_TABLE
         if len(t_rows) and np.int64(t_rows[slot]) >= max_rows:
             continue
@@ -141,6 +148,39 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
 
 
 @njit(cache=True)
+def _touch_units(  # noqa: PLR0913 (one loop over structure-of-arrays state)
+    unit: Array,
+    order: Array,
+    at: int,
+    t_unit: Array,
+    t_rows: Array,
+    t_spent: Array,
+    t_used: Array,
+    t_block: Array,
+    pool_group: Array,
+) -> Any:
+    """Reads what the next rows will need: independent reads overlap, dependent ones would not."""
+    shift = _shift(len(t_unit))
+    end = min(at + AHEAD, len(order))
+    seen = np.uint64(0)
+    blocks = np.empty(AHEAD, np.int64)
+    for place in range(at, end):
+        slot = np.int64(unit[order[place]] >> shift)
+        seen += t_unit[slot]
+        if len(t_rows):
+            seen += np.uint64(t_rows[slot])
+        if len(t_spent):
+            seen += np.uint64(t_spent[slot])
+        if len(t_used):
+            seen += np.uint64(t_used[slot])
+            blocks[place - at] = t_block[slot]
+    if len(t_used):
+        for place in range(at, end):
+            seen += np.uint64(pool_group[blocks[place - at]])
+    return seen
+
+
+@njit(cache=True)
 def _allocate(used: Any, start: Any, pool_group: Array, pool_sum: Array, meta: Array) -> Any:
     """A block with room for one entry more than `used`, holding the old ones; -1: no room."""
     size = BLOCK if used == 0 else 2 * used
@@ -187,16 +227,20 @@ def find_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     shift = _shift(len(t_slots))
     most = np.int64(LOAD * len(t_slots))
     for place in range(at, len(order)):
+        if (place - at) % AHEAD == 0:
+            _touch_keys(names, order, place, t_slots, t_names)
         i = order[place]
         low, high = names[i, 0], names[i, 1]
         slot = np.int64(low >> shift)
         row = np.int64(t_slots[slot]) - 1
+        probes = 0
         while row >= 0 and (t_names[row, 0] != low or t_names[row, 1] != high):
             slot = (slot + 1) & mask
             row = np.int64(t_slots[slot]) - 1
+            probes += 1
         if row < 0:
             row = meta[0]
-            if row >= most:
+            if row >= most or probes > MOST_PROBES:
                 return place, GROW_TABLE
             if row >= len(t_names):
                 return place, GROW_POOL
@@ -211,15 +255,41 @@ def find_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 
 
 @njit(cache=True)
-def settle_rows(names: UInt64[Array, "keys 2"], t_slots: Array, start: int) -> None:
-    """Enters key rows from `start` on into the slots, in row order."""
+def _touch_keys(
+    names: UInt64[Array, "rows 2"],
+    order: Int64[Array, " rows"],
+    at: int,
+    t_slots: Array,
+    t_names: UInt64[Array, "keys 2"],
+) -> Any:
+    """Reads what the next rows will need; see `_touch_units`."""
+    shift = _shift(len(t_slots))
+    end = min(at + AHEAD, len(order))
+    rows = np.empty(AHEAD, np.int64)
+    seen = np.uint64(0)
+    for place in range(at, end):
+        rows[place - at] = t_slots[np.int64(names[order[place], 0] >> shift)]
+    for place in range(at, end):
+        seen += t_names[max(rows[place - at] - 1, 0), 0]
+    return seen
+
+
+@njit(cache=True)
+def settle_rows(names: UInt64[Array, "keys 2"], t_slots: Array, start: int, patience: int) -> int:
+    """Enters key rows from `start` on, in row order; returns the first that finds no room."""
     mask = len(t_slots) - 1
     shift = _shift(len(t_slots))
+    most = np.int64(LOAD * len(t_slots))
     for row in range(start, len(names)):
         slot = np.int64(names[row, 0] >> shift)
+        probes = 0
         while t_slots[slot] != 0:
             slot = (slot + 1) & mask
+            probes += 1
+        if patience < ENDLESS and (row >= most or probes > patience):
+            return row
         t_slots[slot] = row + 1
+    return len(names)
 
 
 @njit(cache=True)
@@ -257,6 +327,8 @@ def peek_rows(
     mask = len(t_slots) - 1
     shift = _shift(len(t_slots))
     for place in range(len(order)):
+        if place % AHEAD == 0:
+            _touch_keys(names, order, place, t_slots, t_names)
         i = order[place]
         low, high = names[i, 0], names[i, 1]
         slot = np.int64(low >> shift)

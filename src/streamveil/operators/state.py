@@ -1,0 +1,74 @@
+"""What a group-by remembers, and small codecs between arrays and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.operators.bounding import UnitTable
+from streamveil.operators.keys import Types
+from streamveil.operators.release import WindowState
+from streamveil.types import Array, Int64, UInt8
+
+Index = slice | Array
+
+
+@dataclass(repr=False)  # secret
+class State:
+    """Everything a group-by remembers. Mutable; never shown."""
+
+    units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
+    windows: dict[int, WindowState] = field(default_factory=dict)
+    types: Types | None = None  # of the key columns, once a schema was seen
+    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    step: int = 0  # last released
+
+
+def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
+    """Every distinct value with the places that hold it; all places at once where there is one.
+
+    >>> list(parts(np.array([3, 3])))
+    [(3, slice(None, None, None))]
+    """
+    if len(values) == 0:
+        return
+    if (values == values[0]).all():
+        yield int(values[0]), slice(None)
+        return
+    for value in np.unique(values).tolist():
+        yield value, np.flatnonzero(values == value)
+
+
+def constant(values: Int64[Array, " rows"]) -> Int64[Array, " few"]:
+    """One entry where all are equal; see `spread_out`."""
+    return values[:1] if len(values) and (values == values[0]).all() else values
+
+
+def spread_out(values: Int64[Array, " few"], rows: int) -> Int64[Array, " rows"]:
+    """The inverse of `constant`."""
+    return np.full(rows, values[0]) if len(values) == 1 else values
+
+
+def to_bytes(data: bytes) -> UInt8[Array, " bytes"]:
+    """Bytes as an array."""
+    return np.frombuffer(data, np.uint8)
+
+
+def slices(data: UInt8[Array, " bytes"], ends: Int64[Array, " cells"]) -> list[bytes]:
+    """The pieces of concatenated bytes."""
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    return [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
+
+
+def types_to_bytes(types: Types) -> UInt8[Array, " bytes"]:
+    """Arrow types of the key columns, as bytes."""
+    schema = pa.schema([pa.field(str(i), kind) for i, kind in enumerate(types)])
+    return np.frombuffer(schema.serialize(), np.uint8)
+
+
+def types_from_bytes(data: UInt8[Array, " bytes"]) -> Types:
+    """The inverse of `types_to_bytes`."""
+    return tuple(pa.ipc.read_schema(pa.py_buffer(np.ascontiguousarray(data))).types)
