@@ -43,7 +43,7 @@ from streamveil.mechanisms.above_threshold import (
     worst_openings,
 )
 from streamveil.mechanisms.pld import LossLaw, law_under
-from streamveil.mechanisms.waiting import NEVER, WORDS, doubt, waits
+from streamveil.mechanisms.waiting import NEVER, PRECISION, WORDS, doubt, waits
 from streamveil.privacy import convert
 from streamveil.privacy.budget import Budget, Number, exact, exact_between
 from streamveil.privacy.calibrate import gaussian_mu
@@ -66,8 +66,7 @@ class TableSelection:
         its own geometric Z, P(Z = j) = (1 - q) q^j, q = e^-shift_epsilon, and opens at each trigger
         with chance pi(gap), fresh coins. pi is a table: 1 up to gap 0, falling, 0 from threshold -
         1.
-    Protects: all rows of one unit, which adds exactly 1 to S of at most `keys_per_unit` keys in
-    all.
+    Protects: all rows of one unit; it adds exactly 1 to S of at most `keys_per_unit` keys in all.
     Guarantee: `delta_at(epsilon, mu)` together with all Gaussian releases of total loss mu.
     Proof: one key; s is the first test after the unit's row. Tests before s have the same law with
         and without it, so let everything below be conditioned on the past: Z then has a law
@@ -95,9 +94,10 @@ class TableSelection:
     Numerics: coins are integers over 2^64 and drawn exactly; `waiting.doubt` bounds what 128-bit
         draws leave undecided and is charged as a distance.
 
-    >>> shape = TableShape(100, exact("x", 0.55), exact("x", 0.1172), 1, exact("x", 1e-10))
+    >>> numbers = (Fraction(text) for text in ("0.55", "0.1172", "1", "1e-10"))
+    >>> coins = TableShape(100, *numbers).coins()
     >>> selection = TableSelection(
-    ...     horizon=100, keys_per_unit=3, shift_epsilon=exact("x", 0.765), coins=shape.coins()
+    ...     horizon=100, keys_per_unit=3, shift_epsilon=Fraction("0.765"), coins=coins
     ... )
     >>> selection.coins.threshold, selection.delta_at(6, 0.65) < 1e-9
     (27, True)
@@ -154,7 +154,8 @@ class TableSelection:
             return np.zeros(count, np.int64)
         which = np.zeros(count, np.int64)
         rate = np.full(count, float(self.shift_epsilon))
-        exact_rate = [mpmath.mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator]
+        with mpmath.workprec(PRECISION):
+            exact_rate = [mpmath.mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator]
         return waits(draws.words_for(ids, WORDS), rate, exact_rate, which, int(NEVER) - 2)
 
     def next_opening(
@@ -194,7 +195,7 @@ class TableSelection:
 
     @cached_property
     def _rates(self) -> tuple[Float64[Array, " gaps"], list[Any]]:
-        with mpmath.workprec(64 * WORDS + 264):
+        with mpmath.workprec(PRECISION):
             inner = [-mpmath.log1p(-mpmath.mpf(coin) / COIN) for coin in self.coins.coins]
         rates = [mpmath.inf, *inner, mpmath.mpf(0)]
         return np.array([float(rate) for rate in rates]), rates

@@ -6,7 +6,7 @@ e^(-rate n). So one draw replaces all the coins of a run of steps with the same 
 
 Numerics: U is read 64 bits at a time. A word leaves U an interval of width 2^-64; when both its
 ends, widened by 18 units in the last place, give the same result, that is the result, as for almost
-every word. Otherwise the remaining words are read and the ends computed with 60 spare digits. With
+every word. Otherwise the remaining words are read and the ends computed with 200 spare bits. With
 w words the law is off by at most 2^(-64 w) for each value up to the horizon, see `doubt`.
 """
 
@@ -25,6 +25,7 @@ NEVER = np.int64(2**62)
 UNCLEAR = np.int64(-1)
 EDGE = 4e-15  # above the error of the logs, the rate and the division together
 WORDS = 2  # per draw: one AES block
+PRECISION = 64 * WORDS + 200  # bits of a rate and of the ends when words must be read in full
 
 
 def waits(
@@ -82,7 +83,7 @@ def _slow(words: list[int], rate: Any, horizon: int) -> int:
     value = 0
     for word in words:
         value = (value << 64) | word
-    with mpmath.workprec(bits + 200):
+    with mpmath.workprec(PRECISION):
         low = int(mpmath.floor(-mpmath.log(mpmath.mpf(value + 1) / 2**bits) / rate))
     return int(NEVER) if low > horizon else low
 

@@ -75,8 +75,9 @@ class Ledger:
         Gaussian mechanisms by the sum of mu^2 (Smith & Thakurta 2022, arXiv:2206.07716), zCDP by
         the sum of rho (Whitehouse et al. 2023, arXiv:2203.05481), pure ones by the sum of epsilon,
         slack by its sum. The group of one kind is thus one interactive mechanism with the cap as
-        its loss, and the groups run concurrently (Vadhan & Zhang 2023, arXiv:2207.08335), so the
-        whole loses at most the composition of the caps, which fits the limit (checked at opening).
+        its loss, and the groups run concurrently (Vadhan & Zhang 2023, arXiv:2207.08335; Haney et
+        al. 2023, arXiv:2309.05901), so the whole loses at most the composition of the caps, which
+        fits the limit (checked at opening).
         A rule that compared the *converted total* with an (epsilon, delta) limit after each charge
         would not be one: the mix of kinds could then be steered by what was released.
         Ranges: let the unit be a unit-period (u, p). A mechanism charged with a range that does not
