@@ -37,7 +37,7 @@ def read(directory: Path, epoch: str) -> wal.Record | None:
     _, path = paths[-1]
     try:
         with disk.crash_only("read", path), path.open("rb") as file:
-            read = frame.read(file, path.stat().st_size)
+            read = frame.read(file, path.stat().st_size, mapped=True)
     except frame.TornFrameError:
         raise wal.damaged(path) from None
     wal.require_mine(path, read.head, VERSION, epoch)

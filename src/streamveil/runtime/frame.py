@@ -36,6 +36,7 @@ CRC = struct.Struct("<I")
 PREFIX_SIZE = SIZES.size + CRC.size
 ALIGNMENT = 8
 SAMPLE = 64  # items looked at before all of them
+MAPPED_BYTES = 1 << 20  # arrays below this are read, not mapped
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1"]
     + [f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)]
@@ -102,8 +103,11 @@ def decode(data: Buffer) -> Frame:
     return read(BytesIO(data), len(data))
 
 
-def read(file: BinaryIO, available: int) -> Frame:
-    """The next frame of a file with `available` bytes left; raises `TornFrameError`."""
+def read(file: BinaryIO, available: int, *, mapped: bool = False) -> Frame:
+    """The next frame of a file with `available` bytes left; raises `TornFrameError`.
+
+    With `mapped`, large arrays are private maps of the file, which must then never be cut.
+    """
     head, sizes = read_head(file, available)
     arrays: dict[str, Array] = {}
     crc = 0
@@ -112,8 +116,12 @@ def read(file: BinaryIO, available: int) -> Frame:
             raise StoreError(
                 f"the stored array '{name}' has a dtype that this version never writes"
             )
-        part = np.empty(size, kept)
-        crc = fill(file, flat_bytes(part), crc)
+        if mapped and size * np.dtype(kept).itemsize >= MAPPED_BYTES:
+            part = map_next(file, kept, size)
+            crc = skim(file, part, crc)
+        else:
+            part = np.empty(size, kept)
+            crc = fill(file, flat_bytes(part), crc)
         arrays[name] = widen(part, dtype, shape)
     blobs = [memoryview(bytearray(size)) for size in head.pop("blobs")]
     for blob in blobs:
@@ -153,8 +161,8 @@ def narrow(array: Array) -> Array:
     >>> narrow(np.array([3, 250])).dtype.str, narrow(np.full(9, 7)), narrow(np.array([-1, 9])).dtype
     ('|u1', array([7]), dtype('int8'))
     """
-    if array.dtype.kind not in "iu" or array.size < 2:
-        return array
+    if array.dtype.kind not in "iu" or array.size < 2 or isinstance(array, np.memmap):
+        return array  # what lies in a file is passed on without a copy in memory
     flat = array.reshape(-1)
     sample = flat[:: 1 + flat.size // SAMPLE]
     if smallest(sample).itemsize == array.dtype.itemsize and (sample != sample[0]).any():
@@ -176,6 +184,22 @@ def widen(stored: Array, dtype: str, shape: list[int]) -> Array:
     if stored.size == 1:
         return np.full(shape, stored[0], dtype)
     return stored.astype(dtype, copy=False).reshape(shape)
+
+
+def map_next(file: BinaryIO, dtype: str, size: int) -> Array:
+    """An array at the file's place, left on disk until it is touched; writing to it is private."""
+    start = file.tell()
+    array = np.memmap(file, dtype, "c", start, (size,))
+    file.seek(start + array.nbytes)
+    return array
+
+
+def skim(file: BinaryIO, array: Array, crc: int) -> int:
+    """The running checksum over a mapped part and its padding, piece by piece."""
+    data = flat_bytes(array)
+    for start in range(0, len(data), MAPPED_BYTES):
+        crc = zlib.crc32(data[start : start + MAPPED_BYTES], crc)
+    return zlib.crc32(file.read(padding(len(data))), crc)
 
 
 def storable(name: str, array: Array) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
@@ -28,6 +29,7 @@ from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.wal import Place, Published, Record
+from streamveil.types import Array
 
 Feed = Callable[[str | None], Iterator[Batch]]  # micro-batches from a position on
 
@@ -200,9 +202,8 @@ class Job:
         """A copy of the whole state after `record`, when a checkpoint is due."""
         if not self._store.checkpoint_is_due(self._effort):
             return None
-        arrays = {
-            name: array.copy() for name, array in self.work.operator.save(self._state).items()
-        }
+        saved = self.work.operator.save(self._state)
+        arrays = {name: kept_apart(array) for name, array in saved.items()}
         self._effort = 0.0
         return replace(record, delta=arrays)
 
@@ -252,6 +253,12 @@ def require_same(committed: tuple[Published, ...], again: tuple[Published, ...])
             " another version of streamveil or of a library it computes with.\n"
             "  to fix  resume with the versions that wrote it"
         )
+
+
+def kept_apart(array: Array) -> Array:
+    """What the operator will not change: a copy, or a read-only map of a file as it is."""
+    on_disk = isinstance(array, np.memmap) and not array.flags.writeable
+    return array if on_disk else array.copy()
 
 
 def added(total: dict[str, int], more: dict[str, int]) -> dict[str, int]:

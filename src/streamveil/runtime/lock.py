@@ -22,7 +22,7 @@ class Lock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._fd)
+            self.close()
             raise StoreError(
                 f"another process is running the job in the state directory '{directory.name}'.\n"
                 "  to fix  wait for it, stop it, or give this job a state directory of its own"

@@ -6,6 +6,7 @@
     lock              held by the one process that runs the job
     log-N             the micro-batches committed after batch N
     checkpoint-N      the whole state after batch N
+    scratch/          swept partitions of a state larger than memory, while a job runs
 
 State, ledger and epoch are created together. The epoch is random and enters every noise address,
 so a job whose state was lost starts again with other noise and a new charge.
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 
 from streamveil.errors import StoreError
 from streamveil.privacy.noise import KeyedNoise
@@ -31,6 +33,7 @@ from streamveil.runtime.secret import SECRET
 VERSION = 1
 HEADER = "state.json"
 LEDGER = "ledger"
+SCRATCH = "scratch"  # swept partitions; not state
 EPOCH_BYTES = 16
 BEFORE_CREATION = frozenset([LOCK, SECRET])  # what may be there before the header
 
@@ -102,6 +105,7 @@ class Store:
         self._lock = Lock(directory)
         try:
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
+            rmtree(directory / SCRATCH, ignore_errors=True)
             self.header = read_header(directory)
         except BaseException:
             self._lock.close()
