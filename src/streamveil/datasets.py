@@ -96,15 +96,34 @@ def as_table(
     ts = np.arange(start, end) * (DAY_US / len(users))
     columns = {"user": pa.array(users[start:end]), "key": pa.array(keys[start:end])}
     if ids == "text":
-        columns = {name: text_ids(name, column) for name, column in columns.items()}
+        columns = {"user": cookies(users[start:end]), "key": pages(keys[start:end])}
     times = pa.array(ts.astype(np.int64)).cast(pa.timestamp("us", "UTC"))
     return pa.table({**columns, "ts": times})
 
 
-def text_ids(prefix: str, numbers: pa.Array) -> pa.Array:
-    """Readable names of a fixed width, such as user-00000042."""
-    digits = pc.utf8_lpad(numbers.cast(pa.string()), 8, "0")
-    return pc.binary_join_element_wise(prefix, digits, "-")
+def cookies(numbers: Int64[Array, " records"]) -> pa.Array:
+    """A name of 32 hexadecimal digits for every number, as browsers are given."""
+    words = np.stack([mixed(numbers), mixed(~numbers)], axis=1)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    data = words.view(np.uint8).reshape(len(numbers), -1)
+    text = digits[np.stack([data >> 4, data & 15], axis=2)]
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * 32
+    data = pa.py_buffer(np.ascontiguousarray(text))
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(ends), data)
+
+
+def pages(numbers: Int64[Array, " records"]) -> pa.Array:
+    """An address of a page for every number."""
+    digits = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 8, "0")
+    return pc.binary_join_element_wise("https://www.example.com/page", digits, "/")
+
+
+def mixed(numbers: Int64[Array, " records"]) -> Array:
+    """A bijection of 64-bit words that looks random (the finalizer of SplitMix64)."""
+    word = numbers.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(word ^ (word >> np.uint64(31)))
 
 
 def write_parquet(path: Path, parts: Iterator[pa.Table]) -> None:
