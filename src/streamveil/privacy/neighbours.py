@@ -44,7 +44,7 @@ class Neighbours:
     @property
     def verb(self) -> str:
         """What happens to the unit's rows between two neighbours."""
-        return "replacing" if self.relation == "change-one" else "adding or removing"
+        return "replacing" if self.relation.endswith(("change", "change-one")) else "adding or removing"
 
     @property
     def phrase(self) -> str:
