@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.connectors import Source, open_sink, open_source
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.embedded.swept import swept
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
@@ -23,6 +24,7 @@ from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import Listener
 from streamveil.runtime.schedule import Schedule
+from streamveil.runtime.store import SCRATCH
 
 Engine = Callable[[Plan], Operator]
 
@@ -37,6 +39,7 @@ class Pace:
 
     max_rows: int | None = None  # of a micro-batch; None: from the width of a row
     once: bool = False  # stop at the end of what is there now
+    memory: int | None = None  # bytes of unit tables to hold; the rest is swept from disk
 
 
 def run(  # noqa: PLR0913  (the public signature)
@@ -57,7 +60,21 @@ def run(  # noqa: PLR0913  (the public signature)
     unless `insecure` is set, and then announced.
     """
     keys = Keys(secret, noise, insecure)
-    return Job(state, work_of(plan, engine, pace), keys, progress=progress)
+    return Job(
+        state, work_of(plan, engine or engine_for(pace, state), pace), keys, progress=progress
+    )
+
+
+def engine_for(pace: Pace | None, state: str | Path) -> Engine:
+    """The embedded engine, sweeping its units from disk when a memory limit is given."""
+    memory = pace.memory if pace else None
+    if memory is None:
+        return compile_plan
+
+    def engine(plan: Plan) -> Operator:
+        return swept(compile_plan(plan), memory, Path(state).absolute() / SCRATCH)
+
+    return engine
 
 
 def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) -> Work:

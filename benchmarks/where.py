@@ -1,0 +1,139 @@
+"""Where does the time of a private, durable micro-batch go?
+
+CPU time per record of every stage, over all threads, for the click stream of `throughput.py`; makes
+`docs/figures/where-time-goes.png`. Expected: the unit stage is the largest part, since it is the
+one with a cache miss per record in a table that follows the number of users.
+
+    python benchmarks/where.py [--users 1000000] [--data DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pyarrow.parquet as pq
+from matplotlib import pyplot as plt
+
+from streamveil.datasets import Clicks
+from streamveil.operators import group_by
+from streamveil.queries.plan import Bounding
+from streamveil.runtime import checkpoint, job
+from streamveil.runtime.schedule import Schedule
+from streamveil.runtime.store import Store
+from throughput import machine, private
+
+mpl.use("Agg")
+HERE = Path(__file__).parent
+FIGURE = HERE.parent / "docs" / "figures" / "where-time-goes.png"
+PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
+    ("name units and keys", group_by, ("prepare",)),
+    ("look up weights", group_by.GroupBy, ("public_facts",)),
+    ("unit stage", group_by, ("unit_stage",)),
+    ("key stage", group_by, ("key_stage", "add_rows")),
+    ("rest of the fold", group_by.GroupBy, ("fold",)),
+    ("release", group_by.GroupBy, ("release",)),
+    ("log record, fsync", Store, ("commit",)),
+    ("publish", job.Job, ("_publish",)),
+    ("checkpoint", checkpoint, ("write",)),
+    ("copy for a checkpoint", job.Job, ("_snapshot",)),
+]
+spent: dict[str, float] = defaultdict(float)
+open_calls = threading.local()  # per thread, the CPU time of timed calls inside each open one
+
+
+def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Counts a function's own CPU time: that of timed functions it calls is theirs."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        inner: list[float] = open_calls.__dict__.setdefault("inner", [])
+        started = time.thread_time()
+        inner.append(0.0)
+        try:
+            return function(*arguments, **named)
+        finally:
+            took = time.thread_time() - started
+            spent[part] += took - inner.pop()
+            if inner:
+                inner[-1] += took
+
+    return call
+
+
+def timed_reading(real: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def batches(self: Any, at: Any) -> Iterator[Any]:
+        found = real(self, at)
+        while True:
+            started = time.thread_time()
+            batch = next(found, None)
+            spent["cut into batches"] += time.thread_time() - started
+            if batch is None:
+                return
+            yield batch
+
+    return batches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--ids", nargs="+", default=["int", "text"])
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for part, owner, names in PARTS:
+        for name in names:
+            setattr(owner, name, timed(part, getattr(owner, name)))
+    Schedule._rows = timed_reading(Schedule._rows)  # type: ignore[method-assign]
+    folder = options.data or Path(tempfile.mkdtemp())
+    found = {}
+    for ids in options.ids:
+        path = folder / f"clicks-{options.users}-0.0-{ids}.parquet"
+        if not path.exists():
+            Clicks(users=options.users).write(path, ids)
+        rows = pq.ParquetFile(path).metadata.num_rows
+        every = min(600_000, -(-rows // 10))
+        for _ in range(2):  # the first run compiles
+            spent.clear()
+            with tempfile.TemporaryDirectory(dir=folder) as name:
+                cpu = time.process_time()
+                private(path, Path(name), rows, every, Bounding(max_rows=32))
+                total = time.process_time() - cpu
+        parts = {part: 1e9 * took / rows for part, took in spent.items()}
+        parts["read Parquet and the rest"] = 1e9 * total / rows - sum(parts.values())
+        found[ids] = {"ns per record": parts, "total": 1e9 * total / rows}
+        print(ids, json.dumps(found[ids], indent=2))
+    draw(found)
+    result = {"machine": machine(), "users": options.users, **found}
+    (HERE / "results" / "where.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def draw(found: dict[str, Any]) -> None:
+    names = ["read Parquet and the rest", "cut into batches", *(part for part, _, _ in PARTS)]
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.9 * len(found)))
+    for row, (_, measured) in enumerate(found.items()):
+        left = 0.0
+        for place, part in enumerate(names):
+            width = measured["ns per record"].get(part, 0.0)
+            colour = plt.get_cmap("tab20")(place)
+            axes.barh(row, width, left=left, color=colour, label=part if row == 0 else None)
+            left += width
+    axes.set_yticks(range(len(found)), [f"{ids} ids" for ids in found])
+    axes.set_xlabel("CPU time per record, ns, all threads")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    FIGURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(FIGURE, dpi=130, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
