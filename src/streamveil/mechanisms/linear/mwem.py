@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.linear.protocol import Answers, PowerBound
+from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.shares import Meter, Place, Share
 from streamveil.types import Array, Float64, Int64
@@ -108,36 +108,26 @@ class Mwem:
     ) -> Answers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
-        meter = Meter(share)
-        if size_hat is None:
-            size_hat = self._count(histogram, meter, share.scale(self.size_share), place)
-        left = share.scale(1 - self.size_share) if meter.spent else share
-        size_hat = max(size_hat, 1.0)
-        rounds = self.rounds_for(left, size_hat)
+        size, left = sized(histogram, share, self.size_share, place, size_hat)
+        size = max(size, 1.0)
+        rounds = self.rounds_for(left, size)
         if rounds == 0:
-            return self._uniform(histogram, meter, left, place, size_hat)
-        synthetic = self._fit(histogram, meter, left.scale(Fraction(1, rounds)), place, size_hat)
+            return self._uniform(histogram, left if size_hat is None else None, place, size)
+        part = left.scale(Fraction(1, rounds))
+        synthetic = self._fit(histogram, Meter(left), part, place, size)
         return Answers(self.queries.answers(synthetic), synthetic)
 
-    def _count(
-        self, histogram: Int64[Array, " N"], meter: Meter, share: Share, place: Place
-    ) -> float:
-        noise = meter.charge(share).noise(place.draws(b"size"), 1, 1, 1)
-        return float(histogram.sum() + noise[0])
-
     def _uniform(
-        self,
-        histogram: Int64[Array, " N"],
-        meter: Meter,
-        left: Share,
-        place: Place,
-        size_hat: float,
+        self, histogram: Int64[Array, " N"], left: Share | None, place: Place, size: float
     ) -> Answers:
-        """Too few records for a round: the number of records, spread evenly over the domain."""
-        if meter.spent:  # nobody paid for the size elsewhere: a better one for what is left
-            noise = meter.charge(left).noise(place.draws(b"better size"), 1, 1, 1)
-            size_hat = max(float(histogram.sum() + noise[0]), 0.0)
-        synthetic = np.full(self.queries.domain, size_hat / self.queries.domain)
+        """Too few records for a round: their number, spread evenly over the domain.
+
+        A number that had to be bought is bought again with all that is left, and is better then.
+        """
+        if left is not None:
+            noise = left.noise(place.draws(b"better size"), 1, 1, 1)
+            size = max(float(histogram.sum() + noise[0]), 0.0)
+        synthetic = np.full(self.queries.domain, size / self.queries.domain)
         return Answers(self.queries.answers(synthetic), synthetic)
 
     def _fit(

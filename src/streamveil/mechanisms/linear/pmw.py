@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.linear.protocol import Answers, PowerBound
+from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.sparse_vector import Answer, Sparse, SparseState
@@ -229,11 +229,8 @@ class PmwRelease:
     ) -> Answers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
-        left = share
-        if size_hat is None:
-            paid, left = share.scale(self.size_share), share.scale(1 - Fraction(self.size_share))
-            size_hat = float(histogram.sum() + paid.noise(place.draws(b"size"), 1, 1, 1)[0])
-        size = max(size_hat, 1.0)
+        size, left = sized(histogram, share, self.size_share, place, size_hat)
+        size = max(size, 1.0)
         if self.preset == "theorem":
             pmw = Pmw.theorem(
                 left, size, self.queries.domain, self.queries.size, shift=self.queries.shift

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.shares import Kind, Place, Share
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Exact, Float64, Int64
 
 Part = tuple[Share, float]  # what one release spends, and how many records it reads
 
@@ -104,6 +105,16 @@ class StaticMechanism(Protocol):
         `size_hat` is a public size or an estimate that is already paid for; without it a mechanism
         that needs one pays for it out of the share.
         """
+
+
+def sized(
+    histogram: Int64[Array, " N"], share: Share, part: Exact, place: Place, size_hat: float | None
+) -> tuple[float, Share]:
+    """The number of records and the share that is left: `size_hat`, or bought for `part` of it."""
+    if size_hat is not None:
+        return size_hat, share
+    noise = share.scale(part).noise(place.draws(b"size"), 1, 1, 1)
+    return float(histogram.sum() + noise[0]), share.scale(1 - Fraction(part))
 
 
 @dataclass(frozen=True)

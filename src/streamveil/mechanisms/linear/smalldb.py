@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.mechanisms.linear.protocol import Answers, PowerBound
+from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.types import Array, Exact, Float64, Int64
@@ -82,11 +82,8 @@ class SmallDb:
     ) -> Answers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
-        left = share
-        if size_hat is None:
-            paid, left = share.scale(self.size_share), share.scale(1 - Fraction(self.size_share))
-            size_hat = float(histogram.sum() + paid.noise(place.draws(b"size"), 1, 1, 1)[0])
-        size = max(size_hat, 0.0)
+        size, left = sized(histogram, share, self.size_share, place, size_hat)
+        size = max(size, 0.0)
         tables = self._tables() * (size / self.records)
         weights = np.stack([self.queries.weights(i) for i in range(self.queries.size)])
         exact = np.ldexp(self.queries.exact(histogram).astype(np.float64), -self.queries.shift)
