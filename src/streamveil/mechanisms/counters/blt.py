@@ -16,6 +16,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -108,9 +109,7 @@ class BltCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`; rounding adds variance 1/12 per step before decoding."""
-        times = np.asarray(t)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         if self.weighting == "none":
             gaussian = rounding = self.blt.variance(times)
         else:

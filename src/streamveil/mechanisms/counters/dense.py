@@ -16,6 +16,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -105,9 +106,7 @@ class DenseCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = np.asarray(t)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         decoder = best_factorization(self.horizon).decoder
         gaussian = (decoder**2).sum(axis=1)
         rounding = ((decoder / np.diag(decoder)) ** 2).sum(axis=1)

@@ -19,6 +19,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -102,9 +103,7 @@ class HaarCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = np.asarray(t, np.int64)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         unit = variance_parts(times, self.levels)
         variance = sum(part / w for part, w in zip(unit, self.weights, strict=True))
         return np.asarray(np.sqrt(float(self.sigma) ** 2 * variance + 1 / 12))

@@ -18,6 +18,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -96,9 +97,7 @@ class HybridCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = np.asarray(t, np.int64)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         epochs = np.array([epoch_of(int(one)) for one in times])
         variance = epochs * (self.outer_sigma**2 + 1 / 12)
         for epoch in np.unique(epochs).tolist():

@@ -17,6 +17,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -92,9 +93,7 @@ class KaryTreeCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = np.asarray(t, np.int64)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         blocks = np.abs(balanced_digits(times, self.arity, self.levels)).sum(axis=0)
         return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
 

@@ -134,5 +134,13 @@ def column(increments: Array, keys: int) -> Int64[Array, " keys"]:
     return np.broadcast_to(array.astype(np.int64, copy=False), (keys,))
 
 
+def checked_times(t: Array, horizon: int) -> Int64[Array, " times"]:
+    """Step numbers as int64; raises unless all are between 1 and the horizon."""
+    times = np.asarray(t, np.int64)
+    if np.any(times < 1) or np.any(times > horizon):
+        raise ValueError(f"t must be between 1 and {horizon}")
+    return times
+
+
 def _widen(rows: Array, keys: int) -> Array:
     return np.concatenate([rows, np.zeros((len(rows), keys), rows.dtype)], axis=1)

@@ -17,6 +17,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -77,9 +78,7 @@ class SmoothTreeCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = np.asarray(t)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         return np.full(times.shape, sqrt(self.shape[1] * (float(self.sigma) ** 2 + 1 / 12)))
 
     @property

@@ -17,6 +17,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -93,9 +94,7 @@ class SqrtToeplitzCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = np.asarray(t)
-        if np.any(times < 1) or np.any(times > self.horizon):
-            raise ValueError(f"t must be between 1 and {self.horizon}")
+        times = checked_times(t, self.horizon)
         gaussian, rounding = _variances_of(self.horizon, self.weighting)[:, times - 1]
         return np.asarray(np.sqrt(gaussian * float(self.sigma) ** 2 + rounding / 12))
 

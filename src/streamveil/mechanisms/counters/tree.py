@@ -16,6 +16,7 @@ from streamveil.mechanisms.counters.protocol import (
     Ids,
     Increments,
     State,
+    checked_times,
     column,
     next_step,
     zeros,
@@ -194,9 +195,7 @@ def trailing_zeros(t: int) -> int:
 
 def bits_of(t: Array, horizon: int, levels: int) -> Int64[Array, "levels times"]:
     """Blocks of each level that make up the first t steps; the top level may count two."""
-    times = np.asarray(t, np.int64)
-    if np.any(times < 1) or np.any(times > horizon):
-        raise ValueError(f"t must be between 1 and {horizon}")
+    times = checked_times(t, horizon)
     parts = (times >> np.arange(levels)[:, None]) & 1
     parts[-1] = times >> (levels - 1)
     return np.asarray(parts)
