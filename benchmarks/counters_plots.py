@@ -138,7 +138,7 @@ def memory(path: Path) -> None:
     axes.annotate(
         "BLT, d = 1 .. 5",
         (x[0], y[0]),
-        xytext=(-6, -48),
+        xytext=(-6, -38),
         textcoords="offset points",
         color=COLOURS["BLT"],
     )

@@ -13,15 +13,13 @@ from scipy.optimize import minimize
 
 from streamveil.errors import require_one_of, require_positive
 from streamveil.mechanisms.counters import feedback
-from streamveil.mechanisms.counters.keyed import check_mark, mark_of, node_words
+from streamveil.mechanisms.counters.keyed import keyed_step, node_words
 from streamveil.mechanisms.counters.protocol import (
     Estimates,
     Ids,
     Increments,
     State,
     checked_times,
-    column,
-    next_step,
     zeros,
 )
 from streamveil.mechanisms.counters.schedule import check_horizon
@@ -121,10 +119,7 @@ class HaarCounter:
         self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
     ) -> tuple[Estimates, State]:
         """See `Counter.step`; `draws` must have the same address at every step."""
-        t = next_step(self.horizon, state)
-        total = state.whole[0] + column(increments, state.keys)
-        marks = check_mark(state.whole[1], mark_of(draws))
-        return self.read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
+        return keyed_step(self, state, increments, draws, ids)
 
     def read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None

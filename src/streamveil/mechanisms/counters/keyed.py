@@ -8,9 +8,19 @@ and every step compares it.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from streamveil.mechanisms.counters.protocol import Counter, Ids
+from streamveil.mechanisms.counters.protocol import (
+    Counter,
+    Estimates,
+    Ids,
+    Increments,
+    State,
+    column,
+    next_step,
+)
 from streamveil.privacy.noise import Draws, Noise
 from streamveil.types import Array, Int64, UInt64
 
@@ -18,6 +28,29 @@ from streamveil.types import Array, Int64, UInt64
 def draws_for(counter: Counter, noise: Noise, purpose: str, *path: int | bytes, t: int) -> Draws:
     """The draws to give to step t of a counter: fresh per step, or one address for keyed ones."""
     return noise.at(purpose, *path) if counter.keyed else noise.at(purpose, *path, t)
+
+
+class Readable(Protocol):
+    """A keyed counter, as `keyed_step` needs it."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps the guarantee covers."""
+
+    def read(
+        self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
+    ) -> Int64[Array, " keys"]:
+        """The release of step t from the exact totals alone."""
+
+
+def keyed_step(
+    counter: Readable, state: State, increments: Increments, draws: Draws, ids: Ids | None
+) -> tuple[Estimates, State]:
+    """One step of a counter whose state is the exact total (row 0) and the mark (row 1)."""
+    t = next_step(counter.horizon, state)
+    total = state.whole[0] + column(increments, state.keys)
+    marks = check_mark(state.whole[1], mark_of(draws))
+    return counter.read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
 
 
 def node_words(
