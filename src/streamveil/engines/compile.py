@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
-from math import floor, log2
+from math import floor, isqrt, log2
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.engines.sizing import Sizing
+from streamveil.engines.sizing import LARGEST_WEIGHT, Sizing
 from streamveil.errors import PlanError, nearest
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import Default, GroupBy
@@ -69,6 +69,11 @@ class Compiler:
         if unknown:
             word = sorted(unknown)[0]
             raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
+        if plan.preset != "default":
+            raise PlanError(
+                f"the preset '{plan.preset}' cannot be run as a query yet.\n"
+                "  to fix  leave preset out: the default has less noise for the same guarantee"
+            )
         if plan.bounding.combine:
             raise PlanError(
                 "combining a unit's rows per group before bounding is not supported here.\n"
@@ -323,7 +328,10 @@ class Compiler:
         return tuple(public)
 
     def _check_overflow(self, bounds: Bounds, max_units: int) -> None:
-        per_unit = bounds.max_rows or (bounds.quadratic or 1) * 127
+        limits = [bounds.max_rows, bounds.per_group]
+        if bounds.quadratic is not None:  # rows of the smallest weight in one group
+            limits.append(isqrt(bounds.quadratic * LARGEST_WEIGHT**2))
+        per_unit = min(limit for limit in limits if limit is not None)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         if max_units * per_unit * max(largest, FINE) >= LARGEST_SUM:
             raise PlanError(

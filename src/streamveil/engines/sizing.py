@@ -10,7 +10,7 @@ from typing import Any
 
 from streamveil.errors import PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, Counter, fit
-from streamveil.mechanisms.selection import design_selection
+from streamveil.mechanisms.selection import NoTableError, design_selection
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import COLLISION_BITS, lane_move
 from streamveil.operators.opening import TableOpening
@@ -138,13 +138,12 @@ class Sizing:
             )
         )
         share = self.setting("mu_share", Fraction(2, 3), "of the Gaussian mu, for the values")
-        design = design_selection(
-            self.horizon,
-            Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0))),
-            slots,
-            Fraction(share),
-        )
-        if design.half >= limit or design.half == inf:
+        left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
+        try:
+            design = design_selection(self.horizon, left, slots, Fraction(share))
+        except NoTableError:
+            return None
+        if design.half >= limit:
             return None
         rule = self._rule(float(design.half))
         bounds = replace(self.bounds, slots=slots, scale=1 if rule is None else rule.scale)

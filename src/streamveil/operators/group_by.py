@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -140,7 +140,8 @@ class GroupBy:
                 lanes += weighted_loss(counter, *lane_move(lane, self.bounds), totalling.rule)
         if isinstance(totalling.selection, TableOpening):
             mu = root_up(lanes.gaussian)
-            return loss + Approx(totalling.selection.epsilon, totalling.selection.delta(mu))
+            joint = Approx(totalling.selection.epsilon, totalling.selection.delta(mu))
+            return loss + joint + replace(lanes, gaussian=Fraction(0))
         if isinstance(totalling.selection, GaussianSelection):
             loss += totalling.selection.loss
         return loss + lanes

@@ -83,14 +83,16 @@ class Prepared:
     names: UInt64[Array, "rows 2"]
     values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    places: Int64[Array, " rows"] = field(default_factory=lambda: np.zeros(0, np.int64))  # in batch
 
 
 def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: bytes) -> Prepared:
     """Runs the row stage on one micro-batch."""
     turned: dict[str, int] = {}
+    places = np.arange(table.num_rows)
     if program.where is not None:
         passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
-        table = _keep(table, passes)
+        table, places = _keep(table, passes), places[passes]
     unit = program.unit(table)
     checks = [("null unit", _valid(unit))]
     event = None if program.event_us is None else program.event_us(table)
@@ -109,6 +111,7 @@ def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: byt
         mask = pa.array(good)
         unit, event = unit.filter(mask), None if event is None else event.filter(mask)
         keys, values = [k.filter(mask) for k in keys], [v.filter(mask) for v in values]
+        places = places[good]
     n = int(good.sum())
     return Prepared(
         fingerprints(unit, unit_key),
@@ -117,6 +120,7 @@ def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: byt
         names_of(keys, n, name_key),
         [_split(value) for value in values],
         turned,
+        places,
     )
 
 

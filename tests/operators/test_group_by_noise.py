@@ -1,0 +1,215 @@
+"""The whole pipeline: one unit never moves the counters further than declared, and the noise that
+is released has the scale that is released with it, at every trigger, for late and weighted keys."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamveil.batch import Batch
+from streamveil.operators.group_by import lane_move
+from streamveil.operators.selection import FINE
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec
+from tests.operators.streams import (
+    AGGREGATES,
+    BOUNDINGS,
+    LOOSE,
+    ROWS,
+    WINDOWS,
+    batches,
+    compiled,
+)
+from tests.statistics import (
+    DETECTABLE,
+    SAMPLES,
+    assert_fits,
+    assert_rate,
+    assert_rejects,
+    assert_rejects_rate,
+    gaussian,
+)
+
+ALL = KeySet(public=tuple((k,) for k in "abcd"))
+EVERYTHING = (
+    *AGGREGATES,
+    Aggregate(name="mean", function="avg", expression="v", low=0, high=8),
+    Aggregate(name="m2", function="variance", expression="v", low=0, high=8),
+    Aggregate(name="q", function="quantile", expression="v", low=0, high=8,
+              options={"fan": 2, "levels": 2}),
+)  # fmt: skip
+
+
+def moves(operator, rows):
+    """What enters every lane: {(window, key, lane): {step: quanta}}."""
+    state, seen, noise = operator.init(), defaultdict(dict), SilentNoise()
+    for batch in batches(rows):
+        operator.fold(state, batch, noise)
+        if batch.closes_step:
+            for window, held in state.windows.items():
+                keys = held.table.key_bytes(np.arange(held.table.keys)).to_pylist()
+                for key, lanes in zip(keys, held.table.pending.tolist(), strict=False):
+                    for lane, quanta in enumerate(lanes):
+                        if window in operator.schedule.active(batch.step):
+                            seen[window, key, lane][batch.step] = quanta
+            operator.release(state, batch.step, noise)
+    return seen
+
+
+def reach(one, other, lanes):
+    """Sum over (window, key) and the given lanes of (sum over steps of the differences)^2."""
+    total = 0
+    for place in set(one) | set(other):
+        if place[2] in lanes:
+            steps = set(one[place]) | set(other[place])
+            total += sum(abs(one[place].get(s, 0) - other[place].get(s, 0)) for s in steps) ** 2
+    return total
+
+
+@settings(max_examples=40)
+@given(ROWS, WINDOWS, BOUNDINGS, st.sampled_from([None, 20]), st.integers(0, 12), st.integers(0, 2))
+def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
+    rows, window, bounding, period, unit, which
+):
+    operator = compiled(
+        window=window, bounding=bounding, period_us=period, key_set=ALL, aggregates=EVERYTHING
+    )
+    neighbour = [
+        row for row in rows
+        if row[0] != unit or (period is not None and row[3] // period != which)
+    ]  # fmt: skip
+    one, other = moves(operator, rows), moves(operator, neighbour)
+    lanes = operator.totalling.lanes
+    for lane in lanes:
+        if lane.place == 0:
+            level = [p for p, other_lane in enumerate(lanes)
+                     if replace(other_lane, place=0) == lane]  # fmt: skip
+            moved, _ = lane_move(lane, operator.bounds)
+            assert reach(one, other, level) <= moved**2
+
+
+@settings(max_examples=60)
+@given(ROWS, WINDOWS, BOUNDINGS, st.integers(0, 12))
+def test_one_unit_moves_the_selection_no_further_than_declared(rows, window, bounding, unit):
+    operator = compiled(window=window, bounding=bounding, aggregates=AGGREGATES[:1])
+    one = moves(operator, rows)
+    other = moves(operator, [row for row in rows if row[0] != unit])
+    assert reach(one, other, [0]) <= operator.totalling.selection.groups
+
+
+def test_the_declared_reach_is_reached():
+    """Were the noise a tenth smaller, some stream would move further than is paid for."""
+    operator = compiled(key_set=ALL, bounding=Bounding(max_rows=4, max_rows_per_group=2),
+                        aggregates=AGGREGATES[3:])  # fmt: skip
+    rows = [(1, "a", 8, 5, 0), (1, "a", 8, 15, 0), (1, "b", 8, 5, 0), (1, "b", 8, 5, 0)]
+    moved, _ = lane_move(operator.totalling.lanes[0], operator.bounds)
+    found = reach(moves(operator, rows), moves(operator, []), [0])
+    assert found > (moved / DETECTABLE) ** 2
+
+
+def wide(keys, **changes):
+    """A plan over integer keys with row steps, many keys at once."""
+    return compiled(**{
+        "source": SourceSpec(name="s", kind="memory"),
+        "clock": Clock(kind="rows", every=1, steps=5), "budget": Budget(epsilon=1, delta=1e-6),
+        "key_set": KeySet(public=tuple((k,) for k in range(keys))),
+        "aggregates": (Aggregate(name="n", function="count"),
+                       Aggregate(name="s", function="sum", expression="v", low=0, high=100)),
+        **changes,
+    })  # fmt: skip
+
+
+def table(units, keys):
+    n = len(units)
+    return pa.table({"u": units, "k": keys, "v": np.full(n, 50)})
+
+
+NOTHING = np.zeros(0, np.int64)
+
+
+def standardised(released, name, truth):
+    return (released.column(name).to_numpy() - truth) / released.column(f"{name}_sd").to_numpy()
+
+
+def test_released_noise_has_the_released_scale_and_intervals_cover():
+    operator, noise = wide(SAMPLES), SeededNoise(11)
+    state = operator.init()
+    for step in range(1, 6):
+        operator.fold(state, Batch(table(NOTHING, NOTHING), step, True, ""), noise)
+        [release] = operator.release(state, step, noise)
+        for name in ("n", "s"):
+            scores = standardised(release.table, name, 0)
+            sd = release.table.column(f"{name}_sd").to_numpy()
+            assert len(set(sd)) == 1
+            jitter = np.random.default_rng(step).uniform(-0.5, 0.5, SAMPLES) / sd
+            smooth = scores + (jitter if name == "n" else 0)  # whole counts
+            assert_fits(smooth, gaussian(np.sqrt(1 + (name == "n") / (12 * sd[0] ** 2))))
+            assert_rejects(smooth, gaussian(DETECTABLE))
+            inside = (release.table.column(f"{name}_low").to_numpy() <= 0) & (
+                release.table.column(f"{name}_high").to_numpy() >= 0
+            )
+            if name == "s":
+                assert_rate(int(inside.sum()), SAMPLES, 0.95)
+                assert_rejects_rate(int(inside.sum()), SAMPLES, 0.97)
+
+
+def test_late_and_weighted_keys_release_the_scale_they_have():
+    """Keys are shown by the table at different triggers and lose weight as they grow."""
+    operator = wide(
+        1,
+        key_set=KeySet(),
+        budget=Budget(epsilon=20, delta=1e-3),
+        bounding=Bounding(quadratic=40),
+        options={"selection": "table", "entry_weight": 0.8, "weight_reference": 4},
+    )
+    noise, state = SeededNoise(5), operator.init()
+    people = operator.totalling.selection.table.threshold + 12
+    rng = np.random.default_rng(1)
+    keys = np.repeat(np.arange(SAMPLES), people)
+    units = np.arange(len(keys))
+    order = rng.permutation(len(keys))
+    for step, part in enumerate(np.array_split(order, 5), start=1):
+        rows = table(units[part], keys[part])
+        operator.fold(state, Batch(rows, step, True, ""), noise)
+        held = state.windows[0]
+        [release] = operator.release(state, step, noise)
+    seen = np.concatenate(np.array_split(order, 5))
+    truth = np.bincount(keys[seen], minlength=SAMPLES)
+    shown = release.table.column("k").to_numpy()
+    assert len(shown) > SAMPLES / 2
+    assert len(set(np.round(release.table.column("s_sd").to_numpy(), 6))) > 5
+    scores = standardised(release.table, "s", 50 * truth[shown])
+    assert_fits(scores, gaussian(1))
+    assert_rejects(scores, gaussian(DETECTABLE))
+    assert held.weights.max() <= operator.totalling.rule.entry
+
+
+@pytest.mark.parametrize("trigger", [1, 4])
+def test_a_key_of_one_unit_is_shown_no_more_often_than_beta(trigger):
+    """One hidden key per trial: with a large beta the failures can be counted."""
+    operator = wide(1, key_set=KeySet(), budget=Budget(mu=1, delta=0.5),
+                    aggregates=(Aggregate(name="n", function="count_units"),),
+                    bounding=Bounding(max_rows=1))  # fmt: skip
+    selection = operator.totalling.selection
+    noise, state, shown = SeededNoise(9), operator.init(), 0
+    keys = np.arange(SAMPLES)
+    for step in range(1, 6):
+        rows = table(keys, keys) if step == trigger else table(NOTHING, NOTHING)
+        operator.fold(state, Batch(rows, step, True, ""), noise)
+        [release] = operator.release(state, step, noise)
+        shown = release.table.num_rows
+    assert shown <= selection.beta * SAMPLES + 6 * np.sqrt(selection.beta * SAMPLES)
+    assert shown > 0.2 * selection.beta * SAMPLES * (6 - trigger) / 5  # and the bound is not empty
+    assert selection.threshold(5) * FINE > FINE
+
+
+def test_the_budget_is_used_up():
+    for changes in ({}, {"key_set": ALL}, {"aggregates": EVERYTHING}):
+        operator = compiled(budget=Budget(epsilon=2, delta=1e-6), **changes)
+        assert 1.995 < operator.guarantee.epsilon(1e-6) <= 2.0001
+    assert compiled().loss.fits(LOOSE)
