@@ -360,3 +360,42 @@ def test_every_option_of_the_clause_can_be_written():
             used["steps"] = "24"
         options = ", ".join(f"{key} = {text}" for key, text in used.items())
         plan("k, COUNT(*) AS n FROM t GROUP BY k", options, "EMIT EVERY INTERVAL 1 HOUR")
+
+
+# -- public groups by a join, in GoogleSQL's words -------------------------------------------------
+
+JOINED = """
+CREATE TABLE catalogue WITH (source = 'files', path = '{folder}/catalogue.csv'{public});
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 0.01, privacy_unit_column = id,
+         group_selection_strategy = PUBLIC_GROUPS)
+       item, COUNT(*) AS n FROM 'p.csv' {join} GROUP BY item
+"""
+LIST = "RIGHT OUTER JOIN (SELECT DISTINCT item FROM UNNEST(['pen', 'book']) AS item) USING (item)"
+TABLE = "RIGHT JOIN (SELECT DISTINCT item FROM catalogue) USING (item)"
+
+
+@pytest.mark.parametrize("join", [LIST, TABLE, "RIGHT JOIN catalogue USING (item)"])
+def test_public_groups_by_a_join(tmp_path, join):
+    (tmp_path / "catalogue.csv").write_text("item,price\npen,1\nbook,2\npen,3\n")
+    text = JOINED.format(folder=tmp_path, join=join, public=", public = TRUE")
+    assert parse_script(text).query.plan.key_set.public == (("pen",), ("book",))
+
+
+@pytest.mark.parametrize(
+    ("join", "public", "message"),
+    [
+        (TABLE, "", "not declared public"),
+        (TABLE.replace("catalogue", "catalog"), ", public = TRUE", "did you mean 'catalogue'?"),
+        (TABLE.replace("RIGHT", "INNER"), ", public = TRUE", "a join before"),
+        (TABLE.replace("DISTINCT item", "DISTINCT x"), ", public = TRUE", "that column alone"),
+        (LIST.replace("USING (item)", "ON TRUE"), "", "USING"),
+        (LIST.replace("item", "thing"), "", "GROUP BY thing alone"),
+        ("", ", public = 3", "TRUE or FALSE"),
+        ("", "", "needs the list"),
+    ],
+)
+def test_other_joins_are_refused(tmp_path, join, public, message):
+    (tmp_path / "catalogue.csv").write_text("item\npen\n")
+    with pytest.raises(PlanError) as caught:
+        parse_script(JOINED.format(folder=tmp_path, join=join, public=public))
+    assert message in str(caught.value)

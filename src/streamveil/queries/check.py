@@ -74,8 +74,8 @@ HABITS: dict[str, Habit] = {
     "join": Habit(
         "a join before contribution bounding",
         "rows of one person could match, multiply or remove rows of another, beyond every bound",
-        "join beforehand on the privacy unit alone and store the result, or name the groups with "
-        "public_groups",
+        "join beforehand on the privacy unit alone and store the result; to name the groups use "
+        "public_groups, or RIGHT JOIN with a list or a public table",
     ),
     "row-order": Habit(
         "LIMIT, OFFSET or ORDER BY on rows before bounding",

@@ -68,6 +68,9 @@ in each |
 grow |
 | `(SELECT columns FROM ... WHERE ...) AS s`, `WITH s AS (...)` | computed columns and filters, \
 row by row |
+| `t RIGHT JOIN (SELECT DISTINCT k FROM UNNEST(['a', 'b']) AS k) USING (k)`, \
+`t RIGHT JOIN catalogue USING (k)` | public groups: a list, or a table declared with \
+`public = TRUE` |
 
 Lengths are named, because their positions differ between engines. `window_start` and `window_end`
 may be selected and grouped by; every release carries them.

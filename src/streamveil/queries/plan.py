@@ -41,6 +41,7 @@ class SourceSpec:
     kind: str  # 'files', 'memory', 'kafka', ...
     options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
     event_time: str | None = None  # column; required by windows and by the 'event' clock
+    public: bool = False  # its rows are declared public: it may name groups
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from streamveil.queries.assemble import assemble
 from streamveil.queries.dialect import shown
 from streamveil.queries.options import constant, flag, read_options, text, word
 from streamveil.queries.plan import Plan, SinkSpec, SourceSpec
+from streamveil.queries.public_join import only_groups, take_public_join
 from streamveil.queries.script import Ask, Create, Private, split_script, values_of
 from streamveil.queries.select import read_select
 
@@ -85,7 +86,10 @@ def _planned(
             raise PlanError(f"unknown sink '{shown(statement.sink)}'{hint}")
     values = read_options(statement.pairs)
     unit = values.get("privacy_unit_column")
+    groups = take_public_join(statement.tree, sources)
     draft = read_select(statement.tree, sources, unit, statement.emit, source, sink)
+    if groups is not None:
+        values["public_groups"] = only_groups(groups, draft, values)
     return Planned(assemble(draft, values), statement.explain)
 
 
@@ -117,9 +121,14 @@ def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, Si
             "a source has no watermark here: leave it out. Windows close by the public clock; "
             "slow rows are allowed for with lateness"
         )
+    public = values.pop("public", False)
+    if not isinstance(public, bool):
+        raise PlanError("public is TRUE or FALSE")
     if create.columns:
         values["columns"] = dict(create.columns)
-    sources[name] = SourceSpec(name=name, kind=kind, options=values, event_time=event_time)
+    sources[name] = SourceSpec(
+        name=name, kind=kind, options=values, event_time=event_time, public=public
+    )
 
 
 def _setting(tree: Any, what: str) -> Any:
