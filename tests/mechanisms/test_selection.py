@@ -15,6 +15,7 @@ from streamveil.mechanisms.above_threshold import COIN, Coins, TableShape, worst
 from streamveil.mechanisms.selection import (
     COARSE,
     NEVER,
+    NoTableError,
     SelectionDesign,
     TableSelection,
     design_selection,
@@ -244,6 +245,8 @@ def test_designs_fit_the_budget_and_open_early() -> None:
     assert design.loss.fits(SIX)
     assert design.half <= 24.0  # the published table, with the same mu, needs 23.6
     assert design_selection(100, SIX, 3) == design
+    with pytest.raises(NoTableError, match="a smaller mu_share"):
+        design_selection(100, SIX, 3, "0.9999")
     with pytest.raises(ValueError, match="epsilon and delta"):
         design_selection(100, Budget(rho=1), 3)
 

@@ -241,6 +241,10 @@ class SelectionDesign:
         return Approx(self.epsilon, self.delta)
 
 
+class NoTableError(ValueError):
+    """No table fits the budget beside the releases; another kind of selection may."""
+
+
 def design_selection(
     horizon: int, budget: Budget, keys_per_unit: int, mu_share: Number = Fraction(2, 3)
 ) -> SelectionDesign:
@@ -272,7 +276,7 @@ def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> S
         design = trial(shape, shape[0] / FINE)
         if design.half < inf:
             return design
-    raise ValueError(
+    raise NoTableError(
         f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit} keys"
         " per unit; take a smaller mu_share, fewer keys per unit or a larger budget"
     )

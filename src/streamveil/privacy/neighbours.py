@@ -44,7 +44,8 @@ class Neighbours:
     @property
     def verb(self) -> str:
         """What happens to the unit's rows between two neighbours."""
-        return "replacing" if self.relation.endswith(("change", "change-one")) else "adding or removing"
+        replaced = self.relation in ("change-one", "event-change")
+        return "replacing" if replaced else "adding or removing"
 
     @property
     def phrase(self) -> str:
