@@ -1,13 +1,13 @@
 """SQL: the GoogleSQL clause, the streaming words, refusals with the nearest name, robustness."""
 
 import random
-import re
 
 import pytest
 
 from streamveil.errors import PlanError
 from streamveil.queries.options import OPTIONS
 from streamveil.queries.sql import parse_script
+from tests.queries.mutate import mutated
 
 CLAUSE = "epsilon = 1, delta = 1e-9, privacy_unit_column = user_id, max_rows_contributed = 4"
 CONTINUAL = f"{CLAUSE}, start = '2026-01-01', end = '2026-01-02'"
@@ -231,6 +231,10 @@ COUNTED = "COUNT(*) AS n FROM t"
         ("COUNT(*) AS n FROM TUMBLE(t, DESCRIPTOR(ts), size => INTERVAL 1 DAY)", CLAUSE, "",
          "triggers by time"),
         (COUNTED, CLAUSE, "EMIT EVERY INTERVAL 1 HOUR", "public start and end"),
+        (COUNTED, CLAUSE + ", clock = 'wall', steps = 9", "EMIT EVERY INTERVAL 1 HOUR",
+         "a live query needs a public start"),
+        (COUNTED, CLAUSE + ", steps = 9, arrival = ts", "EMIT EVERY 10 ROWS",
+         "belongs to a replay"),
         (COUNTED, CLAUSE, "EMIT EVERY 10 ROWS", "There is no default"),
         (COUNTED, CLAUSE + ", start = '2026-01-01'", "", "continual query"),
         (COUNTED, CONTINUAL, "EMIT EVERY 10 ROWS", "takes no start"),
@@ -285,31 +289,6 @@ def test_several_errors_show_where():
 # -- robustness: whatever is typed, only PlanError, and no long literal comes back -----------------
 
 SEEDS = [FULL, *GOOGLE]
-WORDS = ["SELECT", "WITH", "(", ")", ",", ";", "=>", "=", "'", "`", "*", "NULL", "INTERVAL", "1",
-         "EMIT", "EVERY", "ROWS", "FROM", "TABLE", "GROUP BY", "AS", "-", "OPTIONS", "DISTINCT",
-         "1e999", "0x", "CASE", "END", "[", "]", "{", "}", "@", "?", "\\", "--", "/*", "\x00", "é",
-         "UNION ALL", "JOIN", "OVER", "IN", "9" * 30, "'" + "s3cret" * 20 + "'"]  # fmt: skip
-
-
-def mutated(rng, text):
-    """A text with one to four pieces dropped, doubled, swapped or replaced."""
-    tokens = re.findall(r"\w+|\s+|[^\w\s]", text)
-    for _ in range(rng.randint(1, 4)):
-        place, other = rng.randrange(len(tokens)), rng.randrange(len(tokens))
-        kind = rng.randrange(5)
-        if kind == 0:
-            del tokens[place]
-        elif kind == 1:
-            tokens.insert(place, tokens[other])
-        elif kind == 2:
-            tokens[place], tokens[other] = tokens[other], tokens[place]
-        elif kind == 3:
-            tokens[place] = rng.choice(WORDS)
-        else:
-            tokens = tokens[: max(1, place)]
-        if not tokens:
-            return ""
-    return "".join(tokens)
 
 
 def test_ten_thousand_mutated_queries():

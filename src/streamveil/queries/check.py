@@ -299,10 +299,20 @@ def _clock(plan: Plan) -> Complaints:
             )
         elif clock.end_us <= clock.start_us:
             yield "end must be later than start"
-    elif clock.arrival is not None:
+    if clock.kind == "wall" and clock.start_us is None:
+        yield (
+            "a live query needs a public start: step i ends at start + i times the interval.\n"
+            "  to fix  start = '2026-01-01 00:00:00'"
+        )
+    if clock.kind != "event" and clock.arrival is not None:
         yield "arrival belongs to a replay (clock = 'event')"
+
+
+def _horizon(plan: Plan) -> Complaints:
+    if plan.clock.kind == "once":
+        return
     endless = plan.options.get("horizon") == "unbounded"
-    if plan.window.kind == "whole" and clock.steps is None and not endless:
+    if plan.window.kind == "whole" and plan.clock.steps is None and not endless:
         yield (
             "how many releases does the guarantee cover? There is no default.\n"
             "  to fix  steps = n, or steps = 'unbounded' for counters without a horizon "
@@ -375,6 +385,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     _aggregates,
     _bounding,
     _clock,
+    _horizon,
     _windows,
     _keys,
     _choices,

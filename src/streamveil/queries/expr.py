@@ -28,6 +28,7 @@ from streamveil.queries import nodes
 from streamveil.queries.convert import KINDS, Node
 from streamveil.queries.dialect import canonical, parse_text, shown
 from streamveil.queries.kernels import Column, instants, uint_to_int
+from streamveil.queries.names import is_unit_word, plain_names
 
 Evaluator = Callable[[pa.Table], Column]
 
@@ -52,7 +53,7 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
     Raises PlanError for anything but a per-row expression over known columns and functions.
     """
     scope = Scope(schema)
-    tree = nodes.plain_names(parse_text(text))
+    tree = plain_names(parse_text(text))
     try:
         node = nodes.build(tree, scope.column)
     except RecursionError:
@@ -83,7 +84,7 @@ def normalize_expression(text: str) -> str:
     >>> normalize_expression("lower( `url` )")
     'LOWER(url)'
     """
-    return canonical(nodes.check_shape(nodes.plain_names(parse_text(text))))
+    return canonical(nodes.check_shape(plain_names(parse_text(text))))
 
 
 def conjunction(conditions: Sequence[str]) -> str:
@@ -93,7 +94,7 @@ def conjunction(conditions: Sequence[str]) -> str:
     'a = 1 AND (b OR c) AND d AND e'
     """
     parts: list[exp.Expr] = []
-    todo = [nodes.plain_names(parse_text(text, "the condition")) for text in reversed(conditions)]
+    todo = [plain_names(parse_text(text, "the condition")) for text in reversed(conditions)]
     while todo:
         tree = todo.pop()
         if isinstance(tree, exp.And):
@@ -108,7 +109,7 @@ def conjunction(conditions: Sequence[str]) -> str:
 def columns_of(text: str) -> tuple[str, ...]:
     """Every column an expression mentions, before any schema is known."""
     tree = parse_text(text)
-    found = dict.fromkeys(c.name for c in tree.find_all(exp.Column) if not nodes.is_unit_word(c))
+    found = dict.fromkeys(c.name for c in tree.find_all(exp.Column) if not is_unit_word(c))
     return tuple(found)
 
 

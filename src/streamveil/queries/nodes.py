@@ -31,14 +31,7 @@ from streamveil.queries.kernels import (
     int_negate,
     int_op,
 )
-
-UNITS = frozenset({*times.UNIT_US, *times.UNIT_MONTHS, "ISOWEEK"})
-_AGGREGATES = (
-    "COUNT SUM AVG MIN MAX VARIANCE VAR_SAMP VAR_POP STDDEV STDDEV_SAMP STDDEV_POP ANY_VALUE "
-    "ARRAY_AGG STRING_AGG APPROX_QUANTILES PERCENTILE_CONT MEDIAN COUNTIF"
-)
-AGGREGATES = frozenset(_AGGREGATES.split())
-
+from streamveil.queries.names import AGGREGATES, UNITS, is_unit_word
 
 Reader = Callable[[str], Node]
 Builder = Callable[[exp.Expr, Reader], Node]
@@ -69,42 +62,6 @@ def check_shape(tree: exp.Expr) -> exp.Expr:
 
 
 _HELPERS = (exp.Identifier, exp.Var, exp.DataType)
-
-
-def is_unit_word(column: exp.Expr) -> bool:
-    """Whether a column node is a time unit in a function's argument list, as in (ts, HOUR)."""
-    parent = column.parent
-    if not isinstance(parent, exp.Anonymous):
-        return False
-    name = str(parent.this).upper()
-    if name == "WEEK":
-        return column.name.upper() in times.WEEKDAYS
-    if column.name.upper() not in UNITS:
-        return False
-    last = len(parent.expressions) - 1
-    return name.endswith(("_TRUNC", "_DIFF")) and parent.expressions[last] is column and last > 0
-
-
-def plain_names(tree: exp.Expr) -> exp.Expr:
-    """Drops quotes around names that need none, and writes unit words in capitals."""
-    for name in list(tree.find_all(exp.Identifier)):
-        if name.parent is not None and is_unit_word(name.parent):
-            name.set("this", name.this.upper())
-        elif name.this.isascii() and name.this.isidentifier() and name.this.upper() not in KEYWORDS:
-            name.set("quoted", None)
-    return tree
-
-
-_KEYWORDS = (
-    "ALL AND ANY ARRAY AS ASC BETWEEN BY CASE CAST COLLATE CREATE CROSS CUBE CURRENT DEFAULT "
-    "DEFINE DESC DISTINCT ELSE END ENUM ESCAPE EXCEPT EXISTS EXTRACT FALSE FETCH FOLLOWING FOR "
-    "FROM FULL GROUP GROUPING GROUPS HASH HAVING IF IGNORE IN INNER INTERSECT INTERVAL INTO IS "
-    "JOIN LATERAL LEFT LIKE LIMIT LOOKUP MERGE NATURAL NEW NO NOT NULL NULLS OF ON OR ORDER OUTER "
-    "OVER PARTITION PRECEDING PROTO QUALIFY RANGE RECURSIVE RESPECT RIGHT ROLLUP ROWS SELECT SET "
-    "SOME STRUCT TABLE TABLESAMPLE THEN TO TREAT TRUE UNBOUNDED UNION UNNEST USING WHEN WHERE "
-    "WINDOW WITH WITHIN DATE TIMESTAMP TIME DATETIME VALUES INSERT"
-)
-KEYWORDS = frozenset(_KEYWORDS.split())
 
 
 # -- constants -----------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ OPTIONS: dict[str, Option] = {
         word, S, "'event'; 'wall' for a source that never ends",
         "'event': replay by arrival time; 'wall': live",
     ),
-    "start": Option(instant, S, NONE + " for a replay", "first moment of step 1, public"),
+    "start": Option(instant, S, NONE, "first moment of step 1, public"),
     "end": Option(instant, S, "start + steps x interval", "end of the last step, public"),
     "steps": Option(
         steps, S, "from start and end",
