@@ -237,6 +237,8 @@ def test_guarantees_are_computed_from_the_parts():
     assert labels.guarantee.epsilon(0) == pytest.approx(1)
     assert labels.guarantee.protects.relation == "update"
     assert float(labels.tree_share.amount) == pytest.approx(1 / 1.37)
+    one_round = FullyDynamic.repaired(static, PURE, horizon=8, matching="labels")
+    assert one_round.tree_share.amount == 1  # two deletions cost less than the base does
     zcdp = FullyDynamic.repaired(Mwem(queries=CELLS), ZCDP, horizon=8, matching="labels")
     assert float(zcdp.tree_share.amount * 40) == pytest.approx(1 / 1.47)
     with pytest.raises(ValueError, match="labels have no records"):

@@ -109,7 +109,8 @@ class Repaired:
         if mode == "ids":
             return Fraction(1)
         size, base, deletions, test = self._weights
-        moved = base + 2 * deletions + (2 if kind == "pure" else 4) * test
+        again = base if self.static.adaptive else Fraction(0)  # one round never reads them again
+        moved = again + 2 * deletions + (2 if kind == "pure" else 4) * test
         return max(Fraction(1), moved / (size + base + deletions + test))
 
     @property
