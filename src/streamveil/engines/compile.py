@@ -30,6 +30,7 @@ MOST_LEVELS = 12
 MICRO = timedelta(microseconds=1)
 OPTIONS = {
     "selection",
+    "thresholds",
     "hidden_groups",
     "mu_share",
     "entry_weight",
@@ -69,11 +70,6 @@ class Compiler:
         if unknown:
             word = sorted(unknown)[0]
             raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
-        if plan.preset != "default":
-            raise PlanError(
-                f"the preset '{plan.preset}' cannot be run as a query yet.\n"
-                "  to fix  leave preset out: the default has less noise for the same guarantee"
-            )
         if plan.bounding.combine:
             raise PlanError(
                 "combining a unit's rows per group before bounding is not supported here.\n"
@@ -98,7 +94,9 @@ class Compiler:
             setting=self._option,
         )
         public = self._public()
-        if public is None:
+        if plan.preset == "dp-sqlp":
+            totalling, bounds = sizing.published()
+        elif public is None:
             totalling, bounds = sizing.discovered()
         else:
             totalling = sizing.public()

@@ -9,9 +9,10 @@ from math import inf, isqrt
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
-from streamveil.mechanisms.counters import COUNTERS, Counter, fit
+from streamveil.mechanisms.counters import COUNTERS, Counter, HonakerCounter, fit
 from streamveil.mechanisms.selection import NoTableError, design_selection
 from streamveil.operators.bounding import Bounds
+from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.group_by import COLLISION_BITS, lane_move
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.release import COUNTING, Totalling
@@ -19,7 +20,7 @@ from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
 from streamveil.operators.weighted import WeightRule, weighted_loss
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.calibrate import gaussian_mu, root_up
+from streamveil.privacy.calibrate import gaussian_mu, root_up, zcdp_rho
 from streamveil.queries.plan import Plan
 
 LARGEST_WEIGHT = 127  # quanta of weight one, at most
@@ -78,6 +79,45 @@ class Sizing:
                 " known number of triggers.\n  to fix  use selection = 'gaussian'"
             )
         return plain
+
+    # ---- the published system
+
+    def published(self) -> tuple[Totalling, Bounds]:
+        """DP-SQLP: half of epsilon each for selection and values, a third of delta for values."""
+        budget, rows = self.plan.budget, self.bounds.max_rows
+        if budget.epsilon is None or budget.delta is None or self.horizon is None or rows is None:
+            raise PlanError(
+                "preset 'dp-sqlp' needs epsilon, delta, max_rows and a known number of triggers"
+            )
+        if self.plan.key_set.public is not None or not self.plan.keys:
+            raise PlanError("preset 'dp-sqlp' discovers its keys; use the default for public keys")
+        thresholds = self.setting("thresholds", "rigorous", "hold for all triggers together")
+        if thresholds not in ("rigorous", "published"):
+            raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
+        half, third = budget.epsilon / 2, budget.delta / 3
+        rho = Fraction(zcdp_rho(Budget(epsilon=half, delta=third)))
+        bounds = replace(self.bounds, per_group=None, quadratic=None)
+        tree = HonakerCounter(horizon=self.horizon, sigma=1)
+        per_tree = Budget(mu=root_down(2 * rho / rows))
+        selection = RoundSelection(
+            counter=fit(tree, per_tree, FINE, 1),
+            rows=rows,
+            beta=float(third / rows) * (1 - 1e-12),
+            floor=max(1, self.plan.key_set.min_units),
+            thresholds=thresholds,
+        )
+        counters = []
+        for lane in self.lanes:
+            moved, groups = lane_move(lane, bounds)
+            if lane.kind == "units":  # counted anew in every round
+                moved = Fraction(rows)
+            counters.append(
+                fit(tree, Budget(mu=root_down(2 * rho / len(self.lanes))), moved, groups)
+            )
+        totalling = RoundTotalling(
+            lanes=self.lanes, counters=tuple(counters), selection=selection, horizon=self.horizon
+        )
+        return totalling, bounds
 
     # ---- one Gaussian counter of units for selection, and for release where it is the answer
 

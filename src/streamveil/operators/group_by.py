@@ -16,6 +16,7 @@ from streamveil.batch import Batch, Release
 from streamveil.errors import StoreError
 from streamveil.operators.aggregate import KeyRows, add_rows, find_keys, key_stage
 from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.keys import Types, encode_keys
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
@@ -60,6 +61,7 @@ from streamveil.types import Array, Bool, Int64, UInt8, UInt64
 COLLISION_BITS = 64
 NEVER = "not a public key"
 GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
+ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
 BOUNDED = "over the contribution bound"
 
 
@@ -142,7 +144,7 @@ class GroupBy:
             mu = root_up(lanes.gaussian)
             joint = Approx(totalling.selection.epsilon, totalling.selection.delta(mu))
             return loss + joint + replace(lanes, gaussian=Fraction(0))
-        if isinstance(totalling.selection, GaussianSelection):
+        if isinstance(totalling.selection, GaussianSelection | RoundSelection):
             loss += totalling.selection.loss
         return loss + lanes
 
@@ -231,7 +233,7 @@ class GroupBy:
         names: UInt64[Array, "pairs 2"],
         unit: UInt64[Array, " pairs"],
     ) -> Passed:
-        group = groups_of(names, pairs.windows)
+        group = groups_of(names, pairs.windows + self._round_marks(state, names, pairs.windows))
         weight, hidden = self.public_facts(state, names, pairs.windows)
         rows = UnitRows(unit, group, weight, hidden)
         n = len(unit)
@@ -242,6 +244,18 @@ class GroupBy:
                 self._units(state, period), part, self.bounds
             )
         return passed
+
+    def _round_marks(
+        self, state: State, names: UInt64[Array, "pairs 2"], windows: Int64[Array, " pairs"]
+    ) -> Int64[Array, " pairs"] | int:
+        """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
+        if not isinstance(self.totalling, RoundTotalling):
+            return 0
+        marks = np.zeros(len(names), np.int64)
+        for window, mine in parts(windows):
+            held = state.windows[window]
+            marks[mine] = self.totalling.rounds_of(held, find_keys(held.table, names[mine]))
+        return marks * ROUND_MARK
 
     def _find_keys(
         self,
@@ -336,7 +350,10 @@ class GroupBy:
         for window in active:
             held = state.windows[window]
             at = Address(noise, self.job.encode(), window)
-            released = release_stage(self.totalling, held, at)
+            if isinstance(self.totalling, RoundTotalling):
+                released = self.totalling.release(held, at)
+            else:
+                released = release_stage(self.totalling, held, at)
             table = to_table(
                 held, released, self.outputs, self.confidence, (self.key_names, state.types or ())
             )

@@ -1,0 +1,91 @@
+"""The published system: its trees are Honaker's, its rounds restart, its noise is kept."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamveil.errors import PlanError
+from streamveil.mechanisms.counters import HonakerCounter
+from streamveil.operators.dp_sqlp import RoundSelection, tree_step
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.plan import Bounding
+from tests.operators.streams import AGGREGATES, ROWS, batches, bounded, compiled, run
+
+ROOMY = Budget(epsilon=200, delta=0.3)
+
+
+def published(**changes):
+    return compiled(**{
+        "preset": "dp-sqlp", "bounding": Bounding(max_rows=4), "budget": ROOMY,
+        "aggregates": AGGREGATES[:1] + AGGREGATES[3:], **changes,
+    })  # fmt: skip
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32))
+def test_a_tree_step_is_the_counter_step(horizon, seed):
+    counter, noise = HonakerCounter(horizon=horizon, sigma=5), SeededNoise(seed)
+    names = np.random.default_rng(seed).integers(0, 2**63, (7, 2)).astype(np.uint64)
+    state = counter.init(7)
+    tree = state.whole.copy(), state.real.copy()
+    for t in range(1, horizon + 1):
+        draws, x = noise.at("t", t), np.arange(7) * t
+        wanted, state = counter.step(state, x, draws, names)
+        found = tree_step(counter, tree, np.full(7, t), x.copy(), (draws, names))
+        np.testing.assert_allclose(found, wanted)
+
+
+@settings(max_examples=40)
+@given(ROWS)
+def test_without_noise_rounds_equal_a_plain_simulation(rows):
+    operator = published()
+    selection = operator.totalling.selection
+    assert isinstance(selection, RoundSelection)
+    releases, _ = run(operator, batches(rows), SilentNoise())
+    kept, _ = bounded(operator, rows)
+    begun, people, buffer, shown = {}, {}, {}, {}
+    for release in releases:
+        for u, k, _, _, step, _ in kept:
+            if step == release.step:
+                people.setdefault(k, set()).add(u)
+                buffer[k] = buffer.get(k, 0) + 1
+        for k in "abcd":
+            index = release.step - begun.get(k, 0)
+            if people.get(k) and len(people[k]) > selection.threshold(index):
+                shown[k] = shown.get(k, 0) + buffer.pop(k)
+                begun[k], people[k] = release.step, set()
+        table = release.table
+        assert dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True)) == shown
+
+
+@settings(max_examples=20)
+@given(ROWS, st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_splits_saving_and_replaying_give_the_same_bytes(rows, cuts):
+    operator, noise = published(), SeededNoise(3)
+    whole, _ = run(operator, batches(rows), noise)
+    state, replayed, pieces = operator.init(), operator.init(), []
+    for batch in batches(rows, cuts):
+        operator.apply(replayed, operator.fold(state, batch, noise))
+        if batch.closes_step:
+            pieces += operator.release(state, batch.step, noise)
+            again = operator.release(replayed, batch.step, noise)
+            assert again[-1].table == pieces[-1].table
+            state = operator.load({k: v.copy() for k, v in operator.save(state).items()})
+    assert [r.table for r in pieces] == [r.table for r in whole]
+
+
+def test_the_corrected_thresholds_fit_the_budget_and_the_published_ones_do_not():
+    budget = Budget(epsilon=6, delta=1e-9)
+    rigorous = published(budget=budget)
+    as_printed = published(budget=budget, options={"thresholds": "published"})
+    assert rigorous.loss.fits(budget)
+    assert not as_printed.loss.fits(budget)  # the union over triggers is missing
+    assert as_printed.totalling.selection.threshold(3) < rigorous.totalling.selection.threshold(3)
+
+
+def test_it_refuses_what_it_cannot_do():
+    with pytest.raises(PlanError, match="needs epsilon"):
+        published(bounding=Bounding(quadratic=5))
+    with pytest.raises(PlanError, match="discovers its keys"):
+        published(keys=())
