@@ -43,7 +43,7 @@ def ceil_root(value: Exact) -> Fraction:
     return Fraction(math.isqrt(-(-value.numerator * GRID**2 // value.denominator)) + 1, GRID)
 
 
-@dataclass(frozen=True, order=False)
+@dataclass(frozen=True)
 class Share:
     """A public part of a privacy budget: `amount` is epsilon ('pure') or rho ('zcdp', 'gdp').
 

@@ -264,7 +264,7 @@ class Halfspaces:
     shape: Shape
     normals: Float64[Array, "k d"]
     offsets: Float64[Array, " k"]
-    cuts: Int64[Array, "k lines"]  # 32-bit; position along the axis where the halfspace begins
+    cuts: Array  # [k, lines] of int32: position along the axis where the halfspace begins
     shift: int = 0
 
     @classmethod
