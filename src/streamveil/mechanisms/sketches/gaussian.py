@@ -74,12 +74,18 @@ class Scratch(NamedTuple):
 
 @njit(cache=True)
 def new_scratch() -> Scratch:
-    """Empty work space; `doubtful` must start as zeros."""
+    """Empty work space; `doubtful` must start as zeros.
+
+    The arrays lie in one block at distances that are not near a multiple of 4096: a processor takes
+    a load for dependent on a recent store when their addresses agree in the low 12 bits.
+    """
+    raw = np.zeros(20_000, np.uint8)
+    base = (64 - raw.ctypes.data % 64) % 64
     return Scratch(
-        np.empty(PIECE + 1, np.float32),
-        np.empty(PIECE + GROUP, np.uint32),
-        np.zeros(PIECE, np.uint8),
-        np.empty(PIECE, np.int32),
+        raw[base + 5440 : base + 5440 + 4 * PIECE + 64].view(np.float32),
+        raw[base : base + 4 * PIECE + 256].view(np.uint32),
+        raw[base + 16_064 : base + 16_064 + PIECE],
+        raw[base + 10_880 : base + 10_880 + 4 * PIECE].view(np.int32),
         np.empty(PIECE, np.int64),
         np.empty(PIECE, np.float32),
         np.empty(PIECE, np.float32),

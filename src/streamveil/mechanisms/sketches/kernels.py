@@ -23,7 +23,7 @@ from streamveil.mechanisms.sketches.gaussian import (
 )
 from streamveil.mechanisms.sketches.keys import Words
 from streamveil.mechanisms.sketches.keystream import GROUP, fill
-from streamveil.mechanisms.sketches.linear import add_keys, add_weighted
+from streamveil.mechanisms.sketches.linear import CHUNK, add_chunks, add_keys, add_weighted
 from streamveil.types import Array
 
 
@@ -157,19 +157,22 @@ def push_one_buffer(
         push_run(flat, law, keys, run, scratch)
         return
     sigma, omega, theta = law.sigmas[0], law.omega[0], law.theta[0]
+    unit, limit, omegas = law.unit, law.limit, law.omega
     words, normal, noise, doubtful = scratch.words, scratch.normal, scratch.noise, scratch.doubtful
+    buffers, shown, pending = flat.noise, flat.shown, flat.pending
+    cells = len(shown)
     for start in range(begin, stop, PIECE):
         end = min(stop, start + PIECE)
-        group = push * len(flat.shown) + start
-        buffer = flat.noise[0, start:end]
+        group = push * cells + start
         pairs = (end - start + 1) // 2
         groups = (pairs + GROUP - 1) // GROUP
+        buffer = buffers[0, start:end]
         fill(keys, group * (GROUP // 2), words, groups)
         standard_pairs(words, groups * GROUP, pairs, normal)
         if round_about(sigma, omega, normal, buffer, noise, doubtful):
-            settle(keys, (group, start, end), (sigma, law.omega), flat.noise, scratch)
-        next_buffer(buffer, noise, theta, law.unit, law.limit)
-        show(flat.shown[start:end], flat.pending[start:end], noise)
+            settle(keys, (group, start, end), (sigma, omegas), buffers, scratch)
+        next_buffer(buffer, noise, theta, unit, limit)
+        show(shown[start:end], pending[start:end], noise)
 
 
 @njit(cache=True, error_model="numpy")
@@ -177,7 +180,8 @@ def next_buffer(buffer: Array, noise: Array, theta: float, unit: float, limit: f
     """Buffer = theta * buffer + noise, in units, clamped."""
     for c in range(len(buffer)):
         value = np.rint(theta * np.float64(buffer[c])) + np.float64(noise[c]) * unit
-        buffer[c] = np.int64(min(max(value, -limit), limit))
+        value = -limit if value < -limit else value
+        buffer[c] = limit if value > limit else value
 
 
 @njit(cache=True)
@@ -285,14 +289,20 @@ def arrive(
 ) -> None:
     """Adds keys one tick of the clock each, pushing along the way."""
     flat, scratch = flatten(tables), new_scratch()
+    pending, clock, blocks = tables.pending, tables.clock, len(tables.pushes)
+    places = np.empty((len(pending), CHUNK), np.uint32)
+    code, factors = law.code, law.factors
     at = 0
+    due = next_push(tables, law)
     while at < len(words):
-        due = next_push(tables, law) - tables.clock[0]
-        take = min(due, len(words) - at)
-        count(tables, law, words[at : at + take], weights[at : at + take])
-        tables.clock[0] += take
+        take = min(due - clock[0], len(words) - at)
+        if len(weights):
+            add_weighted(words[at : at + take], weights[at : at + take], code, factors, pending)
+        else:
+            add_chunks(words[at : at + take], code, factors, pending, places)
+        clock[0] += take
         at += take
-        while next_push(tables, law) == tables.clock[0]:
-            block = tables.clock[1] % len(tables.pushes)
-            push_block(tables, flat, law, keys, scratch, block)
-            tables.clock[1] += 1
+        while due == clock[0]:
+            push_block(tables, flat, law, keys, scratch, clock[1] % blocks)
+            clock[1] += 1
+            due = next_push(tables, law)

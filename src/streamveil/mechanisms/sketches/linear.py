@@ -123,11 +123,16 @@ def read_rows(layout: Layout, table: Array, words: Words) -> Float64[Array, "dep
 @njit(cache=True)
 def add_keys(words: Words, code: int, factors: Array, table: Array) -> None:
     """Adds 1 for every key: hashes a chunk on vector registers, then touches its cells."""
-    depth, width = table.shape
-    places = np.empty((depth, CHUNK), np.uint32)
+    places = np.empty((len(table), CHUNK), np.uint32)
+    add_chunks(words, code, factors, table, places)
+
+
+@njit(cache=True)
+def add_chunks(words: Words, code: int, factors: Array, table: Array, places: Array) -> None:
+    """`add_keys` in given work space."""
     for start in range(0, len(words), CHUNK):
         chunk = words[start : start + CHUNK]
-        find_places(chunk, code, width, factors, places)
+        find_places(chunk, code, table.shape[1], factors, places)
         touch(places, len(chunk), code, table)
 
 
