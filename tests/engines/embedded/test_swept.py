@@ -27,7 +27,7 @@ from streamveil.runtime.run import Pace, run, work_of
 from streamveil.runtime.store import SCRATCH, CheckpointPolicy
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
-ROWS, UNITS = 6_000, 2_500
+ROWS, UNITS = 3_000, 1_200
 BOUNDS = [Bounding(max_rows=3), Bounding(max_rows=6, max_rows_per_group=2), Bounding(quadratic=9)]
 
 
@@ -38,13 +38,13 @@ def plan(bounding: Bounding) -> Plan:
         name="pages", unit="user", keys=(KeyColumn(name="page", expression="page"),),
         source=SourceSpec(name="m", kind="memory", options={"table": table}),
         aggregates=(Aggregate(name="n", function="count"),), key_set=KeySet(min_units=2),
-        clock=Clock(kind="rows", every=1500, steps=4), bounding=bounding,
+        clock=Clock(kind="rows", every=750, steps=4), bounding=bounding,
         budget=Budget(epsilon=20, delta=1e-6),
     )  # fmt: skip
 
 
 def released(what: Plan, folder: Path, memory: int | None, most: int = 9) -> dict[int, Any]:
-    pace = Pace(max_rows=500, memory=memory)
+    pace = Pace(max_rows=750, memory=memory)
     with run(what, state=folder, noise=SeededNoise(5), insecure=True, pace=pace) as job:
         job._store.policy = CheckpointPolicy(log_bytes=20_000, log_per_state=0)
         return {r.trigger: r.table.to_pydict() for _, r in zip(range(most), job, strict=False)}
@@ -68,7 +68,7 @@ def test_a_restart_with_other_memory_goes_on(tmp_path: Path, stop: int) -> None:
 
 
 def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
-    pace = Pace(max_rows=500, memory=30_000)
+    pace = Pace(max_rows=750, memory=20_000)
     with run(
         plan(BOUNDS[0]), state=tmp_path / "s", noise=SeededNoise(5), insecure=True, pace=pace
     ) as job:
@@ -76,14 +76,14 @@ def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
             room: Budgeted = job.work.operator.room  # type: ignore[attr-defined]
             held: PartedTable = job._state.units[0]
             resident = [table for table in held.tables if table is not None]
-            assert room.resident == sum(table.nbytes for table in resident) <= 30_000
-            assert held.nbytes > 30_000
+            assert room.resident == sum(table.nbytes for table in resident) <= 20_000
+            assert held.nbytes > 20_000
             assert any(held.stored)
             assert list((tmp_path / "s" / SCRATCH).rglob("*.npy"))
             assert {
                 p.stat().st_mode & 0o777 for p in (tmp_path / "s" / SCRATCH).rglob("*.npy")
             } == {0o600}
-        assert held.units == job.counters()["units"] > 2000
+        assert held.units == job.counters()["units"] > 800
 
 
 def test_the_scratch_of_a_killed_run_is_removed(tmp_path: Path) -> None:
