@@ -158,6 +158,21 @@ def test_the_cheap_bound_is_a_bound():
         assert bound <= 3 * crossing_kernels.upper_tail(x) or x < 0 or x > 16
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_distance_to_the_thresholds_is_never_overestimated(name):
+    of = CASES[name].of
+    cut, size = of.world[: of.size + 1], of.size
+    bridge = bridges(np.array([0.0, *of.spreads]))
+    for level in range(1, len(of.spreads) + 1):
+        length = 1 << level
+        for left in range(0, size, length):
+            deviation = bridge[length + 1 : 2 * length]
+            for at in np.linspace(-10, 15, 41):
+                truth = ((cut[left + 1 : left + length] - at) / deviation).min()
+                found = crossing_kernels.nearest(of.world, (size + left) >> level, level, at)
+                assert found <= truth + 1e-12 * (1 + truth) if truth >= 0 else found < 0
+
+
 def test_tables_by_their_definition():
     cut = np.array([np.inf, 5, 3, 4, 9, 1, 7, 8, np.inf])
     least = smallest(cut)

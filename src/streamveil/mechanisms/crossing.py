@@ -113,7 +113,7 @@ class Crossing:
     def world(self) -> Float64[Array, " entries"]:
         """The public tables of the kernels, as `crossing_kernels` wants them."""
         size, levels = self.size, len(self.spreads) + 1
-        world = np.full((8, size), np.inf)
+        world = np.full((12, size), np.inf)
         cut = world[:2].reshape(-1)
         cut[1 : self.horizon + 1] = self.thresholds
         spread = np.array([0.0, *self.spreads])
@@ -122,6 +122,8 @@ class Crossing:
         world[4:6] = bridge.reshape(2, size)
         world[6, :levels] = spread
         world[7, :levels] = [bridge[1 << j : 2 << j].max() for j in range(levels)]
+        for row, part in ((8, 0.0), (10, 0.5)):
+            world[row : row + 2] = deviations(cut, world[2:4].ravel(), bridge, part).reshape(2, -1)
         return world.reshape(-1)
 
     @property
@@ -221,13 +223,31 @@ def smallest(cut: Float64[Array, " times"]) -> Float64[Array, " nodes"]:
     return least
 
 
+def deviations(
+    cut: Float64[Array, " times"],
+    least: Float64[Array, " nodes"],
+    bridge: Float64[Array, " entries"],
+    part: float,
+) -> Float64[Array, " nodes"]:
+    """Entry 2^(h-j) + k: the smallest (threshold - part * the smallest one) / deviation inside."""
+    size = len(least) // 2
+    found = np.full(2 * size, np.inf)
+    for level in range(1, size.bit_length()):
+        length = 1 << level
+        nodes = slice(size >> level, 2 * size >> level)
+        low = part * np.where(np.isfinite(least[nodes]), least[nodes], 0.0)
+        inside = cut[:size].reshape(-1, length)[:, 1:] - low[:, None]
+        found[nodes] = (inside / bridge[length + 1 : 2 * length]).min(axis=1)
+    return found
+
+
 @njit(cache=True)
 def touch_all(state, touched, world, table, words, out, void):  # type: ignore[no-untyped-def]  # noqa: PLR0913  (flat arrays for numba)
     """`kernels.touch` for keys `todo`; those whose words did not suffice are marked void."""
     rows, points = state
     todo, t, counts, top = touched
     new_rows, new_points, wake = out
-    size = len(world) // 8
+    size = len(world) // 12
     width = points.shape[1]
     path, times, values = np.empty(size + 1), np.empty(size + 2, np.int64), np.empty(size + 2)
     fresh, done, waiting = np.zeros((2, 3)), np.zeros((width, 3)), np.zeros((3 * width, 3))
@@ -258,4 +278,4 @@ def build_all(paths, top, world, table, words):  # type: ignore[no-untyped-def]
         cursor[0] = 0
         paths[key, 0] = 0.0
         paths[key, -1] = top * kernels.normal(words[key], cursor, table)
-        kernels.build_path(paths[key], len(world) // 8, 0, 0.0, world, table, words[key], cursor)
+        kernels.build_path(paths[key], len(world) // 12, 0, 0.0, world, table, words[key], cursor)

@@ -5,10 +5,14 @@ A block is a dyadic interval (l, r), r - l = 2^j, with known noise at both ends.
 t, at count s, when x + s > the threshold at t. The `mark` of a block is the largest count for which
 its interior is known not to cross (-inf: nothing is known).
 
-`world` holds the public tables in one array of 8 sizes (passing several costs more than using
+`world` holds the public tables in one array of 12 sizes (passing several costs more than using
 them): from 0 the thresholds at t = 0..size; from 2 size, at node 2^(h-j) + k, the smallest one
 inside block k of 2^j steps; from 4 size, at 2^j + i, the deviation of a bridge over 2^j steps after
-i; from 6 size and from 7 size, at j, its deviation in the middle and its largest.
+i; from 6 size and from 7 size, at j, its deviation in the middle and its largest; from 8 size and
+10 size, at a node, the smallest threshold in deviations when 0, or half of it, is subtracted.
+
+The kernels allocate nothing, so `_nrt` switches off the counting of references to arrays, which
+would take most of the time of a coin.
 
 Words are spelled from left to right out of one row; a kernel that runs out of them sets its cursor
 beyond the row, and its result must be thrown away and computed again from a longer row.
@@ -24,6 +28,8 @@ from scipy.special import erfc
 
 from streamveil.privacy.samplers.quantiles import leading_zeros, quantile_word
 
+kernel = njit(cache=True, _nrt=False)  # type: ignore[call-overload]  # see above
+
 NO, YES, SPLIT = 0, 1, 2
 SHORT = 8  # blocks up to this length are simulated when the bound is of no use
 LIMIT = 1.0  # the largest union bound a coin can have
@@ -33,7 +39,7 @@ SIGN_SHIFT = np.uint64(63)
 MASK = np.uint64(2**63 - 1)
 
 
-@njit(cache=True)
+@kernel
 def next_word(words, cursor):  # type: ignore[no-untyped-def]
     """The next word; beyond the end, a fixed one and a cursor that says so."""
     at = cursor[0]
@@ -41,19 +47,19 @@ def next_word(words, cursor):  # type: ignore[no-untyped-def]
     return words[at] if at < len(words) else np.uint64(2**62 + 2**40)
 
 
-@njit(cache=True)
+@kernel
 def ran_out(words, cursor):  # type: ignore[no-untyped-def]
     """Whether the result so far is void."""
     return cursor[0] > len(words)
 
 
-@njit(cache=True)
+@kernel
 def uniform(words, cursor):  # type: ignore[no-untyped-def]
     """A uniform number in (0, 1], fine near 0."""
     return (np.float64(next_word(words, cursor)) + 0.5) * 2.0**-64
 
 
-@njit(cache=True)
+@kernel
 def normal(words, cursor, table):  # type: ignore[no-untyped-def]
     """A standard Gaussian."""
     word = next_word(words, cursor)
@@ -63,19 +69,19 @@ def normal(words, cursor, table):  # type: ignore[no-untyped-def]
     return x if word >> SIGN_SHIFT == 0 else -x
 
 
-@njit(cache=True)
+@kernel
 def upper_tail(x):  # type: ignore[no-untyped-def]
     """P(G > x)."""
     return 0.5 * math.erfc(x * 0.7071067811865476)
 
 
-@njit(cache=True)
+@kernel
 def tail_bound(x):  # type: ignore[no-untyped-def]
     """A number that is at least P(G > x), at half the price."""
     return TAILS[np.int64(max(0.0, min(32.0, x)) * GRID)] if x >= 0.0 else 1.0
 
 
-@njit(cache=True)
+@kernel
 def upper_quantile(p):  # type: ignore[no-untyped-def]
     """The x with P(G > x) = p, by Newton's method on the logarithm of the tail."""
     mirrored = p > 0.5
@@ -92,14 +98,14 @@ def upper_quantile(p):  # type: ignore[no-untyped-def]
     return -x if mirrored else x
 
 
-@njit(cache=True)
+@kernel
 def level_of(length):  # type: ignore[no-untyped-def]
     """log2 of a power of two."""
     zeros = leading_zeros(np.uint64(length))  # type: ignore  # a numba intrinsic
     return np.int64(63) - np.int64(zeros)
 
 
-@njit(cache=True)
+@kernel
 def crosses(path, length, world, left, count):  # type: ignore[no-untyped-def]
     """How many interior points of a path cross, and the first of them (0 if none)."""
     total, first = 0, 0
@@ -111,14 +117,14 @@ def crosses(path, length, world, left, count):  # type: ignore[no-untyped-def]
     return total, first
 
 
-@njit(cache=True)
+@kernel
 def build_path(path, length, fixed, value, world, table, words, cursor):  # type: ignore[no-untyped-def]
     """Fills the interior of a path between its ends; `fixed` > 0 makes path[fixed] = value.
 
     The node variables g are independent; those above `fixed` are conditioned on their weighted sum
     by the Gaussian correction, then the midpoints are built from the top down.
     """
-    spread = 6 * (len(world) // 8)
+    spread = 6 * (len(world) // 12)
     for i in range(1, length):
         path[i] = normal(words, cursor, table)
     if fixed > 0:
@@ -151,7 +157,24 @@ def build_path(path, length, fixed, value, world, table, words, cursor):  # type
         level -= 1
 
 
-@njit(cache=True)
+@kernel
+def nearest(world, node, level, at):  # type: ignore[no-untyped-def]
+    """At most the smallest (threshold - at) / deviation inside a block, or negative if that is.
+
+    As a function of `at` that is concave, so between tabulated points it is above the chord; below
+    the first, every line falls at least as fast as 1 / (the largest deviation).
+    """
+    size = len(world) // 12
+    lowest, widest = world[2 * size + node], world[7 * size + level]
+    if not 0.0 < lowest < np.inf:
+        return (lowest - at) / widest
+    half, first, second = 0.5 * lowest, world[8 * size + node], world[10 * size + node]
+    if at >= half:
+        return second * (lowest - at) / half
+    return second + (first - second) * (half - at) / half if at >= 0.0 else first - at / widest
+
+
+@kernel
 def coin(block, count, mark, world, table, words, cursor, path):  # type: ignore[no-untyped-def]
     """NO, YES or SPLIT: does the interior of a block cross at `count`, given its mark?
 
@@ -161,12 +184,11 @@ def coin(block, count, mark, world, table, words, cursor, path):  # type: ignore
     Short, so that it is compiled into its callers; `contest` is the rare rest.
     """
     left, right, low, high = block
-    length, size = right - left, len(world) // 8
+    length, size = right - left, len(world) // 12
     if length == 1:
         return NO
     level = level_of(length)
-    gap = world[2 * size + ((size + left) >> level)] - count - max(low, high)
-    each = tail_bound(gap / world[7 * size + level])
+    each = tail_bound(nearest(world, (size + left) >> level, level, count + max(low, high)))
     draw = 0.0
     if each * (length - 1) <= LIMIT:
         draw = uniform(words, cursor)
@@ -178,13 +200,13 @@ def coin(block, count, mark, world, table, words, cursor, path):  # type: ignore
     return contest(block, bounds, (count, mark), world, table, words, cursor, path)
 
 
-@njit(cache=True)
+@kernel
 def contest(block, bounds, levels, world, table, words, cursor, path):  # type: ignore[no-untyped-def]
     """The rest of `coin`: a candidate, or a simulated path, as often as the mark asks for."""
     left, right, low, high = block
     draw, each = bounds
     count, mark = levels
-    length, size = right - left, len(world) // 8
+    length, size = right - left, len(world) // 12
     bound = each * (length - 1)
     while not ran_out(words, cursor):
         inside, x = np.int64(0), 0.0
@@ -210,15 +232,15 @@ def contest(block, bounds, levels, world, table, words, cursor, path):  # type: 
     return NO
 
 
-@njit(cache=True)
+@kernel
 def middle_of(block, world, table, words, cursor):  # type: ignore[no-untyped-def]
     """(time, noise) in the middle of a block of which nothing is known."""
     left, right, low, high = block
-    spread = world[6 * (len(world) // 8) + level_of(right - left)]
+    spread = world[6 * (len(world) // 12) + level_of(right - left)]
     return (left + right) // 2, 0.5 * (low + high) + spread * normal(words, cursor, table)
 
 
-@njit(cache=True)
+@kernel
 def clear(block, count, world, table, words, cursor, path, times, values):  # type: ignore[no-untyped-def]
     """Whether the interior of a fresh bridge does not cross at `count`; nothing else is kept."""
     answer = coin(block, count, -np.inf, world, table, words, cursor, path)
@@ -243,7 +265,7 @@ def clear(block, count, world, table, words, cursor, path, times, values):  # ty
     return True
 
 
-@njit(cache=True)
+@kernel
 def midpoint(block, mark, world, table, words, cursor, path, times, values):  # type: ignore[no-untyped-def]
     """(time, noise) in the middle of a block, given that the interior does not cross at `mark`."""
     left, right, low, high = block
@@ -261,14 +283,14 @@ def midpoint(block, mark, world, table, words, cursor, path, times, values):  # 
             return middle, x
 
 
-@njit(cache=True)
+@kernel
 def copy_row(to, i, source, j):  # type: ignore[no-untyped-def]
     """Row i of `to` becomes row j of `source`."""
     for column in range(3):
         to[i, column] = source[j, column]
 
 
-@njit(cache=True)
+@kernel
 def reach(blocks, size, t, world, table, words, cursor, path, times, values, todo):  # type: ignore[no-untyped-def]
     """(noise at t, blocks to do): descends to t; `todo` gets the blocks after t, nearest last.
 
@@ -296,7 +318,7 @@ def reach(blocks, size, t, world, table, words, cursor, path, times, values, tod
     return high, n
 
 
-@njit(cache=True)
+@kernel
 def keep(out, n, end, value, count):  # type: ignore[no-untyped-def]
     """Appends a block that does not cross at `count` and merges what became whole; row 0 starts."""
     out[n, 0], out[n, 1], out[n, 2] = end, value, count
@@ -309,7 +331,7 @@ def keep(out, n, end, value, count):  # type: ignore[no-untyped-def]
     return n + 1
 
 
-@njit(cache=True)
+@kernel
 def unfold(path, block, first, count, out, n):  # type: ignore[no-untyped-def]
     """Keeps of a path the dyadic points up to its first crossing; returns the new size of out."""
     left, right, _, _ = block
@@ -324,7 +346,7 @@ def unfold(path, block, first, count, out, n):  # type: ignore[no-untyped-def]
     return keep(out, n, first, path[first - left], count)
 
 
-@njit(cache=True)
+@kernel
 def touch(blocks, size, t, count, world, table, words, cursor, path, times, values, out, todo):  # type: ignore[no-untyped-def]
     """(rows of out, wake): one touch of one key; see `Crossing.touch`.
 
