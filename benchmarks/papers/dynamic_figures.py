@@ -49,6 +49,9 @@ def turnover() -> None:
     more = [r for r in more if r["domain"] == 512]
     lines(right, sorted(more, key=lambda r: r["n"]), "n")
     right.set(xlabel="records", title="256 steps")
+    at = sorted({r["n"] for r in more})
+    right.set_xticks(at, [f"{n:,}" for n in at])
+    right.minorticks_off()
     right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(OUT / "dynamic-turnover.png", dpi=130)
