@@ -1,0 +1,420 @@
+"""The experiments of LazySketch (Holland 2025, arXiv:2507.03361v4), and what they leave open.
+
+Figure 4: (a) CPU time and (b) error against memory, (c) error against depth, (d) against skew,
+(e, f) against epsilon; heavy hitters of a trace against memory and epsilon. Expected: the paper's
+ordering (lazy below punctual) at the paper's widths, our form ten times or more below both; error
+that stops falling where noise rules; time that stays flat in memory but for punctual, which grows
+with the width. New: throughput against slack, error against round length, counters, estimators, the
+epsilon that textbook noise really needs.
+
+Streams: bounded Zipf, 2^20 arrivals over 10^6 ids. Errors: mean relative error of the true top 15,
+averaged over 0.62, 0.81 and 1 of the stream, since at a power of two the paper's tree is at its
+luckiest instant. Bars are standard errors over trials. The trace is synthetic (26.6 million
+addresses, about 309 thousand distinct); `--trace FILE` takes a file of uint32 addresses instead.
+
+    python -m benchmarks.papers.lazysketch [--trials 10] [--only NAME] [--trace FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+
+from benchmarks.sketches import (
+    BUDGET,
+    IDS,
+    LENGTH,
+    TIMES,
+    TOP,
+    finder,
+    judge,
+    lazy,
+    trace,
+    zipf,
+)
+from streamveil.mechanisms.sketches import CountMin, CountSketch
+from streamveil.mechanisms.sketches.cells import CellCounter
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise
+
+mpl.use("Agg")
+
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+RESULTS = Path(__file__).parents[1] / "results" / "lazysketch.json"
+KILOBYTES = (24, 72, 240, 720, 2400)
+SKEWS = (1.05, 1.1, 1.3, 1.7, 2.1, 2.5)
+EPSILONS = (0.05, 0.1, 0.3, 1.0, 3.0)
+DEPTHS = (1, 2, 3, 5, 9)
+STYLES = {
+    "CMS (not private)": ("k", "s", ":"), "CS (not private)": ("0.5", "D", ":"),
+    "PunctualCMS, paper": ("C3", "v", "--"), "LazyCMS, paper": ("C1", "o", "--"),
+    "LazyCMS, ours": ("C0", "o", "-"), "LazyCMS, ours, lag": ("C2", "^", "-"),
+    "LazyCS, ours": ("C4", "P", "-"),
+}  # fmt: skip
+# widths that the paper names at 24 KB; bytes per cell otherwise
+LAZY_WIDTHS = {24: 55, 72: 150, 240: 588, 720: 1935, 2400: 8000}
+PUNCTUAL_WIDTHS = {24: 33, 72: 100, 240: 333, 720: 1000, 2400: 3333}
+
+
+@lru_cache(maxsize=4)
+def stream(skew: float, trial: int):
+    """Keys and, at each of TIMES, the true top keys with their counts."""
+    keys = zipf(skew, 100 + trial)
+    tops = []
+    for share in TIMES:
+        counts = np.bincount(keys[: int(share * LENGTH)], minlength=IDS)
+        names = np.argpartition(-counts, TOP)[:TOP].astype(np.uint32)
+        tops.append((names, counts[names]))
+    return keys, tops
+
+
+def paper_lazy(kilobytes: int, seed: int, **options):
+    """The paper's form, 55 columns at a time (the same law; a lag of at most one round)."""
+    width = options.pop("width", LAZY_WIDTHS[kilobytes])
+    return lazy(width, **(dict(round=width, block=width, seed=seed, counter="tree",
+                               calibration="textbook") | options))  # fmt: skip
+
+
+def paper_punctual(kilobytes: int, seed: int, **options):
+    """Noise of the punctual tree at T pushes; see `punctual_error`."""
+    return lazy(PUNCTUAL_WIDTHS[kilobytes], round=1, block=PUNCTUAL_WIDTHS[kilobytes], seed=seed,
+                counter="tree-prf", calibration="textbook", **options)  # fmt: skip
+
+
+def ours(kilobytes: int, seed: int, **options):
+    """10 bytes a cell; rounds of a 256th of the stream."""
+    depth = options.get("depth", 3)
+    width = options.pop("width", kilobytes * 1000 // (10 * depth))
+    return lazy(width, **(dict(round=LENGTH // 256, block=width, seed=seed) | options))
+
+
+def run(make, skew: float, trial: int, readings: dict) -> dict[str, float]:
+    """Mean relative error by reading, for one run of a sketch."""
+    keys, tops = stream(skew, trial)
+    config = make(trial)
+    live = config.open(SeededNoise(trial)) if hasattr(config, "open") else config
+    totals, at = dict.fromkeys(readings, 0.0), 0
+    for share, (names, counts) in zip(TIMES, tops, strict=True):
+        live.update(keys[at : int(share * LENGTH)])
+        at = int(share * LENGTH)
+        shown = live.published() if hasattr(live, "published") else live
+        for label, options in readings.items():
+            error = np.abs(shown.estimate(names, **options) / counts - 1).mean()
+            totals[label] += float(error) / len(TIMES)
+    return totals
+
+
+def run_punctual(config, skew: float, trial: int) -> dict[str, float]:
+    """The punctual sketch at TIMES: exact table plus tree noise of its exact law.
+
+    Its table is exact as of now; the noise of push t is a sum of popcount(t) rounded Gaussians,
+    drawn here directly instead of a million times.
+    """
+    keys, tops = stream(skew, trial)
+    exact = CountMin(depth=config.depth, width=config.width, seed=config.seed)
+    rng = np.random.default_rng(trial)
+    total, at = 0.0, 0
+    for share, (names, counts) in zip(TIMES, tops, strict=True):
+        until = int(share * LENGTH)
+        exact.update(keys[at:until])
+        at = until
+        nodes = int(until).bit_count()
+        noise = np.rint(rng.normal(0, config.sigma, (nodes, *exact.table.shape))).sum(axis=0)
+        noisy = CountMin(depth=config.depth, width=config.width, seed=config.seed)
+        noisy.table = exact.table + noise.astype(np.int64)
+        total += float(np.abs(noisy.estimate(names) / counts - 1).mean()) / len(TIMES)
+    return {"min": total}
+
+
+READ_PAPER = {"min": {"method": "min"}}
+READ_OURS = {"ours": {}, "lag": {"lag_corrected": True}}
+
+
+def compare(skew: float, trial: int, kilobytes: int, *, depth: int = 3, budget: Budget = BUDGET,
+            fixed_width: bool = False) -> dict[str, float]:  # fmt: skip
+    """One trial of every sketch at one setting."""
+    fields = dict(depth=depth, budget=budget)
+    textbook = budget.epsilon < 1
+    paper = fields if textbook else fields | {"calibration": "analytic"}
+    width = {} if not fixed_width else {"width": kilobytes * 1000 // 30}
+    mine = run(lambda i: ours(kilobytes, i, **fields, **width), skew, trial, READ_OURS)
+    signed = run(lambda i: ours(kilobytes, i, kind="count-sketch", **fields, **width), skew, trial,
+                 {"ours": {}})  # fmt: skip
+    wide = int(kilobytes * 1000 // 12) if fixed_width else int(kilobytes * 1000 // (4 * depth))
+    return {
+        "CMS (not private)": run(lambda i: CountMin(depth=depth, width=wide, seed=i), skew, trial,
+                                 {"min": {}})["min"],
+        "CS (not private)": run(lambda i: CountSketch(depth=depth, width=wide, seed=i), skew, trial,
+                                {"min": {}})["min"],
+        "PunctualCMS, paper": run_punctual(
+            _analytic(paper_punctual, kilobytes, trial, paper), skew, trial)["min"],
+        "LazyCMS, paper": run(lambda i: paper_lazy(kilobytes, i, **paper), skew, trial,
+                              READ_PAPER)["min"],
+        "LazyCMS, ours": mine["ours"],
+        "LazyCMS, ours, lag": mine["lag"],
+        "LazyCS, ours": signed["ours"],
+    }  # fmt: skip
+
+
+def _analytic(make, kilobytes, trial, fields):
+    fields = dict(fields)
+    if fields.pop("calibration", None):
+        config = make(kilobytes, trial, depth=fields["depth"])
+        return replace(config, budget=fields["budget"], calibration="analytic")
+    return make(kilobytes, trial, **fields)
+
+
+def sweep(values, one, trials: int) -> dict:
+    """{line: [(value, mean, standard error), ...]}."""
+    out: dict = {}
+    for value in values:
+        rows = [one(value, trial) for trial in range(trials)]
+        for name in rows[0]:
+            cells = np.array([row[name] for row in rows])
+            spread = float(cells.std(ddof=1) / np.sqrt(trials)) if trials > 1 else 0.0
+            out.setdefault(name, []).append((float(value), float(cells.mean()), spread))
+    return out
+
+
+def draw(lines: dict, name: str, x: str, y: str, title: str, *, logs: str = "xy") -> None:
+    """One picture with error bars."""
+    figure, axes = plt.subplots(figsize=(6.2, 4.2))
+    for number, (label, points) in enumerate(lines.items()):
+        at, mean, bar = np.array(points).T
+        colour, marker, dash = STYLES.get(label, (f"C{number}", "o", "-"))
+        axes.errorbar(at, mean, yerr=bar, label=label, color=colour, marker=marker, ls=dash, ms=5,
+                      capsize=3, lw=1.3)  # fmt: skip
+    if "x" in logs:
+        axes.set_xscale("log")
+        ticks = sorted({p[0] for points in lines.values() for p in points})
+        axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        axes.minorticks_off()
+    if "y" in logs:
+        axes.set_yscale("log")
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(FIGURES / f"sketches_{name}.png", dpi=110)
+    plt.close(figure)
+
+
+ERROR = "mean relative error, top 15"
+
+
+def figure_4a(trials: int) -> dict:
+    def one(kilobytes, trial):
+        keys = stream(1.3, 0)[0]
+        few = keys[: 2**10 if kilobytes > 100 else 2**12]
+        kept = {
+            "CMS (not private)": (CountMin(width=kilobytes * 1000 // 12), keys),
+            "CS (not private)": (CountSketch(width=kilobytes * 1000 // 12), keys),
+            "LazyCMS, ours": (ours(kilobytes, 0).open(SeededNoise(0)), keys),
+            "LazyCS, ours": (ours(kilobytes, 0, kind="count-sketch").open(SeededNoise(0)), keys),
+            "LazyCMS, paper": (paper_lazy(kilobytes, 0, block=1).open(SeededNoise(0)), few),
+            "PunctualCMS, paper": (paper_punctual(kilobytes, 0).open(SeededNoise(0)), few),
+        }
+        out = {}
+        for name, (sketch, part) in kept.items():
+            start = time.thread_time()
+            sketch.update(part)
+            out[name] = (time.thread_time() - start) * LENGTH / len(part)
+        return out
+
+    one(24, 0)
+    lines = sweep(KILOBYTES, one, max(3, trials // 2))
+    draw(lines, "4a", "memory, KB", "CPU seconds for 2^20 keys",
+         "4a: time (paper's schedules on our kernels, scaled up)")  # fmt: skip
+    return lines
+
+
+def figure_4b(trials: int) -> dict:
+    lines = sweep(KILOBYTES, lambda kb, i: compare(1.3, i, kb), trials)
+    draw(lines, "4b", "memory, KB", ERROR, "4b: epsilon 0.3, skew 1.3")
+    return lines
+
+
+def figure_4c(trials: int) -> dict:
+    lines = sweep(DEPTHS, lambda d, i: compare(1.3, i, 24, depth=d, fixed_width=True), trials)
+    same = sweep(DEPTHS, lambda d, i: {"LazyCMS, ours, 24 KB": run(
+        lambda s: ours(24, s, depth=d), 1.3, i, READ_OURS)["ours"]}, trials)  # fmt: skip
+    draw(lines | same, "4c", "depth at the width of 24 KB and depth 3", ERROR,
+         "4c: epsilon 0.3, skew 1.3")  # fmt: skip
+    return lines | same
+
+
+def figure_4d(trials: int) -> dict:
+    lines = sweep(SKEWS, lambda skew, i: compare(skew, i, 24), trials)
+    draw(lines, "4d", "skew", ERROR, "4d: 24 KB, epsilon 0.3", logs="y")
+    return lines
+
+
+def figure_4e(trials: int, skew: float = 1.1, name: str = "4e") -> dict:
+    lines = sweep(EPSILONS, lambda e, i: compare(
+        skew, i, 24, budget=Budget(epsilon=e, delta=1e-3)), trials)  # fmt: skip
+    draw(lines, name, "epsilon", ERROR, f"{name}: 24 KB, skew {skew}")
+    return lines
+
+
+def figure_4f(trials: int) -> dict:
+    return figure_4e(trials, 2.1, "4f")
+
+
+def figure_rounds(trials: int) -> dict:
+    rounds = [2**k for k in range(9, 17)]
+
+    def one(length, trial):
+        return {f"skew {skew}, {label}": value for skew in (1.1, 1.3, 2.1) for label, value in run(
+            lambda i: ours(24, i, round=length), skew, trial, READ_OURS).items()}  # fmt: skip
+
+    lines = sweep(rounds, one, trials)
+    draw(lines, "rounds", "arrivals in a round", ERROR, "Noise against lag, 24 KB, epsilon 0.3")
+    return lines
+
+
+def figure_counters(trials: int) -> dict:
+    sizes = [2**k for k in range(5, 15)]
+    lines = {
+        name: [(n, float(CellCounter(name, n).column_norm * CellCounter(name, n).row_norm(
+            np.arange(1, n + 1)).max()), 0.0) for n in sizes]
+        for name in ("tree", "blt-1", "blt-2")
+    }  # fmt: skip
+    draw(lines, "counters", "pushes of a cell", "largest sd / noise of one release",
+         "What a counter in a cell costs")  # fmt: skip
+    shown = {"blt-1": 800, "blt-2": 571, "tree-prf": 1333}
+
+    def make(name):
+        return lambda i: lazy(
+            shown[name], round=LENGTH // 256, block=shown[name], seed=i, counter=name
+        )
+
+    def one(skew, trial):
+        return {
+            f"{name}, w={width}": run(make(name), skew, trial, READ_OURS)["lag"]
+            for name, width in shown.items()
+        }
+
+    errors = sweep((1.1, 1.3, 1.7, 2.1), one, trials)
+    draw(errors, "counters_error", "skew", ERROR, "Counters at 24 KB, lag corrected", logs="y")
+    return {"norms": lines, "errors": errors}
+
+
+def figure_estimators(trials: int) -> dict:
+    readings = {"min": {"method": "min"}, "median": {"method": "median"}, "calibrated": {},
+                "calibrated, lag corrected": {"lag_corrected": True}}  # fmt: skip
+    lines = sweep(SKEWS, lambda skew, i: run(lambda s: ours(24, s), skew, i, readings), trials)
+    draw(lines, "estimators", "skew", ERROR, "One published sketch, four readings", logs="y")
+    return lines
+
+
+def figure_slack(trials: int) -> dict:
+    keys, floor = stream(1.3, 0)[0], CountMin(width=2000)
+
+    def cpu(task):
+        start = time.thread_time()
+        task()
+        return (time.thread_time() - start) / LENGTH * 1e9
+
+    def one(slack, trial):
+        out = {"CMS (not private)": cpu(lambda: floor.update(keys))}
+        for label, width, counter in (("LazyCMS, ours", 800, "blt-1"), ("blt-2", 571, "blt-2"),
+                                      ("tree-prf", 1333, "tree-prf")):  # fmt: skip
+            live = lazy(width, round=int(slack) * width, block=width, counter=counter).open(
+                SeededNoise(1))  # fmt: skip
+            out[label] = cpu(lambda live=live: live.update(keys))
+        return {name: 1e3 / value for name, value in out.items()}
+
+    one(8, 0)
+    lines = sweep((1, 2, 4, 8, 16, 32), one, max(trials, 10))
+    draw(lines, "slack", "arrivals per pushed column", "million keys per CPU second",
+         "Throughput at 24 KB, skew 1.3, exact noise included", logs="x")  # fmt: skip
+    return lines
+
+
+def figure_spent(trials: int) -> dict:
+    """The epsilon that textbook noise really gives at delta = 1e-3."""
+    points = []
+    for epsilon in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9):
+        config = paper_lazy(24, 0, budget=Budget(epsilon=epsilon, delta=1e-3))
+        points.append((epsilon, config.guarantee.epsilon(1e-3), 0.0))
+    lines = {"textbook": points, "analytic": [(e, e, 0.0) for e, _, _ in points]}
+    draw(lines, "spent", "epsilon asked for", "epsilon needed", "Textbook noise is too large")
+    return lines
+
+
+def heavy(keys: np.ndarray, values, make, trials: int, name: str, x: str) -> dict:
+    """Precision, recall and error of the top 256 for several finders of one trace."""
+    names, counts = np.unique(keys, return_counts=True)
+    top = np.argpartition(-counts, 256)[:256]
+
+    def one(value, trial):
+        live = make(value, trial).open(SeededNoise(trial))
+        live.update(keys)
+        return judge(live.published().top(256), names[top], counts[top])
+
+    results = sweep(values, one, trials)
+    shares = {label: points for label, points in results.items() if label != "error"}
+    draw(shares, f"heavy_{name}", x, "share", "Top 256 of 26.6 million addresses", logs="x")
+    draw({"error": results["error"]}, f"heavy_{name}_error", x, "mean relative error of the found",
+         "Top 256 of 26.6 million addresses")  # fmt: skip
+    return results
+
+
+def figure_heavy_memory(trials: int, keys: np.ndarray) -> dict:
+    def make(megabytes, seed):
+        width = (int(megabytes * 1e6) // 12 - 65_792) // 6
+        return finder(width, len(keys), seed=seed)
+
+    return heavy(keys, (1.0, 1.5, 2.0, 2.6, 4.0, 8.0), make, min(trials, 3), "memory", "memory, MB")
+
+
+def figure_heavy_epsilon(trials: int, keys: np.ndarray) -> dict:
+    def make(epsilon, seed):
+        return finder(25_000, len(keys), epsilon, seed=seed)
+
+    return heavy(keys, (0.05, 0.1, 0.3, 1.0, 2.0), make, min(trials, 3), "epsilon",
+                 "epsilon (2.6 MB, delta 1e-6)")  # fmt: skip
+
+
+FIGURES_BY_NAME = {
+    "4a": figure_4a, "4b": figure_4b, "4c": figure_4c, "4d": figure_4d, "4e": figure_4e,
+    "4f": figure_4f, "rounds": figure_rounds, "counters": figure_counters,
+    "estimators": figure_estimators, "slack": figure_slack, "spent": figure_spent,
+    "heavy_memory": figure_heavy_memory, "heavy_epsilon": figure_heavy_epsilon,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--only", nargs="*", choices=FIGURES_BY_NAME)
+    parser.add_argument("--trace", help="a file of uint32 addresses")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    keys = None
+    for name in options.only or FIGURES_BY_NAME:
+        start = time.perf_counter()
+        if name.startswith("heavy"):
+            if keys is None:
+                keys = np.fromfile(options.trace, np.uint32) if options.trace else trace()
+            saved[name] = FIGURES_BY_NAME[name](options.trials, keys)
+        else:
+            saved[name] = FIGURES_BY_NAME[name](options.trials)
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
