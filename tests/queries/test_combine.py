@@ -38,7 +38,7 @@ def table_of(rows):
 
 
 @given(ROWS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_without_noise_it_is_the_two_step_query(tmp_path_factory, rows):
     table = table_of(rows)
     plan = sv.sql(QUERY, {"t": table}).plan

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from streamveil.engines import compile as compiler
 from streamveil.errors import PlanError
 from streamveil.queries.aggregates import FORMS
+from streamveil.queries.assemble import PASSED, POST
 from streamveil.queries.document import AGGREGATE_NOTES, SIGNATURES, render
 from streamveil.queries.functions import FUNCTIONS
+from streamveil.queries.options import OPTIONS
 from streamveil.queries.sql import parse_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
@@ -21,7 +24,11 @@ def test_the_page_is_generated():
 def test_every_function_is_on_the_page():
     listed = [call.split("(")[0] for text in SIGNATURES.values() for call in text.split()]
     assert sorted(listed) == sorted(FUNCTIONS)
-    assert AGGREGATE_NOTES.keys() == FORMS.keys()
+    assert FORMS.keys() <= AGGREGATE_NOTES.keys()
+
+
+def test_every_option_of_the_compiler_can_be_said():
+    assert set(compiler.OPTIONS) <= {*PASSED, *POST} <= OPTIONS.keys()
 
 
 @pytest.mark.parametrize("text", re.findall(r"```sql\n(.*?)```", render(), flags=re.DOTALL))

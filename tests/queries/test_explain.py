@@ -78,3 +78,10 @@ def test_a_whole_stream_and_a_zcdp_budget():
     zcdp = query(Budget(rho="0.1", delta=1e-8)).explain()
     assert "zCDP" in zcdp.promise
     assert zcdp.facts["epsilon"] < 3
+
+
+def test_the_published_preset_is_explained():
+    made = query(preset="dp-sqlp").explain(forecast=True)
+    assert "rounds" in str(made)
+    assert made.facts["epsilon"] <= 2
+    assert made.facts["threshold"][24] > 1

@@ -231,7 +231,7 @@ def duck(text, table):
 
 
 @given(EXPRESSIONS, ROWS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_duckdb_agrees_row_by_row(text, rows):
     table = table_of(rows)
     run = compile_expression(text, table.schema)

@@ -130,7 +130,19 @@ def _quantiles(call: Call) -> list[Aggregate]:
     return [one.plan("quantile", inner, q=i / pieces) for i, one in enumerate(named)]
 
 
+def _sketch(function: str) -> Form:
+    """HEAVY_HITTERS(key, k => n) and APPROX_FREQUENCY(key), in bounded memory."""
+
+    def form(call: Call) -> list[Aggregate]:
+        sizes = {name: options.whole(tree, name) for name, tree in call.named.items()}
+        return [call.plan(function, call.column(), **sizes)]
+
+    return form
+
+
 FORMS: dict[str, tuple[Form, frozenset[str]]] = {
+    "HEAVY_HITTERS": (_sketch("heavy_hitters"), frozenset({"k", "memory", "bits", "text_length"})),
+    "APPROX_FREQUENCY": (_sketch("approx_frequency"), frozenset({"memory"})),
     "COUNT": (_count, frozenset({BOUNDS[1], "report_format"})),
     "COUNTIF": (_count_if, frozenset({BOUNDS[1], "report_format"})),
     "SUM": (_one("sum"), VALUED),

@@ -43,6 +43,7 @@ PASSED = (
     "weights",
     "entry_weight",
     "weight_reference",
+    "thresholds",
     "max_units",
     "rerun_on_growth",
 )  # to Plan.options as they are

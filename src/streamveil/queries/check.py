@@ -357,7 +357,9 @@ def _keys(plan: Plan) -> Complaints:
             )
         return
     if not plan.keys:
-        yield "public groups are given, but nothing is grouped by"
+        if not any(agg.function == "approx_frequency" for agg in plan.aggregates):
+            yield "public groups are given, but nothing is grouped by"
+        return
     if key_set.min_units > 1:
         yield "public groups are always shown: min_privacy_units_per_group does not apply"
     if len(set(key_set.public)) != len(key_set.public):

@@ -104,6 +104,8 @@ AGGREGATE_NOTES = {
     "APPROX_QUANTILES": "`APPROX_QUANTILES(x, n, ...) AS q`: columns `q_0` .. `q_n` of one tree",
     "MEDIAN": "`PERCENTILE_CONT(x, 0.5, ...)`",
     "APPROX_COUNT_DISTINCT": "same as `COUNT(DISTINCT x)`",
+    "HEAVY_HITTERS": "`HEAVY_HITTERS(x, k => n)`: the most frequent values, in bounded memory",
+    "APPROX_FREQUENCY": "`APPROX_FREQUENCY(x)`: a sketch to ask for any value's frequency",
 }
 
 SIGNATURES = {  # every function a row expression may call

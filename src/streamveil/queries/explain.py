@@ -197,6 +197,9 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         loss = selection.loss
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
         return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
+    if not hasattr(selection, "half"):  # the published system
+        cost = f"thresholds {selection.thresholds}; a group is selected anew in every round"
+        return [("groups", "a tree counter of units, restarted in rounds"), ("", cost)]
     cost = f"half of all groups with {selection.half:,.3g} units are shown by the last release"
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
@@ -290,12 +293,12 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
 
 def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
     """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
-    from streamveil.operators.selection import FINE, GaussianSelection  # beside, not below
+    from streamveil.operators.selection import FINE  # beside, not below
 
     selection: Any = operator.totalling.selection
     if selection is None:
         return None
-    if isinstance(selection, GaussianSelection):  # at this very trigger: a little less
+    if not hasattr(selection, "table"):  # at this very trigger: a little less
         sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
         return float(ndtr((units - selection.threshold(trigger)) / sd))
     steps = np.arange(1, selection.table.horizon + 1)

@@ -206,6 +206,9 @@ OPTIONS: dict[str, Option] = {
         interval, S, "0", "how long after its end a window still takes rows and triggers"
     ),
     "preset": Option(word, S, "'default'", "'dp-sqlp': the published system, for comparison"),
+    "thresholds": Option(
+        word, S, "'rigorous'", "of preset 'dp-sqlp': 'rigorous', or 'published' (not proven)"
+    ),
     "counter": Option(word, S, "'auto'", "continual counter: chosen by horizon and budget"),
     "name": Option(word, S, "the sink's name, else 'query'", "the job in the ledger and state"),
     "non_negative": Option(flag, S, "FALSE", "post-processing: values below 0 become 0"),
