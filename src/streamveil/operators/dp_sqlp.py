@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from streamveil.mechanisms.counters import HonakerCounter
 from streamveil.mechanisms.counters.protocol import State as CounterState
 from streamveil.mechanisms.counters.tree import refined_variances
 from streamveil.operators.outputs import Totals
+from streamveil.operators.published import Grove, restart
 from streamveil.operators.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
 from streamveil.operators.selection import Address
 from streamveil.privacy.guarantee import Loss
@@ -22,6 +24,7 @@ from streamveil.types import Array, Bool, Float64, Int64, UInt64
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible
+WORDS = 1 << 22  # random words that are held at a time for keys that missed triggers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +43,8 @@ class RoundSelection:
         A round that holds u alone has count 1; it is shown by chance with probability at most
         `beta` if the thresholds hold for all triggers together. Corrections to the publication:
         - `rigorous` thresholds hold for all triggers of a round together (beta / T each) and leave
-          room for the unit's own count; the published ones hold for one trigger, so that the delta
-          of all triggers is T times larger, which `loss` then says;
+          room for the unit's own count; the published ones hold for one trigger without it. `loss`
+          adds up what all triggers cost with either: `failure`;
         - a key's earlier, untested units enter its tree (they are counted from the first);
         - all parts compose as one Gaussian mechanism instead of by advanced composition.
     """
@@ -55,9 +58,16 @@ class RoundSelection:
     @property
     def loss(self) -> Loss:
         """See the class."""
-        tests = self.counter.horizon if self.thresholds == "published" else 1
         squared = self.counter.loss(FINE).gaussian * self.rows  # that many trees, one unit each
-        return Loss(gaussian=squared, delta=Fraction(self.rows) * Fraction(self.beta) * tests)
+        return Loss(gaussian=squared, delta=self.rows * Fraction(self.failure))
+
+    @cached_property
+    def failure(self) -> float:
+        """The chance that a round with one unit alone is shown at any trigger, rounded up."""
+        steps = np.arange(1, self.counter.horizon + 1)
+        limits = np.array([self.threshold(int(step)) for step in steps])
+        chances = ndtr(-(limits - 1) / (self.counter.std(steps) / FINE))
+        return float(chances.sum()) * (1 + 1e-9)
 
     def threshold(self, step: int) -> float:
         """Units that the estimate must exceed at a step of a round."""
@@ -69,12 +79,8 @@ class RoundSelection:
 
     def init(self, trigger: int) -> dict[str, Array]:
         """No keys."""
-        levels = self.counter.levels
-        none = np.zeros(0, np.int64)
-        return {
-            "round": none, "begun": none, "units": none,
-            "whole": np.zeros((levels, 0), np.int64), "real": np.zeros((levels, 0)),
-            "released": none,  # leaves used in the release trees, by order of opening
+        return Grove.of(self.counter).init() | {
+            "released": np.zeros(0, np.int64),  # leaves used in the release trees, as opened
             "last": np.zeros((0, 0)), "last_variance": np.zeros((0, 0)),
         }  # fmt: skip
 
@@ -86,37 +92,33 @@ class RoundSelection:
         trigger: int,
         at: Address,
     ) -> tuple[dict[str, Array], Bool[Array, " keys"]]:
-        """Runs every key's tree one step; which keys are selected. New keys are caught up."""
-        known, n = len(state["round"]), len(names)
-        levels = self.counter.levels
-        pad = np.zeros(n - known, np.int64)
-        rounds, begun = np.append(state["round"], pad), np.append(state["begun"], pad)
-        count = np.append(state["units"], pad) + units
-        whole = np.concatenate([state["whole"], np.zeros((levels, n - known), np.int64)], axis=1)
-        real = np.concatenate([state["real"], np.zeros((levels, n - known))], axis=1)
-        fresh = np.arange(known, n)
-        late = whole[:, fresh], real[:, fresh]
-        for past in range(1, trigger if len(fresh) else 1):
-            tree_step(self.counter, late, np.full(len(fresh), past), pad,
-                      (self._draws(past, at), names[fresh]))  # fmt: skip
-        whole[:, fresh], real[:, fresh] = late
-        index = trigger - begun
-        estimate = tree_step(
-            self.counter, (whole, real), index, units * FINE, (self._draws(trigger, at), names)
-        )
-        limits = np.array([np.inf, *(self.threshold(t) for t in range(1, trigger + 1))]) * FINE
-        passes = (count > 0) & (estimate > limits[index])
-        rounds[passes] += 1
-        begun[passes] = trigger
-        count[passes] = 0
-        whole[:, passes], real[:, passes] = 0, 0.0
-        after = {**state, "round": rounds, "begun": begun, "units": count,
-                 "whole": whole, "real": real}  # fmt: skip
-        return after, passes
+        """Runs every key's tree one step, in place; which keys are selected.
 
-    def _draws(self, trigger: int, at: Address) -> Draws:
-        """Every key runs each trigger once, in whatever round, so the trigger is address enough."""
-        return at.noise.at("dp-sqlp/select", at.job, at.window, trigger)
+        New keys are caught up: the steps that they missed are executed without increments.
+        """
+        grove, known, n = Grove.of(self.counter), int(state["keys"][0]), len(names)
+        grove.add_keys(state, n - known)
+        trees = state["whole"], state["real"]
+        fresh = np.arange(known, n)
+        if trigger > 1:
+            draws, part = at.noise.at("dp-sqlp/missed", at.job, at.window), WORDS // trigger + 1
+            for start in range(0, len(fresh), part):
+                some = fresh[start : start + part]
+                index, nothing = np.full(len(some), trigger - 1), np.zeros(len(some), np.int64)
+                grove.advance(trees, some, index, nothing, (draws, names[some], trigger - 1))
+        state["units"][:n] += units
+        index = trigger - state["begun"][:n]
+        draws = at.noise.at("dp-sqlp/select", at.job, at.window, trigger)
+        estimate = grove.advance(trees, np.arange(n), index, units * FINE, (draws, names, 1))
+        passes = (state["units"][:n] > 0) & (estimate > self._limits[index])
+        restart(state, passes, trigger)
+        return state, passes
+
+    @cached_property
+    def _limits(self) -> Float64[Array, " steps"]:
+        """Thresholds by step of a round, in quanta."""
+        steps = range(1, self.counter.horizon + 1)
+        return np.array([np.inf, *(self.threshold(t) for t in steps)]) * FINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +176,9 @@ class RoundTotalling(Totalling):
 
     def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         """The current round of some keys by row number; -1 (a key never seen) is in round 0."""
-        rounds = np.append(state.selection["round"], np.zeros(1, np.int64))
-        return np.asarray(rounds[np.where(rows < len(rounds) - 1, rows, -1)])
+        known = int(state.selection["keys"][0])
+        rounds = np.append(state.selection["round"][:known], np.zeros(1, np.int64))
+        return np.asarray(rounds[np.where(rows < known, rows, -1)])
 
 
 def tree_step(
