@@ -91,6 +91,7 @@ class Compiler:
             bounds=bounds,
             horizon=schedule.triggers,
             max_units=max_units,
+            windows=self._windows_of_a_scope(schedule),
             setting=self._option,
         )
         public = self._public()
@@ -156,6 +157,17 @@ class Compiler:
             steps=steps,
             growing=window.kind == "cumulate",
         )
+
+    def _windows_of_a_scope(self, schedule: Schedule) -> int | None:
+        """How many windows the rows of one unit, within its scope, can fall into."""
+        if schedule.whole:
+            return 1
+        span = self.plan.period_us
+        if span is None:
+            if schedule.steps is None:
+                return None
+            span = schedule.steps * schedule.every_us
+        return -(-span // schedule.slide_us) + schedule.overlap - 1
 
     # ---- aggregates
 

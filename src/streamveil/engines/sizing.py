@@ -25,6 +25,7 @@ from streamveil.queries.plan import Plan
 
 LARGEST_WEIGHT = 127  # quanta of weight one, at most
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
+MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
 Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
 
 
@@ -38,6 +39,7 @@ class Sizing:
     bounds: Bounds
     horizon: int | None
     max_units: int
+    windows: int | None  # windows that one scope of a unit meets; None: no end
     setting: Setting
 
     @property
@@ -172,11 +174,14 @@ class Sizing:
         if budget.epsilon is None or self.horizon is None or limit < FEWEST_FOR_TABLE:
             return None
         most = self.bounds.units_l2_squared
+        usual = most if self.windows is None else min(3 * self.windows, most)
         slots = int(
             self.setting(
-                "hidden_groups", min(3, most), "groups not yet shown that one unit may enter"
+                "hidden_groups", usual, "groups not yet shown that one unit may enter: 3 a window"
             )
         )
+        if slots > MOST_SLOTS:
+            return None
         share = self.setting("mu_share", Fraction(2, 3), "of the Gaussian mu, for the values")
         left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
         try:
