@@ -27,6 +27,7 @@ from streamveil.errors import (
 )
 from streamveil.privacy.budget import Budget
 from streamveil.queries.builder import (
+    approx_frequency,
     avg,
     count,
     count_distinct,
@@ -34,6 +35,7 @@ from streamveil.queries.builder import (
     cumulate,
     discover,
     files,
+    heavy_hitters,
     hop,
     median,
     memory,
@@ -73,6 +75,7 @@ __all__ = [
     "SourceError",
     "StoreError",
     "StreamveilError",
+    "approx_frequency",
     "avg",
     "count",
     "count_distinct",
@@ -80,6 +83,7 @@ __all__ = [
     "cumulate",
     "discover",
     "files",
+    "heavy_hitters",
     "hop",
     "median",
     "memory",

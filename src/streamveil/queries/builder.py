@@ -321,6 +321,31 @@ def median(column: str, *, bounds: tuple[float, float]) -> Measure:
     return quantile(column, 0.5, bounds=bounds)
 
 
+def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
+    """The k most frequent values, in bounded memory; stands alone in its query.
+
+    `sizes`: memory (bytes of a window), bits (of integer values) or text_length (bytes of texts
+    that count, at most 8).
+    """
+    return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}))
+
+
+def approx_frequency(column: str, **sizes: int) -> Measure:
+    """How often given public values occur, in bounded memory; stands alone in its query."""
+    return Measure("approx_frequency", column, options=sketch_sizes(sizes))
+
+
+def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
+    """Checked sizes of a sketch, in the order that makes equal plans equal."""
+    known = ("k", "memory", "bits", "text_length")
+    for name, value in sizes.items():
+        if name not in known:
+            raise PlanError(f"unknown size '{name}'{nearest(name, known)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PlanError(f"{name} must be a whole number of at least 1")
+    return dict(sizes)
+
+
 def sql(text: str, tables: Mapping[str, Any] | None = None) -> Query:
     """The only query of a SQL script. `tables` maps names to streams or to tables in memory."""
     from streamveil.queries.sql import parse_script

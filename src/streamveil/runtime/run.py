@@ -13,6 +13,7 @@ from streamveil.batch import Batch
 from streamveil.connectors import Source, open_sink, open_source
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.embedded.swept import swept
+from streamveil.engines.sketched import operator_of
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
@@ -69,7 +70,7 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
     """The embedded engine, sweeping its units from disk when a memory limit is given."""
     memory = pace.memory if pace else None
     if memory is None:
-        return compile_plan
+        return operator_of
 
     def engine(plan: Plan) -> Operator:
         return swept(compile_plan(plan), memory, Path(state).absolute() / SCRATCH)
@@ -80,7 +81,7 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
 def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) -> Work:
     """Everything a job does, from its plan. Opens the source but reads no row."""
     inner = combined_plan(plan)
-    operator: Operator = (engine or compile_plan)(inner)
+    operator: Operator = (engine or operator_of)(inner)
     source = open_source(plan.source.kind, plan.source.options)
     if inner is not plan:
         check_schema(plan, source.schema())

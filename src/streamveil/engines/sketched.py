@@ -1,0 +1,95 @@
+"""From a plan with a sketch aggregate to the operator that runs it in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+
+from streamveil.engines.compile import Compiler, binder, compile_plan
+from streamveil.errors import PlanError
+from streamveil.operators.bounding import Bounds
+from streamveil.operators.protocol import Operator
+from streamveil.operators.sketch import COLLISION_BITS, SketchQuery, sized_finder, sized_sketch
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.queries.plan import KeyColumn, Plan
+
+SKETCHES = ("approx_frequency", "heavy_hitters")
+MEMORY = 4 << 20  # bytes of one window, when the query says nothing
+BITS = 32  # of integer keys
+MAX_UNITS = 2**20
+MICRO = timedelta(microseconds=1)
+
+
+def operator_of(plan: Plan) -> Operator:
+    """The operator of any plan: a sketch query or a group-by. Raises PlanError."""
+    return compile_sketch(plan) if is_sketched(plan) else compile_plan(plan)
+
+
+def is_sketched(plan: Plan) -> bool:
+    """Whether an aggregate of the plan runs on a sketch."""
+    return any(aggregate.function in SKETCHES for aggregate in plan.aggregates)
+
+
+def compile_sketch(plan: Plan) -> SketchQuery:
+    """The sketch query of a plan: one aggregate, no GROUP BY, max_rows as the only bound."""
+    aggregate = plan.aggregates[0]
+    if len(plan.aggregates) > 1 or plan.keys:
+        raise PlanError(
+            f"{aggregate.function.upper()} stands alone: no GROUP BY and no other aggregate.\n"
+            "  to fix  ask for it in a query of its own"
+        )
+    bounding = plan.bounding
+    if bounding.max_rows is None or bounding.max_rows_per_group or bounding.quadratic:
+        raise PlanError("a sketch is bounded by max_rows_contributed, and by nothing else")
+    schedule = Compiler(plan)._schedule()
+    period = None if plan.period_us is None else plan.period_us * MICRO
+    protects = Neighbours(unit=plan.unit, bound=bounding.max_rows, period=period)
+    options = dict(aggregate.options)
+    memory = int(options.pop("memory", MEMORY))
+    searched = aggregate.function == "heavy_hitters"
+    length = int(options.pop("text_length", 0))
+    bits = 8 * length or int(options.pop("bits", BITS))
+    known = tuple(row[0] for row in plan.key_set.public or ())
+    if not searched and not known:
+        raise PlanError(
+            "APPROX_FREQUENCY shows given keys only: a sketch does not know which keys it holds.\n"
+            "  to fix  declare them with public_groups, or ask for HEAVY_HITTERS"
+        )
+    sized = {"memory": memory, "protects": protects, "budget": without_collisions(plan.budget),
+             "triggers": schedule.triggers}  # fmt: skip
+    sketch = sized_finder(**sized, bits=bits) if searched else sized_sketch(**sized)  # type: ignore[arg-type]
+    key = KeyColumn(name=key_name(aggregate.expression), expression=aggregate.expression or "")
+    return SketchQuery(
+        job=plan.name,
+        bind=binder(replace(plan, keys=(key,)), (), {}),
+        schedule=schedule,
+        period_us=plan.period_us,
+        bounds=Bounds(max_rows=bounding.max_rows),
+        sketch=sketch,
+        name=aggregate.name,
+        key_name=key.name,
+        keys=() if searched else known,
+        k=int(options.pop("k", 100)) if searched else 0,
+        text_length=length if searched else 0,
+        max_units=MAX_UNITS,
+    )
+
+
+def without_collisions(budget: Budget) -> Budget:
+    """What is left for the sketch when the chance of equal unit fingerprints is set aside."""
+    collision = Fraction(MAX_UNITS, 2**COLLISION_BITS)
+    if budget.delta is None or budget.delta <= collision:
+        raise PlanError(
+            f"a sketch needs a delta above {float(collision):.2g}, the chance that two units share "
+            "a fingerprint"
+        )
+    return Budget(epsilon=budget.epsilon, delta=budget.delta - collision, rho=budget.rho,
+                  mu=budget.mu)  # fmt: skip
+
+
+def key_name(expression: str | None) -> str:
+    """The name of the key column: the column's own, or 'key'."""
+    text = (expression or "").strip("`")
+    return text if text.isidentifier() else "key"
