@@ -232,7 +232,7 @@ BAD = [
     (dict(counter="btl-1"), "did you mean"), (dict(clock="tick"), "did you mean"),
     (dict(horizon=None), "round length"), (dict(calibration="textbook"), "below 1"),
     (dict(protects=Neighbours(relation="record")), "protects one of"),
-    (dict(budget=Budget(epsilon=1)), "delta"),
+    (dict(budget=Budget(epsilon=1)), "delta"), (dict(budget=Budget(rho=1)), "epsilon and delta"),
 ]  # fmt: skip
 
 

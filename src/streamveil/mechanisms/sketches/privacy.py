@@ -109,9 +109,12 @@ class NoisePlan:
         """The Gaussian part of the budget, after the sampler's distance is paid."""
         if self.calibration == "textbook":
             return textbook_mu(self.budget)
-        whole = gaussian_mu(self.budget)
         if self.budget.epsilon is None or self.budget.delta is None:
-            return whole
+            raise ValueError(
+                "a sketch needs a budget of epsilon and delta: its noise is exact up to a distance"
+                " that delta pays for"
+            )
+        whole = gaussian_mu(self.budget)
         spent = (1 + Fraction(math.exp(self.budget.epsilon) * UP)) * self._paid(1.25 / whole)
         if spent >= self.budget.delta / 2:
             raise ValueError(
