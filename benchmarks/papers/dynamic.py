@@ -307,7 +307,7 @@ def hybrid_deviation(steps: int, epsilon: float, root: float, arity: int = 2) ->
     return math.sqrt(var)
 
 
-NAMES = ("dense hybrid", "dense 16-ary", "published", "ours", "ours + half a segment")
+NAMES = ("dense hybrid", "dense 16-ary", "published", "ours")
 
 
 def e4() -> Table:
@@ -335,11 +335,6 @@ def e4() -> Table:
                 noise = tree_deviation(len(cut), 0.7, 8, 4095) * rng.normal() if cut else 0.0
                 found["ours"].append(noise - left)
                 hidden["ours"].append(left)
-                theta = 1 + 0.5 / 0.3 * (
-                    2 * math.log(math.pi**2 / 0.15) + 2 * math.log(at) + 2 * math.log(len(cut) + 1)
-                )
-                found["ours + half a segment"].append(found["ours"][-1] + theta / 2)
-                hidden["ours + half a segment"].append(left - theta / 2)
             for name, errors in found.items():
                 late = float(np.mean(hidden[name])) if name in hidden else 0.0
                 rms = float(np.sqrt(np.mean(np.square(errors))))

@@ -62,7 +62,7 @@ def sparse() -> None:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True)
     styles = {
         "trivial (0)": ("0.6", ":"), "dense hybrid": ("C1", "--"), "dense 16-ary": ("C4", "--"),
-        "published": ("C3", "-"), "ours": ("C2", "-"), "ours + half a segment": ("C2", ":"),
+        "published": ("C3", "-"), "ours": ("C2", "-"),
         "static reference": ("0.2", ":"),
     }  # fmt: skip
     for ax, n in zip(axes, (300, 3000, 30_000), strict=True):
