@@ -467,7 +467,7 @@ def e14() -> Table:
 
 
 def large() -> Table:
-    """A domain of 2^20 points and about 10,000 queries: CPU seconds per release, error / records."""
+    """2^20 points and about 10,000 queries: CPU seconds per release, error / records."""
     table = Table("large", {"points": 1 << 20, "records": 300_000})
     n = 300_000
     rng = np.random.default_rng(0)
