@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -195,9 +197,15 @@ def sql(kept, window, step, query):
             for name, c, t in zip(("u", "k", "v", "p"), columns, kinds, strict=True)
         }
     )
-    with duckdb.connect() as connection:
-        connection.register("kept", table)
-        return connection.execute(query).fetchall()
+    database = one_database()
+    database.register("kept", table)
+    return database.execute(query).fetchall()
+
+
+@lru_cache(maxsize=1)
+def one_database():
+    """One engine for all examples: opening it costs more than the queries."""
+    return duckdb.connect(config={"threads": 1})
 
 
 def compiled(**changes):

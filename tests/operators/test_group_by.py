@@ -45,7 +45,7 @@ QUERY = """SELECT k, count(*), count(v), count(DISTINCT (u, p)),
            sum(greatest(0, least(8, v))) FROM kept GROUP BY k"""
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS)
 def test_without_noise_discovered_keys_equal_sql(rows, window, bounding, period, cuts):
     operator = compiled(window=window, bounding=bounding, period_us=period, aggregates=AGGREGATES)
@@ -69,7 +69,7 @@ def test_without_noise_discovered_keys_equal_sql(rows, window, bounding, period,
 TABLE = Budget(epsilon=30, delta=0.01)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([Window(), Window(kind="tumble", size_us=30)]),
@@ -113,7 +113,7 @@ def test_without_noise_the_table_and_its_weights_equal_a_plain_simulation(
     assert operator.loss.fits(TABLE)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(ROWS, WINDOWS, BOUNDINGS)
 def test_public_keys_are_released_at_every_trigger_whatever_the_data(rows, window, bounding):
     operator = compiled(window=window, bounding=bounding, key_set=PUBLIC, aggregates=AGGREGATES)
@@ -144,7 +144,7 @@ MOMENTS = (
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(ROWS)
 def test_without_noise_a_global_aggregate_equals_sql(rows):
     operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
@@ -155,18 +155,20 @@ def test_without_noise_a_global_aggregate_equals_sql(rows):
             kept,
             0,
             release.step,
-            """SELECT avg(v), var_samp(v), stddev_samp(v),
-            quantile_disc(v, 0.5), count(v) FROM kept""",
+            "SELECT avg(v), var_samp(v), stddev_samp(v), list(v), count(v) FROM kept",
         )
         [row] = release.table.to_pylist()
         if wanted[4] >= 2:
             assert row["mean"] == pytest.approx(wanted[0], abs=1e-4)
             assert row["spread"] == pytest.approx(wanted[1], abs=1e-4)
             assert row["sd"] == pytest.approx(wanted[2], abs=1e-3)
-            assert abs(row["median"] - wanted[3]) <= 2  # leaves are one wide
+            values = np.array(wanted[3])  # leaves are one wide; ties leave a range of medians
+            assert (
+                np.mean(values < row["median"] - 1) <= 0.5 <= np.mean(values <= row["median"] + 1)
+            )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(ROWS, WINDOWS, BOUNDINGS, PERIODS, CUTS, st.sampled_from(["public", "counter", "table"]))
 def test_any_split_saving_and_replaying_give_the_same_bytes(
     rows, window, bounding, period, cuts, kind

@@ -71,7 +71,7 @@ def reach(one, other, lanes):
     return total
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(ROWS, WINDOWS, BOUNDINGS, st.sampled_from([None, 20]), st.integers(0, 12), st.integers(0, 2))
 def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
     rows, window, bounding, period, unit, which
@@ -93,7 +93,7 @@ def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
             assert reach(one, other, level) <= moved**2
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ROWS, WINDOWS, BOUNDINGS, st.integers(0, 12))
 def test_one_unit_moves_the_selection_no_further_than_declared(rows, window, bounding, unit):
     operator = compiled(window=window, bounding=bounding, aggregates=AGGREGATES[:1])

@@ -504,7 +504,7 @@ class GroupBy:
         self, state: State, windows: Int64[Array, " pairs"], name_key: bytes
     ) -> dict[str, Array]:
         """Creates the windows that rows arrive in; returns their part of the delta."""
-        made = [w for w in np.unique(windows).tolist() if w not in state.windows]
+        made = [window for window, _ in parts(windows) if window not in state.windows]
         names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
         if made and self.totalling.selection is None:
             names, keys = self._public_keys(state.types or (), name_key)

@@ -88,7 +88,9 @@ def bound_rows(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arra
     by_group = len(pool_group) > 0
     for place in range(at, len(order)):
         if (place - at) % AHEAD == 0:
-            _touch_units(unit, order, place, t_unit, t_rows, t_spent, t_used, t_block, pool_group)
+            _touch_units(
+                unit, order, place, t_unit, t_rows, t_spent, t_used, t_block, pool_group, pool_sum
+            )  # fmt: skip
         row = order[place]
         name = unit[row]
         slot = np.int64(name >> shift)
@@ -158,6 +160,7 @@ def _touch_units(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     t_used: Array,
     t_block: Array,
     pool_group: Array,
+    pool_sum: Array,
 ) -> Any:
     """Reads what the next rows will need: independent reads overlap, dependent ones would not."""
     shift = _shift(len(t_unit))
@@ -177,6 +180,7 @@ def _touch_units(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     if len(t_used):
         for place in range(at, end):
             seen += np.uint64(pool_group[blocks[place - at]])
+            seen += np.uint64(pool_sum[blocks[place - at]])
     return seen
 
 
