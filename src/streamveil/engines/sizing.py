@@ -222,7 +222,7 @@ class Sizing:
             raise PlanError("entry_weight must be above 0 and at most 1")
         reference = float(
             self.setting(
-                "weight_reference", 2 * opening, "total up to which a key keeps its entry weight"
+                "weight_reference", 3 * opening, "total up to which a key keeps its entry weight"
             )
         )
         return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
