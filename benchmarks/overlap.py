@@ -5,7 +5,7 @@ their own or not, and over sizes of the micro-batch. Expected: with two cores th
 what reading and committing take (a quarter), the CPU time stays; below some 10,000 rows the
 constant cost of a commit dominates, above some 300,000 nothing is gained.
 
-    python benchmarks/overlap.py [--users 1000000] [--repeats 5] [--data DIR]
+    python benchmarks/overlap.py [--users 400000] [--repeats 5] [--data DIR]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamveil.runtime import job as jobs
 from throughput import machine, private
 
 RESULTS = Path(__file__).parent / "results" / "overlap.json"
-SIZES = (1_000, 10_000, 30_000, 100_000, 300_000, 600_000, 1_000_000)
+SIZES = (10_000, 30_000, 100_000, 300_000, 600_000, 1_000_000)
 
 
 class Inline:
@@ -96,7 +96,7 @@ def timed(data: Path, rows: int, batch: int, every: int, repeats: int) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--users", type=int, default=400_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data", type=Path, default=None)
     options = parser.parse_args()

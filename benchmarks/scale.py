@@ -129,14 +129,16 @@ def main() -> None:
     parser.add_argument("--users", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
+    known = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
+    parser.add_argument("--bounds", nargs="+", choices=known, default=list(known))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    bounds = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
-    result: dict[str, Any] = {"machine": machine()}
-    for word, bounding in bounds.items():
-        result[word] = [
-            measure(users, options.keys, bounding, options.repeats) for users in options.users
-        ]
+    result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    result["machine"] = machine()
+    for word in options.bounds:
+        for users in options.users:
+            found = measure(users, options.keys, known[word], options.repeats)
+            result.setdefault(word, {})[str(users)] = found
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -230,7 +230,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="10 million users, 59 million records")
-    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--users", type=int, default=400_000)
     parser.add_argument("--clumpy", type=float, default=0.0)
     parser.add_argument("--ids", nargs="+", default=["int", "text"], choices=["int", "text"])
     parser.add_argument("--repeats", type=int, default=5)
@@ -240,7 +240,9 @@ def main() -> None:
     users = 10_000_000 if options.full else options.users
     folder = options.data or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"machine": machine(), "users": users, "clumpy": options.clumpy}
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    result = kept.setdefault(f"{users} users, clumpy {options.clumpy}", {})
+    result["machine"] = {**machine(), "load": os.getloadavg()[0]}
     for ids in options.ids:
         path = folder / f"clicks-{users}-{options.clumpy}-{ids}.parquet"
         if not path.exists():
@@ -254,7 +256,7 @@ def main() -> None:
             "found": compare(path, rows, batch, options.repeats),
         }
         rate = {k: v["records per CPU second"] for k, v in result[ids]["found"].items()}
-        best = rate["private, C=32"]
+        best = max(rate["private, C=32"], rate["private, quadratic B=128"])
         ratios = {
             "of floor": best / rate["floor"],
             "of DuckDB": best / max(rate["duckdb rebuild"], rate["duckdb upsert"]),
@@ -262,8 +264,6 @@ def main() -> None:
         result[ids]["ratios"] = ratios
         print("  " + ", ".join(f"{value:.2f} {name}" for name, value in ratios.items()))
     RESULTS.parent.mkdir(exist_ok=True)
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept[f"{users} users, clumpy {options.clumpy}"] = result
     RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
     if options.data is None:
         shutil.rmtree(folder)
