@@ -132,31 +132,29 @@ def floor(data: Path, work: Path, rows: int, batch: int) -> None:
         counts.copy()
 
 
-def duck(data: Path, work: Path, rows: int, batch: int) -> None:
+REBUILD = (
+    "CREATE OR REPLACE TABLE totals AS SELECT key, sum(n)::BIGINT AS n FROM"
+    " (SELECT key, count(*) AS n FROM batch GROUP BY key UNION ALL FROM totals) GROUP BY key"
+)
+UPSERT = (
+    "INSERT INTO totals SELECT key, count(*) FROM batch GROUP BY key"
+    " ON CONFLICT DO UPDATE SET n = totals.n + excluded.n"
+)
+
+
+def duck(merge: str, constraint: str) -> Callable[..., None]:
     """DuckDB in memory: running totals, one aggregation and one merge per micro-batch."""
-    with duckdb.connect(":memory:") as db:
-        kind = "BIGINT" if pa.types.is_integer(pq.read_schema(data).field("key").type) else "TEXT"
-        db.execute(f"CREATE TABLE totals (key {kind}, n BIGINT)")
-        for part in batches(data, batch, ["user", "key"]):
-            table = pa.Table.from_batches([part])  # noqa: F841  (DuckDB finds it by name)
-            db.execute(
-                "CREATE OR REPLACE TABLE totals AS SELECT key, sum(n)::BIGINT AS n FROM ("
-                "SELECT key, count(*) AS n FROM table GROUP BY key UNION ALL FROM totals)"
-                " GROUP BY key".replace("FROM table", 'FROM "table"')
-            )
 
+    def contender(data: Path, work: Path, rows: int, size: int) -> None:
+        with duckdb.connect(":memory:") as db:
+            ints = pa.types.is_integer(pq.read_schema(data).field("key").type)
+            kind = "BIGINT" if ints else "TEXT"
+            db.execute(f"CREATE TABLE totals (key {kind} {constraint}, n BIGINT)")
+            for part in batches(data, size, ["user", "key"]):
+                batch = pa.Table.from_batches([part])  # noqa: F841  (DuckDB finds it by name)
+                db.execute(merge)
 
-def duck_upsert(data: Path, work: Path, rows: int, batch: int) -> None:
-    """The same with a primary key and ON CONFLICT."""
-    with duckdb.connect(":memory:") as db:
-        kind = "BIGINT" if pa.types.is_integer(pq.read_schema(data).field("key").type) else "TEXT"
-        db.execute(f"CREATE TABLE totals (key {kind} PRIMARY KEY, n BIGINT)")
-        for part in batches(data, batch, ["user", "key"]):
-            counted = pa.Table.from_batches([part])  # noqa: F841  (DuckDB finds it by name)
-            db.execute(
-                "INSERT INTO totals SELECT key, count(*) FROM counted GROUP BY key"
-                " ON CONFLICT DO UPDATE SET n = totals.n + excluded.n"
-            )
+    return contender
 
 
 def with_bounds(bounding: Bounding) -> Callable[..., None]:
@@ -169,8 +167,8 @@ def with_bounds(bounding: Bounding) -> Callable[..., None]:
 CONTENDERS: dict[str, Callable[..., None]] = {
     "read only": read_only,
     "floor": floor,
-    "duckdb rebuild": duck,
-    "duckdb upsert": duck_upsert,
+    "duckdb rebuild": duck(REBUILD, ""),
+    "duckdb upsert": duck(UPSERT, "PRIMARY KEY"),
     "private, C=32": with_bounds(Bounding(max_rows=32)),
     "private, quadratic B=128": with_bounds(Bounding(quadratic=128)),
 }
