@@ -1,0 +1,64 @@
+"""The release stage on any partition of the keys gives every key the same totals."""
+
+import numpy as np
+import pytest
+
+from streamveil.operators.aggregate import KeyRows, add_rows, key_stage
+from streamveil.operators.dp_sqlp import RoundTotalling
+from streamveil.operators.release import new_window, release_stage
+from streamveil.operators.selection import Address
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.plan import Bounding
+from tests.operators.streams import AGGREGATES, LOOSE, compiled
+
+DESIGNS = {
+    "counter": {"budget": LOOSE, "options": {"selection": "gaussian"}},
+    "table": {
+        "budget": Budget(epsilon=30, delta=0.01), "bounding": Bounding(quadratic=20),
+        "options": {"selection": "table", "weight_reference": 4},
+    },
+    "rounds": {
+        "preset": "dp-sqlp", "bounding": Bounding(max_rows=2),
+        "budget": Budget(epsilon=100, delta=0.1),
+    },
+}  # fmt: skip
+
+
+def totals(operator, names, batches):
+    """{name: totals at every trigger} of the keys in one shard."""
+    totalling, seen = operator.totalling, {}
+    state = new_window(totalling, 1)
+    for batch in batches:
+        mine = np.flatnonzero(np.isin(batch, np.arange(len(names))[names[:, 0] > 0]))
+        found = key_stage(state.table, names[batch[mine]])
+        width = totalling.width
+        rows = KeyRows(np.ones((len(mine), width), np.int64), np.zeros((len(mine), 0), np.int64))
+        add_rows(state.table, found.rows, rows)
+        at = Address(SeededNoise(4), b"job", 0)
+        if isinstance(totalling, RoundTotalling):
+            released = totalling.release(state, at)
+        else:
+            released = release_stage(totalling, state, at)
+        for place, row in enumerate(released.rows):
+            name = state.table.names[row].tobytes()
+            value = released.totals.estimate[:, place].tolist()
+            seen.setdefault(name, []).append((value, released.totals.variance[:, place].tolist()))
+    return seen
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("shards", [2, 5])
+def test_any_partition_of_the_keys_agrees(design, shards):
+    operator = compiled(aggregates=AGGREGATES[:1], **DESIGNS[design])
+    rng = np.random.default_rng(8)
+    names = rng.integers(1, 2**63, (40, 2)).astype(np.uint64)
+    batches = [rng.integers(0, 40, 300) for _ in range(6)]
+    whole = totals(operator, names, batches)
+    assert whole
+    parts = {}
+    for shard in range(shards):
+        mine = names.copy()
+        mine[np.arange(40) % shards != shard, 0] = 0  # elsewhere
+        parts |= totals(operator, mine, batches)
+    assert parts == whole
