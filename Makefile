@@ -5,6 +5,7 @@
 PY := .venv/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
 CODE := src tests benchmarks
+export OPENBLAS_NUM_THREADS := 1
 
 demo: .venv/demo.ok
 	$(PY) -m streamveil demo

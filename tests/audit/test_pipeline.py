@@ -23,7 +23,9 @@ EMPTY = pa.schema([
 ]).empty_table()  # fmt: skip
 
 
-def query(budget, *, steps=6, keys=None, max_rows=4, per_group=1, window=None, measures=None):
+def query(
+    budget, *, steps=6, keys=None, max_rows=4, per_group=1, window=None, measures=None, **options
+):
     stream = sv.memory(EMPTY, event_time="at").protect(unit="unit")
     if window is not None:
         stream = stream.window(window)
@@ -34,7 +36,7 @@ def query(budget, *, steps=6, keys=None, max_rows=4, per_group=1, window=None, m
         stream.group_by("key", keys=keys or sv.discover(min_units=1))
         .agg(**measures)
         .bound(max_rows=max_rows, max_rows_per_group=per_group)
-        .release(budget=budget, **every)
+        .release(budget=budget, **every, **options)
     )
     return compile_plan(finished.plan)
 
@@ -80,6 +82,14 @@ def test_the_claim_stands_for_discovered_keys(scenario, run):
     assert not found.violates(operator.guarantee.epsilon)
 
 
+@pytest.mark.parametrize("units", [4, 8, 16])
+def test_the_claim_stands_for_the_table_of_coins(units):
+    operator = query(sv.Budget(epsilon=4, delta=0.001), selection="table")
+    scenario = replace(MANY_KEYS, background=crowd(range(4), units))
+    found = audit(operator, scenario, NOISES, COPIES)
+    assert not found.violates(operator.guarantee.epsilon)
+
+
 def test_the_claim_stands_for_public_keys_late_rows_and_window_edges():
     keys = sv.public([1000 * copy + key for copy in range(COPIES) for key in (0, 1)])
     operator = query(BUDGET, keys=keys, window=sv.tumble("4 hours"), steps=10)
@@ -104,7 +114,7 @@ def test_a_sensitivity_without_the_root_of_the_number_of_rows_is_found():
 
 
 def test_a_threshold_without_the_union_over_triggers_is_found():
-    operator = query(sv.Budget(epsilon=0.1, delta=0.05), steps=64, max_rows=1)
+    operator = query(sv.Budget(epsilon=0.1, delta=0.05), steps=64, max_rows=1, selection="gaussian")
     selection = operator.totalling.selection
     assert isinstance(selection, GaussianSelection)
 
@@ -145,7 +155,7 @@ def test_noise_drawn_again_after_a_restart_is_found():
 def test_a_state_created_with_fresh_noise_is_found(monkeypatch):
     """A key whose counter starts at its first row shows when that row came."""
     operator = query(sv.Budget(epsilon=0.5, delta=0.05), steps=16, max_rows=1,
-                     measures={"n": sv.count_units()})  # fmt: skip
+                     measures={"n": sv.count_units()}, selection="gaussian")  # fmt: skip
     scenario = Scenario(
         name="first by fifteen steps", steps=16, background=crowd([0], 60, step=15),
         added=lone((0, 1)),
