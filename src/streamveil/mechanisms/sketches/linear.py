@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int32
 from numba import njit
 
-from streamveil.mechanisms.sketches.hashing import Kind, Layout, find_places
+from streamveil.mechanisms.sketches.hashing import Layout, find_places
 from streamveil.mechanisms.sketches.keys import Keys, Words, key_words, weight_words
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Float64
 
 CHUNK = 1024  # keys hashed together before their cells are touched
 LARGEST_WEIGHT = 2**31 - 1
@@ -27,8 +27,8 @@ class LinearSketch:
     Algorithm: Count-Min (Cormode & Muthukrishnan 2005) adds to one cell in each row and estimates
         by the smallest; Count Sketch (Charikar, Chen & Farach-Colton 2002) adds with random signs
         and estimates by the median.
-    Error: see `streamveil.mechanisms.sketches.bounds`.
-    Memory: 8 bytes a cell (4 for Count-Min and Count Sketch made by `CountMin`, `CountSketch`).
+    Error: `PublishedSketch.error_bound` with no noise.
+    Memory: 4 bytes a cell, 8 once the total reaches 2^31.
     """
 
     layout: Layout
@@ -95,11 +95,6 @@ def CountSketch(*, depth: int = 3, width: int, seed: int = 0) -> LinearSketch:  
     [2.0]
     """
     return LinearSketch(Layout(kind="count-sketch", depth=depth, width=width, seed=seed))
-
-
-def kind_layout(kind: Kind, depth: int, width: int, seed: int) -> Layout:
-    """A layout of the usual hash family."""
-    return Layout(kind=kind, depth=depth, width=width, seed=seed)
 
 
 def require_same(first: Layout, second: Layout) -> None:
@@ -181,8 +176,3 @@ def add_weighted(
                     table[row, p >> 1] += weight * (1 - 2 * (p & 1))
                 else:
                     table[row, p] += weight
-
-
-def load_of(table: Int64[Array, "depth width"]) -> float:
-    """The mean of the row sums: the number of arrivals in a Count-Min table."""
-    return float(table.sum(axis=1).mean())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -188,8 +187,3 @@ def textbook_mu(budget: Budget) -> float:
             "  to fix  leave calibration at 'analytic'"
         )
     return float(budget.epsilon) / math.sqrt(2 * math.log(1.25 / float(budget.delta)))
-
-
-def total_cells(layouts: Sequence[Layout]) -> int:
-    """Cells over all tables."""
-    return sum(layout.cells for layout in layouts)
