@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.errors import StoreError
 from streamveil.operators.aggregate import KeyRows, add_rows, find_keys, key_stage
 from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
@@ -371,43 +370,11 @@ class GroupBy:
 
     def save(self, state: State) -> dict[str, Array]:
         """See `Operator.save`."""
-        arrays = {
-            "turned": to_bytes(json.dumps(state.turned).encode()),
-            "step": np.array(state.step, np.int64),
-            "periods": np.array(list(state.units), np.int64),
-            "windows": np.array(list(state.windows), np.int64),
-        }
-        if state.types is not None:
-            arrays["types"] = types_to_bytes(state.types)
-        for period, table in state.units.items():
-            arrays |= {f"unit{period}/{name}": getattr(table, name) for name in UnitTable.NAMES}
-        for window, held in state.windows.items():
-            arrays |= {f"window{window}/{k}": v for k, v in held.to_arrays().items()}
-        return arrays
+        return state.to_arrays()
 
     def load(self, arrays: Mapping[str, Array]) -> State:
         """See `Operator.load`."""
-        try:
-            state = State(
-                turned=json.loads(bytes(arrays["turned"])),
-                step=int(arrays["step"]),
-                types=types_from_bytes(arrays["types"]) if "types" in arrays else None,
-            )
-            for period in arrays["periods"].tolist():
-                state.units[period] = UnitTable(
-                    *(arrays[f"unit{period}/{name}"].copy() for name in UnitTable.NAMES)
-                )
-            for window in arrays["windows"].tolist():
-                start = f"window{window}/"
-                inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}
-                state.windows[window] = WindowState.from_arrays(inside, len(self.totalling.lanes))
-        except (KeyError, ValueError, TypeError):
-            raise StoreError("the saved arrays are not the state of this group-by") from None
-        if any(
-            held.table.pending.shape[1] != self.totalling.width for held in state.windows.values()
-        ):
-            raise StoreError("the saved state belongs to a query with other aggregates")
-        return state
+        return State.from_arrays(arrays, len(self.totalling.lanes), self.totalling.width)
 
     def counters(self, state: State) -> dict[str, int]:
         """See `Operator.counters`."""

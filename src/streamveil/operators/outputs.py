@@ -97,9 +97,7 @@ def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> A
     sd = np.sqrt(variance[2] + 4 * mean**2 * variance[1] + slope**2 * variance[0]) / count
     bessel = count / np.maximum(count - 1, 1)
     most = (output.high - output.low) ** 2 / 4
-    return clip(
-        normal(value * bessel, sd * bessel, z), 0.0, most * float(np.max(bessel, initial=1))
-    )
+    return clip(normal(value * bessel, sd * bessel, z), 0.0, most * bessel)
 
 
 def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
@@ -113,8 +111,9 @@ def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Ans
 def quantile(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
     """Walks the tree to the wanted rank; the interval repeats the walk at the ends of the rank."""
     top = estimate[: output.fan]
-    count = np.maximum(np.maximum(top, 0).sum(axis=0), 1)
-    noise = np.sqrt(variance.mean(axis=0) * output.levels * output.fan / 2) / count
+    count = np.maximum(in_turn(np.maximum(top, 0)), 1)
+    mean = in_turn(variance) / len(variance)
+    noise = np.sqrt(mean * output.levels * output.fan / 2) / count
     value = walk(output, estimate, np.full(len(count), output.q))
     low = walk(output, estimate, np.clip(output.q - z * noise, 0, 1))
     high = walk(output, estimate, np.clip(output.q + z * noise, 0, 1))
@@ -129,7 +128,7 @@ def walk(output: Output, estimate: Array, rank: Float64[Array, " keys"]) -> Floa
     for level in range(1, output.levels + 1):
         children = base + node * fan + np.arange(fan)[:, None]
         weight = np.maximum(estimate[children, keys], 0) + TINY
-        edges = np.cumsum(weight, axis=0) / weight.sum(axis=0)
+        edges = np.cumsum(weight, axis=0) / in_turn(weight)
         child = np.minimum((edges < share).sum(axis=0), fan - 1)
         start = np.where(child > 0, edges[child - 1, keys], 0.0)
         width = np.maximum(edges[child, keys] - start, TINY)
@@ -138,13 +137,22 @@ def walk(output: Output, estimate: Array, rank: Float64[Array, " keys"]) -> Floa
     return np.asarray(output.low + (output.high - output.low) * (node + share) / fan**output.levels)
 
 
+def in_turn(rows: Float64[Array, "rows keys"]) -> Float64[Array, " keys"]:
+    """The sum of all rows, first to last.
+
+    `sum` adds in another order when there is only one key, and a key's answer must not depend,
+    not even in its last bit, on which keys are beside it: shards of keys give equal answers.
+    """
+    return np.asarray(np.cumsum(rows, axis=0)[-1])
+
+
 def normal(value: Array, sd: Array, z: float) -> Answer:
     """A value with the interval of Gaussian noise."""
     return Answer(value, sd, value - z * sd, value + z * sd)
 
 
-def clip(answer: Answer, low: float, high: float) -> Answer:
-    """Value and interval inside public bounds."""
+def clip(answer: Answer, low: float, high: float | Float64[Array, " keys"]) -> Answer:
+    """Value and interval inside bounds, each key's own."""
     return Answer(
         np.clip(answer.value, low, high),
         answer.sd,

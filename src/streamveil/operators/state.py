@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from streamveil.errors import StoreError
 from streamveil.operators.bounding import UnitTable
 from streamveil.operators.keys import Types
 from streamveil.operators.release import WindowState
@@ -25,6 +27,45 @@ class State:
     types: Types | None = None  # of the key columns, once a schema was seen
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Everything, as arrays to store (views)."""
+        arrays = {
+            "turned": to_bytes(json.dumps(self.turned).encode()),
+            "step": np.array(self.step, np.int64),
+            "periods": np.array(list(self.units), np.int64),
+            "windows": np.array(list(self.windows), np.int64),
+        }
+        if self.types is not None:
+            arrays["types"] = types_to_bytes(self.types)
+        for period, table in self.units.items():
+            arrays |= {f"unit{period}/{name}": getattr(table, name) for name in UnitTable.NAMES}
+        for window, held in self.windows.items():
+            arrays |= {f"window{window}/{k}": v for k, v in held.to_arrays().items()}
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], lanes: int, width: int) -> State:
+        """The inverse of `to_arrays` for a query of so many lanes and columns of sums."""
+        try:
+            state = cls(
+                turned=json.loads(bytes(arrays["turned"])),
+                step=int(arrays["step"]),
+                types=types_from_bytes(arrays["types"]) if "types" in arrays else None,
+            )
+            for period in arrays["periods"].tolist():
+                state.units[period] = UnitTable(
+                    *(arrays[f"unit{period}/{name}"].copy() for name in UnitTable.NAMES)
+                )
+            for window in arrays["windows"].tolist():
+                start = f"window{window}/"
+                inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}
+                state.windows[window] = WindowState.from_arrays(inside, lanes)
+        except (KeyError, ValueError, TypeError):
+            raise StoreError("the saved arrays are not the state of this group-by") from None
+        if any(held.table.pending.shape[1] != width for held in state.windows.values()):
+            raise StoreError("the saved state belongs to a query with other aggregates")
+        return state
 
 
 def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
