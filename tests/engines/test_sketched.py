@@ -88,3 +88,9 @@ def test_python_and_sql_plan_the_same():
     )
     with pytest.raises(PlanError, match="did you mean 'bits'"):
         sv.heavy_hitters("k", bit=13)
+
+
+def test_explain_says_what_a_sketch_promises_and_costs():
+    text = str(query("HEAVY_HITTERS(k, k => 4, bits => 13) AS n").explain())
+    for words in ("PROMISE", "epsilon = 2", "4 most frequent", "memory", "standard deviation"):
+        assert words in text

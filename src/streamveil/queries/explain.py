@@ -16,10 +16,12 @@ import numpy as np
 from scipy.special import ndtr
 
 from streamveil.queries.combine import combined_plan
+from streamveil.queries.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.queries.plan import Clock, Plan, Window
 
 if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
+    from streamveil.operators.sketch import SketchQuery
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 YEAR = timedelta(days=365)
@@ -53,7 +55,10 @@ class Explanation:
 def explain(plan: Plan, *, forecast: bool = False) -> Explanation:
     """Describes a plan. Compiles it, reads no data."""
     from streamveil.engines.compile import compile_plan  # engines sit above the queries
+    from streamveil.engines.sketched import compile_sketch, is_sketched
 
+    if is_sketched(plan):
+        return explain_sketch(plan, compile_sketch(plan))
     operator = compile_plan(combined_plan(plan))
     triggers = shown_triggers(operator.schedule.triggers)
     sections = [
@@ -69,6 +74,23 @@ def explain(plan: Plan, *, forecast: bool = False) -> Explanation:
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
 
 
+def explain_sketch(plan: Plan, operator: SketchQuery) -> Explanation:
+    """Describes a query that a sketch answers."""
+    triggers = shown_triggers(operator.schedule.triggers)
+    noise = Section("NOISE (collisions add to it)", sketch_noise(operator, triggers),
+                    ("standard deviation at release", *(f"{t:,}" for t in triggers)))  # fmt: skip
+    sections = (
+        Section("QUERY", query_rows(plan)),
+        Section("MECHANISM", sketch_rows(plan, operator)),
+        noise,
+        Section("DEFAULTS", sketch_defaults(plan), ("setting", "value", "why")),
+    )
+    delta = shown_delta(plan)
+    facts = {"epsilon": operator.guarantee.epsilon(delta), "delta": float(delta),
+             "guarantee": operator.guarantee.to_dict(), "bytes": operator.nbytes}  # fmt: skip
+    return Explanation(promise(plan, operator), sections, facts)
+
+
 def shown_triggers(horizon: int | None) -> tuple[int, ...]:
     """Releases 1, 10 and T (or some far ones, when there is no last)."""
     marks = {1, 10, horizon} if horizon else {1, 10, 100, 1_000}
@@ -80,7 +102,7 @@ def shown_delta(plan: Plan) -> Any:
     return plan.budget.delta if plan.budget.delta is not None else "1e-9"
 
 
-def promise(plan: Plan, operator: GroupBy) -> str:
+def promise(plan: Plan, operator: GroupBy | SketchQuery) -> str:
     """The guarantee in words, and what it comes to for somebody who is always there."""
     guarantee, delta = operator.guarantee, shown_delta(plan)
     words = [guarantee.sentence(delta)]

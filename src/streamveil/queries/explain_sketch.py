@@ -1,0 +1,46 @@
+"""What a sketch query promises and how well it can answer, before any row is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamveil.queries.plan import Plan
+
+if TYPE_CHECKING:
+    from streamveil.operators.sketch import SketchQuery
+
+Row = tuple[str, ...]
+
+
+def sketch_rows(plan: Plan, operator: SketchQuery) -> tuple[Row, ...]:
+    """Which sketch runs and what bounds it."""
+    table = operator.tables[-1]
+    shape = f"{table.layout.depth} rows of {table.layout.width:,} cells"
+    levels = f", {len(operator.tables)} levels" if len(operator.tables) > 1 else ""
+    return (
+        ("bounding", f"the first {operator.bounds.max_rows:,} rows of a unit"),
+        ("sketch", f"lazy {table.layout.kind} sketch: {shape}{levels}; pushed at every trigger"),
+        ("memory", f"{operator.nbytes:,} bytes of sketches, however many keys there are; "
+                   "and about 17 bytes a unit"),
+        ("shown", f"the {operator.k:,} most frequent keys, found in the published tables"
+                  if operator.k else f"{len(operator.keys):,} public keys"),
+    )  # fmt: skip
+
+
+def sketch_noise(operator: SketchQuery, triggers: tuple[int, ...]) -> tuple[Row, ...]:
+    """The noise of an answer at some releases; collisions come on top."""
+    return ((operator.name, *(f"{operator.sd(trigger):.4g}" for trigger in triggers)),)
+
+
+def sketch_defaults(plan: Plan) -> tuple[Row, ...]:
+    """What the query left open, what was taken, and why."""
+    given = plan.aggregates[0].options
+    rows: list[Row] = []
+    if "memory" not in given:
+        rows.append(("memory", "4 MiB", "a window's sketch fits the cache of a core"))
+    if plan.aggregates[0].function == "heavy_hitters":
+        if "k" not in given:
+            rows.append(("k", "100", "how many keys are shown"))
+        if "bits" not in given and "text_length" not in given:
+            rows.append(("bits", "32", "integer keys below 2^32; larger ones are counted apart"))
+    return tuple(rows)
