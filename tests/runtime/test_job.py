@@ -359,3 +359,16 @@ def test_limit_is_the_ledgers(tmp_path: Path) -> None:
     run(tmp_path / "s")
     header = json.loads((tmp_path / "s" / "ledger").read_bytes().splitlines()[0])
     assert header["record"]["limit"] == LIMIT.to_dict()
+
+
+def test_a_checkpoint_keeps_the_releases_nobody_has_seen(tmp_path: Path) -> None:
+    def failing(progress: Progress) -> None:
+        if progress.batch == 2:  # after its checkpoint was begun, before its release was taken
+            raise RuntimeError("gone")
+
+    stream = work(Stream(per_step=1))
+    always = CheckpointPolicy(log_bytes=0, log_per_state=0)
+    with pytest.raises(RuntimeError, match="gone"):
+        run(tmp_path / "s", stream, progress=failing, policy=always)
+    assert list((tmp_path / "s").glob("checkpoint-*2"))
+    assert [one.trigger for one in run(tmp_path / "s", stream)] == list(range(2, 13))
