@@ -3,7 +3,7 @@
 Expected: the lazy sketch costs depth/s draws of about a nanosecond each on top of counting (s keys
 per pushed column), so beside a Count-Min of the same memory about nine tenths of its rate at s = 16
 and three tenths at s = 1; less beside the narrowest Count-Min, which is easier on the cache. About
-as fast as the same loops in C++; thousands of times faster than pushing every cell at every arrival.
+as fast as the same loops in C++; thousands of times faster than pushing every cell at each arrival.
 Error at equal memory well below the paper's form.
 
 All times are CPU times of one thread, smallest of interleaved repetitions in one process (the C++
