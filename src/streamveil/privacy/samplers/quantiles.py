@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -78,16 +79,35 @@ def quantile_word(word, table):  # type: ignore[no-untyped-def]
     return row[0] + t * x, row[7], tabulated
 
 
+FILE = Path(__file__).with_name("quantiles.npz")
+
+
 @cache
 def gaussian_table() -> Float64[Array, "rows 8"]:
     """Rows of the standard Gaussian quantile x(p), P(G > x) = p."""
-    return build(gaussian_taylor)
+    return kept("gaussian")
 
 
 @cache
 def laplace_table() -> Float64[Array, "rows 8"]:
     """Rows of the standard Laplace quantile x(p) = -ln(2p)."""
-    return build(laplace_taylor)
+    return kept("laplace")
+
+
+def kept(name: str) -> Float64[Array, "rows 8"]:
+    """A table from the file beside this module, which a test builds again and compares.
+
+    `python -m streamveil.privacy.samplers.quantiles` writes the file anew.
+    """
+    with np.load(FILE, allow_pickle=False) as tables:
+        table: Float64[Array, "rows 8"] = tables[name]
+    table.setflags(write=False)
+    return table
+
+
+def write_tables() -> None:
+    """Builds both tables and keeps them."""
+    np.savez_compressed(FILE, gaussian=build(gaussian_taylor), laplace=build(laplace_taylor))
 
 
 def gaussian_taylor(mp: mpmath.MPContext, p: mpmath.mpf, h: mpmath.mpf, n: int) -> list[mpmath.mpf]:
@@ -159,3 +179,7 @@ def row_of(a: list[mpmath.mpf], edge: list[mpmath.mpf], zeros: int) -> list[floa
         + abs(edge[1]) * (U + mpmath.mpf(2) ** (zeros - 56))
     )
     return [*map(float, c), float(bound * (1 + mpmath.mpf(2) ** -20))]
+
+
+if __name__ == "__main__":
+    write_tables()
