@@ -1,4 +1,4 @@
-"""The layers import only along the arrows of the architecture, and purity stays where it belongs."""
+"""The layers import only along the arrows of the architecture; purity stays where it belongs."""
 
 import ast
 from pathlib import Path

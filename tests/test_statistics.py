@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+
 from tests.statistics import (
     DETECTABLE,
     SAMPLES,

@@ -1,4 +1,4 @@
-"""What a source hands over and what a job hands out: Arrow tables with their place in the stream."""
+"""What sources hand over and what jobs hand out: Arrow tables with their place in the stream."""
 
 from __future__ import annotations
 

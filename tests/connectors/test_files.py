@@ -44,7 +44,7 @@ def test_every_format_reads_the_same_rows_and_resumes_anywhere(tmp_path, format)
 def test_only_wanted_columns_are_read_and_a_missing_one_is_named(tmp_path):
     source = FilesSource(str(write(tmp_path, "parquet")))
     assert rows(source, columns=["page"])[0][0] == {"page": "a"}
-    with pytest.raises(SourceError, match="'pag'.*did you mean 'page'"):
+    with pytest.raises(SourceError, match=r"'pag'.*did you mean 'page'"):
         rows(source, columns=["pag"])
 
 

@@ -1,0 +1,1 @@
+"""Where it runs: one process, or Spark; the same operators."""

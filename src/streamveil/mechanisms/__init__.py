@@ -1,0 +1,1 @@
+"""How the promise is kept: mechanisms on arrays, without rows, clocks or files."""

@@ -1,0 +1,1 @@
+"""The private dataflow: pure, vectorised, one micro-batch at a time."""

@@ -46,7 +46,8 @@ class Operator(Protocol):
     def fold(self, state: State, batch: Batch, noise: Noise) -> Arrays:
         """Adds one micro-batch to the state, in place. Returns the logical delta to log.
 
-        Draws no noise; `noise` only derives keys for fingerprints. Bad rows are counted, not raised.
+        Draws no noise; `noise` only derives keys for fingerprints. Bad rows are counted, never
+        raised.
         """
 
     def apply(self, state: State, delta: Arrays) -> None:

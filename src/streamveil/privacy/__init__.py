@@ -1,0 +1,1 @@
+"""What is promised: neighbours, guarantees, calibration, the ledger, exact noise."""
