@@ -13,6 +13,8 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": "-Xss16m",  # long Python errors overflow Spark's own parser
     "spark.executor.extraJavaOptions": "-Xss16m",
     "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.python.daemon.module": "streamveil.engines.spark.daemon",
     "spark.ui.enabled": "false",  # counts shown there are not private
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -32,8 +34,10 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers import the same packages
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count()))  # sums of matrices round alike
+    wanted = {**SETTINGS, "spark.executorEnv.OMP_NUM_THREADS": threads, **settings}
     builder = SparkSession.builder.master(master).appName("streamveil")
-    for name, value in {**SETTINGS, **settings}.items():
+    for name, value in wanted.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel("ERROR")

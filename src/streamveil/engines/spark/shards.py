@@ -8,7 +8,12 @@ i + 2 is published, so a replay always finds what it read the first time.
 from __future__ import annotations
 
 import io
+import os
+import socket
+import threading
 from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from pyarrow import fs
@@ -42,7 +47,7 @@ class Shards:
                 f"version {version} of shard {shard} ({stage}) is missing.\n"
                 "  to fix  restore the state directory; state, checkpoint and epoch belong together"
             ) from None
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             raise StoreError(f"version {version} of shard {shard} ({stage}) is damaged") from None
         if int(arrays.pop("format", np.array(0))) != FORMAT:
             raise StoreError("the state was written by another version of streamveil")
@@ -54,13 +59,18 @@ class Shards:
         path = f"{base}/{self._name(stage, shard, version)}"
         buffer = io.BytesIO()
         np.savez(buffer, format=np.array(FORMAT), **arrays)  # type: ignore[arg-type]
-        system.create_dir(path.rsplit("/", 1)[0], recursive=True)
         if isinstance(system, fs.LocalFileSystem):
-            partial = f"{path}.{np.base_repr(id(buffer), 36)}.partial"
-            put(system, partial, buffer.getbuffer())
-            system.move(partial, path)
-        else:
-            put(system, path, buffer.getbuffer())  # object stores show whole objects only
+            put_local(Path(path), buffer.getbuffer())
+            return
+        system.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        with system.open_output_stream(path) as file:  # object stores show whole objects only
+            file.write(buffer.getbuffer())
+
+    def has(self, stage: str, version: int, shards: int) -> bool:
+        """Whether all shards of a version are there."""
+        system, base = self._open()
+        names = [f"{base}/{self._name(stage, shard, version)}" for shard in range(shards)]
+        return all(found.type == fs.FileType.File for found in system.get_file_info(names))
 
     def drop(self, version: int) -> None:
         """Deletes a version of all stages and shards."""
@@ -83,7 +93,13 @@ class Shards:
         return f"{stage}/{version:08d}/{shard:05d}.npz"
 
 
-def put(system: fs.FileSystem, path: str, data: memoryview) -> None:
-    """Writes one file."""
-    with system.open_output_stream(path) as file:
+def put_local(path: Path, data: memoryview) -> None:
+    """Writes one file whole: beside its name, synced, renamed. Tasks that race write the same."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    partial = path.with_suffix(f".{own}.partial")
+    with partial.open("wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -16,22 +16,32 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from streamveil.connectors.files import FilesSource
-from streamveil.engines.spark.splits import Split, footers, last_step, plan_step, read_split
+from streamveil.engines.spark.splits import (
+    Group,
+    Split,
+    digest,
+    footers,
+    last_step,
+    plan_step,
+)
+from streamveil.errors import SourceError
 from streamveil.queries.plan import Clock
 
 NAME = "streamveil"
-POSITION = "__position"  # global position of a row; -1 on the row that only marks the step
-STEP = "__step"
-SPLITS = 64  # splits in one task, at most
+SCHEMA = StructType([StructField("split", StringType())])
+PIECE = 250_000  # rows of one task, about; a row group is never cut for it
 
 
 class StepSource(DataSource):
-    """Spark's entry: options carry the source, the clock and the columns as JSON."""
+    """Spark's entry: options carry the source and the clock as JSON. Its rows only name splits.
+
+    The rows themselves are read by the tasks that use them: through this source they would be
+    turned into Spark's own rows and back for nothing.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -39,8 +49,8 @@ class StepSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """The wanted columns, the position and the step."""
-        return from_arrow_schema(arrow_schema(source_of(self.options), columns_of(self.options)))
+        """One column: a split as JSON."""
+        return SCHEMA
 
     def streamReader(self, schema: StructType) -> StepReader:  # noqa: N802  (Spark's name)
         """The reader of one query."""
@@ -50,66 +60,55 @@ class StepSource(DataSource):
 class Piece(InputPartition):
     """The splits that one task reads."""
 
-    def __init__(self, step: int, splits: list[str]) -> None:
+    def __init__(self, splits: list[str]) -> None:
         super().__init__(None)
-        self.step, self.splits = step, splits
+        self.splits = splits
 
 
 class StepReader(DataSourceStreamReader):
-    """Offsets {"step": i}; step i is planned when it starts and never again differently."""
+    """Offsets {"step": i, "groups": n, "digest": d}.
+
+    Step i is planned when it starts, over the first n row groups, and never again differently: a
+    replay that does not find the same row groups is refused, because the same noise on other data
+    would reveal the difference.
+    """
 
     def __init__(self, options: dict[str, str]) -> None:
-        self.options = options
+        self.source = FilesSource(**json.loads(options["source"]))
         self.clock = Clock(**json.loads(options["clock"]))
-        self.columns = columns_of(options)
         self.arrival = options.get("arrival") or None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Before the first step."""
-        return {"step": 0}
+        return {"step": 0, "groups": 0, "digest": digest([])}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """One step further, once its public time has come; else where we are."""
-        step = int(start["step"]) + 1
-        if self.clock.kind == "wall":
-            due = ((self.clock.start_us or 0) + step * self.clock.every) / 1e6
-            ended = self.clock.steps is not None and step > self.clock.steps
-            return start if ended or time.time() < due else self._wall_offset(start, step)  # noqa: TID251  (a source's clock)
-        return {"step": step} if step <= self._last() else start
+        step, clock = int(start["step"]) + 1, self.clock
+        if clock.kind == "wall":
+            due = ((clock.start_us or 0) + step * clock.every) / 1e6
+            ended = clock.steps is not None and step > clock.steps
+            if ended or time.time() < due:  # noqa: TID251  (a source's clock)
+                return start
+        groups = self._groups(start)
+        if clock.kind != "wall" and step > last_step(groups, clock):
+            return start
+        return {"step": step, "groups": len(groups), "digest": digest(groups)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The splits of the step, and one piece that only marks it."""
+        """The splits of the step in pieces for tasks; one empty piece when there are none."""
         step = int(end["step"])
         if step == int(start["step"]):
             return []
-        groups = footers(source_of(self.options), self.arrival)
+        groups = self._groups(end)[: end["groups"]]
         if self.clock.kind == "wall":
-            groups = [g for g in groups if start.get("rows", 0) <= g.base < end["rows"]]
-        splits = [split.text() for split in plan_step(groups, self.clock, step)]
-        pieces = [Piece(step, splits[i : i + 1]) for i in range(len(splits))]
-        return [Piece(step, []), *pieces]
+            groups = groups[start["groups"] :]
+        return [Piece(texts) for texts in pieces(plan_step(groups, self.clock, step))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Rows of one piece as Arrow."""
-        schema = arrow_schema(source_of(self.options), self.columns)
+        """The names of one piece's splits."""
         assert isinstance(partition, Piece)  # noqa: S101  (Spark hands back what we made)
-        if not partition.splits:
-            mark = {
-                **{name: [None] for name in schema.names},
-                POSITION: [-1],
-                STEP: [partition.step],
-            }
-            yield pa.RecordBatch.from_pydict(mark, schema=schema)
-        for text in partition.splits:
-            split = Split(**json.loads(text))
-            table, position, _ = read_split(
-                split, self.columns, self.clock, partition.step, self.arrival
-            )
-            table = table.append_column(POSITION, pa.array(position))
-            step = pa.array([partition.step], pa.int64()).take(
-                pa.array([0] * table.num_rows, pa.int64())
-            )
-            yield from table.append_column(STEP, step).cast(schema).to_batches()
+        yield pa.RecordBatch.from_pydict({"split": pa.array(partition.splits, pa.string())})
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to release: files stay."""
@@ -117,39 +116,32 @@ class StepReader(DataSourceStreamReader):
     def stop(self) -> None:
         """Nothing is open."""
 
-    def _last(self) -> int:
-        return last_step(footers(source_of(self.options), None), self.clock)
+    def _groups(self, seen: dict[str, Any]) -> list[Group]:
+        """What is there now, which must begin with what was there before."""
+        groups = footers(self.source, self.arrival)
+        if digest(groups[: seen["groups"]]) != seen["digest"]:
+            raise SourceError(
+                "the files already read changed, or a new one sorts before them.\n"
+                "  to fix  give new files names that sort after the old ones, and keep the old ones"
+            )
+        return groups
 
-    def _wall_offset(self, start: dict[str, Any], step: int) -> dict[str, Any]:
-        groups = footers(source_of(self.options), None)
-        rows = groups[-1].base + groups[-1].rows if groups else 0
-        return {"step": step, "rows": max(rows, int(start.get("rows", 0)))}
+
+def pieces(splits: list[Split]) -> Iterator[list[str]]:
+    """Splits in runs of about `PIECE` rows; at least one run."""
+    held: list[str] = []
+    rows = 0
+    for split in splits:
+        if held and rows + split.rows > PIECE:
+            yield held
+            held, rows = [], 0
+        held.append(split.text())
+        rows += split.rows
+    yield held
 
 
-def options_for(
-    source: dict[str, Any], clock: Clock, columns: list[str], arrival: str | None
-) -> dict[str, str]:
+def options_for(source: dict[str, Any], clock: Clock, arrival: str | None) -> dict[str, str]:
     """The options that name a source, as Spark wants them."""
     return {
-        "source": json.dumps(source),
-        "clock": json.dumps(asdict(clock)),
-        "columns": json.dumps(columns),
-        "arrival": arrival or "",
-    }
-
-
-def source_of(options: Any) -> FilesSource:
-    """The source of some options."""
-    return FilesSource(**json.loads(options["source"]))
-
-
-def columns_of(options: Any) -> list[str]:
-    """The wanted columns of some options."""
-    return list(json.loads(options["columns"]))
-
-
-def arrow_schema(source: FilesSource, columns: list[str]) -> pa.Schema:
-    """What the source yields: wanted columns, position, step."""
-    own = source.schema()
-    wanted = [own.field(name).with_nullable(True) for name in columns]  # noqa: FBT003
-    return pa.schema([*wanted, pa.field(POSITION, pa.int64()), pa.field(STEP, pa.int64())])
+        "source": json.dumps(source), "clock": json.dumps(asdict(clock)), "arrival": arrival or "",
+    }  # fmt: skip

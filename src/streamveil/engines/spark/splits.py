@@ -6,17 +6,19 @@ its own file. It is the same position that the embedded engine reads in, whichev
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import micros
-from streamveil.connectors.files import FilesSource
+from streamveil.connectors.base import micros, select
+from streamveil.connectors.files import FilesSource, fit, guarded
 from streamveil.errors import PlanError, SourceError
 from streamveil.queries.plan import Clock
 from streamveil.types import Array, Int64
@@ -48,25 +50,47 @@ class Split:
         """As JSON."""
         return json.dumps(asdict(self))
 
+    @classmethod
+    def parse(cls, text: str) -> Split:
+        """The inverse of `text`."""
+        return cls(**json.loads(text))
+
 
 def footers(source: FilesSource, arrival: str | None) -> list[Group]:
     """Every row group of a source in canonical order. Reads footers, no rows."""
-    groups, base = [], 0
+    groups: list[Group] = []
     for path in source.files():
         if path.suffix.lower() != ".parquet" and source.format != "parquet":
             raise SourceError(
                 f"Spark reads Parquet in parallel; '{path.name}' is of another format.\n"
                 "  to fix  convert it, or run on the embedded engine"
             )
-        data = pq.read_metadata(path)
-        names = [data.schema.column(i).path for i in range(data.num_columns)]
-        place = names.index(arrival) if arrival in names else None
-        for number in range(data.num_row_groups):
-            part = data.row_group(number)
-            low, high = (None, None) if place is None else times(part.column(place).statistics)
-            groups.append(Group(str(path), number, base, part.num_rows, low, high))
-            base += part.num_rows
+        base = groups[-1].base + groups[-1].rows if groups else 0
+        facts = path.stat()
+        own = groups_in(str(path), arrival, (facts.st_mtime_ns, facts.st_size))
+        groups += [replace(group, base=group.base + base) for group in own]
     return groups
+
+
+@lru_cache(maxsize=100_000)
+def groups_in(path: str, arrival: str | None, version: tuple[int, int]) -> tuple[Group, ...]:
+    """The row groups of one file, positions from 0. `version` tells when to read it again."""
+    data = guarded(Path(path), lambda: pq.read_metadata(path))
+    names = [data.schema.column(i).path for i in range(data.num_columns)]
+    place = names.index(arrival) if arrival in names else None
+    groups, base = [], 0
+    for number in range(data.num_row_groups):
+        part = data.row_group(number)
+        low, high = (None, None) if place is None else times(part.column(place).statistics)
+        groups.append(Group(path, number, base, part.num_rows, low, high))
+        base += part.num_rows
+    return tuple(groups)
+
+
+def digest(groups: list[Group]) -> str:
+    """Names and sizes of what was there: a replay must find the same."""
+    text = json.dumps([[group.path, group.group, group.rows] for group in groups])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
@@ -122,22 +146,33 @@ def last_step(groups: list[Group], clock: Clock) -> int:
     return steps if clock.steps is None else min(steps, clock.steps)
 
 
-def read_split(
-    split: Split, columns: list[str], clock: Clock, step: int, arrival: str | None
-) -> tuple[pa.Table, Int64[Array, " rows"], dict[str, int]]:
-    """The rows of a split that belong to a step, their global positions, and rows turned away.
+@dataclass(frozen=True)
+class Reading:
+    """What a task needs to know to read a split."""
 
-    Rows without a valid arrival belong to no step; they are counted at step 1.
-    """
-    file = pq.ParquetFile(Path(split.path), memory_map=True)
-    table = file.read_row_group(split.group, columns=columns).select(columns)
-    table = table.slice(split.skip, split.rows)
-    position = np.arange(table.num_rows, dtype=np.int64) + split.base + split.skip
-    if clock.kind != "event" or arrival is None or clock.start_us is None:
-        return table, position, {}
-    time = micros(table.column(arrival), arrival)
-    known = np.asarray(time.is_valid())
-    us = np.asarray(time.fill_null(clock.start_us - 1))
-    inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
-    mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
-    return table.filter(pa.array(mine)), position[mine], {}
+    schema: pa.Schema  # of the wanted columns
+    clock: Clock
+    arrival: str | None  # column that decides the step; 'event' clock only
+
+    def rows(self, split: Split, step: int) -> tuple[pa.Table, Int64[Array, " rows"]]:
+        """The rows of a split that belong to a step, and their global positions.
+
+        Rows without a valid arrival belong to no step.
+        """
+        table = guarded(Path(split.path), lambda: self._group(split)).slice(split.skip, split.rows)
+        table, _ = fit(table, self.schema)
+        position = np.arange(table.num_rows, dtype=np.int64) + split.base + split.skip
+        clock = self.clock
+        if clock.kind != "event" or self.arrival is None or clock.start_us is None:
+            return table, position
+        time = micros(table.column(self.arrival), self.arrival)
+        known = np.asarray(time.is_valid())
+        us = np.asarray(time.fill_null(clock.start_us - 1))
+        inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
+        mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
+        return (table, position) if mine.all() else (table.filter(pa.array(mine)), position[mine])
+
+    def _group(self, split: Split) -> pa.Table:
+        file = pq.ParquetFile(Path(split.path), memory_map=True)
+        select(file.schema_arrow, self.schema.names, f"'{Path(split.path).name}'")
+        return file.read_row_group(split.group, columns=self.schema.names)

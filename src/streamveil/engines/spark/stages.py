@@ -9,110 +9,178 @@ releases, bit for bit, as one process does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.engines.spark.source import POSITION, STEP
 from streamveil.operators.aggregate import KeyRows, add_rows, key_stage
 from streamveil.operators.bounding import UnitRows, unit_stage
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.keys import encode_keys
-from streamveil.operators.rows import groups_of, lane_hits, lane_quanta
-from streamveil.operators.state import State
+from streamveil.operators.rows import Prepared, groups_of, lane_hits, lane_quanta
+from streamveil.operators.state import State, parts
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int64, UInt8, UInt64
 
-ADMITTED = pa.schema([
-    ("position", pa.int64()), ("unit", pa.int64()), ("period", pa.int64()),
-    ("window", pa.int64()), ("name0", pa.int64()), ("name1", pa.int64()),
-    ("key", pa.large_binary()), ("lanes", pa.list_(pa.int64())), ("hits", pa.list_(pa.int64())),
-    ("unit_shard", pa.int32()),
-])  # fmt: skip
-BOUNDED = pa.schema([
-    ("position", pa.int64()), ("window", pa.int64()), ("name0", pa.int64()), ("name1", pa.int64()),
-    ("key", pa.large_binary()), ("lanes", pa.list_(pa.int64())), ("hits", pa.list_(pa.int64())),
-    ("key_shard", pa.int32()),
-])  # fmt: skip
 Facts = dict[str, Array]  # of the shown groups, all public: window, name, weight
+WORD = pa.int64()
+GIVEN = ("rows", "units")  # lanes that follow from a row being accepted: they do not travel
+
+
+class Sums(NamedTuple):
+    """Rows on their way to the key stage: combined per group where nothing is lost by it."""
+
+    position: Int64[Array, " rows"]
+    window: Int64[Array, " rows"]
+    names: UInt64[Array, "rows 2"]
+    keys: pa.Array  # bytes; null for public keys, which every shard knows
+    lanes: Int64[Array, "rows lanes"]
+    hits: Int64[Array, "rows levels"]
+
+
+def admitted_schema(operator: GroupBy) -> pa.Schema:
+    """Columns between the row stage and the unit stage."""
+    lanes = [f"lane{place}" for place in travelling(operator)]
+    return schema_of(operator, ["unit", "period", *lanes], "unit_shard")
+
+
+def bounded_schema(operator: GroupBy) -> pa.Schema:
+    """Columns between the unit stage and the key stage."""
+    lanes = [f"lane{place}" for place in range(len(operator.plain_lanes))]
+    return schema_of(operator, lanes, "key_shard")
+
+
+def schema_of(operator: GroupBy, own: list[str], shard: str) -> pa.Schema:
+    """Flat columns only: Spark turns lists into objects one by one, which costs more than all."""
+    levels = sum(levels for _, _, levels in operator.trees)
+    words = ["position", "window", "name0", "name1", *own, *(f"hit{i}" for i in range(levels))]
+    fields = [*((name, WORD) for name in words), ("key", pa.large_binary()), (shard, pa.int32())]
+    return pa.schema(fields)
+
+
+def travelling(operator: GroupBy) -> list[int]:
+    """The plain lanes whose increments a row carries."""
+    return [p for p, lane in enumerate(operator.plain_lanes) if lane.kind not in GIVEN]
 
 
 def admit(
-    operator: GroupBy, rows: pa.Table, step: int, noise: Noise, shards: int
-) -> tuple[pa.Table, dict[str, int]]:
+    operator: GroupBy, rows: pa.Table, position: Int64[Array, " rows"], step: int,
+    noise: Noise, shards: int,
+) -> tuple[pa.Table, dict[str, int]]:  # fmt: skip
     """Per-row work: expressions, windows, names. Returns rows, and counts of those turned away."""
-    position = rows[POSITION].to_numpy()
-    real = position >= 0
     state = State()
-    plain = rows.drop_columns([POSITION, STEP]).filter(pa.array(real))
-    prepared, pairs = operator.arrive(state, Batch(plain, step, False, "{}"), noise)  # noqa: FBT003
-    places = position[real][prepared.places]
+    prepared, pairs = operator.arrive(state, Batch(rows, step, False, "{}"), noise)  # noqa: FBT003
     first = np.ones(len(pairs.rows), np.bool_)
     lanes = lane_quanta(operator.plain_lanes, prepared, pairs.rows, first)
     hits = lane_hits(operator.trees, prepared, pairs.rows)
     names, unit = prepared.names[pairs.rows], prepared.unit[pairs.rows]
-    taken = [key.take(pa.array(pairs.rows)) for key in prepared.keys]
-    table = pa.Table.from_arrays([
-        pa.array(places[pairs.rows]), signed(unit), pa.array(pairs.periods),
-        pa.array(pairs.windows), signed(names[:, 0]), signed(names[:, 1]),
-        encode_keys(taken, len(pairs.rows)), lists(lanes), lists(hits), shard_of(unit, shards),
-    ], schema=ADMITTED)  # fmt: skip
-    return table, prepared.turned
+    columns = {
+        "position": pa.array(position[prepared.places][pairs.rows]),
+        "window": pa.array(pairs.windows),
+        "name0": signed(names[:, 0]), "name1": signed(names[:, 1]),
+        "unit": signed(unit), "period": pa.array(pairs.periods),
+        **{f"lane{place}": word(lanes[:, place]) for place in travelling(operator)},
+        **{f"hit{level}": word(hits[:, level]) for level in range(hits.shape[1])},
+        "key": key_cells(operator, prepared, pairs.rows),
+        "unit_shard": shard_of(unit, shards),
+    }  # fmt: skip
+    return pa.table(columns, schema=admitted_schema(operator)), prepared.turned
+
+
+def key_cells(operator: GroupBy, prepared: Prepared, rows: Int64[Array, " pairs"]) -> pa.Array:
+    """The exact bytes of the rows' keys; nothing where keys are public."""
+    if operator.public is not None:
+        return pa.nulls(len(rows), pa.large_binary())
+    return encode_keys([key.take(pa.array(rows)) for key in prepared.keys], len(rows))
 
 
 def bound(operator: GroupBy, state: State, rows: pa.Table, facts: Facts, shards: int) -> pa.Table:
     """The unit stage of one shard: which rows count. Updates the shard's units in place."""
     order = np.lexsort((rows["window"].to_numpy(), rows["position"].to_numpy()))
-    rows = rows.take(pa.array(order))
+    rows = rows.take(pa.array(order)).combine_chunks()
     names = joined(rows)
     window, period = rows["window"].to_numpy(), rows["period"].to_numpy()
     weight, hidden = look_up(operator, facts, names, window)
     unit = rows["unit"].to_numpy().view(np.uint64)
-    group = groups_of(names, window)
-    n = len(group)
+    n = len(unit)
+    all_rows = UnitRows(unit, groups_of(names, window), weight, hidden)
     accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    for number in np.unique(period).tolist():
-        mine = period == number
-        passed = unit_stage(
+    for number, mine in parts(period):
+        accepted[mine], first[mine] = unit_stage(
             operator._units(state, number),
-            UnitRows(unit[mine], group[mine], weight[mine], hidden[mine]), operator.bounds,
+            UnitRows(*(column[mine] for column in all_rows)), operator.bounds,
         )  # fmt: skip
-        accepted[mine], first[mine] = passed
-    lanes = matrix(rows["lanes"], n)
+    kept = np.flatnonzero(accepted)
+    lanes = np.ones((len(kept), len(operator.plain_lanes)), np.int64)
     for place, lane in enumerate(operator.plain_lanes):
         if lane.kind == "units":
-            lanes[:, place] = first
-    kept = np.flatnonzero(accepted)
-    rows = rows.take(pa.array(kept))
-    return pa.Table.from_arrays([
-        rows["position"], rows["window"], rows["name0"], rows["name1"], rows["key"],
-        lists(lanes[kept]), rows["hits"], shard_of(names[kept, 0], shards),
-    ], schema=BOUNDED)  # fmt: skip
+            lanes[:, place] = first[kept]
+        elif lane.kind not in GIVEN:
+            lanes[:, place] = rows[f"lane{place}"].to_numpy()[kept]
+    sums = Sums(
+        rows["position"].to_numpy()[kept], window[kept], names[kept],
+        whole(rows["key"]).take(pa.array(kept)), lanes, matrix(rows, "hit")[kept],
+    )  # fmt: skip
+    return to_rows(operator, sums if operator.trees else combined(sums), shards)
+
+
+def combined(rows: Sums) -> Sums:
+    """One row per (window, key), in their order: exact sums of integers, in any order the same."""
+    if not len(rows.window):
+        return rows
+    order = np.lexsort((rows.names[:, 1], rows.names[:, 0], rows.window))
+    window, names = rows.window[order], rows.names[order]
+    changes = (window[1:] != window[:-1]) | (names[1:] != names[:-1]).any(axis=1)
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    first = order[starts]
+    return Sums(
+        rows.position[first], window[starts], names[starts], rows.keys.take(pa.array(first)),
+        np.add.reduceat(rows.lanes[order], starts, axis=0), rows.hits[first],
+    )  # fmt: skip
+
+
+def to_rows(operator: GroupBy, sums: Sums, shards: int) -> pa.Table:
+    """As Spark carries them."""
+    columns = {
+        "position": pa.array(sums.position), "window": pa.array(sums.window),
+        "name0": signed(sums.names[:, 0]), "name1": signed(sums.names[:, 1]),
+        **{f"lane{place}": word(lane) for place, lane in enumerate(sums.lanes.T)},
+        **{f"hit{level}": word(hits) for level, hits in enumerate(sums.hits.T)},
+        "key": sums.keys, "key_shard": shard_of(sums.names[:, 0], shards),
+    }  # fmt: skip
+    return pa.table(columns, schema=bounded_schema(operator))
+
+
+def from_rows(rows: pa.Table) -> Sums:
+    """The inverse of `to_rows`, in an order that does not depend on who sent what first."""
+    order = np.lexsort((rows["window"].to_numpy(), rows["position"].to_numpy()))
+    rows = rows.take(pa.array(order)).combine_chunks()
+    return Sums(
+        rows["position"].to_numpy(), rows["window"].to_numpy(), joined(rows), whole(rows["key"]),
+        matrix(rows, "lane"), matrix(rows, "hit"),
+    )  # fmt: skip
 
 
 def gather(
     operator: GroupBy, state: State, rows: pa.Table, noise: Noise, place: tuple[int, int, int]
 ) -> None:
     """The key stage of one shard: exact sums per group, in place. `place`: shard, shards, step."""
-    order = np.lexsort((rows["window"].to_numpy(), rows["position"].to_numpy()))
-    rows = rows.take(pa.array(order)).combine_chunks()
-    names, window = joined(rows), rows["window"].to_numpy()
-    n = len(names)
-    lanes, hits = matrix(rows["lanes"], n), matrix(rows["hits"], n)
+    sums = from_rows(rows)
+    if not operator.trees:
+        sums = combined(sums)
     shard, shards, step = place
-    open_windows(operator, state, {*window.tolist(), *operator.schedule.active(step)},
-                 noise.derive("group-by/keys"), (shard, shards))  # fmt: skip
-    keys = rows["key"].combine_chunks() if n else pa.array([], pa.large_binary())
-    for number in np.unique(window).tolist():
-        mine = np.flatnonzero(window == number)
+    windows = {*np.unique(sums.window).tolist(), *operator.schedule.active(step)}
+    open_windows(operator, state, windows, noise.derive("group-by/keys"), (shard, shards))
+    for number, mine in parts(sums.window):
         table = state.windows[number].table
         start = table.keys
-        met = key_stage(table, names[mine])
+        met = key_stage(table, np.ascontiguousarray(sums.names[mine]))
         if len(met.fresh):
-            table.name_keys(start, keys.take(pa.array(mine[met.fresh])))
-        add_rows(table, met.rows, KeyRows(lanes[mine], hits[mine]))
+            keys = sums.keys.take(pa.array(np.arange(len(sums.window))[mine][met.fresh]))
+            table.name_keys(start, keys)
+        add_rows(table, met.rows, KeyRows(sums.lanes[mine], sums.hits[mine]))
 
 
 def open_windows(
@@ -126,6 +194,11 @@ def open_windows(
         names, keys = names[mine], keys.take(pa.array(mine))
     for window in sorted(windows - state.windows.keys()):
         state.windows[window] = operator._blank(names, keys)
+
+
+def facts_matter(operator: GroupBy) -> bool:
+    """Whether bounding asks which groups were shown; if not, nothing of them is written."""
+    return operator.totalling.rule is not None or operator.bounds.slots is not None
 
 
 def shown_facts(state: State) -> Facts:
@@ -155,7 +228,7 @@ def look_up(
 ) -> tuple[UInt8[Array, " rows"], Bool[Array, " rows"]]:
     """As `GroupBy.public_facts`, from the facts of all shards."""
     n, rule = len(names), operator.totalling.rule
-    if rule is None and operator.bounds.slots is None:
+    if not facts_matter(operator):
         return np.ones(n, np.uint8), np.ones(n, np.bool_)
     known = cells(facts["name"], facts["window"])
     order = np.argsort(known)
@@ -214,17 +287,21 @@ def signed(words: UInt64[Array, " rows"]) -> pa.Array:
     return pa.array(np.ascontiguousarray(words).view(np.int64))
 
 
-def lists(values: Int64[Array, "rows cells"]) -> pa.Array:
-    """Rows of a matrix as lists."""
-    n, width = values.shape
-    flat = pa.array(np.ascontiguousarray(values, np.int64).reshape(-1))
-    offsets = pa.array(np.arange(n + 1, dtype=np.int32) * width)
-    return pa.ListArray.from_arrays(offsets, flat)
+def word(column: Int64[Array, " rows"]) -> pa.Array:
+    """One column of a matrix."""
+    return pa.array(np.ascontiguousarray(column, np.int64))
 
 
-def matrix(column: Any, rows: int) -> Int64[Array, "rows cells"]:
-    """The inverse of `lists`."""
-    if not rows:
-        return np.zeros((0, 0), np.int64)
-    chunks = [chunk.flatten().to_numpy() for chunk in column.chunks]
-    return np.concatenate(chunks).reshape(rows, -1).copy()
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
+        found = found.chunk(0) if found.num_chunks else pa.array([], column.type)
+    return found
+
+
+def matrix(rows: pa.Table, prefix: str) -> Int64[Array, "rows cells"]:
+    """The columns PREFIX0, PREFIX1, ... side by side."""
+    names = [name for name in rows.column_names if name.removeprefix(prefix).isdecimal()]
+    columns = [rows[name].to_numpy() for name in names]
+    return np.stack(columns, axis=1) if columns else np.zeros((rows.num_rows, 0), np.int64)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from streamveil.batch import Release
-from streamveil.engines.compile import compile_plan
 from streamveil.engines.spark import stages
 from streamveil.engines.spark.shards import Shards
+from streamveil.engines.spark.splits import Reading, Split
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State, types_from_bytes
 from streamveil.privacy.noise import Noise
@@ -20,39 +21,59 @@ from streamveil.queries.plan import Plan
 
 RELEASED = pa.schema([("window", pa.int64()), ("trigger", pa.int64()), ("table", pa.binary())])
 Batches = Iterator[pa.RecordBatch]
+ROWS = 500_000  # admitted at once: bounds the memory of a task
 
 
 @dataclass(frozen=True)
 class Setup:
     """All that a task needs. It travels to executors, so it never holds the secret itself."""
 
-    plan: Plan
+    operator: Packed
     shards: int
     state: Shards
     keys: Callable[[], Noise]  # loads the secret where the task runs
     types: bytes  # of the key columns
-    schema: pa.Schema  # of the source's rows with position and step
+    reading: Reading
 
 
-COMPILED: dict[str, GroupBy] = {}  # by fingerprint: a plan is compiled once per process
+@dataclass(frozen=True)
+class Packed:
+    """A compiled operator on its way to tasks; opened once per process that runs them.
+
+    Compiling calibrates noise, which takes seconds: it is done on the driver alone. The copy holds
+    no cache, because caches hold keys derived from the secret.
+    """
+
+    fingerprint: str
+    content: bytes  # for the way only: nothing durable is pickled
+
+    @classmethod
+    def of(cls, plan: Plan, operator: GroupBy) -> Packed:
+        """Packs an operator without its caches."""
+        return cls(plan.fingerprint, bytes(dumps(replace(operator))))
+
+    def open(self) -> GroupBy:
+        """The operator."""
+        if self.fingerprint not in OPENED:
+            OPENED[self.fingerprint] = cloudpickle.loads(self.content)
+        return OPENED[self.fingerprint]
 
 
-def compiled(plan: Plan) -> GroupBy:
-    """The operator of a plan."""
-    if plan.fingerprint not in COMPILED:
-        COMPILED[plan.fingerprint] = compile_plan(plan)
-    return COMPILED[plan.fingerprint]
+dumps: Callable[[Any], bytes] = cloudpickle.dumps
+OPENED: dict[str, GroupBy] = {}
 
 
 def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Rows of any partition to admitted rows."""
+    """Splits of any partition to admitted rows: files are read here, raw rows go nowhere else."""
 
     def task(batches: Batches) -> Batches:
         operator, noise = parts(setup)
-        for batch in batches:
-            rows = pa.Table.from_batches([batch]).cast(setup.schema)
-            admitted, _ = stages.admit(operator, rows, step, noise, setup.shards)
-            yield from admitted.to_batches()
+        for text in (text for batch in batches for text in batch.column(0).to_pylist()):
+            rows, position = setup.reading.rows(Split.parse(text), step)
+            for start in range(0, len(position), ROWS):
+                some = rows.slice(start, ROWS), position[start : start + ROWS]
+                admitted, _ = stages.admit(operator, *some, step, noise, setup.shards)
+                yield from admitted.to_batches()
 
     return task
 
@@ -64,8 +85,8 @@ def bound_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
         operator, _ = parts(setup)
         shard = partition()
         state = load(operator, setup, "unit", shard, step - 1)
-        facts = public_facts(setup, step - 1)
-        rows = received(batches, stages.ADMITTED)
+        facts = public_facts(operator, setup, step - 1)
+        rows = received(batches, stages.admitted_schema(operator))
         bounded = stages.bound(operator, state, rows, facts, setup.shards)
         stages.expire(operator, state, step)
         setup.state.write("unit", shard, step, operator.save(state))
@@ -81,11 +102,12 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
         operator, noise = parts(setup)
         shard = partition()
         state = load(operator, setup, "key", shard, step - 1)
-        rows = received(batches, stages.BOUNDED)
+        rows = received(batches, stages.bounded_schema(operator))
         stages.gather(operator, state, rows, noise, (shard, setup.shards, step))
         releases = operator.release(state, step, noise)
         setup.state.write("key", shard, step, operator.save(state))
-        setup.state.write("public", shard, step, stages.shown_facts(state))
+        if stages.facts_matter(operator):
+            setup.state.write("public", shard, step, stages.shown_facts(state))
         yield from packed(releases).to_batches()
 
     return task
@@ -93,7 +115,7 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
 
 def parts(setup: Setup) -> tuple[GroupBy, Noise]:
     """The operator and the noise, where the task runs."""
-    return compiled(setup.plan), setup.keys()
+    return setup.operator.open(), setup.keys()
 
 
 def partition() -> int:
@@ -112,8 +134,10 @@ def load(operator: GroupBy, setup: Setup, stage: str, shard: int, version: int) 
     return state
 
 
-def public_facts(setup: Setup, version: int) -> stages.Facts:
+def public_facts(operator: GroupBy, setup: Setup, version: int) -> stages.Facts:
     """The shown groups of all shards after a step."""
+    if not stages.facts_matter(operator):
+        return stages.shown_facts(State())
     found = [setup.state.read("public", shard, version) for shard in range(setup.shards)]
     some = [facts for facts in found if facts is not None] or [stages.shown_facts(State())]
     return {name: np.concatenate([facts[name] for facts in some]) for name in some[0]}

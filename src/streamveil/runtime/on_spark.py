@@ -1,0 +1,58 @@
+"""The Spark engine as a value: `query.run(state=..., engine=streamveil.spark(session))`.
+
+Nothing of Spark is imported before a query is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamveil.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from streamveil.privacy.noise import Noise
+    from streamveil.queries.plan import Plan
+    from streamveil.runtime.spark import SparkJob
+
+
+@dataclass(frozen=True)
+class SparkEngine:
+    """Where and how a query is spread."""
+
+    session: Any = None  # None: one is started on `master`
+    master: str = "local[*]"
+    shards: int = 4
+    storage: str | None = None
+
+    def start(
+        self, plan: Plan, *, state: str | Path, secret: str | None = None,
+        noise: Noise | None = None, insecure: bool = False, once: bool = False,
+    ) -> SparkJob:  # fmt: skip
+        """Creates or resumes the job of a plan; iterating over it yields its releases."""
+        try:
+            import pyspark  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("the Spark engine", "spark") from None
+        from streamveil.engines.spark.session import session
+        from streamveil.runtime.keys import Keys
+        from streamveil.runtime.spark import Layout, SparkJob
+
+        layout = Layout(shards=self.shards, storage=self.storage)
+        made = self.session if self.session is not None else session(self.master)
+        return SparkJob(
+            plan, state=state, session=made, layout=layout, keys=Keys(secret, noise, insecure),
+            once=once,
+        )  # fmt: skip
+
+
+def spark(
+    session: Any = None, *, master: str = "local[*]", shards: int = 4, storage: str | None = None
+) -> SparkEngine:
+    """Runs a query on Spark: on your session, or on one started on `master`.
+
+    `shards` (two to four times the executor cores) and `storage` (a URI of shard state that all
+    executors reach) are fixed when the state is created.
+    """
+    return SparkEngine(session, master, shards, storage)

@@ -1,0 +1,25 @@
+"""One Spark session for all tests here; skipped with the reason where Spark is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("pyspark") is not None:
+        return
+    skip = pytest.mark.skip(reason="the extra 'spark' is not installed")
+    for item in items:
+        if "engines/spark" in item.path.as_posix() and "spark" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def session():
+    from streamveil.engines.spark.session import session as start
+
+    made = start("local[2]", **{"spark.sql.streaming.numRecentProgressUpdates": "2"})
+    yield made
+    made.stop()

@@ -1,0 +1,195 @@
+"""The cut into three stages, without Spark: any number of shards equals the embedded engine.
+
+Rows between stages are shuffled, because a real shuffle gives no order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streamveil.connectors.files import FilesSource
+from streamveil.engines.compile import compile_plan
+from streamveil.engines.spark import stages
+from streamveil.engines.spark.shards import Shards
+from streamveil.engines.spark.splits import (
+    Reading,
+    Split,
+    digest,
+    footers,
+    last_step,
+    plan_step,
+)
+from streamveil.errors import SourceError, StoreError
+from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.plan import Clock
+from streamveil.runtime.run import needed_columns, run
+from tests.engines.spark.streams import CASES, HOUR, Case
+
+SEED = 5
+MORE = [replace(case, name=f"{case.name}{seed}", seed=seed, shards=1 + seed % 5)
+        for seed in range(20, 50) for case in (CASES[seed % len(CASES)],)]  # fmt: skip
+
+
+def embedded(plan, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(run(plan, state=folder, noise=SeededNoise(SEED), insecure=True))
+
+
+def staged(case, plan, rng):
+    """What the Spark engine computes, stage by stage, in this process."""
+    noise, operator = SeededNoise(SEED), compile_plan(plan)
+    source = FilesSource(**plan.source.options)
+    schema = source.schema()
+    wanted = pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
+    arrival = "seen" if case.clock == "event" else None
+    reading, groups = Reading(wanted, plan.clock, arrival), footers(source, arrival)
+    shards = range(case.shards)
+    units, keys = [operator.init() for _ in shards], [operator.init() for _ in shards]
+    kinds = types_of(operator, wanted, noise)
+    for state in keys:
+        state.types = kinds
+    made = []
+    for step in range(1, last_step(groups, plan.clock) + 1):
+        parts = [stages.admit(operator, *reading.rows(split, step), step, noise, case.shards)[0]
+                 for split in plan_step(groups, plan.clock, step)]  # fmt: skip
+        rows = shuffled(parts, stages.admitted_schema(operator), rng)
+        facts = [stages.shown_facts(state) for state in keys]
+        known = {name: np.concatenate([f[name] for f in facts]) for name in facts[0]}
+        passed = []
+        for shard in shards:
+            mine = rows.filter(pa.compute.equal(rows["unit_shard"], shard))
+            passed.append(stages.bound(operator, units[shard], mine, known, case.shards))
+            stages.expire(operator, units[shard], step)
+        rows, releases = shuffled(passed, stages.bounded_schema(operator), rng), []
+        for shard in shards:
+            mine = rows.filter(pa.compute.equal(rows["key_shard"], shard))
+            stages.gather(operator, keys[shard], mine, noise, (shard, case.shards, step))
+            releases += operator.release(keys[shard], step, noise)
+        made += stages.merged(releases)
+        units = [operator.load(operator.save(state)) for state in units]
+        keys = [operator.load(operator.save(state)) for state in keys]
+    return made
+
+
+def types_of(operator, schema, noise):
+    from streamveil.batch import Batch
+
+    state = operator.init()
+    operator.arrive(state, Batch(schema.empty_table(), 1, True, "{}"), noise)
+    return state.types
+
+
+def shuffled(parts, schema, rng):
+    table = pa.concat_tables([*parts, schema.empty_table()])
+    return table.take(pa.array(rng.permutation(table.num_rows)))
+
+
+def assert_equal(found, wanted):
+    assert [(r.window, r.trigger, r.step) for r in found] == [
+        (r.window, r.trigger, r.step) for r in wanted
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.table.equals(other.table), (one.window, one.trigger)
+
+
+@pytest.mark.parametrize("case", [*CASES, *MORE], ids=lambda case: case.name)
+def test_any_shards_and_any_order_equal_the_embedded_engine(case, tmp_path):
+    plan = case.plan(case.write(tmp_path / "data"))
+    wanted = embedded(plan, tmp_path / "state")
+    assert sum(r.table.num_rows for r in wanted) > 0
+    assert_equal(staged(case, plan, np.random.default_rng(case.seed)), wanted)
+
+
+def test_the_comparison_sees_a_lost_row(tmp_path):
+    case = CASES[5]
+    plan = case.plan(case.write(tmp_path / "data"))
+    wanted = embedded(plan, tmp_path / "state")
+    other = replace(case, seed=99)
+    again = other.plan(other.write(tmp_path / "other"))
+    with pytest.raises(AssertionError):
+        assert_equal(staged(other, again, np.random.default_rng(0)), wanted)
+
+
+def test_combining_loses_nothing():
+    rng = np.random.default_rng(0)
+    n = 500
+    words = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
+    pick = rng.integers(0, 40, n)
+    sums = stages.Sums(
+        np.arange(n), rng.integers(0, 3, n), words[pick],
+        pa.array([bytes([p]) for p in pick], pa.large_binary()),
+        rng.integers(-9, 9, (n, 2)), np.zeros((n, 0), np.int64),
+    )  # fmt: skip
+    one = stages.combined(sums)
+    wanted = {}
+    for window, place, lanes in zip(sums.window, pick, sums.lanes, strict=True):
+        key = (int(window), bytes([place]))
+        wanted[key] = wanted.get(key, 0) + lanes
+    found = dict(zip(zip(one.window.tolist(), one.keys.to_pylist(), strict=True), one.lanes,
+                     strict=True))  # fmt: skip
+    assert found.keys() == wanted.keys()
+    assert all((found[key] == wanted[key]).all() for key in wanted)
+
+
+def test_every_row_belongs_to_one_step_and_keeps_its_position(tmp_path):
+    case = Case(name="x", seed=1)
+    source = FilesSource(str(case.write(tmp_path / "data")))
+    groups = footers(source, "seen")
+    clock = Clock(kind="event", every=HOUR, start_us=0, end_us=6 * HOUR, arrival="seen")
+    reading = Reading(pa.schema([("seen", pa.timestamp("us", "UTC"))]), clock, "seen")
+    positions = [
+        reading.rows(Split.parse(split.text()), step)[1]
+        for step in range(1, 7)
+        for split in plan_step(groups, clock, step)
+    ]
+    assert sorted(np.concatenate(positions).tolist()) == list(range(case.rows))
+    assert any(len(plan_step(groups, clock, step)) < len(groups) for step in range(1, 7))
+
+
+def test_a_changed_file_changes_the_digest(tmp_path):
+    case = Case(name="x", seed=1)
+    source = FilesSource(str(case.write(tmp_path / "data")))
+    before = footers(source, None)
+    (tmp_path / "data" / "b.parquet").rename(tmp_path / "data" / "c.parquet")
+    assert digest(footers(source, None)) != digest(before)
+
+
+def test_other_formats_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with pytest.raises(SourceError, match="Parquet"):
+        footers(FilesSource(str(tmp_path)), None)
+
+
+def test_shard_versions_are_written_whole_dropped_and_missed(tmp_path):
+    shards = Shards(str(tmp_path))
+    assert shards.read("key", 0, 0) is None
+    shards.write("key", 0, 1, {"a": np.arange(3)})
+    shards.write("key", 0, 1, {"a": np.arange(3)})
+    assert shards.read("key", 0, 1)["a"].tolist() == [0, 1, 2]
+    assert not list(tmp_path.rglob("*.partial"))
+    assert shards.has("key", 1, 1)
+    assert not shards.has("key", 1, 2)
+    shards.drop(1)
+    with pytest.raises(StoreError, match="missing"):
+        shards.read("key", 0, 1)
+
+
+def test_a_damaged_shard_is_refused(tmp_path):
+    shards = Shards(str(tmp_path))
+    shards.write("key", 0, 1, {"a": np.arange(300)})
+    path = next(tmp_path.rglob("*.npz"))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(StoreError, match="damaged"):
+        shards.read("key", 0, 1)
+
+
+def test_shards_live_behind_a_uri_too(tmp_path):
+    shards = Shards(f"file://{tmp_path}")
+    shards.write("unit", 3, 7, {"a": np.arange(3)})
+    assert Shards(str(tmp_path)).read("unit", 3, 7)["a"].tolist() == [0, 1, 2]
