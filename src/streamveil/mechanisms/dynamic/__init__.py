@@ -11,6 +11,7 @@ from streamveil.mechanisms.dynamic.erm import (
     OutputPerturbation,
     Trainer,
 )
+from streamveil.mechanisms.dynamic.growing import growing
 from streamveil.mechanisms.dynamic.insertion_only import InsertionOnly
 from streamveil.mechanisms.dynamic.interval_tree import FullyDynamic
 from streamveil.mechanisms.dynamic.live import LiveTable
@@ -57,4 +58,5 @@ __all__ = [
     "TwoStream",
     "Workload",
     "choose",
+    "growing",
 ]
