@@ -1,0 +1,109 @@
+"""Draws what `dp_sqlp.py` measured: errors beside the paper, latency, the choice of C.
+
+python benchmarks/papers/dp_sqlp_figures.py [--results benchmarks/results/dp_sqlp.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parents[2]
+METRICS = {"keys": "keys shown", "linf": "largest error", "l1": "sum of errors", "l2": "l2 error"}
+PAPER = {  # Table 1 of the paper
+    100: {"keys": 28_338, "linf": 1_391, "l1": 17_741_225, "l2": 50_039},
+    1000: {"keys": 22_280, "linf": 1_563, "l1": 19_395_721, "l2": 58_237},
+}
+ORDER = ("one-shot", "increments", "dp-sqlp", "dp-sqlp-rigorous", "static", "ours", "tuned")
+COLOURS = {"dp-sqlp": "tab:orange", "ours": "tab:blue", "dp-sqlp-rigorous": "tab:orange"}
+
+
+def errors(rows: list[dict[str, Any]], triggers: int) -> None:
+    """Four bars per arm on the full plain stream, the paper's figures as lines."""
+    found = {
+        row["arm"]: row["end"]
+        for row in rows
+        if row["experiment"] == "table" and row["stream"] == "plain" and row["users"] == 10_000_000
+        and row["triggers"] == triggers
+    }  # fmt: skip
+    arms = [arm for arm in ORDER if arm in found]
+    if not arms:
+        return
+    figure, axes = plt.subplots(1, 4, figsize=(14, 3.8))
+    for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
+        heights = [found[arm][metric]["mean"] for arm in arms]
+        colours = [COLOURS.get(arm, "tab:blue" if arm == "tuned" else "tab:gray") for arm in arms]
+        axis.bar(range(len(arms)), heights, color=colours)
+        axis.axhline(PAPER[triggers][metric], color="black", linestyle="--", label="paper, Table 1")
+        axis.set_xticks(range(len(arms)), arms, rotation=60, ha="right")
+        axis.set_title(title)
+        axis.set_yscale("log")
+    axes[0].legend(fontsize=8)
+    figure.suptitle(f"59 million records, (6, 1e-9) per user, {triggers} triggers, end of day")
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "figures" / f"dp-sqlp-errors-{triggers}.png", dpi=110)
+    plt.close(figure)
+
+
+def latency(rows: list[dict[str, Any]]) -> None:
+    """Figure 9: time per micro-batch against its size."""
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for arm in ("dp-sqlp-rigorous", "ours"):
+        mine = [r for r in rows if r["experiment"] == "figure9" and r["arm"] == arm]
+        mine.sort(key=lambda row: row["rows"])
+        sizes = [row["rows"] for row in mine]
+        for part, style in (("median_s", "o-"), ("p95_s", "o:")):
+            name = f"{arm}, {'median' if part == 'median_s' else '95 %'}"
+            axis.plot(sizes, [row[part] * 1e3 for row in mine], style, label=name,
+                      color=COLOURS[arm])  # fmt: skip
+    axis.set(xscale="log", yscale="log", xlabel="records in a micro-batch",
+             ylabel="milliseconds from arrival to release",
+             title="Latency, one process, 100,000 keys")  # fmt: skip
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "figures" / "dp-sqlp-latency.png", dpi=110)
+    plt.close(figure)
+
+
+def contributions(rows: list[dict[str, Any]]) -> None:
+    """Figure 10: four metrics against C."""
+    figure, axes = plt.subplots(1, 4, figsize=(14, 3.4))
+    for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
+        for arm in ("dp-sqlp", "ours"):
+            mine = [r for r in rows if r["experiment"] == "figure10" and r["arm"] == arm]
+            mine.sort(key=lambda row: row["rows"])
+            axis.errorbar(
+                [row["rows"] for row in mine],
+                [row["end"][metric]["mean"] for row in mine],
+                [row["end"][metric]["sd"] for row in mine],
+                marker="o", markersize=3, label=arm, color=COLOURS[arm],
+            )  # fmt: skip
+        axis.set(xlabel="C, rows of one user", title=title, ylim=(0, None))
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "figures" / "dp-sqlp-contributions.png", dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Draws all figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "benchmarks" / "results" / "dp_sqlp.json"
+    )
+    rows = json.loads(parser.parse_args().results.read_text())["rows"]
+    for triggers in PAPER:
+        errors(rows, triggers)
+    latency(rows)
+    contributions(rows)
+
+
+if __name__ == "__main__":
+    main()
