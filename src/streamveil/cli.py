@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
@@ -23,9 +23,20 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from streamveil import __version__
-from streamveil.errors import BudgetError, PlanError, SourceError, StoreError, StreamveilError
+from streamveil.batch import Release
+from streamveil.errors import (
+    BudgetError,
+    PlanError,
+    SourceError,
+    StoreError,
+    StreamveilError,
+    nearest,
+)
 from streamveil.queries.plan import Plan, SourceSpec
 from streamveil.queries.sql import Planned, Script, parse_script
+
+if TYPE_CHECKING:
+    from streamveil.queries.explain import Limit
 
 CODES: dict[type[StreamveilError], int] = {
     PlanError: 2,
@@ -36,6 +47,7 @@ CODES: dict[type[StreamveilError], int] = {
 INTERRUPTED = 130
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
 SHOWN_ROWS = 10
+ENGINES = ("embedded", "spark")
 
 app = typer.Typer(
     name="streamveil",
@@ -133,6 +145,18 @@ def run(
     table: Tables = None,
     name: Wanted = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Memory for privacy units, such as 4GB; the rest is swept from disk."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="embedded, or spark (the extra 'spark').")
+    ] = "embedded",
+    master: Annotated[str, typer.Option(help="Spark's master, with --engine spark.")] = "local[*]",
+    shards: Annotated[int, typer.Option(help="Hash partitions, with --engine spark.")] = 4,
+    storage: Annotated[
+        str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
+    ] = None,
 ) -> None:
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
@@ -146,13 +170,30 @@ def run(
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
+    if engine not in ENGINES:
+        raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     last = None
+    if engine == "spark":
+        from streamveil.runtime.on_spark import spark
+
+        on = spark(master=master, shards=shards, storage=storage)
+        with on.start(planned.plan, state=state, secret=secret, once=once) as spread:
+            for release in spread:
+                last = release
+        show_last(last, planned.plan)
+        return
+    pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     with progress_bar(planned.plan, quiet=quiet) as listen:
-        job = start(planned.plan, state=state, secret=secret, progress=listen, pace=Pace(once=once))
+        job = start(planned.plan, state=state, secret=secret, progress=listen, pace=pace)
         with job:
             for release in job:
                 last = release
-    if last is not None and planned.plan.sink is None:
+    show_last(last, planned.plan)
+
+
+def show_last(last: Release | None, plan: Plan) -> None:
+    """The last release, of a query without a sink."""
+    if last is not None and plan.sink is None:
         print_release(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
 
 
@@ -202,19 +243,41 @@ def explain(
         bool, typer.Option("--forecast", help="Errors and chances for groups of some sizes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Numbers instead of text.")] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="A limit such as 4GB: how many groups fit in it?")
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Groups you expect; with --memory, whether they fit.")
+    ] = None,
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
     """The promise in words, the plan, the noise and every default. Reads no data."""
+    from streamveil.queries.explain import Limit
+
     planned = read_query(query, table, name)
-    print_explanation(planned.plan, forecast=forecast, as_json=as_json)
+    limit = Limit(None if memory is None else size_of(memory), groups)
+    print_explanation(planned.plan, forecast=forecast, as_json=as_json, limit=limit)
 
 
-def print_explanation(plan: Plan, *, forecast: bool, as_json: bool) -> None:
+def size_of(text: str) -> int:
+    """Bytes from a text such as 4GB, 500MB or 123456."""
+    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    number = text.strip().upper().rstrip("KMGTB")
+    unit = text.strip().upper()[len(number) :]
+    try:
+        return int(float(number) * units[unit])
+    except (ValueError, KeyError):
+        raise PlanError(f"a size is a number with KB, MB, GB or TB, not '{text[:20]}'") from None
+
+
+def print_explanation(
+    plan: Plan, *, forecast: bool, as_json: bool, limit: Limit | None = None
+) -> None:
     """Text for people, or JSON for programs."""
     from streamveil.queries.explain import explain as describe
 
-    made = describe(plan, forecast=forecast)
+    made = describe(plan, forecast=forecast, limit=limit)
     typer.echo(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
 
 

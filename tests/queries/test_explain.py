@@ -8,7 +8,7 @@ import pytest
 import streamveil.queries.builder as sv
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import explain, shown_triggers
+from streamveil.queries.explain import Limit, explain, shown_triggers
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
@@ -85,3 +85,16 @@ def test_the_published_preset_is_explained():
     assert "rounds" in str(made)
     assert made.facts["epsilon"] <= 2
     assert made.facts["threshold"][24] > 1
+
+
+def test_groups_that_do_not_fit_are_sent_to_a_sketch():
+    text = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, steps = 4, "
+        "privacy_unit_column = u, max_rows_contributed = 4) k, COUNT(*) AS n FROM t GROUP BY k "
+        "EMIT EVERY 100 ROWS"
+    )
+    plan = sv.sql(text, {"t": {"u": [1], "k": ["a"]}}).plan
+    small = str(explain(plan, limit=Limit(memory=10**6, groups=10**5)))
+    assert "HEAVY_HITTERS(k, k => 100, memory => 1000000)" in small
+    assert "HEAVY_HITTERS" not in str(explain(plan, limit=Limit(memory=10**9, groups=10**5)))
+    assert "groups in" not in str(explain(plan))

@@ -91,7 +91,7 @@ def zcdp_delta(epsilon: Float64[Array, " n"], rho: float) -> Float64[Array, " n"
 
 def nothing_delta(epsilon: Float64[Array, " n"]) -> Float64[Array, " n"]:
     """H of two equal distributions: (1 - e^eps)+, rounded up."""
-    bounded: Array = np.maximum(0.0, -np.expm1(epsilon)) * (1 + MARGIN)
+    bounded: Array = np.maximum(0.0, -np.expm1(np.minimum(epsilon, 700.0))) * (1 + MARGIN)
     return bounded
 
 

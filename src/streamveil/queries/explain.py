@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 YEAR = timedelta(days=365)
-UNIT_BYTES = 17  # of a privacy unit in the state, about (its groups come on top)
+FILL = 0.6  # share of a hash table in use, between two doublings
 Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a user has and expects: bytes of memory, groups."""
+
+    memory: int | None = None
+    groups: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Explanation:
         return "\n\n".join(parts) + "\n"
 
 
-def explain(plan: Plan, *, forecast: bool = False) -> Explanation:
+def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
     """Describes a plan. Compiles it, reads no data."""
     from streamveil.engines.compile import compile_plan  # engines sit above the queries
     from streamveil.engines.sketched import compile_sketch, is_sketched
@@ -66,7 +74,7 @@ def explain(plan: Plan, *, forecast: bool = False) -> Explanation:
         Section("MECHANISM", mechanism_rows(plan, operator)),
         noise_section(operator, triggers),
         Section("BIAS (not in the intervals)", bias_rows(operator)),
-        Section("MEMORY", memory_rows(plan, operator)),
+        Section("MEMORY", memory_rows(plan, operator, limit or Limit())),
         Section("DEFAULTS", tuple(default_rows(plan, operator)), ("setting", "value", "why")),
     ]
     if forecast:
@@ -220,8 +228,9 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
         return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
     if not hasattr(selection, "half"):  # the published system
-        cost = f"thresholds {selection.thresholds}; a group is selected anew in every round"
-        return [("groups", "a tree counter of units, restarted in rounds"), ("", cost)]
+        cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
+        again = "a tree counter of units; a group is selected anew in every round"
+        return [("groups", again), ("", cost)]
     cost = f"half of all groups with {selection.half:,.3g} units are shown by the last release"
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
@@ -336,18 +345,43 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     return tuple((", ".join(names), note) for note, names in notes.items())
 
 
-def memory_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
-    """Bytes of state per privacy unit and per group."""
-    per_group = group_bytes(operator)
+def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
+    """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
+    unit, entry = unit_bytes(operator)
+    seen, shown = 38 + 8 * operator.totalling.width, group_bytes(operator)
     scope = "" if plan.period_us is None else f" in each open {_span(plan.period_us)}"
-    remembered = 3 * (plan.bounding.max_rows_per_group is not None or bool(plan.keys))
-    return (
-        ("per unit" + scope, f"about {UNIT_BYTES} bytes, and {remembered} per group it is in"),
-        ("per seen group and window", f"about {38 + 8 * operator.totalling.width} bytes + its key"),
-        ("per shown group and window", f"another {per_group:,} bytes for its counters"),
+    rows = [
+        ("per unit" + scope, f"about {unit} bytes, and {entry} per group it is in"),
+        ("per seen group and window", f"about {seen} bytes + its key"),
+        ("per shown group and window", f"another {shown:,} bytes for its counters"),
         ("1M units, 100k shown groups",
-         f"about {(1e6 * UNIT_BYTES + 1e5 * (60 + per_group)) / 2**20:,.0f} MiB in one window"),
-    )  # fmt: skip
+         f"about {(1e6 * unit + 1e5 * (seen + 22 + shown)) / 2**20:,.0f} MiB in one window"),
+    ]  # fmt: skip
+    if limit.memory is not None:
+        fits = int(limit.memory // (seen + 22 + shown))
+        rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))
+        if limit.groups is not None and limit.groups > fits and plan.keys:
+            rows.append(
+                (f"{limit.groups:,} groups do not fit", "ask for HEAVY_HITTERS("
+                 f"{plan.keys[0].name}, k => 100, memory => {limit.memory}) in a query of its own: "
+                 "bounded memory, the same promise")
+            )  # fmt: skip
+    return tuple(rows)
+
+
+def unit_bytes(operator: GroupBy) -> tuple[int, int]:
+    """Bytes of a privacy unit, and of each group it is in, at the usual fill of the tables."""
+    from streamveil.operators.bounding import UnitTable
+
+    by_group = any(lane.kind == "units" for lane in operator.plain_lanes)
+    table = UnitTable.empty(operator.bounds, by_group=by_group)
+    slot = sum(
+        column.itemsize
+        for column in (table.unit, table.rows, table.spent, table.slots, table.used, table.block)
+        if len(column)
+    )
+    pool = (table.pool_group.itemsize + table.pool_sum.itemsize) * bool(len(table.pool_group))
+    return round(slot / FILL), round(pool / FILL)
 
 
 def group_bytes(operator: GroupBy) -> int:
