@@ -44,6 +44,7 @@ from scipy.stats import norm
 
 from streamveil.batch import Batch
 from streamveil.datasets import Clicks, drawn
+from streamveil.datasets import repeated as repeated_keys
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu
@@ -88,6 +89,22 @@ def load(name: str, users: int, keys: int, cache: Path | None, seed: int = 7) ->
         np.save(place, np.stack([column.astype(np.int32) for column in columns]))
     values = columns[2] if len(columns) > 2 else None
     return Stream(columns[0], columns[1], keys, values)
+
+
+def sample(name: str, users: int, keys: int, seed: int) -> Stream:
+    """A part of the workload's users and keys that leaves each key as many rows as at full size.
+
+    Drawn from the published law, for choosing settings; `clumpy` as in `Clicks`.
+    """
+    rng = np.random.default_rng(seed)
+    rows = drawn(rng, (np.arange(1, 100_001) + 25.0) ** -6.738, users) + 1
+    who = np.repeat(np.arange(users), rows)
+    shift = 1000 * keys / 1_000_000 - 1
+    which = drawn(rng, (np.arange(1, keys + 1) + shift) ** -1.4, len(who)) + 1
+    if name == "clumpy":
+        which = repeated_keys(rng, which, rows, 0.5)
+    order = rng.permutation(len(who))
+    return Stream(who[order], which[order], keys)
 
 
 def other(users: int, keys: int, seed: int) -> list[np.ndarray]:
@@ -322,8 +339,8 @@ def figure10(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def settings(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Which bound and weights: on a sample of its own seed, never on the streams of the table."""
-    for name in given.streams:
-        stream = load(name, *given.size, given.cache, seed=1009)
+    for name in ("plain", "clumpy"):
+        stream = sample(name, *given.size, seed=1009)
         for setting in given.grid:
             bound, weight, share, reference = (float(part) for part in setting.split(","))
             release = {"entry_weight": weight, "mu_share": share}
@@ -336,6 +353,10 @@ def settings(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 EXPERIMENTS = {"table": table, "figure9": figure9, "figure10": figure10, "settings": settings}
+GRID = [  # bound, entry weight, share of mu, reference of the weights (0: default)
+    "4,0.7,0.667,0", "4,0.5,0.667,0", "3,0.5,0.667,0", "2,0.5,0.667,0", "2,0.5,0.75,0",
+    "2,0.5,0.75,65", "2,0.5,0.72,65",
+]  # fmt: skip
 NAMES = ("experiment", "stream", "users", "arm", "triggers", "rows")
 
 
@@ -363,7 +384,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
-    parser.add_argument("--grid", nargs="+", default=["4,0.5,0.667,0", "4,0.7,0.667,0"])
+    parser.add_argument("--grid", nargs="+", default=GRID)
     parser.add_argument("--cache", type=Path, help="folder that keeps the generated streams")
     parser.add_argument("--out", type=Path, default=RESULTS / "dp_sqlp.json")
     given = parser.parse_args()

@@ -198,3 +198,14 @@ def test_thresholds_for_one_trigger_fail_at_all_of_them_and_the_guarantee_says_s
         assert selection.failure == pytest.approx(float(norm.sf(above / sd).sum()), rel=1e-6)
     assert deltas["rigorous"] <= 1e-9
     assert deltas["published"] > 3.0e-7  # 300 times what it claims
+
+
+def test_arrays_that_may_not_be_written_are_copied_first():
+    grove = Grove(levels=2, sigma=10.0)
+    state = planted(grove, 3)
+    for array in state.values():
+        array.flags.writeable = False
+    grove.add_keys(state, 1)
+    step(grove, state, 1, [1, 2, 3, 4], (SeededNoise(1).at("t"), np.zeros((4, 2), np.uint64)))
+    assert int(state["keys"][0]) == 4
+    assert state["whole"][:4, 0].tolist() == [1, 2, 3, 4]

@@ -104,13 +104,14 @@ class Grove:
         }  # fmt: skip
 
     def add_keys(self, state: dict[str, Array], keys: int) -> None:
-        """Rows for further keys, in place; larger arrays where there is no room."""
-        state["keys"][0] += keys
-        rows = int(state["keys"][0])
+        """Rows for further keys; new arrays where there is no room or no right to write."""
+        rows = int(state["keys"][0]) + keys
+        state["keys"] = np.array([rows])
         for name in ("round", "begun", "units", "whole", "real"):
             array = state[name]
-            if len(array) < rows:
-                larger = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), np.int64)
+            if len(array) < rows or not array.flags.writeable:
+                size = len(array) if len(array) >= rows else max(rows, 2 * len(array))
+                larger = np.zeros((size, *array.shape[1:]), np.int64)
                 larger[: len(array)] = array
                 state[name] = larger
 
