@@ -106,7 +106,7 @@ class Compiler:
         return GroupBy(
             job=plan.name,
             protects=Neighbours(unit=plan.unit, period=period),
-            bind=binder(plan, tuple(self.values), self._adds()),
+            bind=binder(plan, tuple(self.values), self._adds(), self._named()),
             schedule=schedule,
             period_us=plan.period_us,
             bounds=bounds,
@@ -175,6 +175,7 @@ class Compiler:
         makers: dict[str, Callable[[Aggregate], Output]] = {
             "count": self._count,
             "count_units": self._count_units,
+            "count_distinct": self._count_distinct,
             "sum": self._sum,
             "avg": self._moments,
             "variance": self._moments,
@@ -188,7 +189,7 @@ class Compiler:
             )
         options = self.plan.options
         output = makers[aggregate.function](aggregate)
-        rises = output.function in ("count", "count_units") or (
+        rises = output.function in ("count", "count_units", "count_distinct") or (
             output.function == "sum" and (aggregate.low or 0) >= 0
         )
         return replace(
@@ -209,6 +210,13 @@ class Compiler:
     def _count_units(self, aggregate: Aggregate) -> Output:
         lanes = (self.book.use(Lane(kind="units")),)
         return Output(name=aggregate.name, function="count_units", lanes=lanes)
+
+    def _count_distinct(self, aggregate: Aggregate) -> Output:
+        if aggregate.expression is None:
+            raise PlanError(f"'{aggregate.name}' needs a column or expression")
+        lane = Lane(kind="distinct", value=self._value(aggregate.expression))
+        lanes = (self.book.use(lane),)
+        return Output(name=aggregate.name, function="count_distinct", lanes=lanes)
 
     def _sum(self, aggregate: Aggregate) -> Output:
         low, high, value = self._bounded(aggregate)
@@ -307,6 +315,10 @@ class Compiler:
             if lane.kind in ("sum", "square", "node")
         }
 
+    def _named(self) -> tuple[int, ...]:
+        """Value functions whose results are told apart."""
+        return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
+
     def _bias(self, aggregate: Aggregate) -> str:
         bounding = self.plan.bounding
         limits = [
@@ -365,7 +377,9 @@ def power_of_two(largest: float) -> Fraction:
     return Fraction(2) ** (floor(log2(largest)) - PRECISION_BITS)
 
 
-def binder(plan: Plan, values: tuple[str, ...], adds: dict[int, str]) -> Bind:
+def binder(
+    plan: Plan, values: tuple[str, ...], adds: dict[int, str], named: tuple[int, ...] = ()
+) -> Bind:
     """The row functions of a plan, compiled once a schema is known."""
 
     def bind(schema: pa.Schema) -> RowProgram:
@@ -381,6 +395,7 @@ def binder(plan: Plan, values: tuple[str, ...], adds: dict[int, str]) -> Bind:
             where=None if plan.where is None else compile_predicate(plan.where, schema),
             keys=tuple(compile_expression(key.expression, schema) for key in plan.keys),
             values=tuple(functions),
+            named=named,
         )
 
     return bind

@@ -102,6 +102,12 @@ class KeyTable:
     def add_keys(self, names: UInt64[Array, "new 2"], encoded: pa.Array) -> None:
         """Appends keys known to be new, in order: what `key_stage` did when it first met them."""
         start = self.keys
+        self.add_names(names)
+        self.name_keys(start, encoded)
+
+    def add_names(self, names: UInt64[Array, "new 2"]) -> None:
+        """Appends names known to be new, in order, without the bytes of their keys."""
+        start = self.keys
         while len(self.names) < start + len(names):
             self._grow_rows()
         self.names[start : start + len(names)] = names
@@ -112,7 +118,6 @@ class KeyTable:
             if at == self.keys:
                 break
             self._grow_slots(at)
-        self.name_keys(start, encoded)
 
     def _grow_slots(self, rows: int) -> None:
         self.slots = np.zeros(2 * len(self.slots), np.int32)

@@ -56,7 +56,7 @@ class Output:
     @property
     def is_integer(self) -> bool:
         """Whether the released column holds integers."""
-        return self.integer or self.function in ("count", "count_units")
+        return self.integer or self.function in ("count", "count_units", "count_distinct")
 
     def answer(self, totals: Totals, confidence: float) -> Answer:
         """The columns of this aggregate."""
@@ -164,6 +164,7 @@ def clip(answer: Answer, low: float, high: float | Float64[Array, " keys"]) -> A
 FUNCTIONS: dict[str, Function] = {
     "count": total,
     "count_units": total,
+    "count_distinct": total,
     "sum": total,
     "avg": average,
     "variance": variance_of,

@@ -7,7 +7,7 @@ aggregate out, as in SQL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -21,7 +21,8 @@ from streamveil.operators.hashing import is_nameable, name_column, name_columns
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
 RowFunction = Callable[[pa.Table], pa.Array]
-LaneKind = Literal["rows", "units", "valid", "sum", "square", "node"]
+LaneKind = Literal["rows", "units", "valid", "sum", "square", "node", "distinct"]
+FIRSTS = 2  # one first appearance more at a step, one less later; see `operators.distinct`
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -34,6 +35,7 @@ class RowProgram:
     where: RowFunction | None
     keys: tuple[RowFunction, ...]
     values: tuple[RowFunction, ...]
+    named: tuple[int, ...] = ()  # values that are told apart, not added up
 
 
 Bind = Callable[[pa.Schema], RowProgram]
@@ -41,7 +43,7 @@ Bind = Callable[[pa.Schema], RowProgram]
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One integer that is summed per key. A row adds at most `reach` quanta in absolute value.
+    """One integer that is summed per key. A row moves its stream by at most `reach` quanta.
 
     >>> lane = Lane(kind="sum", value=0, low=0.0, high=60_000.0, quantum=Fraction(1))
     >>> lane.reach
@@ -60,7 +62,12 @@ class Lane:
 
     @property
     def reach(self) -> int:
-        """The largest absolute increment of one row."""
+        """How far one row moves the stream of its key, the sum over time of the differences.
+
+        Mostly its increment; where it takes over a first appearance, two (`operators.distinct`).
+        """
+        if self.kind == "distinct":
+            return FIRSTS
         if self.kind not in ("sum", "square"):
             return 1
         ends = self.quanta(np.array([self.low, self.high]))
@@ -84,6 +91,7 @@ class Prepared:
     values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     places: Int64[Array, " rows"] = field(default_factory=lambda: np.zeros(0, np.int64))  # in batch
+    cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
 
 
 def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: bytes) -> Prepared:
@@ -121,6 +129,7 @@ def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: byt
         [_split(value) for value in values],
         turned,
         places,
+        {place: _cells(keys, values[place], name_key) for place in program.named},
     )
 
 
@@ -154,14 +163,25 @@ def lane_quanta(
     prepared: Prepared,
     rows: Int64[Array, " pairs"],
     first: Bool[Array, " pairs"],
+    seen: Mapping[int, Bool[Array, " pairs"]] | None = None,
 ) -> Int64[Array, "pairs lanes"]:
-    """What each accepted (row, window) pair adds to the plain lanes (all but tree nodes)."""
+    """What each accepted (row, window) pair adds to the plain lanes (all but tree nodes).
+
+    `seen`: for each lane of distinct values, which pairs bring one for the first time.
+    """
     columns = np.empty((len(rows), len(lanes)), np.int64)
     for place, lane in enumerate(lanes):
         if lane.kind == "rows":
             columns[:, place] = 1
         elif lane.kind == "units":
             columns[:, place] = first
+        elif lane.kind == "distinct":
+            if seen is None:
+                raise PlanError(
+                    "COUNT(DISTINCT x) needs all rows of a group in one place, which this engine"
+                    " does not provide.\n  to fix  use the embedded engine"
+                )
+            columns[:, place] = seen[place]
         else:
             value, present = prepared.values[lane.value]
             here = present[rows]
@@ -188,6 +208,13 @@ def lane_hits(
             columns.append(np.where(present[rows], node, -1))
             base += lane.fan**level
     return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.int64)
+
+
+def _cells(keys: list[pa.Array], value: pa.Array, key: bytes) -> UInt64[Array, "rows 2"]:
+    """128-bit keyed names of (key, value)."""
+    if pa.types.is_null(value.type):
+        value = value.cast(pa.int64())
+    return name_columns([*keys, value], key)
 
 
 def _keep(table: pa.Table, passes: Bool[Array, " rows"]) -> pa.Table:

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.errors import StoreError
+from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.bounding import UnitTable
 from streamveil.operators.keys import Types
 from streamveil.operators.release import WindowState
 from streamveil.types import Array, Int64, UInt8
 
 Index = slice | Array
+Seen = dict[tuple[int, int], KeyTable]  # (window, lane) -> names of the values met
 
 
 @dataclass(repr=False)  # secret
@@ -24,6 +26,7 @@ class State:
 
     units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
     windows: dict[int, WindowState] = field(default_factory=dict)
+    seen: Seen = field(default_factory=dict)
     types: Types | None = None  # of the key columns, once a schema was seen
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
@@ -42,6 +45,10 @@ class State:
             arrays |= {f"unit{period}/{name}": getattr(table, name) for name in UnitTable.NAMES}
         for window, held in self.windows.items():
             arrays |= {f"window{window}/{k}": v for k, v in held.to_arrays().items()}
+        if self.seen:
+            arrays["seen"] = np.array(list(self.seen), np.int64)
+        for (window, lane), known in self.seen.items():
+            arrays |= {f"seen{window}/{lane}/{name}": getattr(known, name) for name in known.NAMES}
         return arrays
 
     @classmethod
@@ -61,11 +68,21 @@ class State:
                 start = f"window{window}/"
                 inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}
                 state.windows[window] = WindowState.from_arrays(inside, lanes)
+            for window, lane in arrays["seen"].tolist() if "seen" in arrays else []:
+                state.seen[window, lane] = KeyTable(
+                    *(arrays[f"seen{window}/{lane}/{name}"].copy() for name in KeyTable.NAMES)
+                )
         except (KeyError, ValueError, TypeError):
             raise StoreError("the saved arrays are not the state of this group-by") from None
         if any(held.table.pending.shape[1] != width for held in state.windows.values()):
             raise StoreError("the saved state belongs to a query with other aggregates")
         return state
+
+    def forget(self, window: int) -> None:
+        """Drops a window that has made its last release."""
+        del self.windows[window]
+        for place in [place for place in self.seen if place[0] == window]:
+            del self.seen[place]
 
 
 def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:

@@ -90,7 +90,8 @@ not cover the bias of bounding, which `EXPLAIN PRIVACY` names.
 """
 
 AGGREGATE_NOTES = {
-    "COUNT": "`COUNT(*)`, `COUNT(x)` (x not null), `COUNT(DISTINCT unit)` (privacy units)",
+    "COUNT": "`COUNT(*)`, `COUNT(x)` (x not null), `COUNT(DISTINCT unit)` (privacy units), "
+    "`COUNT(DISTINCT x)` (different values, twice the noise)",
     "COUNTIF": "`COUNTIF(condition)`",
     "SUM": "`SUM(x, contribution_bounds_per_row => (low, high))`",
     "AVG": "mean; both noisy parts are used, interval by the delta method",
