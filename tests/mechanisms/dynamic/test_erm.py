@@ -127,6 +127,25 @@ def test_the_gradient_noise_pays_for_all_steps(monkeypatch):
     assert 0.999 < rho <= 1
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+@pytest.mark.parametrize("n", [200, 5000])
+def test_the_excess_risk_of_gradient_descent_stays_below_its_bound(loss, n):
+    d, rho, radius = 3, 0.05, 4.0
+    x, y = data(n, d, np.random.default_rng(n))
+    train = NoisyGradientDescent(loss=loss, radius=radius)
+
+    def risk(theta):
+        return loss.value(y * (x @ theta)).mean()
+
+    inside = {"type": "ineq", "fun": lambda theta: radius**2 - theta @ theta}
+    best = minimize(risk, np.zeros(d), constraints=inside, method="SLSQP").fun
+    found = [risk(train.train(x, y, Share("zcdp", rho), loud(i))) - best for i in range(20)]
+    noise = radius * np.sqrt(2 * d / rho) / n
+    finish = loss.curvature * radius**2 / (2 * train.steps_for(n, d, rho))
+    assert np.mean(found) <= noise + finish
+    assert np.mean(found) <= (risk(np.zeros(d)) - best) / 2  # and it learns something
+
+
 def test_the_tilt_has_a_gamma_length_and_a_uniform_direction():
     draws = np.array([gamma_vector(4, 2.5, loud(i)) for i in range(4000)])
     length = np.linalg.norm(draws, axis=1)
