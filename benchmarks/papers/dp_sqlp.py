@@ -306,7 +306,7 @@ def figure9(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time from a micro-batch's arrival to its release, against its size; one process."""
     stream = load("plain", *given.size, given.cache)
     for arm in ("dp-sqlp-rigorous", "ours"):
-        for triggers in (1000, 500, 200, 100, 50, 20):
+        for triggers in (400, 200, 100, 50, 20):
             operator = compiled(stream, triggers, *OPERATORS[arm])
             noise, state, walls = SeededNoise(0), operator.init(), []
             for _, batch in batches(stream, triggers):

@@ -40,11 +40,10 @@ def errors(rows: list[dict[str, Any]], triggers: int) -> None:
     for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
         heights = [found[arm][metric]["mean"] for arm in arms]
         colours = [COLOURS.get(arm, "tab:blue" if arm == "tuned" else "tab:gray") for arm in arms]
-        axis.bar(range(len(arms)), heights, color=colours)
+        axis.bar_label(axis.bar(range(len(arms)), heights, color=colours), fmt="%.3g", fontsize=7)
         axis.axhline(PAPER[triggers][metric], color="black", linestyle="--", label="paper, Table 1")
         axis.set_xticks(range(len(arms)), arms, rotation=60, ha="right")
         axis.set_title(title)
-        axis.set_yscale("log")
     axes[0].legend(fontsize=8)
     figure.suptitle(f"59 million records, (6, 1e-9) per user, {triggers} triggers, end of day")
     figure.tight_layout()
@@ -54,6 +53,8 @@ def errors(rows: list[dict[str, Any]], triggers: int) -> None:
 
 def latency(rows: list[dict[str, Any]]) -> None:
     """Figure 9: time per micro-batch against its size."""
+    if not any(row["experiment"] == "figure9" for row in rows):
+        return
     figure, axis = plt.subplots(figsize=(6, 4))
     for arm in ("dp-sqlp-rigorous", "ours"):
         mine = [r for r in rows if r["experiment"] == "figure9" and r["arm"] == arm]
@@ -64,8 +65,8 @@ def latency(rows: list[dict[str, Any]]) -> None:
             axis.plot(sizes, [row[part] * 1e3 for row in mine], style, label=name,
                       color=COLOURS[arm])  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="records in a micro-batch",
-             ylabel="milliseconds from arrival to release",
-             title="Latency, one process, 100,000 keys")  # fmt: skip
+             ylabel="milliseconds",
+             title="Time of one micro-batch, one process")  # fmt: skip
     axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "figures" / "dp-sqlp-latency.png", dpi=110)
