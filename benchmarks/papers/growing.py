@@ -89,7 +89,7 @@ BITS, FINE, EACH, GROWTH = 8, 1024, 16, 16  # fine steps of arrival; a checkpoin
 CELLS = Marginals.ways((2,) * BITS, 2)
 MWEM = Mwem(queries=CELLS, replays=1)  # one replay of all measurements a round costs no privacy
 SOME = 4  # the static reference and PMWG are asked at every fourth checkpoint only
-NEAR = {"n": slice(0, 2), "4n": slice(11, 15), "16n": slice(62, 65)}  # checkpoints
+NEAR = {"at n": slice(0, 2), "at 4n": slice(11, 15), "at 16n": slice(62, 65)}  # checkpoints
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ QUESTIONS = [CELLS.weights(i).astype(float).reshape(-1) for i in range(CELLS.siz
 def asked(growth: Growth, seed: int, pmwg: Pmwg) -> tuple[np.ndarray, dict]:
     """Every cell is asked at every fourth checkpoint."""
     place = Place(SeededNoise(seed), "pmwg")
-    state, out, left = None, [], math.inf
+    state, out, left = None, [], None
     for i, (batch, histogram) in enumerate(zip(growth.batches(), growth.checkpoints, strict=True)):
         if state is None:
             state = pmwg.init(np.bincount(batch, minlength=CELLS.domain), place)
@@ -204,7 +204,7 @@ def asked(growth: Growth, seed: int, pmwg: Pmwg) -> tuple[np.ndarray, dict]:
             continue
         answers = [pmwg.ask(state, query, place) for query in QUESTIONS]
         if any(answer.kind == "EXHAUSTED" for answer in answers):
-            left = min(left, state.size / growth.n)
+            left = left or state.size / growth.n
         out.append([answer.value / histogram.sum() for answer in answers])
     assert state.meter.spent <= 1
     return errors(growth, out), {"corrections": state.hard, "exhausted_at": left}
@@ -541,6 +541,9 @@ def draw_e11(rows: list[dict]) -> None:
                       color=color, ls=dash, marker="o", ms=3, capsize=2, label=name)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="records at the first training",
              ylabel="excess population loss at 12 n")  # fmt: skip
+    starts = sorted({row["n"] for row in rows})
+    axes.set_xticks(starts, [f"{n:,}" for n in starts])
+    axes.minorticks_off()
     axes.grid(alpha=0.3, lw=0.4)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
