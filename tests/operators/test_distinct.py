@@ -239,6 +239,12 @@ SQL = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6,
   page, COUNT(DISTINCT city) AS cities FROM clicks GROUP BY page"""
 
 
+def test_explain_names_its_noise_and_memory():
+    text = str(sv.sql(SQL, {"clicks": CLICKS}).explain(forecast=True))
+    assert "cities" in text
+    assert "per different value of a group" in text
+
+
 def test_both_spellings_run_end_to_end(tmp_path):
     python = (
         sv.memory(CLICKS, name="clicks").protect("user_id").group_by("page")

@@ -291,7 +291,8 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
 def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
     """The lanes of an output, with a word for each (of a tree only its first node)."""
     words = {"valid": "its count", "sum": "its centred sum", "square": "its squares",
-             "node": "each node of its tree", "rows": "rows", "units": "units"}  # fmt: skip
+             "node": "each node of its tree", "rows": "rows", "units": "units",
+             "distinct": "different values"}  # fmt: skip
     lanes = operator.totalling.lanes
     return [
         (place, words[lanes[place].kind])
@@ -357,6 +358,8 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
         ("1M units, 100k shown groups",
          f"about {(1e6 * unit + 1e5 * (seen + 22 + shown)) / 2**20:,.0f} MiB in one window"),
     ]  # fmt: skip
+    if operator.distinct_lanes:
+        rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
     if limit.memory is not None:
         fits = int(limit.memory // (seen + 22 + shown))
         rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))
