@@ -49,6 +49,7 @@ from streamveil.queries.builder import (
     tumble,
     variance,
 )
+from streamveil.runtime.on_spark import spark
 
 __version__ = "0.1.0"
 
@@ -91,6 +92,7 @@ __all__ = [
     "quantile",
     "rows",
     "source",
+    "spark",
     "sql",
     "stddev",
     "sum",

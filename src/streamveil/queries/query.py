@@ -29,9 +29,14 @@ class Query:
         """Runs or resumes the query with its durable state in the directory `state`.
 
         Options are those of `streamveil.runtime.run.run`: secret, noise, engine, insecure,
-        progress, pace.
+        progress, pace. With engine=streamveil.spark(session) it runs on Spark; options are then
+        secret, noise, insecure and once.
         """
+        from streamveil.runtime.on_spark import SparkEngine
         from streamveil.runtime.run import run  # the runtime sits above the queries
 
+        if isinstance(options.get("engine"), SparkEngine):
+            spark = options.pop("engine")
+            return iter(spark.start(self.plan, state=state, **options))
         releases: Iterator[Release] = run(self.plan, state=state, **options)
         return releases

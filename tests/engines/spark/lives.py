@@ -1,0 +1,48 @@
+"""A job in a process of its own that can be killed: `python -m tests.engines.spark.lives`.
+
+Arguments: case number, data, state, out, master.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+from tests.engines.spark.streams import CASES
+
+ROOT = Path(__file__).parents[3]
+SEED = 5
+
+
+def start(case: int, folder: Path, master: str = "local[2]") -> subprocess.Popen[bytes]:
+    """A life of the job in `folder`; its own process group, JVM and workers included."""
+    arguments = [str(case), str(folder), master]
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, *arguments], cwd=ROOT, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=(folder / "stderr").open("ab"),
+    )  # fmt: skip
+
+
+def live(case: int, folder: Path, master: str) -> None:
+    """One life, to the end."""
+    from streamveil.engines.spark.session import session
+    from streamveil.privacy.noise import SeededNoise
+    from streamveil.runtime.keys import Keys
+    from streamveil.runtime.spark import Layout, SparkJob
+
+    warnings.simplefilter("ignore")
+    keys = Keys(noise=SeededNoise(SEED), insecure=True)
+    plan = CASES[case].plan(folder / "data", folder / "out")
+    layout = Layout(shards=CASES[case].shards)
+    paths = {"spark.executorEnv.PYTHONPATH": str(ROOT)}
+    with SparkJob(
+        plan, state=folder / "state", session=session(master, **paths), layout=layout, keys=keys
+    ) as job:
+        for _ in job:
+            pass
+
+
+if __name__ == "__main__":
+    live(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
