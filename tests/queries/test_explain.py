@@ -82,7 +82,7 @@ def test_a_whole_stream_and_a_zcdp_budget():
 
 def test_the_published_preset_is_explained():
     made = query(preset="dp-sqlp").explain(forecast=True)
-    assert "rounds" in str(made)
+    assert "in every round" in str(made)
     assert made.facts["epsilon"] <= 2
     assert made.facts["threshold"][24] > 1
 
