@@ -347,6 +347,11 @@ def operator_of(plan: Plan) -> GroupBy:
             "the preset 'dp-sqlp' runs on the embedded engine only.\n"
             "  to fix  leave the preset out, or use --engine embedded"
         )
+    if operator.distinct_lanes:
+        raise PlanError(
+            "COUNT(DISTINCT x) of values runs on the embedded engine only.\n"
+            "  to fix  use --engine embedded, or ask for it in a query of its own"
+        )
     return operator
 
 
