@@ -1,0 +1,274 @@
+"""Jobs on Spark: equal to the embedded engine, exactly once, and no secret where it must not be."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.noise import SeededNoise
+from streamveil.runtime.keys import Keys
+from streamveil.runtime.run import run
+from tests.engines.spark import lives
+from tests.engines.spark.streams import CASES, published
+
+if importlib.util.find_spec("pyspark") is None:
+    pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
+
+from streamveil.runtime import spark as jobs
+from streamveil.runtime.spark import Layout, SparkJob
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
+SEEDED = Keys(noise=SeededNoise(lives.SEED), insecure=True)
+
+
+def embedded(case, folder):
+    """What the embedded engine publishes for the case's data in `folder`."""
+    out = folder / "wanted"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        noise = SeededNoise(lives.SEED)
+        plan = case.plan(folder / "data", out)
+        list(run(plan, state=folder / "embedded", noise=noise, insecure=True))
+    return published(out)
+
+
+def job(case, folder, session, keys=SEEDED):
+    plan = case.plan(folder / "data", folder / "out")
+    layout = Layout(shards=case.shards)
+    return SparkJob(plan, state=folder / "state", session=session, layout=layout, keys=keys)
+
+
+def charges(folder):
+    with Ledger.load(folder / "state" / "ledger") as ledger:
+        return len(ledger.entries())
+
+
+@pytest.mark.parametrize("number", [0, 4, 8])
+def test_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path):
+    case = CASES[number]
+    case.write(tmp_path / "data")
+    with job(case, tmp_path, session) as running:
+        made = list(running)
+    assert published(tmp_path / "out") == embedded(case, tmp_path)
+    assert len(made) == len(published(tmp_path / "out")) > 0
+    with job(case, tmp_path, session) as again:
+        assert list(again) == []  # all is committed
+    assert charges(tmp_path) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_every_case_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path):
+    test_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path)
+
+
+def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
+    session, tmp_path, monkeypatch
+):
+    case = CASES[0]
+    case.write(tmp_path / "data")
+    durable, calls = jobs.durable, []
+
+    def fail_once(path, text):
+        if path.name == jobs.MARK and text == "2" and not calls:
+            calls.append(published(tmp_path / "out"))
+            raise StoreError("power failure")
+        durable(path, text)
+
+    monkeypatch.setattr(jobs, "durable", fail_once)
+    with job(case, tmp_path, session) as first, pytest.raises(StoreError, match="power failure"):
+        list(first)
+    with job(case, tmp_path, session) as second:
+        assert second.committed == 1
+        steps = {release.step for release in second}
+    assert steps == {2, 3}
+    after = published(tmp_path / "out")
+    assert calls
+    assert calls[0].items() <= after.items()
+    assert after == embedded(case, tmp_path)
+    assert charges(tmp_path) == 1
+
+
+@pytest.fixture(scope="module")
+def finished(session, tmp_path_factory):
+    """A job with a real secret that ran to its end."""
+    folder = tmp_path_factory.mktemp("finished")
+    case = CASES[4]
+    case.write(folder / "data")
+    with job(case, folder, session, Keys()) as running:
+        list(running)
+        setup = running.setup
+    return folder, setup
+
+
+def test_the_secret_is_in_its_file_only(finished):
+    from pyspark import cloudpickle
+
+    folder, setup = finished
+    text = (folder / "state" / "secret").read_bytes().strip()
+    names = jobs.SecretFrom(f"file:{folder}/state/secret", setup.keys.epoch)()
+    forbidden = [text, bytes.fromhex(text.decode()), names.derive("group-by/keys"),
+                 names.derive("group-by/units")]  # fmt: skip
+    state = folder / "state"
+    files = [p for p in state.rglob("*") if p.is_file() and p != state / "secret"]
+    assert any("offsets" in p.parts for p in files)
+    assert any(p.suffix == ".npz" for p in files)
+    contents = [path.read_bytes() for path in files] + [cloudpickle.dumps(setup)]
+    assert not [w for content in contents for w in forbidden if w in content]
+    assert text in (state / "secret").read_bytes()  # the search can find it
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["checkpoint", "shards", "spark.json", "committed", "ledger", "secret", "checkpoint/offsets"],
+)
+def test_a_state_that_lost_a_part_is_refused(finished, part, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder / "state", tmp_path / "state")
+    shutil.copytree(folder / "data", tmp_path / "data")
+    path = tmp_path / "state" / part
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    # the plan names the data by its path: open the copy under the original's plan
+    plan = CASES[4].plan(folder / "data", folder / "out")
+    with pytest.raises(StoreError, match=r"lost|missing"):
+        SparkJob(plan, state=tmp_path / "state", session=None, layout=Layout(shards=1), keys=Keys())
+
+
+def test_another_query_secret_or_number_of_shards_is_refused(finished):
+    folder, _ = finished
+    plan = CASES[4].plan(folder / "data", folder / "out")
+
+    def opened(plan=plan, shards=1, keys=None):
+        return SparkJob(plan, state=folder / "state", session=None, layout=Layout(shards=shards),
+                        keys=keys or Keys())  # fmt: skip
+
+    with pytest.raises(StoreError, match="another query"):
+        opened(shards=2)
+    with pytest.raises(StoreError, match="another query"):
+        opened(plan=replace(plan, name="other"))
+    with pytest.raises(StoreError, match="secret is not the one"):
+        opened(keys=SEEDED)
+    with pytest.raises(PlanError, match="named by its place"):
+        opened(keys=Keys("ab" * 32))
+    opened().close()
+
+
+def test_files_that_changed_are_refused(session, tmp_path):
+    case = CASES[5]
+    case.write(tmp_path / "data")
+    with job(case, tmp_path, session) as running:
+        releases = iter(running)
+        next(releases)
+        releases.close()
+    (tmp_path / "data" / "a.parquet").rename(tmp_path / "data" / "c.parquet")
+    with job(case, tmp_path, session) as running, pytest.raises(SourceError, match="sorts before"):
+        list(running)
+
+
+def wait_for(folder, count, process):
+    """Until that many releases are public or the process is over."""
+    limit = time.monotonic() + 300
+    while process.poll() is None and len(published(folder / "out")) < count:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def finish(process):
+    try:
+        assert process.wait(timeout=400) == 0
+    finally:
+        end(process)
+
+
+def end(process):
+    """Kills the whole group that `lives.start` made: driver, JVM and workers."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def killed_at(folder, case, moments, seed, group=True):
+    """Lives that are killed some time after a number of releases, then one that is not."""
+    rng = np.random.default_rng(seed)
+    for count in moments:
+        process = lives.start(case, folder)
+        try:
+            wait_for(folder, count, process)
+            time.sleep(rng.uniform(0, 1.0))
+            if not group:
+                process.kill()  # the driver alone: its JVM must not go on
+                process.wait()
+                time.sleep(1)
+        finally:
+            end(process)
+    finish(lives.start(case, folder))
+
+
+def test_kill_9_of_the_driver_changes_nothing(tmp_path):
+    (tmp_path / "out").mkdir()
+    CASES[0].write(tmp_path / "data")
+    killed_at(tmp_path, 0, [1], seed=1)
+    assert published(tmp_path / "out") == embedded(CASES[0], tmp_path)
+    assert charges(tmp_path) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "group"), [(2, True), (3, False), (6, True)])
+def test_kill_9_at_many_moments_changes_nothing(case, group, tmp_path):
+    (tmp_path / "out").mkdir()
+    CASES[case].write(tmp_path / "data")
+    killed_at(tmp_path, case, [0, 1, 2, 3], seed=case, group=group)
+    assert published(tmp_path / "out") == embedded(CASES[case], tmp_path)
+    assert charges(tmp_path) == 1
+
+
+@pytest.mark.slow
+def test_kill_9_of_an_executor_changes_nothing(tmp_path):
+    (tmp_path / "out").mkdir()
+    CASES[0].write(tmp_path / "data")
+    process = lives.start(0, tmp_path, "local-cluster[2,1,1024]")
+    killed = 0
+    try:
+        for count in (0, 1):
+            wait_for(tmp_path, count, process)
+            killed += kill_executor(process)
+    except BaseException:
+        end(process)
+        raise
+    finish(process)
+    assert killed
+    assert published(tmp_path / "out") == embedded(CASES[0], tmp_path)
+    assert charges(tmp_path) == 1
+
+
+def kill_executor(process):
+    """Kills one executor of the group, once it is there; how many were killed."""
+    for _ in range(600):
+        listed = subprocess.run(
+            ["ps", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True,
+            check=False,
+        ).stdout  # fmt: skip
+        found = [line.split()[0] for line in listed.splitlines()
+                 if "CoarseGrainedExecutorBackend" in line]  # fmt: skip
+        if found:
+            os.kill(int(found[0]), signal.SIGKILL)
+            return 1
+        if process.poll() is not None:
+            return 0
+        time.sleep(0.1)
+    return 0
