@@ -143,7 +143,8 @@ def draw(out: dict) -> None:
     axes.loglog(at, 0.2 * (np.log2(at) / np.log2(1e4)) ** 2, ":", color="0.3", label="log² N")
     axes.set(
         xlabel="updates so far, N",
-        ylabel="microseconds per update (average so far)", title=out["clock"],
+        ylabel="microseconds per update (average so far)",
+        title=out["clock"],
     )
     axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "0.5", "1", "2", "5"])
     axes.minorticks_off()
