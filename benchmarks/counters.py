@@ -25,14 +25,16 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from math import comb, pi, sqrt
+from math import comb, factorial, log, pi, sqrt
 from pathlib import Path
 
+import mpmath
 import numpy as np
 from scipy.optimize import minimize
 
 from streamveil.mechanisms.counters import (
     AnytimeBltCounter,
+    AnytimeHaarCounter,
     BinaryTreeCounter,
     BltCounter,
     HaarCounter,
@@ -43,6 +45,7 @@ from streamveil.mechanisms.counters import (
     draws_for,
 )
 from streamveil.mechanisms.counters.anytime import root_squared_norm
+from streamveil.mechanisms.counters.anytime_haar import candidate_times
 from streamveil.mechanisms.counters.dense import best_factorization
 from streamveil.mechanisms.counters.haar import column_weights, levels_of, variance_parts
 from streamveil.mechanisms.counters.kary import balanced_digits, levels_for
@@ -144,6 +147,10 @@ REFERENCE_ANYTIME = {  # ratio, then std at TIMES (running maximum)
     "anytime blt 2^20": (1.323, [2.57, 3.35, 4.31, 5.30, 6.25, 7.25]),
     "anytime blt 2^30": (1.391, [2.70, 3.47, 4.5, 5.5, 6.6, 7.5]),
     "anytime blt 2^40": (1.445, [2.79, 3.57, 4.7, 5.8, 6.7, 7.9]),
+    "anytime haar 2^20": (1.56, [2.4, 3.7, 4.4, 5.9, 6.7, 4.9]),
+    "anytime haar 2^30": (1.67, [NOT] * 6),
+    "log-perturbed sqrt": (2.21, [3.4, 4.7, 6.5, 8.3, 10.2, 12.1]),
+    "hybrid, binary tree, epochs of 1, 2, 4": (NOT, [NOT] * 6),
     "blt for 2^20": (2.34, [3.26, 3.72, 4.23, 4.68, 5.09, 5.48]),
 }
 REFERENCE_PURE = {  # max, mean of std * epsilon
@@ -296,9 +303,11 @@ def table_anytime() -> list[dict]:
     t = np.arange(1, 2**20 + 1)
     goal = root_squared_norm(t)
     curves = {
-        "hybrid, binary tree": hybrid(lambda e: tree_variance(e, refined=False), goal),
-        "hybrid, honaker": hybrid(lambda e: tree_variance(e, refined=True), goal),
-        "hybrid, sqrt toeplitz": hybrid(sqrt_variance, goal),
+        "hybrid, binary tree": hybrid(partial(tree_variance, refined=False), goal, first=2),
+        "hybrid, honaker": hybrid(partial(tree_variance, refined=True), goal, first=1),
+        "hybrid, sqrt toeplitz": hybrid(sqrt_variance, goal, first=1),
+        "hybrid, binary tree, epochs of 1, 2, 4": classical_hybrid(goal),
+        "log-perturbed sqrt": log_perturbed(len(t), 0.6),
         "restarts, sqrt toeplitz": restarts(),
         "blt for 2^20": unit_std(BltCounter(horizon=2**20, sigma=LARGE, d=6, weighting="none")),
     }
@@ -312,12 +321,19 @@ def table_anytime() -> list[dict]:
         ratio = float((std / root_squared_norm(far)).max())
         rows.append(entry("A5 ratio", name, 2**power, ratio, reference, 3))
         curves[name] = counter.std(t) * counter.sensitivity / LARGE
+    for power in (20, 30):
+        haar, name = AnytimeHaarCounter(sigma=LARGE, tuned=2**power), f"anytime haar 2^{power}"
+        far = candidate_times(2**power)
+        ratio = float((haar.std(far) / LARGE / root_squared_norm(far)).max())
+        rows.append(entry("A5 ratio", name, 2**power, ratio, REFERENCE_ANYTIME[name][0], 2))
+        curves[name] = haar.std(t) / LARGE
     for name, curve in curves.items():
         ratio_reference, references = REFERENCE_ANYTIME[name]
         if not name.startswith("anytime"):
             ratio = float((curve / goal).max())
             rows.append(entry("A5 ratio", name, 2**20, ratio, ratio_reference, 2))
-        running = np.maximum.accumulate(curve)
+        # the printed Haar figures are of single times: they fall from 10^5 to 2^20
+        running = curve if "haar" in name else np.maximum.accumulate(curve)
         for T, reference in zip(HORIZONS, references, strict=True):
             found, digits = float(running[T - 1]), decimals(reference)
             rows.append(entry("A5 std", name, T, found, reference, digits))
@@ -338,13 +354,54 @@ def sqrt_variance(epoch: int) -> np.ndarray:
     return S * S[-1]
 
 
-def hybrid(inside: Callable[[int], np.ndarray], goal: np.ndarray) -> np.ndarray:
-    """Chan-Shi-Song with the split of the budget that makes the largest ratio least."""
-    n = len(goal)
-    inner = np.concatenate([inside(e) for e in range(n.bit_length())])[:n]
-    epochs = np.floor(np.log2(np.arange(1, n + 1) + 0.5))
-    curves = [np.sqrt(epochs / share + inner / (1 - share)) for share in np.arange(0.02, 0.9, 0.01)]
+def hybrid(inside: Callable[[int], np.ndarray], goal: np.ndarray, first: int) -> np.ndarray:
+    """Chan-Shi-Song with the split of the budget that makes the largest ratio least.
+
+    The first epoch has 2^first steps; the later ones end at powers of two.
+    """
+    lengths = [first, *range(first, len(goal).bit_length() - 1)]
+    inner = np.concatenate([inside(e) for e in lengths])
+    past = np.repeat(np.arange(len(lengths)), [2**e for e in lengths])
+    return best_split(past, inner, goal)
+
+
+def classical_hybrid(goal: np.ndarray) -> np.ndarray:
+    """Epochs of 1, 2, 4 .. steps with a binary tree inside."""
+    epochs = range(len(goal).bit_length())
+    inner = np.concatenate([tree_variance(e, refined=False) for e in epochs])
+    past = np.repeat(np.arange(len(epochs)), [2**e for e in epochs])
+    return best_split(past[: len(goal)], inner[: len(goal)], goal)
+
+
+def best_split(past: np.ndarray, inner: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    curves = [np.sqrt(past / share + inner / (1 - share)) for share in np.arange(0.02, 0.9, 0.01)]
     return min(curves, key=lambda curve: (curve / goal).max())
+
+
+def log_perturbed(n: int, power: float) -> np.ndarray:
+    """C(x) = (1-x)^(-1/2) (log(1/(1-x))/x)^(-power): columns of finite norm over infinite time."""
+    squared = (perturbed_series(n, -power) ** 2).sum() + perturbed_tail(n, -power)
+    return np.sqrt(squared * np.cumsum(perturbed_series(n, power) ** 2))
+
+
+def perturbed_series(n: int, power: float) -> np.ndarray:
+    """Coefficients by a Cauchy integral on a circle; relative errors below 1e-6."""
+    points = 4 * n
+    radius = 1e-11 ** (1 / points)
+    x = radius * np.exp(2j * pi * np.arange(points) / points)
+    values = (1 - x) ** -0.5 * np.exp(power * np.log(-np.log1p(-x) / x))
+    return (np.fft.fft(values).real / points)[:n] * radius ** -np.arange(n, dtype=float)
+
+
+def perturbed_tail(n: int, power: float, terms: int = 5) -> float:
+    """Sum of squared coefficients from n on: singularity analysis (Flajolet & Odlyzko 1990)."""
+    derivatives = mpmath.taylor(mpmath.rgamma, 0.5, terms - 1)
+    falling = [float(mpmath.binomial(power, k)) * factorial(k) for k in range(terms)]
+    series = [sqrt(pi) * float(d) * f for d, f in zip(derivatives, falling, strict=True)]
+    # c_k^2 = sum_m square_m (log k)^(2 power - m) / (pi k), integrated term by term
+    square = np.convolve(series, series)[:terms]
+    u, exponents = log(n - 0.5), 2 * power - np.arange(terms) + 1
+    return float((square * u**exponents / -exponents).sum() / pi)
 
 
 def restarts() -> np.ndarray:

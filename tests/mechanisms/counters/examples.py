@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from streamveil.mechanisms.counters import (
     AnytimeBltCounter,
+    AnytimeHaarCounter,
     BinaryTreeCounter,
     BltCounter,
     Counter,
@@ -28,6 +29,7 @@ def examples(horizon: int) -> dict[str, Counter]:
         "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
         "blt noise": BltCounter(horizon=horizon, sigma=SIGMA, d=3, weighting="columns-noise"),
         "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
+        "anytime-haar": AnytimeHaarCounter(sigma=SIGMA, tuned=64),
         "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
         "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
         "hybrid": HybridCounter(sigma=SIGMA),

@@ -8,6 +8,7 @@ import numpy as np
 
 from streamveil.mechanisms.counters import (
     AnytimeBltCounter,
+    AnytimeHaarCounter,
     BinaryTreeCounter,
     BltCounter,
     Counter,
@@ -130,6 +131,33 @@ def _(counter: HaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
             rows.append(row)
     encoder = np.array(rows)
     decoder = np.tril(np.ones((length, length))) @ np.linalg.inv(encoder)
+    return decoder[:horizon], encoder[:, :horizon]
+
+
+@factors.register
+def _(counter: AnytimeHaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same, cut to the blocks that begin in time; longer blocks than 2^h are one line each.
+
+    Within the first 2^h steps a block of level j > h is a constant row, its noise the line t.
+    """
+    inside = max(1, (horizon - 1).bit_length())
+    length, weights = 2**inside, counter.weights
+    rows = [np.full(length, np.sqrt(weights[0] / 2**counter.levels))]
+    rows += [
+        np.full(length, np.sqrt(weights[j] / 2**j)) for j in range(inside + 1, counter.levels + 1)
+    ]
+    outer = len(rows)
+    for level in range(1, inside + 1):
+        for start in range(0, length, 2**level):
+            row = np.zeros(length)
+            row[start : start + 2**level] = np.sqrt(weights[level] / 2**level)
+            row[start + 2 ** (level - 1) : start + 2**level] *= -1
+            rows.append(row)
+    encoder = np.array(rows)
+    # orthogonal rows: a Haar basis on 2^40 steps, so the transposed rows over their squared norms
+    whole = [weights[0], *weights[inside + 1 :]]
+    squares = np.array([*whole, *(encoder[outer:] ** 2).sum(axis=1)])
+    decoder = np.tril(np.ones((length, length))) @ (encoder / squares[:, None]).T
     return decoder[:horizon], encoder[:, :horizon]
 
 

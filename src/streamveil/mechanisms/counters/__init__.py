@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
+from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.choose import Choice, Comparison, choose, compare
 from streamveil.mechanisms.counters.dense import DenseCounter
@@ -26,6 +27,7 @@ from streamveil.mechanisms.counters.tree import BinaryTreeCounter, HonakerCounte
 COUNTERS: dict[str, type[Counter]] = {
     "blt": BltCounter,
     "anytime-blt": AnytimeBltCounter,
+    "anytime-haar": AnytimeHaarCounter,
     "binary-tree": BinaryTreeCounter,
     "honaker": HonakerCounter,
     "hybrid": HybridCounter,
@@ -39,6 +41,7 @@ COUNTERS: dict[str, type[Counter]] = {
 __all__ = [
     "COUNTERS",
     "AnytimeBltCounter",
+    "AnytimeHaarCounter",
     "BinaryTreeCounter",
     "Blt",
     "BltCounter",

@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
+from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.dense import DenseCounter
 from streamveil.mechanisms.counters.fit import fit
@@ -138,6 +139,7 @@ def candidates(horizon: int, *, pure: bool) -> dict[str, Counter]:
     found: dict[str, Counter] = {
         "blt": BltCounter(horizon=horizon, sigma=1),
         "anytime-blt": AnytimeBltCounter(sigma=1, tuned=max(2, horizon)),
+        "anytime-haar": AnytimeHaarCounter(sigma=1, tuned=max(2, horizon)),
         "haar": HaarCounter(horizon=horizon, sigma=1),
         "honaker": HonakerCounter(horizon=horizon, sigma=1),
         "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=1),

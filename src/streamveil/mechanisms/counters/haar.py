@@ -91,9 +91,7 @@ class HaarCounter:
     @property
     def sensitivity(self) -> float:
         """See `Counter`."""
-        norms = column_weights(self.levels)
-        square = sum(Fraction(w) * Fraction(c) for w, c in zip(self.weights, norms, strict=True))
-        return float(np.sqrt(float(square))) * feedback.UP
+        return column_norm(self.weights)
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
@@ -125,29 +123,7 @@ class HaarCounter:
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
     ) -> Int64[Array, " keys"]:
         """The release of step t from the exact totals alone: no state, no earlier step needed."""
-        if draws.silent or not len(totals):
-            return totals.copy()
-        path = haar_path(t, self.levels)
-        sizes = np.array([size.to_float(self.weights, feedback.up(self.sigma)) for size in path])
-        words = np.stack(
-            [node_words(draws, ids, len(totals), node.level, node.index) for node in path]
-        )
-        noise, sure = np.empty(len(totals), np.int64), np.empty(len(totals), np.bool_)
-        _path_sum(words, sizes, gaussian_table(), noise, sure)
-        for key in np.flatnonzero(~sure).tolist():
-            noise[key] = self._settle(path, words[:, key], draws, ids, key)
-        return np.asarray(totals + noise)
-
-    def _settle(
-        self,
-        path: list[Node],
-        words: UInt64[Array, " nodes"],
-        draws: Draws,
-        ids: Ids | None,
-        key: int,
-    ) -> int:
-        tails = [node.tail(draws, ids, key) for node in path]
-        return settle(path, (self.weights, feedback.up(self.sigma)), words, tails)
+        return haar_read((self.weights, feedback.up(self.sigma)), totals, t, draws, ids)
 
 
 @dataclass(frozen=True)
@@ -182,6 +158,27 @@ def haar_path(t: int, levels: int) -> list[Node]:
             tent = Fraction(2 * min(inside, length - inside), length)
             path.append(Node(level, t >> level, tent**2 * Fraction(length, 4)))
     return path
+
+
+def haar_read(
+    sizes: tuple[tuple[float, ...], float],
+    totals: Int64[Array, " keys"],
+    t: int,
+    draws: Draws,
+    ids: Ids | None,
+) -> Int64[Array, " keys"]:
+    """round(total + N_t) per key, the noise given by `sizes`: the weights and sigma."""
+    if draws.silent or not len(totals):
+        return totals.copy()
+    path = haar_path(t, len(sizes[0]) - 1)
+    scales = np.array([node.to_float(*sizes) for node in path])
+    words = np.stack([node_words(draws, ids, len(totals), node.level, node.index) for node in path])
+    noise, sure = np.empty(len(totals), np.int64), np.empty(len(totals), np.bool_)
+    _path_sum(words, scales, gaussian_table(), noise, sure)
+    for key in np.flatnonzero(~sure).tolist():
+        tails = [node.tail(draws, ids, key) for node in path]
+        noise[key] = settle(path, sizes, words[:, key], tails)
+    return np.asarray(totals + noise)
 
 
 def settle(
@@ -251,12 +248,19 @@ def column_weights(levels: int) -> list[float]:
     return [2.0**-levels] + [2.0**-level for level in range(1, levels + 1)]
 
 
+def column_norm(weights: tuple[float, ...]) -> float:
+    """The norm of every column of the encoder, rounded up."""
+    norms = column_weights(len(weights) - 1)
+    square = sum(Fraction(w) * Fraction(c) for w, c in zip(weights, norms, strict=True))
+    return float(np.sqrt(float(square))) * feedback.UP
+
+
 def variance_parts(t: Int64[Array, " times"], levels: int) -> list[Float64[Array, " times"]]:
     """What each level adds to the variance at t, for weight 1."""
     parts = [t.astype(float) ** 2 * 2.0**-levels]
     for level in range(1, levels + 1):
         inside = t & (2**level - 1)
-        parts.append(np.minimum(inside, 2**level - inside) ** 2 * 2.0**-level)
+        parts.append(np.minimum(inside, 2**level - inside).astype(float) ** 2 * 2.0**-level)
     return parts
 
 

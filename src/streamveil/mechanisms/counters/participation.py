@@ -15,6 +15,7 @@ from math import ceil, sqrt
 import numpy as np
 
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
+from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.feedback import UP
 from streamveil.mechanisms.counters.haar import HaarCounter, column_weights
@@ -168,8 +169,9 @@ def _(counter: BinaryTreeCounter | HonakerCounter, counts: Array, gap: int) -> A
     return block_norms([1.0] * counter.levels, [2**i for i in range(counter.levels)], counts, gap)
 
 
-@spread_norms.register
-def _(counter: HaarCounter, counts: Array, gap: int) -> Array:
+@spread_norms.register(AnytimeHaarCounter)
+@spread_norms.register(HaarCounter)
+def _(counter: HaarCounter | AnytimeHaarCounter, counts: Array, gap: int) -> Array:
     entries = [w * c for w, c in zip(counter.weights, column_weights(counter.levels), strict=True)]
     lengths = [2**counter.levels] + [2**level for level in range(1, counter.levels + 1)]
     return block_norms(entries, lengths, counts, gap)

@@ -13,6 +13,7 @@ import mpmath
 import numpy as np
 
 from streamveil.errors import HorizonError
+from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.mechanisms.counters.haar import HaarCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
 from streamveil.mechanisms.counters.noise import gaussian_rows
@@ -49,6 +50,7 @@ def _skipped(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids 
     return state
 
 
+@_skipped.register(AnytimeHaarCounter)
 @_skipped.register(HaarCounter)
 @_skipped.register(KaryTreeCounter)
 def _(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
