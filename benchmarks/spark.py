@@ -143,18 +143,18 @@ def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
 
 
 def state_of(state: Path) -> dict[str, float]:
-    """Bytes on disk of the newest version, by stage, and per unit and key."""
+    """Bytes on disk of the version before the last step, which closes the window and drops keys."""
     found: dict[str, float] = {}
     for stage in ("unit", "key"):
-        newest = max((state / "shards" / stage).iterdir())
+        newest = min((state / "shards" / stage).iterdir())
         found[f"{stage} bytes"] = sum(path.stat().st_size for path in newest.iterdir())
         count = 0
         for path in newest.iterdir():
             with np.load(path) as saved:
-                name = "unit0/meta" if stage == "unit" else "window0/table/meta"
-                count += int(saved[name][0])
+                tables = [name for name in saved.files if name.endswith("meta")]
+                count += sum(int(saved[name][0]) for name in tables)
         found[f"{stage}s"] = count
-        found[f"bytes per {stage}"] = found[f"{stage} bytes"] / count
+        found[f"bytes per {stage}"] = found[f"{stage} bytes"] / max(count, 1)
     return found
 
 
@@ -167,7 +167,7 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="streamveil-bench-"))
     try:
         write(work / "data", given.steps, given.rows, 1)
-        write(work / "small", 10, SMALL, 2)
+        write(work / "small", 5, SMALL, 2)
         result = measure(session(given.master), work, given)
     finally:
         shutil.rmtree(work)
@@ -180,7 +180,7 @@ def measure(spark, work: Path, given) -> dict[str, object]:
     load = os.getloadavg()[0]
     bare = plain(spark, work / "data", work, given.rows)
     own, state = private(spark, work / "data", work, given.rows, given.steps)
-    fixed, _ = private(spark, work / "small", work, SMALL, 10)
+    fixed, _ = private(spark, work / "small", work, SMALL, 5)
     bare_fixed = plain(spark, work / "small", work, SMALL)
     warm = statistics.median(own[1:]), statistics.median(bare[1:])
     return {
