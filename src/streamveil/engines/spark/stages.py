@@ -98,8 +98,7 @@ def key_cells(operator: GroupBy, prepared: Prepared, rows: Int64[Array, " pairs"
 
 def bound(operator: GroupBy, state: State, rows: pa.Table, facts: Facts, shards: int) -> pa.Table:
     """The unit stage of one shard: which rows count. Updates the shard's units in place."""
-    order = np.lexsort((rows["window"].to_numpy(), rows["position"].to_numpy()))
-    rows = rows.take(pa.array(order)).combine_chunks()
+    rows = in_source_order(operator, rows)
     names = joined(rows)
     window, period = rows["window"].to_numpy(), rows["period"].to_numpy()
     weight, hidden = look_up(operator, facts, names, window)
@@ -126,11 +125,24 @@ def bound(operator: GroupBy, state: State, rows: pa.Table, facts: Facts, shards:
     return to_rows(operator, sums if operator.trees else combined(sums), shards)
 
 
+def in_source_order(operator: GroupBy, rows: pa.Table) -> pa.Table:
+    """Rows by position and then window. Where a row has one window, runs of sorted rows help."""
+    position = rows["position"].to_numpy()
+    if operator.schedule.overlap == 1:
+        order = np.argsort(position, kind="stable")
+    else:
+        order = np.lexsort((rows["window"].to_numpy(), position))
+    return rows.take(pa.array(order)).combine_chunks()
+
+
 def combined(rows: Sums) -> Sums:
     """One row per (window, key), in their order: exact sums of integers, in any order the same."""
     if not len(rows.window):
         return rows
-    order = np.lexsort((rows.names[:, 1], rows.names[:, 0], rows.window))
+    if (rows.window == rows.window[0]).all():  # 64 uniform bits tell keys apart; were two equal,
+        order = np.argsort(rows.names[:, 0], kind="stable")  # a key would get two rows, no harm
+    else:
+        order = np.lexsort((rows.names[:, 1], rows.names[:, 0], rows.window))
     window, names = rows.window[order], rows.names[order]
     changes = (window[1:] != window[:-1]) | (names[1:] != names[:-1]).any(axis=1)
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
