@@ -266,7 +266,12 @@ class Sizing:
         if kind not in COUNTERS:
             raise PlanError(f"unknown counter '{kind}'{nearest(kind, [*COUNTERS, 'auto'])}")
         make: Any = COUNTERS[kind]
-        if kind == "anytime-blt":
+        if make.keyed:
+            raise PlanError(
+                f"the counter '{kind}' draws at one address for all triggers, which a group-by"
+                " cannot give it.\n  to fix  use counter = 'auto'; use it directly from sv.counters"
+            )
+        if "horizon" not in make.__dataclass_fields__:
             return make(sigma=1)
         if self.horizon is None:
             raise PlanError(
