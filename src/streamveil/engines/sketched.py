@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from fractions import Fraction
 
-from streamveil.engines.compile import Compiler, binder, compile_plan
+from streamveil.engines.compile import MICRO, Compiler, binder, compile_plan
 from streamveil.errors import PlanError
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.protocol import Operator
@@ -19,7 +18,6 @@ SKETCHES = ("approx_frequency", "heavy_hitters")
 MEMORY = 4 << 20  # bytes of one window, when the query says nothing
 BITS = 32  # of integer keys
 MAX_UNITS = 2**20
-MICRO = timedelta(microseconds=1)
 
 
 def operator_of(plan: Plan) -> Operator:

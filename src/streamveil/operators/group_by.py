@@ -376,12 +376,16 @@ class GroupBy:
             )
             if self.schedule.last_step(window) == step:
                 state.forget(window)
+        self.expire(state, step)
+        state.step = step
+        return releases
+
+    def expire(self, state: State, step: int) -> None:
+        """Forgets the units of periods that take no more rows after a step."""
         for period in list(state.units):
             closes = self._closes(period)
             if closes is not None and closes <= step:
                 del state.units[period]
-        state.step = step
-        return releases
 
     def save(self, state: State) -> dict[str, Array]:
         """See `Operator.save`."""

@@ -65,7 +65,7 @@ def staged(case, plan, rng):
         for shard in shards:
             mine = rows.filter(pa.compute.equal(rows["unit_shard"], shard))
             passed.append(stages.bound(operator, units[shard], mine, known, case.shards))
-            stages.expire(operator, units[shard], step)
+            operator.expire(units[shard], step)
         rows, releases = shuffled(passed, stages.bounded_schema(operator), rng), []
         for shard in shards:
             mine = rows.filter(pa.compute.equal(rows["key_shard"], shard))

@@ -227,14 +227,6 @@ def shown_facts(state: State) -> Facts:
     }
 
 
-def expire(operator: GroupBy, state: State, step: int) -> None:
-    """Forgets the units of periods that take no more rows after a step."""
-    for period in list(state.units):
-        closes = operator._closes(period)
-        if closes is not None and closes <= step:
-            del state.units[period]
-
-
 def look_up(
     operator: GroupBy, facts: Facts, names: UInt64[Array, "rows 2"], window: Int64[Array, " rows"]
 ) -> tuple[UInt8[Array, " rows"], Bool[Array, " rows"]]:

@@ -88,7 +88,7 @@ def bound_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
         facts = public_facts(operator, setup, step - 1)
         rows = received(batches, stages.admitted_schema(operator))
         bounded = stages.bound(operator, state, rows, facts, setup.shards)
-        stages.expire(operator, state, step)
+        operator.expire(state, step)
         setup.state.write("unit", shard, step, operator.save(state))
         yield from bounded.to_batches()
 

@@ -282,7 +282,7 @@ class Reruns(Generic[Data]):
     meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.meter = Meter(self.schedule.run(0).share if self.disjoint else self._limit())
+        self.meter = Meter(Share.of(self.schedule.budget))
 
     @property
     def disjoint(self) -> bool:
@@ -311,6 +311,3 @@ class Reruns(Generic[Data]):
         )
         self.answered_at = stop
         return True
-
-    def _limit(self) -> Share:
-        return Share.of(self.schedule.budget)
