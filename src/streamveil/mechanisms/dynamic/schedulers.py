@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from streamveil.errors import require_between, require_positive
 from streamveil.mechanisms.linear.shares import Meter, Place, Share
@@ -40,6 +40,7 @@ class Schedule(Protocol):
     """An endless list of runs whose costs stay inside one budget."""
 
     budget: Budget
+    disjoint: ClassVar[bool]  # whether runs see disjoint records, so that their costs do not add
 
     def run(self, index: int) -> Run:
         """The run of this index; sizes never decrease, and of equal ones only the last is run."""
@@ -76,6 +77,7 @@ class BBScheduler:
     True
     """
 
+    disjoint: ClassVar[bool] = False
     start: int  # size of the database at the first run
     budget: Budget
     gamma: float = 0.2
@@ -193,6 +195,7 @@ class BBImprover:
         when t is of the order of start squared. For i.i.d. data prefer `DisjointDoubling`.
     """
 
+    disjoint: ClassVar[bool] = False
     start: int  # >= 2
     budget: Budget
     beta: float = 0.05
@@ -238,6 +241,7 @@ class DisjointDoubling:
     [(0, 100), (100, 200), (200, 400), (400, 800)]
     """
 
+    disjoint: ClassVar[bool] = True
     start: int
     budget: Budget
     beta: float = 0.05
@@ -287,7 +291,7 @@ class Reruns(Generic[Data]):
     @property
     def disjoint(self) -> bool:
         """Whether runs see disjoint records, so that costs do not add."""
-        return isinstance(self.schedule, DisjointDoubling)
+        return self.schedule.disjoint
 
     @property
     def guarantee(self) -> Guarantee:
