@@ -56,7 +56,7 @@ HERE = Path(__file__).parent
 HORIZONS = [16, 100, 1000, 10**4, 10**5, 2**20]
 LARGE = 2.0**24  # a noise scale at which rounding does not show
 NOT = None
-ROUNDS_1000 = 6  # the dual value converges long before the factorization
+ROUNDS_1000 = 14  # the dual value converges long before the factorization
 NEAR = 0.01  # relative
 
 REFERENCE_MAX = {
