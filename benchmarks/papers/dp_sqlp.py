@@ -21,7 +21,9 @@ times the keys and less than half the l1.
                                               [--seeds 3] [--streams plain clumpy other]
     python benchmarks/papers/dp_sqlp.py figure9 | figure10 | settings
 
-Rows are merged into the results file: a later run replaces the rows that it makes again.
+Rows are merged into the results file: a later run replaces the rows that it makes again. With
+`--runs FILE` every single run is kept there as well, and one that is found there is not run again:
+a long experiment can be stopped and resumed, or be given more seeds.
 `dp_sqlp_figures.py` draws them.
 """
 
@@ -64,6 +66,7 @@ class Stream:
     users: np.ndarray
     keys: np.ndarray
     size: int  # keys of the universe
+    name: str = ""
     values: np.ndarray | None = None  # summed, if there are any; else rows are counted
     known: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -88,7 +91,7 @@ def load(name: str, users: int, keys: int, cache: Path | None, seed: int = 7) ->
     if place is not None and not place.exists():
         np.save(place, np.stack([column.astype(np.int32) for column in columns]))
     values = columns[2] if len(columns) > 2 else None
-    return Stream(columns[0], columns[1], keys, values)
+    return Stream(columns[0], columns[1], keys, name, values)
 
 
 def sample(name: str, users: int, keys: int, seed: int) -> Stream:
@@ -104,7 +107,7 @@ def sample(name: str, users: int, keys: int, seed: int) -> Stream:
     if name == "clumpy":
         which = repeated_keys(rng, which, rows, 0.5)
     order = rng.permutation(len(who))
-    return Stream(who[order], which[order], keys)
+    return Stream(who[order], which[order], keys, name)
 
 
 def other(users: int, keys: int, seed: int) -> list[np.ndarray]:
@@ -248,6 +251,8 @@ def measure(stream: Stream, arm: Callable[..., Iterator[Any]], triggers: int,
             seed: int) -> dict[str, Any]:  # fmt: skip
     """One run: errors at the end and their means over the day."""
     edges = np.linspace(0, len(stream.users), triggers + 1).astype(int)
+    for t in checkpoints(triggers):  # the truth is not part of the time
+        stream.truth(int(edges[t]))
     start, day = time.process_time(), []
     for t, estimate, shown in arm(stream, triggers, seed):
         day.append(metrics(estimate, shown, stream.truth(int(edges[t]))))
@@ -266,14 +271,37 @@ def summary(rows: list[dict[str, Any]], part: str) -> dict[str, dict[str, float]
     }  # fmt: skip
 
 
-def repeat(stream: Stream, name: str, triggers: int, seeds: int,
+def remembered(path: Path | None, name: dict[str, Any], run: Callable[[], Any]) -> Any:
+    """The result of a run, from the file of runs if it is there, else made and appended."""
+    if path is None:
+        return run()
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
+        known = json.loads(line)
+        if known["name"] == name:
+            return known["run"]
+    found = run()
+    with path.open("a") as file:
+        file.write(json.dumps({"name": name, "run": found}) + "\n")
+    return found
+
+
+def repeat(stream: Stream, name: str, triggers: int, seeds: int, runs: Path | None = None,
            arm: Callable[..., Iterator[Any]] | None = None) -> dict[str, Any]:  # fmt: skip
     """One arm over some seeds of noise."""
-    runs = [measure(stream, arm or ARMS[name], triggers, seed) for seed in range(seeds)]
+    found_runs = [
+        remembered(
+            runs,
+            {"stream": stream.name, "records": len(stream.users), "arm": name,
+             "triggers": triggers, "seed": seed},
+            partial(measure, stream, arm or ARMS[name], triggers, seed),
+        )
+        for seed in range(seeds)
+    ]  # fmt: skip
     found = {
         "arm": name, "triggers": triggers, "seeds": seeds, "records": len(stream.users),
-        "end": summary(runs, "end"), "day": summary(runs, "day"),
-        "seconds": float(np.mean([run["seconds"] for run in runs])),
+        "end": summary(found_runs, "end"), "day": summary(found_runs, "day"),
+        "seconds": float(np.mean([run["seconds"] for run in found_runs])),
     }  # fmt: skip
     if name in OPERATORS and arm is None:
         promise = compiled(stream, triggers, *OPERATORS[name]).guarantee
@@ -297,7 +325,7 @@ def table(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         stream = load(name, *given.size, given.cache)
         for triggers in given.triggers:
             for arm in given.arms:
-                found = repeat(stream, arm, triggers, given.seeds)
+                found = repeat(stream, arm, triggers, given.seeds, given.runs)
                 show(name, found)
                 yield {"experiment": "table", "stream": name, "users": given.size[0], **found}
 
@@ -332,7 +360,7 @@ def figure10(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             ("ours", {}, {"max_rows": rows, "max_squared_rows": 2}),
         ):
             arm = partial(operator_arm, release, bound)
-            found = repeat(stream, name, 100, given.seeds, arm)
+            found = repeat(stream, name, 100, given.seeds, arm=arm)
             show(f"C={rows}", found)
             yield {"experiment": "figure10", "rows": rows, "users": given.size[0], **found}
 
@@ -347,7 +375,7 @@ def settings(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if reference:
                 release["weight_reference"] = reference
             arm = partial(operator_arm, release, {"max_squared_rows": int(bound)})
-            found = repeat(stream, setting, given.triggers[0], given.seeds, arm)
+            found = repeat(stream, setting, given.triggers[0], given.seeds, arm=arm)
             show(name, found)
             yield {"experiment": "settings", "stream": name, "users": given.size[0], **found}
 
@@ -386,6 +414,7 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--grid", nargs="+", default=GRID)
     parser.add_argument("--cache", type=Path, help="folder that keeps the generated streams")
+    parser.add_argument("--runs", type=Path, help="file that keeps single runs, to resume")
     parser.add_argument("--out", type=Path, default=RESULTS / "dp_sqlp.json")
     given = parser.parse_args()
     scale = 1 if given.full else given.scale
