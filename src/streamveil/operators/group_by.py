@@ -253,10 +253,12 @@ class GroupBy:
         passed = Passed(np.zeros(n, np.bool_), np.zeros(n, np.bool_))
         for period, mine in parts(pairs.periods):
             part = UnitRows(*(column[mine] for column in rows))
-            passed.accepted[mine], passed.first[mine] = unit_stage(
-                self._units(state, period), part, self.bounds
-            )
+            passed.accepted[mine], passed.first[mine] = self._bound(state, period, part)
         return passed
+
+    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+        """The unit stage of one scope; an engine may keep its units elsewhere."""
+        return unit_stage(self._units(state, period), rows, self.bounds)
 
     def _round_marks(
         self, state: State, names: UInt64[Array, "pairs 2"], windows: Int64[Array, " pairs"]
