@@ -17,6 +17,7 @@ from streamveil.operators.aggregate import KeyRows, add_rows, find_keys, key_sta
 from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
+from streamveil.operators.facts import Facts, described, facts_of
 from streamveil.operators.keys import Types, encode_keys
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
@@ -109,7 +110,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 1
+    version: int = 2  # 2: windows remember when each key was shown
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -373,9 +374,9 @@ class GroupBy:
             table = to_table(
                 held, released, self.outputs, self.confidence, (self.key_names, state.types or ())
             )
-            releases.append(
-                Release(self._stamp(table, window, held.trigger), window, held.trigger, step)
-            )
+            place = window, held.trigger, step
+            table = described(self, self._stamp(table, *place[:2]), place, self._facts)
+            releases.append(Release(table, *place))
             if self.schedule.last_step(window) == step:
                 state.forget(window)
         self.expire(state, step)
@@ -421,6 +422,10 @@ class GroupBy:
     @cached_property
     def _programs(self) -> dict[str, RowProgram]:
         return {}
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return facts_of(self)
 
     @cached_property
     def _public_names(self) -> dict[bytes, Any]:

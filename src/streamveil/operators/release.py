@@ -20,6 +20,7 @@ from streamveil.types import Array, Float64, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
 COUNTING = ("rows", "valid", "units")
+OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class WindowState:
     lanes: list[CounterState]
     spread: Spread
     open_rows: Int64[Array, " shown"]
+    opened: Int64[Array, " shown"]  # the first trigger of each shown key: public
     weights: UInt8[Array, " shown"]  # quanta, in force until the next release
     shown: Float64[Array, "outputs shown"]  # last values, for monotone outputs
     trigger: int = 0  # releases made
@@ -77,6 +79,7 @@ class WindowState:
         return arrays | {
             "spread": self.spread.rows,
             "open_rows": self.open_rows,
+            "opened": self.opened,
             "weights": self.weights,
             "shown": self.shown,
             "trigger": np.array(self.trigger, np.int64),
@@ -96,6 +99,7 @@ class WindowState:
             [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
             Spread(arrays["spread"].copy()),
             arrays["open_rows"],
+            arrays["opened"],
             arrays["weights"],
             arrays["shown"].copy(),
             int(arrays["trigger"]),
@@ -113,6 +117,7 @@ class Released(NamedTuple):
 
     rows: Int64[Array, " shown"]
     totals: Totals
+    share: Float64[Array, " shown"] | None = None  # of full precision, where keys carry weights
 
 
 def new_window(totalling: Totalling, outputs: int) -> WindowState:
@@ -122,6 +127,7 @@ def new_window(totalling: Totalling, outputs: int) -> WindowState:
         {} if totalling.selection is None else totalling.selection.init(1),
         [counter.init(0) for counter in totalling.counters],
         Spread.empty(totalling.counters[0]),
+        np.zeros(0, np.int64),
         np.zeros(0, np.int64),
         np.zeros(0, np.uint8),
         np.zeros((outputs, 0)),
@@ -134,6 +140,8 @@ def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new
         return
     entry = 1 if totalling.rule is None else totalling.rule.entry
     state.open_rows = np.concatenate([state.open_rows, rows])
+    first = np.full(len(rows), max(1, state.trigger), np.int64)
+    state.opened = np.concatenate([state.opened, first])
     state.weights = np.concatenate([state.weights, np.full(len(rows), entry, np.uint8)])
     state.lanes = [lane.grow(len(rows)) for lane in state.lanes]
     state.spread.grow(len(rows))
@@ -164,10 +172,12 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
     increments = pending[rows, skip:]
     pending[rows, skip:] = 0
     totals = _advance(totalling, state, increments, at)
-    if totalling.rule is not None:
-        share = trigger / (totalling.horizon or trigger)
-        state.weights = totalling.rule.next(state.weights, totals.estimate[totalling.driver], share)
-    return Released(rows, totals)
+    if totalling.rule is None:
+        return Released(rows, totals)
+    share = state.weights / totalling.rule.scale
+    over = trigger / (totalling.horizon or trigger)
+    state.weights = totalling.rule.next(state.weights, totals.estimate[totalling.driver], over)
+    return Released(rows, totals, share)
 
 
 def _advance(
@@ -238,6 +248,10 @@ def to_table(
             note = {b"bias": output.bias.encode()} if output.bias and not suffix else None
             arrays.append(pa.array(column))
             fields.append(pa.field(output.name + suffix, arrays[-1].type, metadata=note))
+    facts = {OPENED: state.opened} | ({} if released.share is None else {WEIGHT: released.share})
+    for name, fact in facts.items():
+        arrays.append(pa.array(fact[order]))
+        fields.append(pa.field(name, arrays[-1].type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 

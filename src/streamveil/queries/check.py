@@ -20,8 +20,9 @@ from streamveil.queries.plan import Aggregate, Plan
 MAX_ROWS = 2**36  # rows that one job may bring into one group: 68 billion
 MAX_QUANTA = 2**62
 VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
-RESERVED = ("window_start", "window_end", "trigger")
+RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 SUFFIXES = ("_sd", "_low", "_high")
+TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def check_plan(plan: Plan) -> None:
 Complaints = Iterator[str | PlanError]
 
 
-def _habits(plan: Plan) -> Complaints:
+def check_habits(plan: Plan) -> Complaints:
+    """Habits of streaming systems that leak."""
     for option, (allowed, refused) in WORDS.items():
         word = plan.options.get(option)
         if word is None or word in allowed:
@@ -163,7 +165,8 @@ def _habits(plan: Plan) -> Complaints:
         yield "budget_refresh must equal privacy_unit_period, or be left out: it is implied"
 
 
-def _names(plan: Plan) -> Complaints:
+def check_names(plan: Plan) -> Complaints:
+    """Names of the columns of a release."""
     if not plan.aggregates:
         yield "nothing is aggregated: add COUNT(*) or another aggregate"
     taken: set[str] = set()
@@ -278,7 +281,8 @@ def _bounding(plan: Plan) -> Complaints:
         )
 
 
-def _clock(plan: Plan) -> Complaints:
+def check_clock(plan: Plan) -> Complaints:
+    """When releases happen."""
     clock = plan.clock
     if clock.kind == "once":
         return
@@ -308,7 +312,8 @@ def _clock(plan: Plan) -> Complaints:
         yield "arrival belongs to a replay (clock = 'event')"
 
 
-def _horizon(plan: Plan) -> Complaints:
+def check_horizon(plan: Plan) -> Complaints:
+    """How many releases the guarantee covers."""
     if plan.clock.kind == "once":
         return
     endless = plan.options.get("horizon") == "unbounded"
@@ -376,19 +381,26 @@ def _choices(plan: Plan) -> Complaints:
         yield "privacy_unit_period needs the event_time column of the source"
     if plan.period_us is not None and plan.period_us <= 0:
         yield "privacy_unit_period must be longer than zero"
+    for name in TABLE_ONLY & plan.options.keys():
+        yield f"{name} belongs to a changing table: CREATE TABLE ... WITH (changelog = ...)"
+
+
+def check_confidence(plan: Plan) -> Complaints:
+    """The coverage of intervals."""
     confidence = plan.options.get("confidence")
     if confidence is not None and not 0 < _real(confidence) < 1:
         yield "confidence must be between 0 and 1, for example 0.95"
 
 
 RULES: tuple[Callable[[Plan], Complaints], ...] = (
-    _habits,
-    _names,
+    check_habits,
+    check_names,
     _aggregates,
     _bounding,
-    _clock,
-    _horizon,
+    check_clock,
+    check_horizon,
     _windows,
     _keys,
     _choices,
+    check_confidence,
 )

@@ -1,0 +1,158 @@
+"""Public facts that travel with every release, in the metadata of its schema.
+
+Whoever reads two releases needs to know how their noise is correlated: which counter made it, on
+which lattice, and (in the columns `opened` and `noise_weight`) from which trigger on and how
+precisely each key was counted. All of it is public: it follows from the query alone, the trigger,
+and what was released before. `streamveil.answers` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from fractions import Fraction
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.mechanisms.counters import COUNTERS, AnytimeBltCounter, Blt, BltCounter
+from streamveil.mechanisms.counters.protocol import Counter
+from streamveil.operators.dp_sqlp import RoundSelection
+from streamveil.operators.opening import TableOpening
+from streamveil.operators.selection import FINE, GaussianSelection
+
+if TYPE_CHECKING:
+    from streamveil.operators.group_by import GroupBy
+
+KEY = b"streamveil"
+VERSION = 1
+FLAGS = ("non_negative", "integer", "monotone")
+Facts = dict[str, Any]
+
+
+def facts_of(operator: GroupBy) -> Facts:
+    """What is the same for every release of a job."""
+    totalling, schedule = operator.totalling, operator.schedule
+    rounds = isinstance(totalling.selection, RoundSelection)
+    return {
+        "version": VERSION,
+        "job": operator.job,
+        "keys": list(operator.key_names),
+        "confidence": operator.confidence,
+        "windows": {"whole": schedule.whole, "overlap": schedule.overlap},
+        "rounds": rounds,  # keys follow counters of their own, and keep values in between
+        "outputs": [output_facts(output) for output in operator.outputs],
+        "lanes": lane_facts(operator),
+        "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
+    }
+
+
+def output_facts(output: Any) -> Facts:
+    """One aggregate; a quantile's many lanes are left out."""
+    kept = {name: True for name in FLAGS if getattr(output, name)}
+    lanes = [] if output.function == "quantile" else list(output.lanes)
+    found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
+    if output.function in ("avg", "variance", "stddev", "quantile"):
+        found |= {"low": output.low, "high": output.high}
+    return found | ({"bias": output.bias} if output.bias else {})
+
+
+def distinct_counters(operator: GroupBy) -> list[Counter]:
+    """The counters of all lanes, each once."""
+    found: list[Counter] = []
+    for counter in operator.totalling.counters:
+        if counter not in found:
+            found.append(counter)
+    return found
+
+
+def lane_facts(operator: GroupBy) -> list[Facts]:
+    """Lattice and counter of every lane up to the first quantile's.
+
+    `most` is what one privacy unit adds to a key that is not shown, at most. `late` lanes are
+    counted from a key's opening on; the others from the first trigger of the window.
+    """
+    totalling, counters = operator.totalling, distinct_counters(operator)
+    rows = rows_in_hidden_key(operator)
+    found: list[Facts] = []
+    for place, lane in enumerate(totalling.lanes):
+        if lane.kind == "node":
+            found.append({"kind": "node"})
+            continue
+        shared = place == totalling.shared
+        most = {"units": 1.0, "sum": rows * max(lane.high, 0.0)}.get(lane.kind, float(rows))
+        found.append({
+            "kind": lane.kind,
+            "counter": counters.index(totalling.counters[place]),
+            "quantum": 1 / FINE if shared else float(lane.quantum),
+            "late": not shared,
+            "rounded": shared,  # the released number is rounded once more
+            "most": most,
+        })  # fmt: skip
+    return found
+
+
+def rows_in_hidden_key(operator: GroupBy) -> int:
+    """How many rows of one unit (in its period) a key that is not shown may hold."""
+    bounds, rule = operator.bounds, operator.totalling.rule
+    limits = [bounds.max_rows, bounds.per_group]
+    if bounds.quadratic is not None:
+        share = Fraction(1) if rule is None else Fraction(rule.scale, rule.entry)
+        limits.append(isqrt(int(bounds.quadratic * share**2)))
+    return min(limit for limit in limits if limit is not None)
+
+
+def counter_facts(counter: Counter) -> Facts:
+    """A counter's kind and fields, enough to know its noise. The inverse: `counter_from`."""
+    if isinstance(counter, AnytimeBltCounter):
+        counter = counter.inner
+    kind = next(name for name, made in COUNTERS.items() if type(counter) is made)
+    values = {field.name: getattr(counter, field.name) for field in fields(counter)}  # type: ignore[arg-type]  # every counter is a dataclass
+    if isinstance(counter, BltCounter):
+        values |= {"d": None, "factors": {"p": counter.blt.p, "q": counter.blt.q}}
+    values["sigma"] = float(counter.sigma)
+    return {"kind": kind, **{name: v for name, v in values.items() if v is not None}}
+
+
+def counter_from(facts: Facts) -> Counter:
+    """The counter of `counter_facts`."""
+    values = {name: value for name, value in facts.items() if name != "kind"}
+    if "factors" in values:
+        values["factors"] = Blt(*(tuple(values["factors"][side]) for side in "pq"))
+    made: Counter = COUNTERS[facts["kind"]](**values)
+    return made
+
+
+def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
+    """What keeps a key hidden at a trigger; None when keys are public.
+
+    gaussian: an estimate of its units, of deviation `sd`, has not exceeded `threshold`.
+    table: its units are below `threshold` plus a geometric number, P(it reaches j) = exp(-rate j).
+    """
+    selection = operator.totalling.selection
+    if isinstance(selection, TableOpening):
+        rate = float(selection.table.shift_epsilon)
+        return {"threshold": selection.threshold(trigger), "rate": rate}
+    if isinstance(selection, GaussianSelection | RoundSelection):
+        sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
+        return {"threshold": selection.threshold(trigger), "sd": sd}
+    return None
+
+
+def described(
+    operator: GroupBy, table: pa.Table, place: tuple[int, int, int], facts: Facts
+) -> pa.Table:
+    """A release with its facts. `place`: window, trigger, step."""
+    now = dict(zip(("window", "trigger", "step"), place, strict=True))
+    hidden = hidden_facts(operator, place[1])
+    content = json.dumps({**facts, **now, "hidden": hidden}, separators=(",", ":"))
+    return table.replace_schema_metadata({KEY: content.encode()})
+
+
+def read_facts(schema: pa.Schema) -> Facts | None:
+    """The facts of a release, if it carries any that this version knows."""
+    text = (schema.metadata or {}).get(KEY)
+    facts: Facts = json.loads(text) if text else {}
+    return facts if facts.get("version") == VERSION else None
