@@ -8,6 +8,7 @@ import pytest
 
 from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
 from streamveil.engines.compile import compile_plan
+from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.operators import rows
 from streamveil.operators.selection import GaussianSelection
 from streamveil.privacy.noise import SeededNoise
@@ -118,12 +119,15 @@ def test_a_threshold_without_the_union_over_triggers_is_found():
     selection = operator.totalling.selection
     assert isinstance(selection, GaussianSelection)
 
-    class OneTrigger(GaussianSelection):
-        def threshold(self, trigger):
-            return replace_threshold(selection, trigger)
+    class Each(GaussianThresholds):
+        def share(self, trigger):
+            return self.beta
 
-    def replace_threshold(honest, trigger):
-        return replace(honest, beta=honest.beta * 64).threshold(trigger)
+    class OneTrigger(GaussianSelection):
+        @property
+        def thresholds(self):
+            honest = selection.thresholds
+            return Each(**{name: getattr(honest, name) for name in honest.__dataclass_fields__})
 
     fields = {name: getattr(selection, name) for name in selection.__dataclass_fields__}
     faulty = replace(

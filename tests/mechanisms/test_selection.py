@@ -20,7 +20,6 @@ from streamveil.mechanisms.selection import (
     TableSelection,
     design_selection,
 )
-from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.convert import nothing_delta
 from streamveil.privacy.noise import SeededNoise, SilentNoise
@@ -323,29 +322,3 @@ def test_silent_draws_open_at_the_threshold() -> None:
     assert np.array_equal(shift, [0, 0, 0])
     units = selection.threshold + np.array([-1, 0, 1])
     assert list(selection.next_opening(draws, keys, units, shift, 9)) == [NEVER, 9, 9]
-
-
-# --- Gaussian thresholds --------------------------------------------------------------------------
-
-
-def failure(thresholds: np.ndarray, own: float, sd: np.ndarray) -> float:
-    """The exact chance that independent noise ever lifts a key of `own` over its threshold."""
-    return float(1 - np.prod(stats.norm.cdf((thresholds - own) / sd)))
-
-
-def test_gaussian_thresholds_hold_at_all_triggers_together() -> None:
-    selection = GaussianThresholds(horizon=200, keys_per_unit=3, beta=Fraction(1, 10**4))
-    assert sum(selection.weights) == 1
-    sd = np.linspace(1.0, 3.0, 200)
-    thresholds = selection.thresholds(sd)
-    assert 0.99e-4 <= failure(thresholds, 1.0, sd) <= 1e-4
-    assert selection.loss.delta == Fraction(3, 10**4)
-    per_trigger = 1.0 + sd * stats.norm.isf(1e-4)  # planted: no union over the triggers
-    assert failure(per_trigger, 1.0, sd) > 50e-4
-    assert np.all(selection.thresholds(sd, rounding=0.5) - thresholds == pytest.approx(0.5))
-    even = GaussianThresholds(
-        horizon=200, keys_per_unit=3, beta=Fraction(1, 10**4), last=Fraction(1, 200)
-    )
-    assert thresholds[-1] < even.thresholds(sd)[-1]  # the last trigger is favoured
-    one = GaussianThresholds(horizon=1, keys_per_unit=1, beta=Fraction(1, 100))
-    assert one.thresholds(np.ones(1))[0] == pytest.approx(1 + stats.norm.isf(0.01))

@@ -71,7 +71,7 @@ class Sizing:
             return plain
         limit = inf
         if plain is not None and isinstance(plain[0].selection, GaussianSelection):
-            limit = plain[0].selection.threshold((self.horizon or 2) // 2 + 1)
+            limit = plain[0].selection.threshold(self.horizon or 1)  # half are shown by the last
         tabled = self._by_table(limit)
         if tabled is not None:
             return tabled

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import log, pi, sqrt
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtri_exp
 
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.skip import skip
+from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.privacy.calibrate import root_up
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws, Noise
-from streamveil.types import Array, Bool, Float64, Int64, UInt64
+from streamveil.types import Array, Bool, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible
-ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors
-SAFETY = 1 + 1e-9  # covers the float64 arithmetic of a threshold
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,15 @@ class GaussianSelection:
         output. Hence P[A(D) in E] <= P[B(D) in E] + P(not F), and P[A(D') in E] <= P[G(D') in
         Post^-1(E) and F] + P_D'(not F) <= e^eps P[A(D) in E] + delta_G + P_D'(not F). (iii) Pairs
         in X belong to at most `hidden` keys that hold u alone, count 1, so not-F has probability at
-        most hidden * sum over t of P[noise_t > threshold_t - 1] <= hidden * beta: no factor e^eps.
-        A key's counter is created when its first row arrives, but its skipped steps are executed
-        with zero input and the noise of their own addresses, which nobody has seen: the law of G.
-    Error: the threshold; see `threshold`.
-    Numerics: estimates count in 1/1024 units. The noise of a feedback counter is a Gaussian of
-        standard deviation at most s plus a sum of rounding errors of at most 1/2 quantum each,
-        whose means given the past are below exp(-2 pi^2 sigma^2) and are zero in float64; by
-        Hoeffding the sum exceeds s z' / (2 sigma min D) with probability at most exp(-z'^2 / 2).
+        most hidden * beta, by `GaussianThresholds`: no factor e^eps.
+        Late keys: a key's counter is created when its first row arrives, at trigger t, and the
+        steps before are then executed with zero input, on words of an address of their own. In G
+        they would use this key's words of triggers 1 .. t-1. Neither set of words is used for
+        anything else and nobody is shown the estimates of those steps, so the joint law of all that
+        is shown is that of G. The words depend on the window and the key, not on t: a key has one
+        first row, which a restart repeats.
+    Error: the threshold; see `GaussianThresholds`.
+    Numerics: estimates count in 1/1024 units, so rounding to integers hardly adds noise.
     """
 
     counter: Counter  # of units, in quanta of 1 / FINE
@@ -88,6 +88,14 @@ class GaussianSelection:
     hidden: int  # of those, not yet shown
     beta: float  # that a key of one unit alone is shown at any trigger, at most
     floor: int = 1  # keys need well above this many units
+    last: Exact | float = Fraction(1, 2)  # of beta, for the last trigger of a window
+
+    @cached_property
+    def thresholds(self) -> GaussianThresholds:
+        """The test."""
+        return GaussianThresholds(
+            counter=self.counter, beta=self.beta, quanta=FINE, floor=self.floor, last=self.last
+        )
 
     @property
     def loss(self) -> Loss:
@@ -98,15 +106,7 @@ class GaussianSelection:
 
     def threshold(self, trigger: int) -> float:
         """The number of units that the estimate must exceed at a trigger."""
-        share = 6 * self.beta / (pi * trigger) ** 2
-        if self.counter.needs_horizon and self.counter.horizon:
-            share = self.beta / self.counter.horizon
-        z = -float(ndtri_exp(log(share) + log(1 - ROUNDING_SHARE)))
-        z_rounding = sqrt(-2 * log(share * ROUNDING_SHARE))
-        sigma = float(self.counter.sigma)
-        sd = float(self.counter.std(np.array([trigger]))[0]) / FINE
-        extra = z_rounding * self.counter.sensitivity / (2 * sigma)  # min D is 1 / sensitivity
-        return (self.floor + sd * (z + extra)) * SAFETY
+        return self.thresholds.threshold(trigger)
 
     def init(self, trigger: int) -> dict[str, Array]:
         """See `Selection.init`."""
@@ -132,12 +132,9 @@ class GaussianSelection:
         return counted.to_arrays() | {"estimate": np.asarray(estimate)}, passes
 
     def _catch_up(self, names: UInt64[Array, "new 2"], trigger: int, at: Address) -> CounterState:
-        """The triggers before a key's first row, run with zero input and their own noise."""
-        counted = self.counter.init(len(names))
-        nothing = np.zeros(len(names), np.int64)
-        for past in range(1, trigger):
-            _, counted = self.counter.step(counted, nothing, self._draws(past, at), names)
-        return counted
+        """New keys after the triggers before their first row, run with zero input."""
+        missed = at.noise.at("group-by/missed", at.job, at.window)
+        return skip(self.counter, self.counter.init(len(names)), trigger - 1, missed, names)
 
     def _draws(self, trigger: int, at: Address) -> Draws:
         return at.noise.at("group-by/select", at.job, at.window, trigger)

@@ -97,7 +97,7 @@ class KeyedDraws:
         """
         flat = as_ids(ids)
         rest = (n + 1) // 2 - 1  # pairs after the first
-        first, nonce, further = (self._encryptor(use) for use in range(3))
+        first, *more = (self._encryptor(use) for use in range(3 if rest > 0 else 1))
         out = np.empty((len(flat) + (not rest), 2 * rest + 2), "<u8")  # 15 spare bytes for ECB
         step = max(1, CHUNK // (rest + 1))
         scratch = np.empty((step * max(rest, 1) + 1, 2), "<u8")
@@ -106,7 +106,7 @@ class KeyedDraws:
             if not rest:
                 first.update_into(ids_here, as_bytes(out[start:]))
                 continue
-            here = out[start : start + step]
+            here, (nonce, further) = out[start : start + step], more
             first.update_into(ids_here, as_bytes(scratch))
             here[:, :2] = scratch[: len(here)]
             nonce.update_into(ids_here, as_bytes(scratch))

@@ -14,6 +14,7 @@ from streamveil.privacy.samplers import Asked, gaussian_table, rounded_gaussian_
 from streamveil.types import Array, Float64, Int64
 
 Pair = tuple[Int64[Array, " keys"], Float64[Array, "d keys"]]
+WORDS = 1 << 20  # random words held at a time by `blt_run`
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,80 @@ def blt_step(
         totals[unsure] = total[unsure] + increments[unsure] + fresh
         after[:, unsure] = step.used(real[:, unsure], offset[unsure], fresh)
     return totals, after
+
+
+@dataclass(frozen=True)
+class Run:
+    """The public numbers of some steps in a row."""
+
+    keep: Float64[Array, " d"]
+    drain: Float64[Array, " d"]
+    scales: Float64[Array, " steps"]  # D_t
+    spreads: Float64[Array, " steps"]  # sigma v_t D_t
+
+    def step(self, i: int) -> Coefficients:
+        """One of them."""
+        return Coefficients(self.keep, self.drain, float(self.scales[i]), float(self.spreads[i]))
+
+
+def blt_run(pair: Pair, run: Run, draws: Draws, ids: Ids | None) -> Pair:
+    """(total, buffers) after steps without increments, in one compiled pass.
+
+    A key uses the words 0, 1, .. of its own at this address, one per step, and what it draws from
+    them has the bits of `plain_step`.
+    """
+    if ids is None:
+        return _run_of(pair, run, draws, None)
+    size, (total, real) = max(1, WORDS // len(run.scales)), pair
+    parts = [slice(start, start + size) for start in range(0, len(total), size)]
+    done = [_run_of((total[part], real[:, part]), run, draws, ids[part]) for part in parts]
+    return np.concatenate([one for one, _ in done]), np.hstack([rows for _, rows in done])
+
+
+def _run_of(pair: Pair, run: Run, draws: Draws, ids: Ids | None) -> Pair:
+    """`blt_run` of keys whose words are held together."""
+    total, real = pair[0].copy(), pair[1].copy(order="C")
+    steps, sure = len(run.scales), np.empty(len(total), np.bool_)
+    words = draws.words(len(total) * steps) if ids is None else draws.words_for(ids, steps)
+    words = words.reshape(-1, steps)
+    _run(
+        np.ascontiguousarray(words.T), total, real, run.keep, run.drain, run.scales, run.spreads,
+        gaussian_table(), sure,
+    )  # fmt: skip
+    for key in np.flatnonzero(~sure).tolist():
+        one, asked = (pair[0][key], pair[1][:, [key]]), Asked(draws, ids, steps)
+        total[key], real[:, key] = _settled_run(one, run, words, key, asked)
+    return total, real
+
+
+def _settled_run(one: Pair, run: Run, words: Array, key: int, asked: Asked) -> Pair:
+    """`blt_run` of one key, some of whose draws need multiprecision."""
+    total, real = one
+    for i in range(len(run.scales)):
+        step, index = run.step(i), np.array([key * len(run.scales) + i])
+        offset = step.offset(real)
+        fresh, sure = rounded_gaussian_word(words[key, i], offset[0], step.spread, gaussian_table())
+        if not sure:
+            centre = np.zeros(words.size)
+            centre[index] = offset
+            spread = np.array([step.spread])
+            fresh = settle(asked, index, words.reshape(-1), centre, spread)[0]
+        total, real = total + fresh, step.used(real, offset, np.array([fresh]))
+    return total, real[:, 0]
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _run(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for numba)
+    words, totals, real, keep, drain, scales, spreads, table, sure
+):
+    nothing, fine = np.zeros(len(totals), np.int64), np.empty(len(totals), np.bool_)
+    sure[:] = True
+    for i in range(len(scales)):
+        _advance(
+            words[i], totals, nothing, real, keep, drain, scales[i], spreads[i], table, totals,
+            real, fine,
+        )  # fmt: skip
+        sure &= fine
 
 
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped

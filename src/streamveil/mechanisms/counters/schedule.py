@@ -75,6 +75,11 @@ class Schedule:
         left = squared_norm(self.p, self.omega, self.horizon - t + 1)
         return sqrt(left / squared_norm(self.p, self.omega, self.horizon)) * MARGIN, 1.0
 
+    def steps(self, first: int, last: int) -> Pair:
+        """D_t and v_t of the steps first..last."""
+        both = np.array([self.scales(t) for t in range(first, last + 1)]).reshape(-1, 2)
+        return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+
 
 @lru_cache(maxsize=64)
 def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
@@ -94,6 +99,7 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
     return Schedule(horizon, weighting, keep, drain, p, omega, norm, total, columns, noise)
 
 
+@lru_cache(maxsize=1 << 14)
 def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:
     """S_n in a fixed order of basic operations; see `Schedule.scales`."""
     total = 1.0

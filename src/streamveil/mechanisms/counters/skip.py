@@ -1,8 +1,8 @@
 """Passing over steps at which a key received nothing and nobody looked, without taking them.
 
 Trees and keyed counters skip exactly: a block's noise is drawn when the block is first used, so
-blocks that were opened and closed in between need none. `blt_jump` gives the law of a BLT's real
-noise after k steps at once.
+blocks that were opened and closed in between need none. A BLT must take every step, but takes them
+in one compiled pass. `blt_jump` gives the law of its real noise after k steps at once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import mpmath
 import numpy as np
 
 from streamveil.errors import HorizonError
+from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
+from streamveil.mechanisms.counters.blt import BltCounter
+from streamveil.mechanisms.counters.feedback import up
 from streamveil.mechanisms.counters.haar import HaarCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
+from streamveil.mechanisms.counters.kernels import Run, blt_run
 from streamveil.mechanisms.counters.noise import gaussian_rows
 from streamveil.mechanisms.counters.protocol import Counter, Ids, State
 from streamveil.mechanisms.counters.rational import Blt
@@ -55,6 +59,22 @@ def _skipped(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids 
 @_skipped.register(KaryTreeCounter)
 def _(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
     return State(state.t + steps, state.whole, state.real)
+
+
+@_skipped.register
+def _(counter: AnytimeBltCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+    return _skipped(counter.inner, state, steps, draws, ids)
+
+
+@_skipped.register
+def _(counter: BltCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+    if draws.silent or not state.keys:
+        return State(state.t + steps, state.whole, state.real)
+    plan, t = counter.schedule, state.t + steps
+    scales, noise = plan.steps(state.t + 1, t)
+    run = Run(plan.keep, plan.drain, scales, up(counter.sigma) * (noise * scales))
+    total, real = blt_run((state.whole[0], state.real), run, draws, ids)
+    return State(t, total[None, :], real)
 
 
 @_skipped.register
