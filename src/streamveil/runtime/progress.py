@@ -6,6 +6,9 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+
+STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,21 @@ class Progress:
     @property
     def memory_bytes(self) -> int:
         """The largest resident memory of this process so far."""
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return used if sys.platform == "darwin" else used * 1024
+        return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process now; its largest so far where that is not told."""
+    try:
+        return int(STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return peak_bytes()
 
 
 Listener = Callable[[Progress], None]

@@ -12,8 +12,8 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.connectors import Source, open_sink, open_source
 from streamveil.engines.compile import compile_plan
-from streamveil.engines.embedded.swept import swept
-from streamveil.engines.sketched import operator_of
+from streamveil.engines.embedded.group_by import within
+from streamveil.engines.sketched import is_sketched, operator_of
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
@@ -23,7 +23,7 @@ from streamveil.queries.schema import check_schema
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
-from streamveil.runtime.progress import Listener
+from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.schedule import Schedule
 from streamveil.runtime.store import SCRATCH
 
@@ -40,7 +40,7 @@ class Pace:
 
     max_rows: int | None = None  # of a micro-batch; None: from the width of a row
     once: bool = False  # stop at the end of what is there now
-    memory: int | None = None  # bytes of unit tables to hold; the rest is swept from disk
+    memory: int | None = None  # bytes of the process; units beyond it are swept from disk
 
 
 def run(  # noqa: PLR0913  (the public signature)
@@ -67,13 +67,14 @@ def run(  # noqa: PLR0913  (the public signature)
 
 
 def engine_for(pace: Pace | None, state: str | Path) -> Engine:
-    """The embedded engine, sweeping its units from disk when a memory limit is given."""
+    """The embedded engine: a group-by keeps its units within the memory limit, if there is one."""
     memory = pace.memory if pace else None
-    if memory is None:
-        return operator_of
 
     def engine(plan: Plan) -> Operator:
-        return swept(compile_plan(plan), memory, Path(state).absolute() / SCRATCH)
+        if is_sketched(plan):
+            return operator_of(plan)  # bounded by itself
+        scratch = Path(state).absolute() / SCRATCH
+        return within(compile_plan(plan), memory, resident_bytes(), scratch)
 
     return engine
 

@@ -1,0 +1,150 @@
+"""The group-by in one process: any number of units, within a memory limit if one is given.
+
+Few units live in one table. From `LARGE` units on, or when doubling that table would pass the
+limit, they are divided into partitions, which grow one at a time and of which as many stay in
+memory as the limit allows (`engines.embedded.tables`). No release depends on where a unit lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
+from streamveil.errors import PlanError
+from streamveil.operators.bounding import Passed, UnitRows, UnitTable, unit_stage
+from streamveil.operators.group_by import GroupBy
+from streamveil.operators.state import State
+from streamveil.types import Array
+
+LARGE = 1 << 20  # units from which on a table is divided
+WORK = 160 << 20  # bytes for micro-batches being read, folded and written
+SMALLEST_SHARE = 16 << 20  # bytes of units below which a limit is refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedGroupBy(GroupBy):
+    """`GroupBy` with its units in one table or, when they are many, in partitions.
+
+    Memory: with a limit, `Room.limit` is what the limit leaves for units: less what the process had
+        before, `WORK`, and twice the keys with their counters (a checkpoint copies them).
+    """
+
+    room: Room = field(compare=False, repr=False)
+    available: int | None = field(default=None, compare=False, repr=False)  # for all of the state
+
+    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+        self._make_room(state)
+        table: Any = state.units.get(period)
+        if table is None:
+            table = self._units(state, period)
+        if isinstance(table, UnitTable) and self._divides(state, table, len(rows.unit)):
+            table = PartedTable.of(table, self.room, self._no_units())
+            state.units[period] = cast(UnitTable, table)
+        if isinstance(table, PartedTable):
+            return table.bound(rows, self.bounds)
+        return unit_stage(table, rows, self.bounds)
+
+    def _divides(self, state: State, table: UnitTable, rows: int) -> bool:
+        """Whether a table is too large to be one: it may double while it takes these rows."""
+        tables = [table, *state.units.values()]
+        held = sum(one.nbytes for one in tables if isinstance(one, UnitTable))
+        doubled = held + table.nbytes + 2 * rows * table.nbytes // len(table.unit)
+        return table.units >= LARGE or not self.room.holds(doubled)
+
+    def _make_room(self, state: State) -> None:
+        """Gives the units what the keys leave."""
+        if self.available is None:
+            return
+        keys = sum(held.table.nbytes for held in state.windows.values())
+        keys += sum(known.nbytes for known in state.seen.values()) + self.room.counters
+        self.room.limit = max(0, self.available - 2 * keys)
+        for table in state.units.values():
+            if isinstance(table, PartedTable):
+                table.shed()
+
+    def _no_units(self) -> UnitTable:
+        return self._units(State(), 0)
+
+    def release(self, state: State, step: int, noise: Any) -> Any:
+        """See `Operator.release`."""
+        made = super().release(state, step, noise)
+        if self.available is not None:
+            arrays = [held.to_arrays().values() for held in state.windows.values()]
+            tables = sum(held.table.nbytes for held in state.windows.values())
+            self.room.counters = sum(a.nbytes for one in arrays for a in one) - tables
+        return made
+
+    def save(self, state: State) -> dict[str, Array]:
+        """See `Operator.save`. Where a copy would pass the limit, partitions are maps of files."""
+        plain = {k: v for k, v in state.units.items() if isinstance(v, UnitTable)}
+        arrays = super().save(replace(state, units=plain))
+        arrays["periods"] = np.array(list(state.units), np.int64)
+        tight = not self.room.holds(self.room.resident)
+        for period, table in state.units.items():
+            if isinstance(table, PartedTable):
+                for part in range(PARTS):
+                    held = table.arrays(part, from_disk=tight)
+                    arrays |= {f"{place(period, part)}/{name}": held[name] for name in held}
+        return arrays
+
+    def load(self, arrays: Mapping[str, Array]) -> State:
+        """See `Operator.load`."""
+        state = super().load({**arrays, "periods": np.zeros(0, np.int64)})
+        self._make_room(state)
+        for period in arrays["periods"].tolist():
+            state.units[period] = self._loaded(state, arrays, period)
+        return state
+
+    def _loaded(self, state: State, arrays: Mapping[str, Array], period: int) -> Any:
+        """The units of a scope, whether they were saved as one table or in partitions."""
+        if f"unit{period}/unit" in arrays:
+            table = table_of(arrays, f"unit{period}")
+            if self._divides(state, table, 0):
+                return PartedTable.of(table, self.room, self._no_units())
+            return copied(table)
+        parted = PartedTable(self.room, self._no_units())
+        for part in range(PARTS):
+            if f"{place(period, part)}/unit" in arrays:
+                parted.put(part, copied(table_of(arrays, place(period, part))))
+        return parted
+
+
+def place(period: int, part: int) -> str:
+    """How the arrays of one partition are named in a checkpoint."""
+    return f"unit{period}.{part}"
+
+
+def table_of(arrays: Mapping[str, Array], start: str) -> UnitTable:
+    """The unit table under a name, without a copy."""
+    return UnitTable(*(arrays[f"{start}/{name}"] for name in UnitTable.NAMES))
+
+
+def copied(table: UnitTable) -> UnitTable:
+    """The same in memory of its own."""
+    return UnitTable(*(np.array(getattr(table, name)) for name in UnitTable.NAMES))
+
+
+def embedded(operator: GroupBy, room: Room, available: int | None = None) -> EmbeddedGroupBy:
+    """The same group-by, keeping its units in a room."""
+    settings = {f.name: getattr(operator, f.name) for f in fields(operator) if f.init}
+    return EmbeddedGroupBy(**settings, room=room, available=available)
+
+
+def within(operator: GroupBy, memory: int | None, used: int, scratch: Path) -> EmbeddedGroupBy:
+    """The same group-by in a process that has `used` bytes and may have `memory` (None: any)."""
+    if memory is None:
+        return embedded(operator, Room(None, scratch))
+    available = memory - used - WORK
+    if available < SMALLEST_SHARE:
+        least = used + WORK + SMALLEST_SHARE
+        raise PlanError(
+            f"a memory limit of {memory / 2**20:,.0f} MiB leaves nothing for state: program and"
+            f" micro-batches take {(used + WORK) / 2**20:,.0f} MiB.\n"
+            f"  to fix  give at least {least / 2**20:,.0f} MiB"
+        )
+    return embedded(operator, Room(available, scratch), available)

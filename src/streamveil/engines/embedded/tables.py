@@ -1,0 +1,172 @@
+"""The units of one scope in hash partitions: grown one at a time, kept in memory or on disk.
+
+A unit belongs to one partition by the low bits of its fingerprint, so the rows of a micro-batch
+fall apart into rows of partitions that never meet. Each is bounded in turn against its own table.
+A unit's rows keep their order and no unit sees another's, so the answer is the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamveil.engines.embedded.split import grow_ahead, split
+from streamveil.errors import StoreError
+from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.types import Array
+
+PARTS = 32
+PRIVATE = 0o600
+ALIGNMENT = 8
+Layout = list[tuple[str, np.dtype[Any], int, int]]  # name, dtype, first and last byte in the file
+
+
+@dataclass(repr=False)
+class Room:
+    """How many bytes of unit tables may stay in memory (None: all), and how many do."""
+
+    limit: int | None
+    scratch: Path
+    resident: int = 0
+    counters: int = 0  # bytes of the counters of all keys, after the last release
+
+    def holds(self, more: int) -> bool:
+        """Whether so many bytes more may stay."""
+        return self.limit is None or self.resident + more <= self.limit
+
+
+class PartedTable:
+    """The units of one scope in `PARTS` tables, some of them on disk.
+
+    A sweep visits them in order. When memory is full the table just left is the one written out:
+    it is the one needed last, so what stays, stays, and the rest streams past. Partitions double
+    one after the other, each at a fill of its own, so that no micro-batch waits for all of them.
+    The files are a cache, not the state: log and checkpoint are what survives a crash.
+    """
+
+    def __init__(self, room: Room, empty: UnitTable) -> None:
+        self.room = room
+        self.tables: list[UnitTable | None] = [None] * PARTS
+        self.stored: list[Layout | None] = [None] * PARTS
+        self.unit_counts = [0] * PARTS
+        self.sizes = [0] * PARTS
+        self._empty = empty
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @classmethod
+    def of(cls, table: UnitTable, room: Room, empty: UnitTable) -> PartedTable:
+        """The units of one table, divided."""
+        parted = cls(room, empty)
+        for part, held in enumerate(split(table, PARTS)):
+            if held.units:
+                parted.put(part, held)
+        return parted
+
+    @property
+    def units(self) -> int:
+        """Units with at least one accepted row."""
+        return sum(self.unit_counts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables, wherever they are."""
+        return sum(self.sizes)
+
+    def bound(self, rows: UnitRows, bounds: Bounds) -> Passed:
+        """Decides every row and charges its unit, one partition after the other."""
+        passed = Passed(np.zeros(len(rows.unit), np.bool_), np.zeros(len(rows.unit), np.bool_))
+        homes = (rows.unit % np.uint64(PARTS)).astype(np.uint8)
+        order = np.argsort(homes, kind="stable")
+        ends = np.cumsum(np.bincount(homes, minlength=PARTS))
+        for part, at in enumerate(np.split(order, ends[:-1])):
+            if len(at):
+                held = self.take(part)
+                grow_ahead(held, (part + 1) / PARTS)
+                here = unit_stage(held, UnitRows(*(column[at] for column in rows)), bounds)
+                passed.accepted[at], passed.first[at] = here
+                self.put(part, held)
+        return passed
+
+    def take(self, part: int) -> UnitTable:
+        """The table of a partition, from memory or from disk; it counts as not resident."""
+        table = self.tables[part]
+        if table is not None:
+            self.room.resident -= self.sizes[part]
+            self.tables[part] = None
+            return table
+        arrays = self.mapped(part) or vars(self._empty)
+        return UnitTable(*(np.array(arrays[name]) for name in UnitTable.NAMES))
+
+    def put(self, part: int, table: UnitTable) -> None:
+        """Keeps a table in memory if there is room, else on disk."""
+        self.unit_counts[part], self.sizes[part] = table.units, table.nbytes
+        if self.room.holds(table.nbytes):
+            self.room.resident += table.nbytes
+            self.tables[part] = table
+        else:
+            self._store(part, table)
+
+    def shed(self) -> None:
+        """Moves tables to disk, the last first, until the rest fits."""
+        for part in reversed(range(PARTS)):
+            if self.room.holds(0):
+                return
+            if self.tables[part] is not None:
+                self._store(part, self.take(part))
+
+    def _store(self, part: int, table: UnitTable) -> None:
+        self.stored[part] = write(self._path(part), table)
+
+    def arrays(self, part: int, *, from_disk: bool = False) -> dict[str, Array]:
+        """The arrays of a partition; those on disk are maps of files that never change."""
+        table = self.tables[part]
+        if table is None:
+            return self.mapped(part)
+        if from_disk:
+            self._store(part, table)
+            return self.mapped(part)
+        return {name: getattr(table, name) for name in UnitTable.NAMES}
+
+    def mapped(self, part: int) -> dict[str, Array]:
+        """The arrays of a partition on disk; none before it was stored."""
+        layout = self.stored[part]
+        if layout is None:
+            return {}
+        data = np.memmap(self._path(part), np.uint8, "r")
+        return {name: data[start:end].view(kind) for name, kind, start, end in layout}
+
+    def __del__(self) -> None:
+        """The scope is over: its memory is free again, its files go with the folder."""
+        kept = zip(self.tables, self.sizes, strict=True)
+        self.room.resident -= sum(size for table, size in kept if table is not None)
+
+    def _path(self, part: int) -> Path:
+        if self._folder is None:
+            self.room.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory(dir=self.room.scratch)
+        return Path(self._folder.name) / f"{part}.units"
+
+
+def write(path: Path, table: UnitTable) -> Layout:
+    """A new file in place of the old one: whoever has mapped the old one keeps it."""
+    partial = path.with_suffix(".partial")
+    layout, at = [], 0
+    try:
+        with os.fdopen(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "wb"
+        ) as file:
+            for name in UnitTable.NAMES:
+                array = np.ascontiguousarray(getattr(table, name))
+                layout.append((name, array.dtype, at, at + array.nbytes))
+                file.write(array.view(np.uint8).data)
+                file.write(bytes(-array.nbytes % ALIGNMENT))
+                at += array.nbytes + -array.nbytes % ALIGNMENT
+        partial.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot write swept state to disk: {error.strerror}") from error
+    return layout
