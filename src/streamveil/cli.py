@@ -191,6 +191,31 @@ def run(
     show_last(last, planned.plan)
 
 
+@app.command(
+    epilog="Example: streamveil ask shop.sql \"COUNT(*) WHERE city = 'Oslo'\" --state shop.veil"
+)
+def ask(
+    query: QueryFile,
+    question: Annotated[str, typer.Argument(help="COUNT(*) WHERE condition")],
+    state: Annotated[Path, typer.Option(help="Directory of the job, which is not running.")],
+    secret: Annotated[
+        str | None,
+        typer.Option(help="env:NAME, command:PROGRAM or file:PATH; default: kept in the state."),
+    ] = None,
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """Asks a changing table about its last closed step; the same question again is free.
+
+    What follows from the releases, or what the synthetic table answers well, costs nothing; a
+    correction is paid from the query's `ask_share`.
+    """
+    from streamveil.runtime.ask import ask as answer
+
+    plan = read_query(query, table, name).plan
+    print_release(answer(plan, question, state=state, secret=secret).to_arrow(), plan.source.name)
+
+
 def show_last(last: Release | None, plan: Plan) -> None:
     """The last release, of a query without a sink."""
     if last is not None and plan.sink is None:

@@ -136,7 +136,7 @@ def test_without_noise_it_is_the_table_by_sql_means():
     )
     assert_allclose(released[-1].table["n"].to_pylist(), expected(batches), atol=1e-9)
     names = released[-1].table.column_names
-    assert names == ["sex", "age", "n", "n_low", "n_high", "trigger"]
+    assert names == ["sex", "age", "n", "n_sd", "n_low", "n_high", "trigger"]
     assert released[-1].table["sex"].to_pylist()[:2] == ["f", "m"]
     assert released[-1].table["age"].to_pylist()[:4] == [None, None, 0, 1]
     assert released[-1].trigger == 40

@@ -6,13 +6,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 from streamveil.engines.compile import MICRO, Compiler, binder, compile_plan
+from streamveil.engines.tables import compile_table
 from streamveil.errors import PlanError
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.protocol import Operator
 from streamveil.operators.sketch import COLLISION_BITS, SketchQuery, sized_finder, sized_sketch
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.queries.plan import KeyColumn, Plan
+from streamveil.queries.plan import KeyColumn, Plan, TableSource
 
 SKETCHES = ("approx_frequency", "heavy_hitters")
 MEMORY = 4 << 20  # bytes of one window, when the query says nothing
@@ -21,7 +22,9 @@ MAX_UNITS = 2**20
 
 
 def operator_of(plan: Plan) -> Operator:
-    """The operator of any plan: a sketch query or a group-by. Raises PlanError."""
+    """The operator of any plan: a changing table, a sketch query or a group-by."""
+    if isinstance(plan.source, TableSource):
+        return compile_table(plan)
     return compile_sketch(plan) if is_sketched(plan) else compile_plan(plan)
 
 

@@ -2,12 +2,13 @@
 
 Rows are inserts and deletes of records (`+`/`-`, `I`/`D`, Debezium's `c`/`u`/`d`). Columns with
 public domains place a record at a point of their product; a dynamic mechanism answers the queries
-of its class after every step. Nothing but those answers is ever released.
+of its class after every step. Nothing but those answers is ever released, and answers to questions
+(`ask`) that are put between steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,17 +20,21 @@ import pyarrow.compute as pc
 from streamveil.batch import Batch, Release
 from streamveil.errors import PlanError, StoreError, nearest
 from streamveil.mechanisms.dynamic.live import together
+from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.dynamic.pack import pack, unpack
 from streamveil.mechanisms.dynamic.protocol import Changes, DynamicMechanism
 from streamveil.mechanisms.dynamic.records import Records, RecordsState
+from streamveil.mechanisms.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.operators.hashing import name_column
+from streamveil.operators.questions import QUESTION, Asked, Asking, Questions
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.noise import Noise, SilentNoise
 from streamveil.types import Array, Bool, Int64
 
 Arrays = dict[str, Array]
+Bind = Callable[[pa.Schema], Callable[[pa.Table], Any]]  # a condition, compiled for some columns
 
 OPERATIONS: dict[str, tuple[int, ...]] = {
     "+": (1,), "I": (1,), "INSERT": (1,), "C": (1,), "R": (1,),
@@ -67,6 +72,7 @@ class TableState:
     rejected: Int64[Array, " reasons"] = field(
         default_factory=lambda: np.zeros(len(REASONS), np.int64)
     )
+    asking: Asking | None = None  # None: no step was closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +82,30 @@ class ChangingTable:
     Protects: one record with its insertion and its deletion, identified by `id_column`; an id may
         live `lives` times in all (an update is a deletion and an insertion). Without ids, one
         update, and a deletion takes the last copy of its values.
-    Guarantee: the mechanism's, for a group of `lives` lives.
+    Guarantee: the mechanism's and that of `adaptive` questions, for a group of `lives` lives.
     Proof: a row is read on its own; matching keeps records apart (see `records.py`); what is
-        released is a function of the mechanism's answers and of public numbers.
+        released is a function of the mechanism's answers and of public numbers. `condition` looks
+        at one row: a record that does not meet it is not in the table.
     Numerics: ids are 64-bit fingerprints under the job's secret; two of n ids share one with chance
         below n^2 / 2^65, and such a pair would be protected as one record.
     """
 
     kind: ClassVar[str] = "changing-table"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     mechanism: DynamicMechanism
     attributes: tuple[Attribute, ...]
     id_column: str | None = None
     operation_column: str | None = None  # None: every row is an insertion
     lives: int = 1
-    name: str = "n"  # of the released column
+    outputs: tuple[str, ...] = ("n",)  # released columns; queries go through the rows of each
+    cells: Marginals | None = None  # rows of a release; None: the queries, one after another
+    condition: Bind | None = None  # which records are in the table
+    adaptive: LivePmw | None = None
+    total: int | None = None  # the output that counts every record: needed by `adaptive`
     confidence: float = 0.95
+    non_negative: bool = False
+    integer: bool = False
 
     def __post_init__(self) -> None:
         points = int(np.prod([len(a.values) for a in self.attributes], dtype=np.int64))
@@ -106,8 +119,10 @@ class ChangingTable:
             raise PlanError(
                 "deletions need an id column to protect records; or protect 'update', by labels"
             )
-        if not by_record and self.lives != 1:
+        if self.id_column is None and self.lives != 1:
             raise PlanError("`lives` belongs to records with ids")
+        if self.adaptive is not None and (self.total is None or self.cells is None):
+            raise PlanError("adaptive questions need an output that counts all records")
 
     @property
     def records(self) -> Records:
@@ -125,9 +140,13 @@ class ChangingTable:
         """See `Operator`."""
         one = self.mechanism.guarantee
         unit = one.protects.unit if self.id_column is None else self.id_column
-        return replace(
-            one, loss=one.loss.group(self.lives), protects=replace(one.protects, unit=unit)
-        )
+        loss = one.loss if self.adaptive is None else one.loss + self.adaptive.loss
+        return replace(one, loss=loss.group(self.lives), protects=replace(one.protects, unit=unit))
+
+    @cached_property
+    def questions(self) -> Questions:
+        """What may be asked between steps."""
+        return Questions(self.cells, self.total, self.adaptive, self.confidence)
 
     def init(self) -> TableState:
         """See `Operator`."""
@@ -142,6 +161,9 @@ class ChangingTable:
 
     def apply(self, state: TableState, delta: Mapping[str, Array]) -> None:
         """See `Operator`. Matching is deterministic, so the updates themselves are the delta."""
+        if QUESTION in delta and state.asking is not None:
+            self.questions.apply(state.asking, delta)
+            return
         changes, _ = self.records.step(
             state.records, delta["signs"].astype(np.int64), delta["ids"], delta["labels"],
             state.t + 1,
@@ -154,11 +176,15 @@ class ChangingTable:
         first, second = self._operations(rows)
         ids, named = self._ids(rows, noise)
         labels, inside = self._labels(rows)
+        valid = inside
+        if self.condition is not None:
+            passes = pc.fill_null(self.condition(rows.schema)(rows), False)  # noqa: FBT003
+            inside = inside & np.asarray(passes)
         by_id = self.id_column is not None
         known = (first != 0) & (by_id | (second == 0))  # an update without id: of which record?
         outside = known & named & ~inside & ((first > 0) | (second > 0) | (not by_id))
         used = known & named & (~outside | (second > 0))  # an update to outside is a deletion
-        counts = [(~known).sum(), (known & ~named).sum(), outside.sum()]
+        counts = [(~known).sum(), (known & ~named).sum(), (outside & ~valid).sum()]
         at = np.flatnonzero(used)
         order = np.repeat(at, 1 + ((second > 0) & inside)[at])
         again = np.concatenate(([False], order[1:] == order[:-1])) if len(order) else order > 0
@@ -209,46 +235,88 @@ class ChangingTable:
         if state.inner is None:
             state.inner = self.mechanism.init(place)
         state.t += 1
-        self.mechanism.step(state.inner, together(state.pending), place)
+        changes = together(state.pending)
+        self.mechanism.step(state.inner, changes, place)
         state.pending = []
+        values, reach = self._answers(state)
+        state.asking = self.questions.step(
+            state.asking, changes, (state.t, values, reach), place.inside(b"questions")
+        )
         table = self.answers(state)
         trigger = pa.array(np.full(table.num_rows, state.t, np.int64))
         return [Release(table.append_column("trigger", trigger), 0, state.t, step)]
 
-    def answers(self, state: TableState) -> pa.Table:
-        """All answers as of the last closed step (or segment): post-processing.
+    def ask(
+        self, state: TableState, question: Bool[Array, " N"], noise: Noise
+    ) -> tuple[Asked, Arrays | None]:
+        """One question about the last closed step: how many records lie at these points?
 
-        The interval holds for all queries at once with probability `confidence`; without a proved
-        bound its ends are null.
+        In place. Also what `apply` needs to repeat it, None when nothing changed.
+        """
+        if state.asking is None:
+            raise PlanError("no step is closed yet: there is nothing to ask about")
+        place = Place(noise, "changing table").inside(b"questions")
+        return self.questions.ask(state.asking, question, place)
+
+    def _answers(self, state: TableState) -> tuple[Array, Array]:
+        """All answers as of the last closed step (or segment), and how far they reach.
+
+        The reach holds for all answers at once with probability `confidence`; it is infinite
+        without a proved bound.
         """
         values = self.mechanism.answers(state.inner).values
         bound = self.mechanism.bound(state.inner, 1 - self.confidence)
-        reach = np.full(len(values), bound if np.isfinite(bound) else np.nan)
-        low, high = np.maximum(values - reach, 0), np.maximum(values + reach, 0)
-        known = {
-            self.name: pa.array(values),
-            f"{self.name}_low": pa.array(low, from_pandas=True),
-            f"{self.name}_high": pa.array(high, from_pandas=True),
-        }
-        return pa.table({**self._labels_of_queries, **known})
+        counter = self._counter
+        return values, bound * (np.ones(len(values)) if counter is None else counter.relative)
+
+    @property
+    def _counter(self) -> SignedCounter | TreeCounter | None:
+        """The mechanism when its answers are data plus noise."""
+        found = self.mechanism
+        return found if isinstance(found, SignedCounter | TreeCounter) else None
+
+    def answers(self, state: TableState) -> pa.Table:
+        """A release: all answers as of the last closed step. Post-processing.
+
+        `NAME_sd` is the deviation of the noise, null where answers are not data plus noise; the
+        ends of an interval are null where no bound is proved.
+        """
+        values, reach = self._answers(state)
+        counter = self._counter
+        sd = np.full(len(values), np.nan) if counter is None else counter.deviations(state.inner)
+        reach = np.where(np.isfinite(reach), reach, np.nan)
+        shown = np.maximum(values, 0) if self.non_negative else values
+        parts = {
+            "": np.rint(shown) if self.integer else shown, "_sd": sd,
+            "_low": np.maximum(values - reach, 0), "_high": np.maximum(values + reach, 0),
+        }  # fmt: skip
+        columns = dict(self._labels_of_queries)
+        for place, name in enumerate(self.outputs):
+            for suffix, column in parts.items():
+                part = column.reshape(len(self.outputs), -1)[place]
+                columns[name + suffix] = pa.array(part, pa.float64(), from_pandas=True)
+        return pa.table(columns)
 
     @cached_property
     def _labels_of_queries(self) -> dict[str, pa.Array]:
         """Public columns that name each query: the group's values, null where not grouped."""
-        queries = self.mechanism.queries
+        queries = self.cells or self.mechanism.queries
         if not isinstance(queries, Marginals):
             return {"query": pa.array([queries.label(i) for i in range(queries.size)])}
         cells = [dict(zip(*queries.cell(i), strict=True)) for i in range(queries.size)]
+        used = {a for attributes in queries.sets for a in attributes}
         return {
             attribute.name: attribute.domain.take(
                 pa.array([cell.get(a) for cell in cells], pa.int64())
             )
             for a, attribute in enumerate(self.attributes)
+            if a in used
         }
 
     def save(self, state: TableState) -> Arrays:
         """See `Operator`."""
-        inner = {f"inner/{name}": array for name, array in pack([state.inner]).items()}
+        both = [state.inner, None if state.asking is None else state.asking.save()]
+        inner = {f"inner/{name}": array for name, array in pack(both).items()}
         pending = {f"pending/{name}": array for name, array in pack(state.pending).items()}
         records = {f"records/{k}": v for k, v in self.records.save(state.records).items()}
         facts = {"t": np.array([state.t], np.int64), "rejected": state.rejected}
@@ -264,13 +332,14 @@ class ChangingTable:
             groups[group][rest] = array
         if len(groups[""].get("rejected", ())) != len(REASONS) or "t" not in groups[""]:
             raise StoreError("the saved table lacks its counts")
-        inner = unpack(groups["inner"], list)[0]
+        inner, asking = unpack(groups["inner"], list)
         wanted = type(self.mechanism.init(Place(SilentNoise(), "none")))
         if inner is not None and type(inner) is not wanted:
             raise StoreError("the saved table belongs to another mechanism")
         return TableState(
             inner, self.records.load(groups["records"]), unpack(groups["pending"], list),
             int(groups[""]["t"][0]), np.array(groups[""]["rejected"]),
+            None if asking is None else Asking(*asking),
         )  # fmt: skip
 
     def counters(self, state: TableState) -> dict[str, int]:

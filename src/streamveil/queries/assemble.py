@@ -29,10 +29,11 @@ from streamveil.queries.plan import (
     Plan,
     SinkSpec,
     SourceSpec,
+    TableSource,
     Window,
 )
 
-POST = ("non_negative", "integer", "monotone")  # post-processing flags
+POST = ("non_negative", "integer", "monotone", "accept_error")  # flags
 PASSED = (
     "confidence",
     "selection",
@@ -45,7 +46,15 @@ PASSED = (
     "weight_reference",
     "thresholds",
     "max_units",
+    "expected_units",
+    "expected_rows",
+    "expected_most_rows",
+    "expected_groups",
     "rerun_on_growth",
+    "expected_size",
+    "expected_updates",
+    "ask_share",
+    "mechanism",
 )  # to Plan.options as they are
 WHOLE, ONE_SHOT = Window(), Ticks()
 DEFAULTS = {"watermark": "schedule", "late_data": "drop", "metrics": "off"}
@@ -63,11 +72,14 @@ class Draft:
     ticks: Ticks = ONE_SHOT
     sink: SinkSpec | None = None
     per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
+    sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
 
 
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     """The checked plan of a draft and its option values."""
     unit = values.get("privacy_unit_column")
+    if unit is None and isinstance(draft.source, TableSource):
+        unit = draft.source.record or ""  # '': a row of a table that only grows
     if unit is None:
         raise PlanError(
             "who is protected? privacy_unit_column has no default.\n"
@@ -92,6 +104,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             counter=values.get("counter") or "auto",
             sink=draft.sink,
             options=_options(values),
+            sets=draft.sets,
         )
     )
 
@@ -178,6 +191,7 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
     if rows is not None and groups is not None:
         raise PlanError("give max_rows_contributed or max_groups_contributed, not both")
     one_shot = draft.ticks.every_us is None and draft.ticks.rows is None
+    one_shot &= not isinstance(draft.source, TableSource)
     if rows is None and squares is None and groups is None and one_shot:
         groups = 1  # GoogleSQL's default
     if combine and each not in (None, 1):

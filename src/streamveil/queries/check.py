@@ -260,12 +260,13 @@ def _bounding(plan: Plan) -> Complaints:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
             yield f"{name} must be a whole number between 1 and 1,000,000,000"
-    if rows is None and squares is None:
+    if rows is None and squares is None and plan.options.get("expected_rows") is None:
         yield (
             "nothing limits how much one unit contributes.\n"
             "  why     noise can only hide a bounded contribution\n"
             "  to fix  max_rows_contributed = C, in Python .bound(max_rows=C); "
-            "`streamveil tune` proposes C from a public sample"
+            "`streamveil tune` proposes C from a public sample; or expected_rows, a public guess of"
+            " a unit's rows, and a forecast chooses"
         )
     if rows is not None and each is not None and each > rows:
         yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"

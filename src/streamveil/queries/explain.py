@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr
 
+from streamveil.queries import explain_table as tables
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
-from streamveil.queries.plan import Clock, Plan, Window
+from streamveil.queries.plan import Clock, Plan, TableSource, Window
 
 if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
     from streamveil.operators.sketch import SketchQuery
+    from streamveil.operators.table import ChangingTable
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 YEAR = timedelta(days=365)
@@ -65,6 +67,8 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
     from streamveil.engines.compile import compile_plan  # engines sit above the queries
     from streamveil.engines.sketched import compile_sketch, is_sketched
 
+    if isinstance(plan.source, TableSource):
+        return explain_table(plan)
     if is_sketched(plan):
         return explain_sketch(plan, compile_sketch(plan))
     operator = compile_plan(combined_plan(plan))
@@ -80,6 +84,34 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
     if forecast:
         sections.insert(3, forecast_section(operator, triggers))
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
+
+
+def explain_table(plan: Plan) -> Explanation:
+    """Describes a query over a changing table."""
+    from streamveil.engines.tables import Design  # engines sit above the queries
+
+    design = Design(plan)
+    triggers = shown_triggers(design.workload.steps)
+    heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
+    useless = tables.usefulness(design)
+    sections = (
+        *([Section("WARNING", ((useless,),))] if useless else []),
+        Section("QUERY", tables.table_rows(plan, _clock(plan.clock))),
+        Section("MECHANISM (errors of the worst answer, in records)", tables.choice_rows(design),
+                tables.CHOICE),
+        Section("NOISE", tables.noise_rows(design, triggers), heading),
+        Section("QUESTIONS", tables.question_rows(design)),
+        Section("BIAS (not in the intervals)", tables.bias_rows(plan)),
+        Section("DEFAULTS", tables.default_rows(plan, design), ("setting", "value", "why")),
+    )  # fmt: skip
+    delta, guarantee = shown_delta(plan), design.operator.guarantee
+    facts = {
+        "epsilon": guarantee.epsilon(delta), "delta": float(delta),
+        "guarantee": guarantee.to_dict(), "mechanism": design.candidate.name,
+        "expected": design.candidate.expected, "noise": tables.deviation_at(design, triggers),
+        "useful": useless is None,
+    }  # fmt: skip
+    return Explanation(promise(plan, design.operator), sections, facts)
 
 
 def explain_sketch(plan: Plan, operator: SketchQuery) -> Explanation:
@@ -110,7 +142,7 @@ def shown_delta(plan: Plan) -> Any:
     return plan.budget.delta if plan.budget.delta is not None else "1e-9"
 
 
-def promise(plan: Plan, operator: GroupBy | SketchQuery) -> str:
+def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
     """The guarantee in words, and what it comes to for somebody who is always there."""
     guarantee, delta = operator.guarantee, shown_delta(plan)
     words = [guarantee.sentence(delta)]
@@ -197,7 +229,7 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     """Which noise is where, and what each part costs."""
     bounds, totalling = operator.bounds, operator.totalling
     rows: list[Row] = [
-        ("bounding", _bounding(plan)),
+        ("bounding", _bounding(plan, bounds.quadratic)),
         ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
     ]
     rows += selection_rows(operator)
@@ -238,15 +270,15 @@ def selection_rows(operator: GroupBy) -> list[Row]:
     ]
 
 
-def _bounding(plan: Plan) -> str:
+def _bounding(plan: Plan, quadratic: int | None) -> str:
     bounding = plan.bounding
     parts = ["all rows of a unit in one group are one contribution"] if bounding.combine else []
     if bounding.max_rows is not None:
         parts.append(f"the first {bounding.max_rows:,} rows of a unit")
     if bounding.max_rows_per_group is not None:
         parts.append(f"at most {bounding.max_rows_per_group:,} in one group")
-    if bounding.quadratic is not None:
-        parts.append(f"while the sum of squared rows per group is at most {bounding.quadratic:,}")
+    if quadratic is not None:
+        parts.append(f"while the sum of squared rows per group, weighted, is at most {quadratic:,}")
     scope = "" if plan.period_us is None else f", in each {_span(plan.period_us)}"
     return ", ".join(parts) + scope
 

@@ -205,7 +205,11 @@ OPTIONS: dict[str, Option] = {
     "lateness": Option(
         interval, S, "0", "how long after its end a window still takes rows and triggers"
     ),
-    "preset": Option(word, S, "'default'", "'dp-sqlp': the published system, for comparison"),
+    "preset": Option(
+        word, S, "'default'",
+        "'dp-sqlp': the published system, for comparison; 'theorem': a changing table is served by "
+        "proved errors, not measured ones",
+    ),
     "thresholds": Option(
         word, S, "'rigorous'", "of preset 'dp-sqlp': 'rigorous', or 'published' (not proven)"
     ),
@@ -237,6 +241,37 @@ OPTIONS: dict[str, Option] = {
     ),
     "max_units": Option(
         whole, S, "100,000,000", "units expected at most: sets the chance of equal fingerprints"
+    ),
+    "expected_rows": Option(
+        real, S, "not used",
+        "rows of one unit, on average, publicly expected: settings and, where no bound is given, "
+        "bounds come from a forecast",
+    ),
+    "expected_most_rows": Option(
+        real, S, "a family of tails", "rows that 99 of 100 units are expected not to exceed"
+    ),
+    "expected_units": Option(real, S, "1,000,000", "units expected, with `expected_rows`"),
+    "expected_groups": Option(
+        real, S, "a group for every 50 rows", "groups of one window expected, with `expected_rows`"
+    ),
+    "expected_size": Option(
+        whole, S, NONE + " for changing tables",
+        "records of a changing table, about: chooses the mechanism, forecasts the error",
+    ),
+    "expected_updates": Option(
+        whole, S, "2 x expected_size; 1 x when nothing is deleted",
+        "insertions and deletions of a changing table over all steps, about",
+    ),
+    "ask_share": Option(
+        real, S, "0", "part of a changing table's budget for questions (ASK)"
+    ),
+    "mechanism": Option(
+        word, S, "'auto': least expected error",
+        "of a changing table: counter, tree_of_mwem, rerun, snapshot_delta, continual_mwem, "
+        "interval_tree, two_streams",
+    ),
+    "accept_error": Option(
+        flag, S, "FALSE", "runs a changing table although the error is a quarter of it or more"
     ),
     "watermark": Option(word, S, "'schedule'", "what closes windows: only the public clock can"),
     "late_data": Option(

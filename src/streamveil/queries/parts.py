@@ -15,7 +15,8 @@ from typing import Any, get_args
 from streamveil.errors import PlanError, nearest
 from streamveil.queries.check import check_plan
 from streamveil.queries.expr import conjunction, normalize_expression
-from streamveil.queries.plan import Aggregate, Clock, Function, KeyColumn, Plan
+from streamveil.queries.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource
+from streamveil.queries.table_check import check_table
 
 UNIT_US = {
     "microsecond": 1,
@@ -196,7 +197,7 @@ def finish(plan: Plan) -> Plan:
     """The plan in canonical form, checked. Raises PlanError."""
     done = replace(
         plan,
-        unit=normalize_expression(plan.unit),
+        unit=normalize_expression(plan.unit) if plan.unit else "",
         where=None if plan.where is None else conjunction([plan.where]),
         keys=tuple(
             KeyColumn(name=key.name, expression=normalize_expression(key.expression))
@@ -204,6 +205,7 @@ def finish(plan: Plan) -> Plan:
         ),
         options=dict(sorted(plan.options.items())),
     )
-    check_plan(done)
+    check = check_table if isinstance(plan.source, TableSource) else check_plan
+    check(done)
     decided = {name: value for name, value in done.options.items() if name not in SAID}
     return replace(done, options=decided)

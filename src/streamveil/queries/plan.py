@@ -44,6 +44,26 @@ class SourceSpec:
     public: bool = False  # its rows are declared public: it may name groups
 
 
+Changelog = Literal["insert", "insert-delete"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource(SourceSpec):
+    """Change data: its rows insert and delete the records of a table."""
+
+    changelog: Changelog
+    domains: tuple[tuple[str, tuple[Any, ...]], ...]  # columns with their public values, in order
+    operation: str | None = None  # column that says what a row does; None: every row inserts
+    record: str | None = None  # column that names a record; required where rows delete
+    lives: int = 1  # how often one id may be inserted; an update takes a life
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is read besides columns of expressions."""
+        named = (self.operation, self.record)
+        return (*(name for name in named if name), *(name for name, _ in self.domains))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Clock:
     """When triggers happen. All of it is public and fixed before any row is read.
@@ -139,15 +159,19 @@ class Plan:
     clock: Clock
     bounding: Bounding
     budget: Budget
-    preset: Literal["default", "dp-sqlp"] = "default"
+    preset: Literal["default", "dp-sqlp", "theorem"] = "default"
     counter: str = "auto"
     sink: SinkSpec | None = None
     options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
+    sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
 
     @property
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released (the sink does not)."""
-        content = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "sink"}
+        unsaid = {"sink"} if self.sets else {"sink", "sets"}  # older states know no sets
+        content = {
+            f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
+        }
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

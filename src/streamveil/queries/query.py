@@ -11,6 +11,7 @@ from streamveil.queries.plan import Plan
 if TYPE_CHECKING:
     from streamveil.batch import Release
     from streamveil.queries.explain import Explanation
+    from streamveil.runtime.ask import Answer
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,12 @@ class Query:
             return iter(spark.start(self.plan, state=state, **options))
         releases: Iterator[Release] = run(self.plan, state=state, **options)
         return releases
+
+    def ask(self, question: str, state: str, **options: Any) -> Answer:
+        """A question to a changing table at rest: `COUNT(*) WHERE condition`, or all without WHERE.
+
+        About the last closed step of the job in `state`. Options: secret, noise, insecure.
+        """
+        from streamveil.runtime.ask import ask  # the runtime sits above the queries
+
+        return ask(self.plan, question, state=state, **options)

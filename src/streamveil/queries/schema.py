@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from streamveil.errors import PlanError, nearest
 from streamveil.queries.expr import compile_expression, compile_predicate
-from streamveil.queries.plan import Plan
+from streamveil.queries.plan import Plan, TableSource
 
 ADDS = ("sum", "avg", "variance", "stddev", "quantile")
 
@@ -19,21 +19,41 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
     ):
         if column is not None:
             _check_time(schema, column, what)
-    for text in (plan.unit, *(key.expression for key in plan.keys)):
+    if isinstance(plan.source, TableSource):
+        _check_table(plan.source, schema)
+    for text in (*([plan.unit] if plan.unit else []), *(key.expression for key in plan.keys)):
         kind = compile_expression(text, schema).kind
         if kind == "null":
             raise PlanError(f"'{text}' is always null: it names nobody and no group")
     if plan.where is not None:
         compile_predicate(plan.where, schema)
     for agg in plan.aggregates:
-        if agg.expression is None:
-            continue
+        if agg.expression is None or isinstance(plan.source, TableSource):
+            continue  # of a changing table: compiled against its domains
         kind = compile_expression(agg.expression, schema).kind
         if agg.function in ADDS and kind not in ("int", "float"):
             raise PlanError(
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
                 "  to fix  CAST the column, or declare its type in CREATE STREAM"
             )
+
+
+def _check_table(source: TableSource, schema: pa.Schema) -> None:
+    """The columns of a changing table are there, and hold what they are declared to hold."""
+    for name in source.columns:
+        if name not in schema.names:
+            raise PlanError(
+                f"table '{source.name}': unknown column '{name}'{nearest(name, schema.names)}"
+            )
+    for name, values in source.domains:
+        try:
+            pa.array(values).cast(schema.field(name).type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise PlanError(
+                f"column '{name}' holds {schema.field(name).type}; its public values are "
+                f"{type(values[0]).__name__}.\n"
+                "  to fix  write values of the column's type in CHECK"
+            ) from None
 
 
 def _check_time(schema: pa.Schema, column: str, what: str) -> None:

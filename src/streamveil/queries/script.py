@@ -28,7 +28,8 @@ class Create:
 
     kind: str
     name: str
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]  # those with a type
+    checks: tuple[tuple[str, exp.Expr], ...]  # column -> what CHECK says of it
     pairs: Pairs
 
 
@@ -45,10 +46,10 @@ class Private:
 
 @dataclass(frozen=True)
 class Ask:
-    """ASK table SELECT ...: a question to a changing table."""
+    """ASK table COUNT(*) WHERE ...: a question to a changing table."""
 
     name: str
-    tree: exp.Expr
+    condition: exp.Expr | None
 
 
 Statement = Create | Private | Ask
@@ -134,7 +135,7 @@ def _statement(cursor: Cursor) -> Statement:
         return _create(cursor)
     if cursor.take("ASK"):
         name = cursor.name("the name of a changing table")
-        return Ask(name, parse_tokens(cursor.tokens[cursor.at :], cursor.source, "the question"))
+        return Ask(name, _question(cursor))
     if cursor.take("EXPLAIN"):
         cursor.take("PRIVACY")
         sink = _target(cursor)
@@ -145,6 +146,22 @@ def _statement(cursor: Cursor) -> Statement:
         hint = nearest(word[:30], STARTS)
         raise PlanError(f"a statement starts with {', '.join(STARTS)}{hint}{cursor.place()}")
     return _private(cursor, sink, explain=False)
+
+
+def read_question(text: str) -> exp.Expr | None:
+    """The condition of a question: COUNT(*) WHERE ..., with or without SELECT; None: all."""
+    tokens = [t for t in tokenize(text, "the question") if t.token_type != TokenType.SEMICOLON]
+    return _question(Cursor(tokens, text))
+
+
+def _question(cursor: Cursor) -> exp.Expr | None:
+    cursor.take("SELECT")
+    if not cursor.take("COUNT", "(", "*", ")"):
+        raise PlanError(f"a question is COUNT(*) WHERE condition{cursor.place()}")
+    if cursor.at == len(cursor.tokens):
+        return None
+    cursor.need("WHERE")
+    return parse_tokens(cursor.tokens[cursor.at :], cursor.source, "the question")
 
 
 def _target(cursor: Cursor) -> str | None:
@@ -161,21 +178,32 @@ def _create(cursor: Cursor) -> Create:
         raise PlanError(f"CREATE is followed by {', '.join(KINDS)}{nearest(kind[:30], KINDS)}")
     cursor.at += 1
     name = cursor.name("a name")
-    columns: tuple[tuple[str, str], ...] = ()
+    found = []
     if cursor.peek() == "(":
-        columns = tuple(_column(part, cursor.source) for part in commas(cursor.inside("CREATE")))
+        found = [_column(part, cursor.source) for part in commas(cursor.inside("CREATE"))]
     cursor.need("WITH")
     pairs = read_pairs(cursor.inside("WITH"), cursor.source)
     if cursor.at < len(cursor.tokens):
         raise PlanError(f"nothing follows WITH (...){cursor.place()}")
-    return Create(kind, name, columns, pairs)
+    columns = tuple((column, type_) for column, type_, _ in found if type_)
+    checks = tuple((column, check) for column, _, check in found if check is not None)
+    return Create(kind, name, columns, checks, pairs)
 
 
-def _column(tokens: list[Token], source: str) -> tuple[str, str]:
-    if len(tokens) != 2:
-        raise PlanError("a column of CREATE is a name and a type, such as user_id STRING")
+def _column(tokens: list[Token], source: str) -> tuple[str, str, exp.Expr | None]:
+    """Name, type ('' when only checked) and the condition of CHECK (...)."""
     cursor = Cursor(tokens, source)
-    return cursor.name("a column"), cursor.name("a type").upper()
+    name = cursor.name("a column")
+    type_ = "" if cursor.peek() in ("CHECK", "") else cursor.name("a type").upper()
+    check = None
+    if cursor.take("CHECK"):
+        check = parse_tokens(cursor.inside("CHECK"), source, "CHECK")
+    if cursor.at < len(tokens) or not (type_ or check is not None):
+        raise PlanError(
+            "a column of CREATE is a name and a type, such as user_id STRING; of a changing table "
+            "also its public values, such as city STRING CHECK (city IN ('a', 'b'))"
+        )
+    return name, type_, check
 
 
 def commas(tokens: Sequence[Token]) -> list[list[Token]]:

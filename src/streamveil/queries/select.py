@@ -18,8 +18,9 @@ from streamveil.queries.dialect import canonical, parse_tokens, shown
 from streamveil.queries.expr import normalize_expression
 from streamveil.queries.options import interval, whole, word
 from streamveil.queries.parts import Ticks
-from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
+from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource, Window
 from streamveil.queries.script import Cursor
+from streamveil.queries.table import grouping_sets
 
 FILES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
 WINDOW_COLUMNS = ("window_start", "window_end")
@@ -55,15 +56,17 @@ def read_select(
     scope = _from(tree, sources)
     where = scope.where + ([_row(tree.args["where"].this, scope)] if tree.args.get("where") else [])
     aggregates, per_group, plain = _select_list(tree, scope, unit)
+    sets = _table_sets(tree, scope, plain) if isinstance(scope.source, TableSource) else ()
     return Draft(
         source=scope.source,
         aggregates=tuple(aggregates),
         where=tuple(where),
-        keys=tuple(_group_by(tree, scope, plain)),
+        keys=() if sets else tuple(_group_by(tree, scope, plain)),
         window=scope.window,
         ticks=read_emit(emit, text, scope.source),
         sink=sink,
         per_group=frozenset(per_group),
+        sets=sets,
     )
 
 
@@ -309,6 +312,24 @@ def _group_by(tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]) -> lis
         keys[name] = _row(value, scope)
     _check_selected(plain, keys, windows, scope)
     return [KeyColumn(name=name, expression=text) for name, text in keys.items()]
+
+
+def _table_sets(
+    tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]
+) -> tuple[tuple[str, ...], ...]:
+    """The sets of columns a changing table is grouped by; none at all is one: ()."""
+    assert isinstance(scope.source, TableSource)  # noqa: S101  (the caller looked)
+    known = [name for name, _ in scope.source.domains]
+    group = tree.args.get("group")
+    items = [_resolved(item, scope) for item in group.expressions] if group else []
+    sets = grouping_sets(items, known)
+    used = {name.lower() for names in sets for name in names}
+    for name in plain:
+        if name.lower() not in used:
+            raise PlanError(
+                f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows"
+            )
+    return sets
 
 
 def _group_item(

@@ -14,17 +14,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
 from streamveil.queries.assemble import assemble
-from streamveil.queries.dialect import shown
+from streamveil.queries.dialect import canonical, shown
+from streamveil.queries.expr import conjunction
 from streamveil.queries.options import constant, flag, read_options, text, word
-from streamveil.queries.plan import Plan, SinkSpec, SourceSpec
+from streamveil.queries.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.queries.public_join import only_groups, take_public_join
 from streamveil.queries.script import Ask, Create, Private, split_script, values_of
 from streamveil.queries.select import read_select
+from streamveil.queries.table import domain_of, points_where, table_source
+
+CHANGES = ("changelog", "operation", "id", "lives")  # settings of a changing table
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Script:
     sources: Mapping[str, SourceSpec]
     sinks: Mapping[str, SinkSpec]
     queries: tuple[Planned, ...]
+    asks: tuple[tuple[str, str | None], ...] = ()  # ASK: a changing table, a condition (None: all)
 
     @property
     def query(self) -> Planned:
@@ -59,17 +64,28 @@ def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) ->
     sources: dict[str, SourceSpec] = dict(tables or {})
     sinks: dict[str, SinkSpec] = {}
     queries: list[Planned] = []
+    asks: list[tuple[str, str | None]] = []
     for statement in split_script(source):
         if isinstance(statement, Create):
             _declare(statement, sources, sinks)
         elif isinstance(statement, Ask):
-            raise PlanError(
-                f"ASK {shown(statement.name)}: questions to changing tables are not available in "
-                "SQL yet; use streamveil.dynamic from Python"
-            )
+            asks.append(_asked(statement, sources))
         else:
             queries.append(_planned(statement, source, sources, sinks))
-    return Script(sources, sinks, tuple(queries))
+    return Script(sources, sinks, tuple(queries), tuple(asks))
+
+
+def _asked(statement: Ask, sources: Mapping[str, SourceSpec]) -> tuple[str, str | None]:
+    source = sources.get(statement.name)
+    if not isinstance(source, TableSource):
+        raise PlanError(
+            f"ASK {shown(statement.name)}: no changing table of that name.\n"
+            "  to fix  CREATE TABLE name (...) WITH (source = ..., changelog = 'insert-delete')"
+        )
+    condition = statement.condition
+    text = None if condition is None else conjunction([canonical(condition)])
+    points_where(source, text)  # unknown columns are refused here
+    return statement.name, text
 
 
 def _planned(
@@ -105,11 +121,7 @@ def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, Si
             raise PlanError("CREATE SINK name WITH (sink = 'files', path = 'out/')")
         sinks[name] = SinkSpec(name=name, kind=kind, options=values)
         return
-    if "changelog" in values:
-        raise PlanError(
-            "changing tables (changelog = ...) are not available in SQL yet; "
-            "use streamveil.dynamic from Python"
-        )
+    table = _table_settings(create, values)
     kind = values.pop("source", None)
     if not isinstance(kind, str):
         raise PlanError(f"CREATE {create.kind} name WITH (source = 'files', path = '...')")
@@ -126,9 +138,30 @@ def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, Si
         raise PlanError("public is TRUE or FALSE")
     if create.columns:
         values["columns"] = dict(create.columns)
-    sources[name] = SourceSpec(
-        name=name, kind=kind, options=values, event_time=event_time, public=public
-    )
+    spec = SourceSpec(name=name, kind=kind, options=values, event_time=event_time, public=public)
+    sources[name] = _table(create, spec, table, sources) if table else spec
+
+
+def _table_settings(create: Create, values: dict[str, Any]) -> dict[str, Any]:
+    """Takes the settings of a changing table out of all; empty for a stream."""
+    table = {word: values.pop(word) for word in CHANGES if word in values}
+    said = "CHECK" if create.checks else next(iter(table), "")
+    if said and "changelog" not in table:
+        raise PlanError(f"{said} belongs to a changing table: give changelog = 'insert-delete'")
+    return table
+
+
+def _table(
+    create: Create, rows: SourceSpec, settings: dict[str, Any], sources: Mapping[str, SourceSpec]
+) -> TableSource:
+    """A changing table over a connector, or over rows that a name stands for."""
+    given = sources.get(rows.kind)
+    if given is not None and not isinstance(given, TableSource):
+        if rows.options:
+            raise PlanError(f"'{shown(given.name)}' has settings of its own: give them there")
+        rows = replace(given, event_time=rows.event_time or given.event_time)
+    domains = [domain_of(column, check) for column, check in create.checks]
+    return table_source(create.name, rows, settings, domains)
 
 
 def _setting(tree: Any, what: str) -> Any:

@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
-from streamveil.errors import StoreError
+from streamveil.errors import PlanError, StoreError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.ledger import Ledger
@@ -134,6 +136,28 @@ class Job:
     def counters(self) -> dict[str, int]:
         """Operator-only health numbers. Never published."""
         return self.work.operator.counters(self._state)
+
+    def ask(self, question: Array) -> Any:
+        """Puts a question to an operator that takes them; its answer, once it is durable.
+
+        Only while the job is not iterating: then the state in memory is the committed one. The
+        releases of the last commit are published first, as a restart would do.
+        """
+        ask = getattr(self.work.operator, "ask", None)
+        if ask is None:
+            raise PlanError("only a query over a changing table takes questions")
+        if getgeneratorstate(self._running) != GEN_CREATED:
+            raise StoreError(
+                "the job has been running in this process: questions come before it goes on.\n"
+                "  to fix  open the state again to ask"
+            )
+        answer, delta = ask(self._state, question, self._noise)
+        if delta is not None:
+            self._publish(self._last.releases)
+            place = replace(self.place, batch=self.place.batch + 1, closed=False)
+            self._last = Record(place, {})
+            self._store.commit(replace(self._last, delta=delta))
+        return answer
 
     def __iter__(self) -> Iterator[Release]:
         return self

@@ -18,7 +18,7 @@ from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.expr import columns_of
-from streamveil.queries.plan import Plan
+from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.job import Job, Work
@@ -110,9 +110,11 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
 def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
     """The source's columns that the plan mentions, in the source's order."""
     texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
-    texts += [aggregate.expression for aggregate in plan.aggregates]
+    if not isinstance(plan.source, TableSource):  # whose aggregates are over declared columns
+        texts += [aggregate.expression for aggregate in plan.aggregates]
     mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
     exact = {plan.source.event_time, plan.clock.arrival}
+    exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
     return [name for name in schema.names if name.lower() in mentioned or name in exact]
 
 

@@ -23,8 +23,9 @@ from streamveil.mechanisms.dynamic.trees import levels
 from streamveil.mechanisms.linear.mwem import Mwem
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.shares import Share
-from streamveil.mechanisms.linear.strategies import best_strategy
+from streamveil.mechanisms.linear.through import best_strategy
 from streamveil.privacy.budget import Budget
+from streamveil.types import Exact
 
 Preset = Literal["practical", "theorem"]
 USELESS = 0.25  # an error above this part of all records says less than guessing
@@ -84,7 +85,12 @@ class Choice:
     @property
     def useful(self) -> bool:
         """Whether the best error is below a quarter of the records."""
-        return self._error(self.best) < USELESS * self.workload.size
+        return self._error(self.best) < self.limit
+
+    @property
+    def limit(self) -> float:
+        """The error from which on answers are useless, in records."""
+        return USELESS * self.workload.size
 
     def _error(self, candidate: Candidate) -> float:
         return candidate.proved if self.preset == "theorem" else candidate.expected
@@ -110,8 +116,12 @@ class Choice:
         return "\n".join(lines)
 
 
-def choose(workload: Workload, budget: Budget, preset: Preset = "practical") -> Choice:
+def choose(
+    workload: Workload, budget: Budget, preset: Preset = "practical", part: Exact = 1
+) -> Choice:
     """Recommends a mechanism and says why; 'theorem' ranks by what is proved.
+
+    Mechanisms spend the fraction `part` of the budget, in epsilon or rho (mu squared).
 
     >>> from streamveil.mechanisms.linear import Marginals
     >>> cells = Marginals.ways((2,) * 9, 3)
@@ -121,8 +131,8 @@ def choose(workload: Workload, budget: Budget, preset: Preset = "practical") -> 
     ('counter', True)
     """
     require_one_of("preset", preset, ("practical", "theorem"))
-    found = [_counter(workload, budget)]
-    share = Share.of(budget)
+    found = [_counter(workload, Share.for_noise(budget).scale(part))]
+    share = Share.of(budget).scale(part)
     found += (
         _growing(workload, share, preset) if workload.grows else _changing(workload, share, preset)
     )
@@ -144,9 +154,8 @@ def static_error(queries: Queries, size: float, share: Share, amount: float) -> 
     return float(min(raw, 0.35 * size))
 
 
-def _counter(w: Workload, budget: Budget) -> Candidate:
+def _counter(w: Workload, share: Share) -> Candidate:
     """Signed changes through one counter, in the strategy with the least error."""
-    share = Share.for_noise(budget)
     strategy = best_strategy(w.queries, share.kind)
     mechanism: SignedCounter | TreeCounter
     if share.kind != "pure" and w.steps is not None and w.steps <= LONGEST:

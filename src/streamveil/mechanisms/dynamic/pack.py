@@ -19,11 +19,12 @@ from streamveil.mechanisms.dynamic.buckets import BucketState
 from streamveil.mechanisms.dynamic.continual_mwem import ContinualState
 from streamveil.mechanisms.dynamic.insertion_only import InsertionState
 from streamveil.mechanisms.dynamic.interval_tree import Live, TreeTableState
+from streamveil.mechanisms.dynamic.pmwg import PmwgState
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.signed_counter import RootState, TreeCounterState
 from streamveil.mechanisms.dynamic.trees import HybridState, Node, TreeState
 from streamveil.mechanisms.linear.protocol import Answers
-from streamveil.mechanisms.linear.shares import Share
+from streamveil.mechanisms.linear.shares import Meter, Share
 from streamveil.mechanisms.partition import PartitionState
 from streamveil.mechanisms.sparse_vector import AboveState
 from streamveil.types import Array
@@ -32,8 +33,8 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         AboveState, Answers, Bag, BucketState, Changes, ContinualState, HybridState, InsertionState,
-        Live, Node, PartitionState, RootState, Share, TableState, TreeCounterState, TreeState,
-        TreeTableState, TwoState,
+        Live, Meter, Node, PartitionState, PmwgState, RootState, Share, TableState,
+        TreeCounterState, TreeState, TreeTableState, TwoState,
     )
 }  # fmt: skip
 

@@ -89,6 +89,7 @@ class Pmwg:
     power: float = 0.5  # 0: a fixed number of questions per epoch; towards 1: ever more
     alpha: float = math.inf  # proved error as a fraction of the size
     shift: int = 0  # weights of questions are multiples of 2**-shift
+    least: float = 0.0  # the threshold in records is never below this, in the first epoch
 
     def __post_init__(self) -> None:
         require_positive(start=self.start, domain=self.domain, threshold=self.threshold)
@@ -173,7 +174,7 @@ class Pmwg:
             raise ValueError(f"the first histogram needs {self.domain} counts summing to `start`")
         uniform = np.full(self.domain, 1 / self.domain)
         state = PmwgState(histogram.astype(np.int64), uniform, self.start, Meter(self.share))
-        self._open(state, place)
+        self.open_run(state, place)
         return state
 
     def load(self, arrays: dict[str, Array]) -> PmwgState:
@@ -199,7 +200,7 @@ class Pmwg:
         if state.size >= 2 ** (state.epoch + 1) * self.start:
             while state.size >= 2 ** (state.epoch + 1) * self.start:
                 state.epoch += 1
-            self._open(state, place)
+            self.open_run(state, place)
 
     def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> Answer:
         """One question by its weights in [0, 1], answered in records.
@@ -214,21 +215,28 @@ class Pmwg:
             return Answer("EXHAUSTED", guess)
         exact = int(quanta @ state.histogram)
         gap = abs(exact - round(math.ldexp(guess, self.shift)))
-        limit = math.ceil(math.ldexp(self.threshold * state.size, self.shift))
+        limit = math.ceil(math.ldexp(self.limit(state), self.shift))
         here = place.inside(b"run", state.started - 1)
-        if not self._above(state.epoch).ask(state.run, gap, limit, here):
+        if not self.above(state.epoch).ask(state.run, gap, limit, here):
             return Answer("EASY", guess)
         return self._measure(state, exact, guess, query, place)
 
-    def _above(self, epoch: int) -> AboveThreshold:
+    def limit(self, state: PmwgState) -> float:
+        """The threshold of comparisons now, in records: a public number."""
+        least = self.least * 2 ** (state.epoch * (1 - self.power))  # as the noise of comparisons
+        return max(self.threshold * state.size, least)
+
+    def above(self, epoch: int) -> AboveThreshold:
+        """The mechanism of one run in an epoch."""
         whole = epoch_share(self.first, epoch, Fraction(self.power)).epsilon
         threshold, questions, _ = SPLIT
         return AboveThreshold(
             epsilon1=threshold * whole, epsilon2=questions * whole, unit=1 << self.shift
         )
 
-    def _open(self, state: PmwgState, place: Place) -> None:
-        above = self._above(state.epoch)
+    def open_run(self, state: PmwgState, place: Place) -> None:
+        """Opens the next run, if it can be paid for."""
+        above = self.above(state.epoch)
         cost = pure_cost(self.share, above.epsilon)
         state.run = None
         if state.meter.fits(cost):
@@ -248,12 +256,12 @@ class Pmwg:
         draws = place.inside(b"run", state.started - 1).draws(b"value")
         noisy = exact + int(discrete_laplace(draws, (1 << self.shift) / epsilon, 1)[0])
         value = math.ldexp(float(noisy), -self.shift)
-        gap = min(1.0, max(-1.0, (value - guess) / state.size))
+        gap = min(1.0, max(-1.0, (value - guess) / max(state.size, 1)))
         step = 2 * abs(gap) if self.step is None else self.step
         moved = state.weights * np.exp(math.copysign(step, gap) * query)
         state.weights = moved / moved.sum()
         state.hard += 1
-        self._open(state, place)
+        self.open_run(state, place)
         return Answer("HARD", value)
 
 

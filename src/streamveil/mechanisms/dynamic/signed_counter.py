@@ -149,6 +149,15 @@ class SignedCounter:
         noise = float(self.share.spread(1, 1)) * moved * self.strategy.unit(self.share.kind)
         return noise * math.sqrt(float((self.coefficients[:t] ** 2).sum()))
 
+    def deviations(self, state: RootState) -> Float64[Array, " k"]:
+        """The standard deviation of every answer now."""
+        return self.deviation(max(state.t, 1)) * self.relative
+
+    @cached_property
+    def relative(self) -> Float64[Array, " k"]:
+        """The noise of every answer, as a fraction of the worst one's."""
+        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
+
     def bound(self, state: RootState, beta: float) -> float:
         """See `DynamicMechanism`."""
         tail = math.sqrt(2 * math.log(2 * self.queries.size / beta))
@@ -221,6 +230,16 @@ class TreeCounter:
     def answers(self, state: TreeCounterState) -> Answers:
         """See `DynamicMechanism`."""
         return self.inner.answers(state.inner)
+
+    def deviations(self, state: TreeCounterState) -> Float64[Array, " k"]:
+        """The standard deviation of every answer now."""
+        square = sum(part.deviation(1, 1) ** 2 for part in self.inner.parts(state.inner))
+        return math.sqrt(square) * self.strategy.units(self.share.kind)
+
+    @cached_property
+    def relative(self) -> Float64[Array, " k"]:
+        """The noise of every answer, as a fraction of the worst one's."""
+        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
 
     def bound(self, state: TreeCounterState, beta: float) -> float:
         """See `DynamicMechanism`."""

@@ -13,10 +13,11 @@ from streamveil.mechanisms.linear.strategies import (
     Points,
     Residuals,
     Strategy,
-    best_strategy,
     hierarchy,
 )
 from streamveil.mechanisms.linear.structured import Halfspaces, Marginals, Ranges
+from streamveil.mechanisms.linear.sums import Sums
+from streamveil.mechanisms.linear.through import Through, best_strategy
 
 __all__ = [
     "Additive",
@@ -40,6 +41,8 @@ __all__ = [
     "SmallDb",
     "StaticMechanism",
     "Strategy",
+    "Sums",
+    "Through",
     "best_strategy",
     "combine",
     "functions",

@@ -8,7 +8,6 @@ Weights are multiples of 2**-shift: exact answers are integers in quanta of 2**-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,9 +160,9 @@ def check_histogram(queries: Queries, histogram: Array) -> None:
         raise ValueError(f"a histogram holds whole records (int64), not {histogram.dtype}")
 
 
-def widest(queries: Queries) -> float:
-    """The largest L2 norm of the weights of one query: what noise on every point amounts to."""
+def widths(queries: Queries) -> Float64[Array, " k"]:
+    """The L2 norm of the weights of each query: what noise on every point amounts to."""
     if isinstance(queries, Matrix):
-        square = np.einsum("kn,kn->k", queries.quanta, queries.quanta).max()
-        return math.ldexp(math.sqrt(float(square)), -queries.shift)
-    return math.sqrt(float(queries.answers(np.ones(queries.domain)).max()))
+        square = np.einsum("kn,kn->k", queries.quanta, queries.quanta)
+        return np.asarray(np.ldexp(np.sqrt(square), -queries.shift))
+    return np.sqrt(queries.answers(np.ones(queries.domain)))

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from streamveil.mechanisms.linear.queries import Matrix, Queries, widest
+from streamveil.mechanisms.linear.queries import Matrix, Queries, widths
 from streamveil.mechanisms.linear.shares import Kind
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.types import Array, Float64, Int64
@@ -49,6 +49,9 @@ class Strategy(Protocol):
 
     def unit(self, kind: Kind) -> float:
         """The standard deviation (in units of one scale) of the worst recovered answer."""
+
+    def units(self, kind: Kind) -> Float64[Array, " k"]:
+        """The same for every answer."""
 
     @property
     def single(self) -> bool:
@@ -84,6 +87,10 @@ class Direct:
         """See `Strategy`."""
         return math.ldexp(float(self.scales(kind)[0]), -self.queries.shift)
 
+    def units(self, kind: Kind) -> Float64[Array, " k"]:
+        """See `Strategy`."""
+        return np.full(self.queries.size, self.unit(kind))
+
 
 @dataclass(frozen=True)
 class Points:
@@ -113,9 +120,13 @@ class Points:
         """See `Strategy`."""
         return self._widest
 
+    def units(self, kind: Kind) -> Float64[Array, " k"]:
+        """See `Strategy`."""
+        return widths(self.queries)
+
     @cached_property
     def _widest(self) -> float:
-        return widest(self.queries)
+        return float(widths(self.queries).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +179,11 @@ class Dense:
 
     def unit(self, kind: Kind) -> float:
         """See `Strategy`."""
-        worst = np.sqrt((self._recovery**2).sum(axis=1)).max()
-        return float(worst * self.scales(kind)[0])
+        return float(self.units(kind).max())
+
+    def units(self, kind: Kind) -> Float64[Array, " k"]:
+        """See `Strategy`."""
+        return np.asarray(np.sqrt((self._recovery**2).sum(axis=1)) * self.scales(kind)[0])
 
 
 def hierarchy(points: int, branch: int = 2) -> Float64[Array, "rows N"]:
@@ -335,12 +349,15 @@ class Residuals:
 
     def unit(self, kind: Kind) -> float:
         """See `Strategy`."""
+        return float(self.units(kind).max())
+
+    def units(self, kind: Kind) -> Float64[Array, " k"]:
+        """See `Strategy`."""
         square = self.scales(kind) ** 2
-        worst = 0.0
-        for shape, _, _, rows in self.groups:
-            spread = along_axes([inverse_contrasts(size) ** 2 for size in shape], square[rows])
-            worst = max(worst, float(spread.max()))
-        return math.sqrt(worst)
+        out = np.empty(self.queries.size)
+        for shape, _, at, rows in self.groups:
+            out[at] = along_axes([inverse_contrasts(size) ** 2 for size in shape], square[rows])
+        return np.sqrt(out)
 
 
 def inverse_contrasts(size: int) -> Float64[Array, "size size"]:
@@ -354,13 +371,3 @@ def along_axes(matrices: Sequence[Array], table: Array) -> Array:
     for axis, matrix in enumerate(matrices, start=1):
         table = np.moveaxis(np.tensordot(matrix, table, axes=(1, axis)), 0, axis)
     return table
-
-
-def best_strategy(queries: Queries, kind: Kind) -> Strategy:
-    """The strategy with the least error of the worst answer: direct, points, or residuals."""
-    known: list[Strategy] = [Direct(queries)]
-    if queries.domain <= 1 << 20:
-        known.append(Points(queries))
-    if isinstance(queries, Marginals):
-        known.append(Residuals(queries))
-    return min(known, key=lambda strategy: strategy.unit(kind))

@@ -1,0 +1,135 @@
+"""What a query over a changing table promises and how well it can answer, before any row."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from streamveil.queries.plan import Plan
+
+if TYPE_CHECKING:
+    from streamveil.engines.tables import Design
+
+Row = tuple[str, ...]
+MANY = 12  # values of a domain or sets of columns that are written out
+
+
+def table_rows(plan: Plan, releases: str) -> tuple[Row, ...]:
+    """What is asked, as the plan has it."""
+    source: Any = plan.source
+    sets = [", ".join(names) or "all records" for names in plan.sets]
+    shown = "; ".join(sets[:MANY]) + (f"; and {len(sets) - MANY} more" if len(sets) > MANY else "")
+    deletes = source.changelog == "insert-delete"
+    return (
+        ("job", plan.name),
+        ("table", f"{source.name} ({source.kind}), {source.changelog}"),
+        ("records", f"named by {source.record}" if source.record else "every row is one"),
+        ("operation", f"column {source.operation}" if deletes else "every row inserts"),
+        *(("domain", f"{name}: {_values(values)}") for name, values in source.domains),
+        ("where", plan.where or "every record"),
+        ("groups", shown),
+        *(("answer", f"{one.name} = count({one.expression or '*'})") for one in plan.aggregates),
+        ("releases", releases),
+        ("sink", "none" if plan.sink is None else f"{plan.sink.name} ({plan.sink.kind})"),
+    )
+
+
+def _values(values: tuple[Any, ...]) -> str:
+    if len(values) <= MANY:
+        return ", ".join(str(value) for value in values)
+    return f"{values[0]} .. {values[-1]} ({len(values):,} values)"
+
+
+def choice_rows(design: Design) -> tuple[Row, ...]:
+    """Every candidate with its errors, the one that runs first."""
+    size = design.workload.size
+    first = design.candidate
+    others = [one for one in design.choice.candidates if one is not first]
+    return tuple(
+        (
+            one.name + (" (runs)" if one is first else ""),
+            _records(one.proved, size),
+            f"{one.expected:,.0f} ({one.expected / size:.1%})",
+            one.why,
+        )
+        for one in [first, *others]
+    )
+
+
+def _records(error: float, size: float) -> str:
+    if not isfinite(error):
+        return "nothing proved"
+    return f"{error:,.0f}" if error < size else "more than all"
+
+
+CHOICE = ("mechanism", "proved (95%)", "expected", "why")
+
+
+def noise_rows(design: Design, triggers: tuple[int, ...]) -> tuple[Row, ...]:
+    """The noise of the worst answer at some releases, where answers are data plus noise."""
+    deviations = deviation_at(design, triggers)
+    if not deviations:
+        reach = "see MECHANISM: the expected error of the worst answer at the end"
+        return (("not plain noise", reach),)
+    return (("worst answer of a release", *(f"{deviations[t]:,.4g}" for t in triggers)),)
+
+
+def deviation_at(design: Design, triggers: tuple[int, ...]) -> dict[int, float]:
+    """Standard deviations of the worst answer; empty where answers are not data plus noise."""
+    at = getattr(design.candidate.mechanism, "deviation", None)
+    return {} if at is None else {t: float(at(t)) for t in triggers}
+
+
+def question_rows(design: Design) -> tuple[Row, ...]:
+    """What questions cost and how good their answers are."""
+    live = design.adaptive
+    if live is None:
+        return (("ASK", "what follows from the releases (free); ask_share pays for more"),)
+    share = float(design.ask_share)
+    least = live.inner.least
+    planned = f"{live.halts:,} corrections" + (" each time the table doubles" * live.only_grows)
+    return (
+        ("ASK", f"{share:.0%} of the budget: {planned} are paid for; all other answers are free"),
+        ("threshold", f"an answer is corrected when it seems wrong by more than about "
+                      f"{max(least, live.inner.threshold * live.start):,.0f} records"),
+    )  # fmt: skip
+
+
+def bias_rows(plan: Plan) -> tuple[Row, ...]:
+    """What no interval covers."""
+    source: Any = plan.source
+    rows = [("values outside the domains", "such records are not in the table; they are counted "
+             "for the operator")]  # fmt: skip
+    if source.record:
+        rows.append((
+            f"ids inserted more than {source.lives:,} time(s)",
+            "later insertions are left out; lives = n allows n, at n times the cost",
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def default_rows(plan: Plan, design: Design) -> tuple[Row, ...]:
+    """What the query left open, what was taken, and why."""
+    given, w = plan.options, design.workload
+    quiet = {
+        "mechanism": (design.candidate.name, "least expected error; a counter unless half of it"),
+        "expected_updates": (f"{w.updates:,.0f}", "every record comes and goes once" if not w.grows
+                             else "every record comes once"),
+        "ask_share": ("0", "all of the budget is for the releases"),
+        "confidence": ("0.95", "of all intervals of a release together"),
+    }  # fmt: skip
+    rows = [(name, *said) for name, said in quiet.items() if name not in given]
+    if not design.source.lives > 1 and design.source.record:
+        rows.append(("lives", "1", "an id comes once; an update counts as a new life"))
+    return tuple(rows)
+
+
+def usefulness(design: Design) -> str | None:
+    """A warning when the mechanism says little, None otherwise."""
+    error, w = design.candidate.expected, design.workload
+    if error < design.worth:
+        return None
+    return (
+        f"the worst answer is expected to be wrong by {error:,.0f} of {w.size:,.0f} records. The "
+        "job is refused; accept_error = TRUE runs it"
+    )

@@ -1,0 +1,87 @@
+"""One question to a changing table whose job is at rest: answered from the last closed step.
+
+The answer is durable before it is shown, so asking again after a crash gives the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import pyarrow as pa
+
+from streamveil.connectors import open_sink
+from streamveil.engines.sketched import operator_of
+from streamveil.errors import PlanError, StoreError
+from streamveil.privacy.noise import Noise
+from streamveil.queries.dialect import canonical
+from streamveil.queries.expr import conjunction
+from streamveil.queries.plan import Plan, TableSource
+from streamveil.queries.script import read_question
+from streamveil.queries.table import points_where
+from streamveil.runtime.job import Job, Work
+from streamveil.runtime.keys import Keys
+from streamveil.runtime.store import read_header
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a question got. RELEASED and EASY cost nothing, HARD is paid for.
+
+    EXHAUSTED: nothing is left to pay for a comparison; `n` is a guess without an interval.
+    """
+
+    question: str
+    kind: str
+    n: float
+    n_low: float | None  # with the confidence of the query, over all questions together
+    n_high: float | None
+    trigger: int  # the closed step it is about
+    corrections_left: int | None  # about; None: nothing is set aside for questions
+
+    def to_arrow(self) -> pa.Table:
+        """As a table of one row."""
+        return pa.table({name: [value] for name, value in vars(self).items()})
+
+
+def ask(
+    plan: Plan,
+    question: str | None,
+    *,
+    state: str | Path,
+    secret: bytes | str | None = None,
+    noise: Noise | None = None,
+    insecure: bool = False,
+) -> Answer:
+    """Answers `COUNT(*) WHERE condition` about the table of a plan, from its state directory."""
+    source = plan.source
+    if not isinstance(source, TableSource):
+        raise PlanError("only a query over a changing table (changelog = ...) takes questions")
+    condition = None if question is None else condition_of(question)
+    points = points_where(source, condition)
+    if not Path(state).is_dir() or read_header(Path(state)) is None:
+        raise StoreError(
+            f"'{Path(state).name}' is not a state directory.\n"
+            "  to fix  run the query first: questions are about its last closed step"
+        )
+    work = Work(
+        name=plan.name, fingerprint=plan.fingerprint, operator=operator_of(plan),
+        feed=lambda _: iter(()), limit=plan.budget,
+        sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
+    )  # fmt: skip
+    with Job(state, work, Keys(secret, noise, insecure)) as job:
+        asked = job.ask(points)
+    known = isfinite(asked.reach)
+    return Answer(
+        question="COUNT(*)" + (f" WHERE {condition}" if condition else ""), kind=asked.kind,
+        n=asked.value, n_low=max(0.0, asked.value - asked.reach) if known else None,
+        n_high=max(0.0, asked.value + asked.reach) if known else None,
+        trigger=asked.step, corrections_left=asked.left,
+    )  # fmt: skip
+
+
+def condition_of(question: str) -> str | None:
+    """The condition of a question in canonical form; None: all records."""
+    tree = read_question(question)
+    return None if tree is None else conjunction([canonical(tree)])
