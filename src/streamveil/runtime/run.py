@@ -71,7 +71,7 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
     memory = pace.memory if pace else None
 
     def engine(plan: Plan) -> Operator:
-        if is_sketched(plan):
+        if is_sketched(plan) or isinstance(plan.source, TableSource):
             return operator_of(plan)  # bounded by itself
         scratch = Path(state).absolute() / SCRATCH
         return within(compile_plan(plan), memory, resident_bytes(), scratch)
