@@ -83,6 +83,21 @@ def test_run_resume_inspect_and_ledger(folder):
     assert errors.startswith("StoreError: ")
 
 
+def test_run_reports_memory_and_takes_a_limit(folder):
+    code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
+    assert code == 0
+    summary = err.strip().splitlines()[-1]
+    assert re.search(r"400 rows in .*4 releases; memory at most [1-9]\d* MiB", summary), err
+    expected = {p.name: p.read_bytes() for p in folder.rglob("out/**/*.csv")}
+    assert expected
+    code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "50MB")
+    assert code == cli.CODES[cli.PlanError]
+    assert "give at least" in err
+    code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "4GB",
+                        "--quiet")  # fmt: skip
+    assert (code, err) == (0, "")
+
+
 def test_explain_reads_no_data(folder):
     (folder / "visits.parquet").unlink()
     runner = CliRunner()

@@ -36,7 +36,7 @@ from streamveil.queries.plan import Plan, SourceSpec
 from streamveil.queries.sql import Planned, Script, parse_script
 
 if TYPE_CHECKING:
-    from streamveil.queries.explain import Limit
+    from streamveil.queries.explain_memory import Limit
 
 CODES: dict[type[StreamveilError], int] = {
     PlanError: 2,
@@ -147,7 +147,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory for privacy units, such as 4GB; the rest is swept from disk."),
+        typer.Option(help="Memory of the process, such as 4GB; units beyond it live on disk."),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="embedded, or spark (the extra 'spark').")
@@ -183,11 +183,14 @@ def run(
         show_last(last, planned.plan)
         return
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
-    with progress_bar(planned.plan, quiet=quiet) as listen:
+    seen: list[Any] = []  # the last progress
+    with progress_bar(planned.plan, seen, quiet=quiet) as listen:
         job = start(planned.plan, state=state, secret=secret, progress=listen, pace=pace)
         with job:
             for release in job:
                 last = release
+    if seen and not quiet:
+        typer.echo(seen[0].summary(), err=True)
     show_last(last, planned.plan)
 
 
@@ -223,8 +226,8 @@ def show_last(last: Release | None, plan: Plan) -> None:
 
 
 @contextmanager
-def progress_bar(plan: Plan, *, quiet: bool) -> Iterator[Any]:
-    """A progress line on stderr; yields the listener for a job."""
+def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
+    """A progress line on stderr; yields the listener for a job, which keeps what it heard last."""
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -238,11 +241,12 @@ def progress_bar(plan: Plan, *, quiet: bool) -> Iterator[Any]:
         task = bar.add_task("starting", total=plan.clock.steps, rate="")
 
         def listen(seen: Any) -> None:
+            last[:] = [seen]
             bar.update(
                 task,
                 description=f"step {seen.step:,} · {seen.releases:,} releases",
                 completed=seen.step,
-                rate=f"{seen.rows_per_second:,.0f} rows/s",
+                rate=f"{seen.rows_per_second:,.0f} rows/s · {seen.memory_bytes / 2**20:,.0f} MiB",
             )
 
         yield listen
@@ -269,19 +273,22 @@ def explain(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Numbers instead of text.")] = False,
     memory: Annotated[
-        str | None, typer.Option(help="A limit such as 4GB: how many groups fit in it?")
+        str | None, typer.Option(help="A limit such as 4GB: how many groups and units fit in it?")
     ] = None,
     groups: Annotated[
         int | None, typer.Option(help="Groups you expect; with --memory, whether they fit.")
+    ] = None,
+    units: Annotated[
+        int | None, typer.Option(help="Privacy units you expect, such as 10000000.")
     ] = None,
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
     """The promise in words, the plan, the noise and every default. Reads no data."""
-    from streamveil.queries.explain import Limit
+    from streamveil.queries.explain_memory import Limit
 
     planned = read_query(query, table, name)
-    limit = Limit(None if memory is None else size_of(memory), groups)
+    limit = Limit(None if memory is None else size_of(memory), groups, units)
     print_explanation(planned.plan, forecast=forecast, as_json=as_json, limit=limit)
 
 

@@ -8,7 +8,8 @@ import pytest
 import streamveil.queries.builder as sv
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import Limit, explain, shown_triggers
+from streamveil.queries.explain import explain, shown_triggers
+from streamveil.queries.explain_memory import Limit
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
@@ -98,3 +99,17 @@ def test_groups_that_do_not_fit_are_sent_to_a_sketch():
     assert "HEAVY_HITTERS(k, k => 100, memory => 1000000)" in small
     assert "HEAVY_HITTERS" not in str(explain(plan, limit=Limit(memory=10**9, groups=10**5)))
     assert "groups in" not in str(explain(plan))
+
+
+def test_memory_is_forecast_for_the_expected_units():
+    plan = query().plan
+    text = str(explain(plan, limit=Limit(units=10**6)))
+    assert "1,000,000 units" in text
+    assert "swept" not in text
+    enough = str(explain(plan, limit=Limit(memory=4 << 30, units=10**6)))
+    assert "units in 4,096 MiB" in enough
+    assert "do not fit" not in enough
+    text = str(explain(plan, limit=Limit(memory=1 << 30, units=10**9)))
+    assert "1,000,000,000 units do not fit" in text
+    fewer = str(explain(plan, limit=Limit(memory=1 << 30, units=10**9, groups=10**6)))
+    assert fewer != text, "groups take room"

@@ -17,6 +17,7 @@ from scipy.special import ndtr
 
 from streamveil.queries import explain_table as tables
 from streamveil.queries.combine import combined_plan
+from streamveil.queries.explain_memory import Limit, Sizes, unit_rows
 from streamveil.queries.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.queries.plan import Clock, Plan, TableSource, Window
 
@@ -29,14 +30,6 @@ FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 YEAR = timedelta(days=365)
 FILL = 0.6  # share of a hash table in use, between two doublings
 Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What a user has and expects: bytes of memory, groups."""
-
-    memory: int | None = None
-    groups: int | None = None
 
 
 @dataclass(frozen=True)
@@ -401,6 +394,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
                  f"{plan.keys[0].name}, k => 100, memory => {limit.memory}) in a query of its own: "
                  "bounded memory, the same promise")
             )  # fmt: skip
+    rows += unit_rows(Sizes(unit, entry, seen + 22 + shown), limit)
     return tuple(rows)
 
 

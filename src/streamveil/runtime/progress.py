@@ -35,6 +35,22 @@ class Progress:
         """The largest resident memory of this process so far."""
         return peak_bytes()
 
+    def summary(self) -> str:
+        """One line for the operator's terminal; sizes are rounded, no count of units or groups.
+
+        >>> Progress(batch=3, step=2, rows=900, releases=2, seconds=1.5, log_bytes=1 << 20,
+        ...          checkpoint_bytes=0).summary().split("; memory")[0]
+        '3 micro-batches, 900 rows in 1.5 s (600 rows/s), 2 releases'
+        """
+        state = self.counters.get("bytes")
+        kept = "" if state is None else f", of it {state / 2**20:,.1f} MiB state"
+        disk = (self.log_bytes + self.checkpoint_bytes) / 2**20
+        return (
+            f"{self.batch:,} micro-batches, {self.rows:,} rows in {self.seconds:,.1f} s"
+            f" ({self.rows_per_second:,.0f} rows/s), {self.releases:,} releases; memory at most"
+            f" {self.memory_bytes / 2**20:,.0f} MiB{kept}; on disk {disk:,.1f} MiB"
+        )
+
 
 def peak_bytes() -> int:
     """The largest resident memory of this process so far."""

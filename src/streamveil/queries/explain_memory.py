@@ -1,0 +1,59 @@
+"""How much memory a query will take, and how many units fit below a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROGRAM = 250 << 20  # bytes of the running program with its libraries, about
+GROUPS_ENTERED = 4  # groups of a unit, where nothing is said
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a user has and expects: bytes of memory, groups, privacy units."""
+
+    memory: int | None = None
+    groups: int | None = None
+    units: int | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one privacy unit, of each group it is in, and of one shown group."""
+
+    unit: int
+    entry: int
+    group: int
+
+    @property
+    def whole_unit(self) -> int:
+        """A unit with the groups it is in."""
+        return self.unit + GROUPS_ENTERED * self.entry
+
+
+def unit_rows(sizes: Sizes, limit: Limit) -> list[tuple[str, str]]:
+    """The memory of the expected units, and what happens to those that do not fit."""
+    from streamveil.engines.embedded.group_by import WORK  # engines sit above the queries
+
+    groups = 2 * sizes.group * (limit.groups or 0)  # a checkpoint copies them
+    rows = []
+    if limit.units is not None:
+        state = sizes.whole_unit * limit.units
+        whole = mebi(PROGRAM + WORK + groups + 2 * state)
+        text = f"about {mebi(state)}; {whole} with the program and the copy for a checkpoint"
+        rows.append((f"{limit.units:,} units", text))
+    if limit.memory is not None:
+        left = max(0, limit.memory - PROGRAM - WORK - groups)
+        fit = left // sizes.whole_unit
+        text = f"about {fit:,}; more are swept from disk by `run --memory`, with the same releases"
+        rows.append((f"units in {mebi(limit.memory)}", text))
+        if limit.units is not None and limit.units > fit:
+            share = 1 - fit / limit.units
+            text = f"about {share:.0%} of their table is read and written for each micro-batch"
+            rows.append((f"{limit.units:,} units do not fit", text))
+    return rows
+
+
+def mebi(size: float) -> str:
+    """A size as text."""
+    return f"{size / 2**20:,.0f} MiB" if size < 10 * 2**30 else f"{size / 2**30:,.1f} GiB"
