@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.engines.sizing import LARGEST_WEIGHT, Sizing
+from streamveil.engines.sizing import EXPECTED, OPEN_BOUND, Sizing, is_open
 from streamveil.errors import PlanError, nearest
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import Default, GroupBy
@@ -22,7 +22,7 @@ from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.queries.expr import compile_expression, compile_predicate
-from streamveil.queries.plan import Aggregate, Plan
+from streamveil.queries.plan import Aggregate, Plan, TableSource
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
 LARGEST_SUM = 2**62
@@ -43,6 +43,7 @@ OPTIONS = {
     "selection_share",
     "weights",
     "max_units",
+    *EXPECTED,
 }
 
 
@@ -66,6 +67,11 @@ class Compiler:
     def compile(self) -> GroupBy:
         """The operator."""
         plan = self.plan
+        if isinstance(plan.source, TableSource):
+            raise PlanError(
+                "a changing table runs on the embedded engine, without a memory limit, and is not "
+                "tuned"
+            )
         unknown = set(plan.options) - OPTIONS
         if unknown:
             word = sorted(unknown)[0]
@@ -79,11 +85,10 @@ class Compiler:
         bounds = Bounds(
             max_rows=plan.bounding.max_rows,
             per_group=plan.bounding.max_rows_per_group,
-            quadratic=plan.bounding.quadratic,
+            quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
         )
         outputs = tuple(self._output(aggregate) for aggregate in plan.aggregates)
         max_units = int(self._option("max_units", 10**8, "chance of equal fingerprints, in delta"))
-        self._check_overflow(bounds, max_units)
         sizing = Sizing(
             plan=plan,
             lanes=tuple(self.book.lanes),
@@ -100,7 +105,10 @@ class Compiler:
         elif public is None:
             totalling, bounds = sizing.discovered()
         else:
-            totalling = sizing.public()
+            totalling, bounds = sizing.public()
+        if is_open(plan):
+            self._note("max_squared_rows", bounds.quadratic, "of rows times weights: by forecast")
+        self._check_overflow(bounds, max_units)
         period = None if plan.period_us is None else plan.period_us * MICRO
         confidence = float(self._option("confidence", 0.95, "the usual choice for intervals"))
         return GroupBy(
@@ -329,7 +337,7 @@ class Compiler:
                 ("quadratic", bounding.quadratic),
             )
             if bound is not None
-        ]
+        ] or ["the bound chosen by forecast"]
         note = f"rows of one unit beyond {', '.join(limits)} are not counted"
         if aggregate.low is not None:
             note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
@@ -352,7 +360,7 @@ class Compiler:
     def _check_overflow(self, bounds: Bounds, max_units: int) -> None:
         limits = [bounds.max_rows, bounds.per_group]
         if bounds.quadratic is not None:  # rows of the smallest weight in one group
-            limits.append(isqrt(bounds.quadratic * LARGEST_WEIGHT**2))
+            limits.append(isqrt(bounds.quadratic * bounds.scale**2))
         per_unit = min(limit for limit in limits if limit is not None)
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         if max_units * per_unit * max(largest, FINE) >= LARGEST_SUM:

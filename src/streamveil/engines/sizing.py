@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import inf, isqrt
+from math import inf, isqrt, sqrt
 from typing import Any
 
+import numpy as np
+
+from streamveil.engines.outlook import (
+    UNKNOWN_OPENING,
+    Noise,
+    Outlook,
+    Settings,
+    choose,
+    choose_flat,
+)
 from streamveil.errors import PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, Counter, HonakerCounter, fit
 from streamveil.mechanisms.selection import NoTableError, design_selection
@@ -15,7 +25,7 @@ from streamveil.operators.bounding import Bounds
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.group_by import COLLISION_BITS, lane_move
 from streamveil.operators.opening import TableOpening
-from streamveil.operators.release import COUNTING, Totalling
+from streamveil.operators.release import Totalling, driver
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
 from streamveil.operators.weighted import WeightRule, weighted_loss
@@ -25,6 +35,10 @@ from streamveil.queries.plan import Plan
 
 LARGEST_WEIGHT = 127  # quanta of weight one, at most
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
+EXPECTED = ("expected_units", "expected_rows", "expected_most_rows", "expected_groups")
+USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
+OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
+FAR = 1_000  # releases of a query without end, for forecasts
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
 Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
 
@@ -47,11 +61,15 @@ class Sizing:
         """The chance that one unit shares its fingerprint with another."""
         return Fraction(self.max_units, 2**COLLISION_BITS)
 
-    def public(self) -> Totalling:
+    def public(self) -> tuple[Totalling, Bounds]:
         """Every key shown from the start: the whole budget goes to the values."""
         mu = self._mu(Fraction(0))
-        counters = self._counters(self.lanes, self.bounds, mu**2, None)
-        return self._totalling(counters)
+        chosen = self._choose(half=0.0)
+        weighable = chosen is not None or "weight_reference" in self.plan.options
+        rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
+        bounds = replace(self._bounds(rule), scale=1 if rule is None else rule.scale)
+        counters = self._counters(self.lanes, bounds, mu**2, rule)
+        return replace(self._totalling(counters), rule=rule), bounds
 
     def discovered(self) -> tuple[Totalling, Bounds]:
         """Keys shown by a private test, and the bounds that test asks for."""
@@ -124,7 +142,7 @@ class Sizing:
     # ---- one Gaussian counter of units for selection, and for release where it is the answer
 
     def _by_counter(self) -> tuple[Totalling, Bounds]:
-        bounds, lanes = self.bounds, self.lanes
+        bounds, lanes = self._bounds(None), self.lanes
         share = Fraction(
             self.setting("delta_share", 0.5, "of delta for thresholds, the rest for the noise")
         )
@@ -173,16 +191,18 @@ class Sizing:
         budget = self.plan.budget
         if budget.epsilon is None or self.horizon is None or limit < FEWEST_FOR_TABLE:
             return None
+        chosen = None if self.outlook is None else self._choose(self._half())
         most = self.bounds.units_l2_squared
         usual = most if self.windows is None else min(3 * self.windows, most)
-        slots = int(
-            self.setting(
-                "hidden_groups", usual, "groups not yet shown that one unit may enter: 3 a window"
-            )
-        )
+        why = "groups not yet shown that one unit may enter: 3 a window"
+        part, reason = Fraction(2, 3), "of the Gaussian mu, for the values"
+        if chosen is not None:
+            usual, why = chosen.slots, "groups not yet shown that one unit may enter: by forecast"
+            part, reason = Fraction(chosen.share).limit_denominator(1000), f"{reason}: by forecast"
+        slots = int(self.setting("hidden_groups", usual, why))
         if slots > MOST_SLOTS:
             return None
-        share = self.setting("mu_share", Fraction(2, 3), "of the Gaussian mu, for the values")
+        share = self.setting("mu_share", part, reason)
         left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
         try:
             design = design_selection(self.horizon, left, slots, Fraction(share))
@@ -190,8 +210,9 @@ class Sizing:
             return None
         if design.half >= limit:
             return None
-        rule = self._rule(float(design.half))
-        bounds = replace(self.bounds, slots=slots, scale=1 if rule is None else rule.scale)
+        rule = self._rule(float(design.half), chosen)
+        scale = 1 if rule is None else rule.scale
+        bounds = replace(self._bounds(rule), slots=slots, scale=scale)
         selection = TableOpening(
             table=design.selection,
             epsilon=budget.epsilon,
@@ -202,10 +223,10 @@ class Sizing:
         totalling = replace(self._totalling(counters), selection=selection, rule=rule)
         return totalling, bounds
 
-    def _rule(self, opening: float) -> WeightRule | None:
-        """Weights make sense where the quadratic filter can charge them and a count drives them."""
+    def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:
+        """Weights make sense where the quadratic filter can charge them and sizes are released."""
         quadratic = self.bounds.quadratic
-        if quadratic is None or not any(lane.kind in COUNTING for lane in self.lanes):
+        if quadratic is None or driver(self.lanes) < 0:
             return None
         if (
             self.setting(
@@ -217,15 +238,73 @@ class Sizing:
         scale = max(
             1, min(LARGEST_WEIGHT, isqrt(2**16 // quadratic - 1), 255 // (isqrt(quadratic) + 1))
         )
-        entry = float(self.setting("entry_weight", 0.5, "weight of keys not yet shown"))
+        start, after, why = 0.5, 3 * opening, "total up to which a key keeps its entry weight"
+        if chosen is not None:
+            start, after = min(1.0, sqrt(quadratic / chosen.rows)), chosen.reference
+            why = f"{why}: by forecast"
+        entry = float(self.setting("entry_weight", round(start, 3), "weight of keys not yet shown"))
         if not 0 < entry <= 1:
             raise PlanError("entry_weight must be above 0 and at most 1")
-        reference = float(
-            self.setting(
-                "weight_reference", 3 * opening, "total up to which a key keeps its entry weight"
-            )
-        )
+        reference = float(self.setting("weight_reference", round(after, 1), why))
         return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
+
+    # ---- what is expected
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """The stream that the query expects in one scope of a unit, if it says so."""
+        options = self.plan.options
+        rows = options.get("expected_rows")
+        if rows is None:
+            return None
+        numbers = {name: options.get(name) for name in EXPECTED}
+        for name, number in numbers.items():
+            if number is not None and not 1 <= float(number) <= 1e12:
+                raise PlanError(f"{name} must be a number between 1 and 10^12")
+        most = numbers["expected_most_rows"]
+        if most is not None and most < rows:
+            raise PlanError("expected_most_rows must be at least expected_rows, a mean")
+        units = float(numbers["expected_units"] or USUAL_UNITS)
+        groups = float(numbers["expected_groups"] or max(10.0, units * rows / ROWS_OF_A_GROUP))
+        return Outlook(
+            units=units,
+            rows=max(float(rows), 1.01),
+            groups=max(2, round(groups * (self.windows or 1))),
+            most=None if most is None else float(most),
+        )
+
+    def _choose(self, half: float | None) -> Settings | None:
+        """The settings with the least forecast error on streams such as are expected."""
+        outlook = self.outlook
+        if outlook is None or half is None:
+            return None
+        return choose(outlook, self._noise(half))
+
+    def _noise(self, half: float) -> Noise:
+        """The public numbers that a forecast needs."""
+        fine = Fraction(10**6)
+        counter: Any = fit(self._unscaled(), Budget(mu=1), fine, 1)
+        spread = float(counter.std(np.array([self.horizon or FAR]))[0]) / float(fine)
+        lanes = [lane for lane in self.lanes if lane.place == 0]
+        uses = [self.uses[self.lanes.index(lane)] for lane in lanes]
+        part = self.uses[max(driver(self.lanes), 0)] / sum(uses)
+        mu = float(self._mu(Fraction(0))) * sqrt(part)
+        return Noise(mu=round(mu, 4), spread=round(spread, 4), half=round(half, 2))
+
+    def _half(self) -> float | None:
+        """Units that show half of all groups with two slots and 2/3 of mu; None: no such table."""
+        budget = self.plan.budget
+        left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
+        try:
+            return float(design_selection(self.horizon or 1, left, 2).half)
+        except NoTableError:
+            return None
+
+    def _bounds(self, rule: WeightRule | None) -> Bounds:
+        """The bounds asked for; with weights or without, where the forecast chooses them."""
+        if rule is not None or self.outlook is None or not is_open(self.plan):
+            return self.bounds
+        return replace(self.bounds, quadratic=choose_flat(self.outlook, self._noise(0.0)))
 
     # ---- counters
 
@@ -312,6 +391,12 @@ class Sizing:
                 f" ({float(self.collision):g}).\n  to fix  lower max_units, or raise delta"
             )
         return left
+
+
+def is_open(plan: Plan) -> bool:
+    """Whether the query leaves the bound on a unit's rows to the forecast."""
+    given = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
+    return not given and plan.options.get("expected_rows") is not None
 
 
 def root_down(square: Fraction) -> Fraction:

@@ -23,13 +23,21 @@ COUNTING = ("rows", "valid", "units")
 OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
 
 
+def driver(lanes: tuple[Lane, ...]) -> int:
+    """The lane that tells how large a key is; -1 if none does."""
+    kinds = [lane.kind for lane in lanes]
+    counting = [place for place, kind in enumerate(kinds) if kind in COUNTING]
+    return counting[0] if counting else kinds.index("sum") if "sum" in kinds else -1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Totalling:
     """How the lanes of a query are counted and when keys are shown.
 
     `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
     is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
-    keys carry weights, and the totals of the first counting lane decide them.
+    keys carry weights; the totals of the first counting lane decide them, or, where nothing is
+    counted, those of the first sum, in largest rows: keys have at least that many.
     """
 
     lanes: tuple[Lane, ...]
@@ -49,10 +57,12 @@ class Totalling:
         """Lanes kept per key between triggers."""
         return len(self.lanes) + self.tracks_units
 
-    @property
-    def driver(self) -> int:
-        """The lane whose totals decide the weights."""
-        return next(place for place, lane in enumerate(self.lanes) if lane.kind in COUNTING)
+    def sizes(self, totals: Totals) -> Float64[Array, " shown"]:
+        """The released totals that decide the weights, in rows."""
+        place = driver(self.lanes)
+        lane, total = self.lanes[place], totals.estimate[place]
+        largest = 1.0 if lane.kind in COUNTING else lane.reach * float(lane.quantum)
+        return np.asarray(np.abs(total) / largest)
 
 
 @dataclass(repr=False)  # secret
@@ -176,7 +186,7 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
         return Released(rows, totals)
     share = state.weights / totalling.rule.scale
     over = trigger / (totalling.horizon or trigger)
-    state.weights = totalling.rule.next(state.weights, totals.estimate[totalling.driver], over)
+    state.weights = totalling.rule.next(state.weights, totalling.sizes(totals), over)
     return Released(rows, totals, share)
 
 

@@ -1,0 +1,191 @@
+"""Settings from public expectations: the forecast agrees with the pipeline, choices with it."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.batch import Batch
+from streamveil.datasets import drawn, repeated
+from streamveil.engines.compile import compile_plan
+from streamveil.engines.outlook import (
+    MOST_ROWS,
+    ROWS,
+    Noise,
+    Outlook,
+    Settings,
+    admit,
+    choose,
+    choose_flat,
+    errors,
+    regret,
+    row_law,
+    tail_of,
+)
+from streamveil.errors import PlanError
+from streamveil.mechanisms.selection import design_selection
+from streamveil.operators.selection import GaussianSelection
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.calibrate import gaussian_mu
+from streamveil.privacy.noise import SeededNoise
+
+BUDGET = sv.Budget(epsilon=6, delta=1e-9)
+EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
+            "expected_groups": 3_000}  # fmt: skip
+NOISE = Noise(mu=0.96, spread=2.1, half=18.6)
+
+
+def query(bound=None, keys=None, value=None, steps=20, **options):
+    kinds = [("user", pa.int64()), ("key", pa.int64()), ("v", pa.int64())]
+    asked = sv.count() if value is None else sv.sum("v", bounds=value)
+    stream = sv.memory(pa.schema(kinds).empty_table()).protect(unit="user")
+    grouped = stream.group_by("key", keys=keys).agg(n=asked)
+    grouped = grouped if bound is None else grouped.bound(**bound)
+    made = grouped.release(every=sv.rows(10**9), steps=steps, budget=BUDGET, **options)
+    return compile_plan(made.plan)
+
+
+def test_the_law_of_rows_has_the_mean_and_the_tail():
+    heavy = tail_of(5.905, 32)
+    law, n = row_law(5.905, heavy), np.arange(1, MOST_ROWS + 1)
+    assert float((law * n).sum()) == pytest.approx(5.905, rel=1e-3)
+    assert float(law[:32].sum()) == pytest.approx(0.99, abs=1e-3)
+    assert heavy == pytest.approx(6.738, rel=0.1)  # the law these two numbers come from
+
+
+def test_more_known_tails_make_less_room():
+    even = Outlook(units=1e6, rows=3, groups=10**4, most=10)
+    heavy = replace(even, most=40)
+    assert choose(even, NOISE).rows < choose(heavy, NOISE).rows
+
+
+@pytest.mark.parametrize(("slots", "share"), [(1, 0.5), (2, 0.6), (3, 0.72), (4, 0.66)])
+def test_the_opening_stands_for_designs(slots, share):
+    budget = Budget(epsilon=6, delta=1e-9)
+    noise = replace(NOISE, half=design_selection(50, budget, 2).half)
+    true = design_selection(50, budget, slots, Fraction(share).limit_denominator(100)).half
+    assert noise.opening(slots, share) == pytest.approx(true, rel=0.1)
+
+
+def test_bounding_of_the_forecast():
+    def kept(sizes, first, time, limits):
+        columns = np.array(sizes, float), np.array(first), np.array(time, float)
+        return [a.tolist() for a in admit(np.array([len(sizes)]), *columns, np.array(limits))]
+
+    # (bound, slots, reference, middle); a group of size 800 is shown from the start at weight 1/2
+    limits = [2.0, 9.0, 100.0, 0.0]
+    assert kept([800] * 4, [0, 0, 0, 0], [0.5] * 4, limits)[0] == [True, True, False, False]
+    assert kept([800] * 9, list(range(9)), [0.5] * 9, limits)[0] == [True] * 8 + [False]
+    assert kept([9] * 3, [0, 1, 2], [0.5] * 3, limits)[0] == [True, True, False]
+    # hidden until 10 rows have come: slots limit groups, not rows
+    hidden = [9.0, 1.0, 100.0, 10.0]
+    accepted, entered = kept([9, 9, 9], [0, 0, 2], [0.1, 0.2, 0.3], hidden)
+    assert (accepted, entered) == ([True, True, False], [True, False, False])
+
+
+def drawn_stream(outlook, seed):
+    """Users and keys from the law of an outlook, in a random order."""
+    rng = np.random.default_rng(seed)
+    rows = drawn(rng, row_law(outlook.rows, outlook.heavy), int(outlook.units)) + 1
+    ranks = np.arange(1, outlook.groups + 1) + outlook.groups / 1000
+    keys = repeated(rng, drawn(rng, ranks**-outlook.steep, rows.sum()), rows, outlook.repeats)
+    order = rng.permutation(len(keys))
+    return np.repeat(np.arange(len(rows)), rows)[order], keys[order]
+
+
+@pytest.mark.parametrize("repeats", [0.0, 0.4])
+def test_the_forecast_is_what_the_pipeline_does(repeats):
+    outlook = Outlook(units=60_000, rows=5.9, groups=3_000, heavy=6.7, repeats=repeats)
+    who, which = drawn_stream(outlook, 5)
+    edges = np.linspace(0, len(who), 101).astype(int)
+    operator = query({"max_squared_rows": 2}, mu_share=0.7, entry_weight=0.5, hidden_groups=2,
+                     weight_reference=60, steps=100)  # fmt: skip
+    noise, state = SeededNoise(1), operator.init()
+    for step, (a, b) in enumerate(pairwise(edges), start=1):
+        table = pa.table({"user": who[a:b], "key": which[a:b], "v": which[a:b]})
+        operator.fold(state, Batch(table, step, True, "{}"), noise)
+        [release] = operator.release(state, step, noise)
+    estimate = np.zeros(outlook.groups)
+    estimate[release.table["key"].to_numpy()] = release.table["n"].to_numpy()
+    error = np.abs(estimate - np.bincount(which, minlength=outlook.groups))
+    [counter], rule = operator.totalling.counters, operator.totalling.rule
+    mu = float(gaussian_mu(Budget(epsilon=6, delta=1e-9)))
+    spread = float(counter.std(np.array([100]))[0]) * 0.7 * mu / np.sqrt(2)
+    half = design_selection(100, Budget(epsilon=6, delta=1e-9), 2).half
+    settings = Settings(rows=2 * (rule.scale / rule.entry) ** 2, slots=2, share=0.7, reference=60)
+    found = errors(outlook, settings, Noise(mu=mu, spread=spread, half=half))
+    assert found.l1 == pytest.approx(float(error.sum()), rel=0.15)
+    assert found.l2 == pytest.approx(float(np.sqrt((error**2).sum())), rel=0.25)
+    assert found.keys == pytest.approx(release.table.num_rows, rel=0.15)
+
+
+def test_the_choice_is_no_worse_than_its_neighbourhood():
+    outlook = Outlook(units=1e6, rows=4, groups=10**5)
+    best = choose(outlook, NOISE)
+    family = outlook.family()
+    cost = regret(family, best, NOISE)
+    for other in (
+        replace(best, rows=best.rows * 2), replace(best, rows=best.rows / 2),
+        replace(best, share=best.share - 0.1), replace(best, reference=best.reference * 4),
+    ):  # fmt: skip
+        assert cost <= regret(family, other, NOISE) + 1e-3
+
+
+def test_a_query_without_a_bound_gets_one():
+    operator = query(**EXPECTED)
+    known = {default.name: default for default in operator.defaults}
+    assert operator.bounds.quadratic == known["max_squared_rows"].value == 2
+    assert "forecast" in known["entry_weight"].reason + known["max_squared_rows"].reason
+    assert operator.guarantee.epsilon(1e-9) <= 6
+    flat = query(weights="flat", **EXPECTED)
+    assert flat.totalling.rule is None
+    assert flat.bounds.quadratic in {round(rows) for rows in ROWS}
+    assert flat.guarantee.epsilon(1e-9) <= 6
+    counter = query(selection="gaussian", **EXPECTED)
+    assert isinstance(counter.totalling.selection, GaussianSelection)
+    assert counter.bounds.quadratic > 2
+
+
+def test_options_that_are_given_win_over_the_forecast():
+    operator = query({"max_squared_rows": 4}, mu_share=0.5, entry_weight=0.25, hidden_groups=3,
+                     weight_reference=40, **EXPECTED)  # fmt: skip
+    rule = operator.totalling.rule
+    assert operator.bounds.quadratic == 4
+    assert operator.bounds.slots == 3
+    assert rule.entry / rule.scale == pytest.approx(0.25, abs=0.01)
+    assert rule.reference == 40
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"expected_rows": 0}, "between 1 and"), ({"expected_most_rows": 2}, "at least"),
+    ({"expected_units": 1e13}, "between 1 and"), ({"expected_rows": None}, "nothing limits"),
+])  # fmt: skip
+def test_expectations_that_make_no_sense_are_refused(change, message):
+    with pytest.raises(PlanError, match=message):
+        query(**EXPECTED | change)
+
+
+def test_public_keys_get_weights_and_less_noise_for_their_rows():
+    keys = sv.public([1, 2, 3])
+    weighted = query(keys=keys, **EXPECTED)
+    flat = query(keys=keys, weights="flat", **EXPECTED)
+    assert weighted.totalling.selection is None
+    assert weighted.totalling.rule is not None
+    assert flat.totalling.rule is None
+    assert weighted.guarantee.epsilon(1e-9) <= 6
+    assert weighted.guarantee.epsilon(1e-9) > 5.9
+    few, many = (Outlook(units=1e6, rows=rows, groups=10**4) for rows in (1.2, 12))
+    assert choose_flat(few, NOISE) < choose_flat(many, NOISE)
+
+
+def test_a_sum_alone_carries_weights_by_its_own_size():
+    operator = query(value=(-4, 2), **EXPECTED)
+    totals = np.array([[-400.0, 40.0, 4.0]])
+    sized = operator.totalling.sizes(type("T", (), {"estimate": totals})())
+    assert sized.tolist() == [100.0, 10.0, 1.0]  # in rows of the largest value
+    assert operator.totalling.rule is not None
+    assert operator.guarantee.epsilon(1e-9) <= 6
