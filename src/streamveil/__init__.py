@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
 from streamveil.errors import (
@@ -31,6 +31,7 @@ from streamveil.queries.builder import (
     avg,
     count,
     count_distinct,
+    count_if,
     count_units,
     cumulate,
     discover,
@@ -49,6 +50,7 @@ from streamveil.queries.builder import (
     tumble,
     variance,
 )
+from streamveil.queries.table_builder import table
 from streamveil.runtime.on_spark import spark
 
 __version__ = "0.1.0"
@@ -59,12 +61,22 @@ _MECHANISMS = {
 }
 
 
+# what reads releases, loaded when first asked for
+_READERS = {"answers": "streamveil.derived", "read": "streamveil.runtime.published"}
+
+
 def __getattr__(name: str) -> Any:
-    """Loads `counters`, `sketches`, `linear` and `dynamic` on first use."""
+    """Loads `counters`, `sketches`, `linear`, `dynamic`, `answers` and `read` on first use."""
     if name in _MECHANISMS:
         return import_module(_MECHANISMS[name])
+    if name in _READERS:
+        return getattr(import_module(_READERS[name]), name)
     raise AttributeError(f"module 'streamveil' has no attribute '{name}'")
 
+
+if TYPE_CHECKING:
+    from streamveil.derived import answers
+    from streamveil.runtime.published import read
 
 __all__ = [
     "Budget",
@@ -76,10 +88,12 @@ __all__ = [
     "SourceError",
     "StoreError",
     "StreamveilError",
+    "answers",
     "approx_frequency",
     "avg",
     "count",
     "count_distinct",
+    "count_if",
     "count_units",
     "cumulate",
     "discover",
@@ -90,12 +104,14 @@ __all__ = [
     "memory",
     "public",
     "quantile",
+    "read",
     "rows",
     "source",
     "spark",
     "sql",
     "stddev",
     "sum",
+    "table",
     "tumble",
     "variance",
 ]

@@ -170,6 +170,11 @@ def run(
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
+    if planned.asks and not (once or planned.plan.clock.kind != "wall"):
+        raise PlanError(
+            "ASK in a script is answered when the run ends, and this one never does.\n"
+            "  to fix  --once, or `streamveil ask` while nothing runs"
+        )
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     last = None
@@ -192,6 +197,16 @@ def run(
     if seen and not quiet:
         typer.echo(seen[0].summary(), err=True)
     show_last(last, planned.plan)
+    for question in planned.asks:
+        print_answer(planned.plan, question, state, secret)
+
+
+def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> None:
+    """Asks a changing table at rest, and shows what it says."""
+    from streamveil.runtime.ask import ask as answer
+
+    found = answer(plan, question, state=state, secret=secret)
+    print_release(found.to_arrow(), f"{plan.source.name}, asked after release {found.trigger}")
 
 
 @app.command(
@@ -213,10 +228,7 @@ def ask(
     What follows from the releases, or what the synthetic table answers well, costs nothing; a
     correction is paid from the query's `ask_share`.
     """
-    from streamveil.runtime.ask import ask as answer
-
-    plan = read_query(query, table, name).plan
-    print_release(answer(plan, question, state=state, secret=secret).to_arrow(), plan.source.name)
+    print_answer(read_query(query, table, name).plan, question, state, secret)
 
 
 def show_last(last: Release | None, plan: Plan) -> None:

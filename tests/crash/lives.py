@@ -38,11 +38,23 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         with Job(folder / "state", work, toy.SEEDED, policy=EVERY_FEW_BATCHES) as job:
             for _ in job:
                 pass
+        for number, points in enumerate(streams.questions(name)):
+            with Job(folder / "state", work, toy.SEEDED, policy=EVERY_FEW_BATCHES) as job:
+                asked = job.ask(points)  # what is left to pay with may differ when asked again
+            text = f"{asked.kind} {asked.value} {asked.reach} {asked.step}"
+            note(folder / "out" / f"answer-{number}", text)
     except Exception:
         if fault is None:
             raise
         return FAULTED
     return SURVIVED if fault is None or count() >= fault.at else UNTOUCHED
+
+
+def note(path: Path, answer: str) -> None:
+    """Publishes an answer all at once."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(answer)
+    partial.replace(path)
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""The jobs that are killed: the toy, and the private group-by over files, windows and user-days."""
+"""The jobs that are killed: the toy, the private group-by, and a changing table with questions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from streamveil.queries.plan import (
     KeySet,
     Plan,
     SourceSpec,
+    TableSource,
     Window,
 )
+from streamveil.queries.sql import parse_script
+from streamveil.queries.table import points_where
 from streamveil.runtime.job import Work
 from tests.runtime import toy
 
@@ -84,12 +87,73 @@ def toy_work(batches: int, rows: int, per_step: int) -> Work:
     return toy.work(toy.Stream(batches, rows, per_step))
 
 
+PEOPLE = """
+CREATE TABLE people (city CHECK (city IN ('a', 'b', 'c', 'd')), old CHECK (old IN (TRUE, FALSE)))
+WITH (source = rows, changelog = 'insert-delete', operation = op, id = id);
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 20, delta = 1e-6, expected_size = 700,
+                                          steps = 6, ask_share = 0.8)
+  city, COUNT(*) AS n FROM people GROUP BY ROLLUP (city) EMIT EVERY 200 ROWS
+"""
+QUESTIONS = (
+    "old",
+    "city = 'a' AND NOT old",
+    "old",
+    "city IN ('a', 'b') AND old",
+    "city = 'a'",
+    "city = 'c' AND NOT old",
+)
+
+
+@cache
+def people() -> str:
+    """Two files of people who come and go; nearly all of them are old and live in a."""
+    folder = Path(tempfile.mkdtemp(prefix="streamveil-people-"))
+    rng = np.random.default_rng(5)
+    ids = np.concatenate([np.arange(1000), rng.permutation(1000)[:200]])
+    table = pa.table({
+        "op": pa.array(["+"] * 1000 + ["-"] * 200), "id": pa.array(ids),
+        "city": pa.array(np.array(["a", "b", "c", "d"])[rng.choice(4, 1200, p=[0.9, 0.1, 0, 0])]),
+        "old": pa.array(rng.random(1200) < 0.97),
+    })  # fmt: skip
+    table = table.take(pa.array(np.argsort(np.where(np.arange(1200) < 1000, ids, ids + 250),
+                                           kind="stable")))  # fmt: skip
+    for number in range(2):
+        pq.write_table(table.slice(number * 600, 600), folder / f"{number}.parquet")
+    return str(folder)
+
+
+@cache
+def people_plan() -> Plan:
+    """A changing table from SQL."""
+    spec = SourceSpec(name="rows", kind="files", options={"path": people()})
+    return parse_script(PEOPLE, {"rows": spec}).query.plan
+
+
+@cache
+def people_work() -> Work:
+    """Compiled once."""
+    from streamveil.runtime.run import Pace, work_of
+
+    return work_of(people_plan(), pace=Pace(max_rows=70))
+
+
+@cache
+def questions(name: str) -> list[np.ndarray]:
+    """What is asked of a job when it has run: the points of the questions."""
+    if name != "people":
+        return []
+    source = people_plan().source
+    assert isinstance(source, TableSource)
+    return [points_where(source, text) for text in QUESTIONS]
+
+
 JOBS: dict[str, Callable[[], Work]] = {
     "toy": lambda: toy_work(8, 20, 2),
     "long toy": lambda: toy_work(60, 50, 3),
     "visits": visits_work,
+    "people": people_work,
 }
-RELEASES = {"toy": 4, "long toy": 20, "visits": 6}
+RELEASES = {"toy": 4, "long toy": 20, "visits": 6, "people": 6 + len(QUESTIONS)}
 
 
 def work(name: str, folder: Path) -> Work:

@@ -31,6 +31,19 @@ def test_some_writes_of_the_group_by_may_fail(
     try_calls(server, folder, Fault(kind, first), "visits", every=9)
 
 
+@pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("EIO", 6), ("kill after", 9)])
+def test_some_writes_of_a_changing_table_and_its_questions_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "people", every=23)
+
+
+def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
+    assert server.run(folder, "people") == SURVIVED
+    answers = [text.decode() for name, text in published(folder).items() if "answer" in name]
+    assert {text.split()[0] for text in answers} == {"RELEASED", "EASY", "HARD"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_write_of_the_group_by_may_fail(server: Server, folder: Path, kind: Kind) -> None:

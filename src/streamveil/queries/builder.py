@@ -279,6 +279,11 @@ def count(column: str | None = None, *, per_unit: tuple[float, float] | None = N
     return Measure("count", column, per_unit, per_group=per_unit is not None)
 
 
+def count_if(condition: str) -> Measure:
+    """Rows for which a per-row SQL condition holds."""
+    return Measure("count", f"IF({condition}, TRUE, NULL)")
+
+
 def count_units() -> Measure:
     """How many different privacy units."""
     return Measure("count_units")

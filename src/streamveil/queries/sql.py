@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Planned:
 
     plan: Plan
     explain: bool = False  # EXPLAIN PRIVACY: describe it, do not run it
+    asks: tuple[str, ...] = ()  # ASK: questions to its table, for the end of a run
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Script:
     sources: Mapping[str, SourceSpec]
     sinks: Mapping[str, SinkSpec]
     queries: tuple[Planned, ...]
-    asks: tuple[tuple[str, str | None], ...] = ()  # ASK: a changing table, a condition (None: all)
 
     @property
     def query(self) -> Planned:
@@ -64,7 +64,7 @@ def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) ->
     sources: dict[str, SourceSpec] = dict(tables or {})
     sinks: dict[str, SinkSpec] = {}
     queries: list[Planned] = []
-    asks: list[tuple[str, str | None]] = []
+    asks: list[tuple[str, str]] = []
     for statement in split_script(source):
         if isinstance(statement, Create):
             _declare(statement, sources, sinks)
@@ -72,10 +72,23 @@ def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) ->
             asks.append(_asked(statement, sources))
         else:
             queries.append(_planned(statement, source, sources, sinks))
-    return Script(sources, sinks, tuple(queries), tuple(asks))
+    return Script(sources, sinks, tuple(_with_asks(queries, asks)))
 
 
-def _asked(statement: Ask, sources: Mapping[str, SourceSpec]) -> tuple[str, str | None]:
+def _with_asks(queries: list[Planned], asks: list[tuple[str, str]]) -> Iterator[Planned]:
+    """Every query with the questions to its table."""
+    for table, _ in asks:
+        if [one.plan.source.name for one in queries].count(table) != 1:
+            raise PlanError(
+                f"ASK {shown(table)} needs exactly one SELECT over that table in the script: it "
+                "says when steps close and what is paid"
+            )
+    for one in queries:
+        own = tuple(text for table, text in asks if table == one.plan.source.name)
+        yield replace(one, asks=own)
+
+
+def _asked(statement: Ask, sources: Mapping[str, SourceSpec]) -> tuple[str, str]:
     source = sources.get(statement.name)
     if not isinstance(source, TableSource):
         raise PlanError(
@@ -85,7 +98,7 @@ def _asked(statement: Ask, sources: Mapping[str, SourceSpec]) -> tuple[str, str 
     condition = statement.condition
     text = None if condition is None else conjunction([canonical(condition)])
     points_where(source, text)  # unknown columns are refused here
-    return statement.name, text
+    return statement.name, "COUNT(*)" if text is None else f"COUNT(*) WHERE {text}"
 
 
 def _planned(
@@ -158,7 +171,9 @@ def _table(
     given = sources.get(rows.kind)
     if given is not None and not isinstance(given, TableSource):
         if rows.options:
-            raise PlanError(f"'{shown(given.name)}' has settings of its own: give them there")
+            raise PlanError(
+                f"types of columns and settings of '{shown(given.name)}' belong where it is declared"
+            )
         rows = replace(given, event_time=rows.event_time or given.event_time)
     domains = [domain_of(column, check) for column, check in create.checks]
     return table_source(create.name, rows, settings, domains)

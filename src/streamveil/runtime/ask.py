@@ -47,7 +47,7 @@ class Answer:
 
 def ask(
     plan: Plan,
-    question: str | None,
+    question: str,
     *,
     state: str | Path,
     secret: bytes | str | None = None,
@@ -58,7 +58,7 @@ def ask(
     source = plan.source
     if not isinstance(source, TableSource):
         raise PlanError("only a query over a changing table (changelog = ...) takes questions")
-    condition = None if question is None else condition_of(question)
+    condition = condition_of(question)
     points = points_where(source, condition)
     if not Path(state).is_dir() or read_header(Path(state)) is None:
         raise StoreError(

@@ -1,0 +1,120 @@
+"""The Python spelling of queries over changing tables.
+
+>>> from streamveil.queries.builder import Budget, count, files, rows
+>>> people = table(files("changes.parquet"), id="id", operation="op",
+...                domains={"city": ["Oslo", "Rome"], "age": range(100)})
+>>> query = people.marginals(ways=1).agg(n=count()).release(
+...     every=rows(1000), steps=50, expected_size=20_000, budget=Budget(epsilon=1, delta=1e-6))
+>>> query.plan.sets, query.plan.source.changelog
+((('city',), ('age',)), 'insert-delete')
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.privacy.budget import Budget
+from streamveil.queries.assemble import Draft, assemble
+from streamveil.queries.builder import RELEASE_OPTIONS, Measure, Rows, Stream, endless
+from streamveil.queries.parts import Duration, Ticks, duration_us
+from streamveil.queries.plan import Aggregate, SinkSpec, TableSource
+from streamveil.queries.query import Query
+from streamveil.queries.table import table_source
+
+
+@dataclass(frozen=True)
+class Table:
+    """A query over a changing table in the making. Every method returns a new one."""
+
+    source: TableSource
+    conditions: tuple[str, ...] = ()
+    sets: tuple[tuple[str, ...], ...] = ()
+    measures: tuple[Aggregate, ...] = ()
+    sink: SinkSpec | None = None
+
+    def where(self, condition: str) -> Table:
+        """Only records that meet a condition on their own row are in the table."""
+        return replace(self, conditions=(*self.conditions, condition))
+
+    def group_by(self, *columns: str) -> Table:
+        """Groups by columns with a public domain: every combination of their values."""
+        return self.marginals(columns)
+
+    def marginals(self, *sets: Iterable[str], ways: int | None = None) -> Table:
+        """Several groupings at once: sets of columns, or all sets of `ways` columns."""
+        known = [name for name, _ in self.source.domains]
+        wanted = [*sets, *(itertools.combinations(known, ways) if ways is not None else ())]
+        found: dict[tuple[str, ...], None] = {}
+        for one in wanted:
+            names = [one] if isinstance(one, str) else list(one)
+            for name in names:
+                if name not in known:
+                    raise PlanError(f"'{name}' has no public values{nearest(str(name), known)}")
+            found[tuple(name for name in known if name in names)] = None
+        return replace(self, sets=tuple(found))
+
+    def agg(self, **measures: Measure) -> Table:
+        """Output columns: n=count(), young=count_if("age < 30")."""
+        for name, measure in measures.items():
+            if not isinstance(measure, Measure):
+                raise PlanError(f"'{name}' must be an aggregate such as count()")
+        return replace(self, measures=tuple(one.named(name) for name, one in measures.items()))
+
+    def to(self, kind: str, name: str | None = None, **options: Any) -> Table:
+        """Names the sink for releases, such as "files" with path="out/" and format="csv"."""
+        return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
+
+    def release(
+        self, *, budget: Budget, every: Duration | Rows | None = None, **options: Any
+    ) -> Query:
+        """The finished query: a release at every step, or one answer when `every` is left out.
+
+        `expected_size` is required; other options are those of the SQL clause: steps, start, end,
+        arrival, clock, expected_updates, ask_share, mechanism, confidence, ... (docs/sql.md).
+        """
+        for name in options:
+            if name not in RELEASE_OPTIONS:
+                raise PlanError(f"unknown option '{name}'{nearest(name, RELEASE_OPTIONS)}")
+        if not isinstance(budget, Budget):
+            raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+        by_rows = isinstance(every, Rows)
+        ticks = Ticks(
+            every_us=None if every is None or isinstance(every, Rows) else
+            duration_us(every, "every"),
+            rows=every.n if by_rows else None,  # type: ignore[union-attr]  # just looked
+            unbounded=endless(self.source),
+        )  # fmt: skip
+        draft = Draft(
+            source=self.source, aggregates=self.measures, where=self.conditions, ticks=ticks,
+            sink=self.sink, sets=self.sets or ((),),
+        )  # fmt: skip
+        named = {name: getattr(budget, name) for name in ("epsilon", "delta", "rho", "mu")}
+        return Query(assemble(draft, {**options, **named}))
+
+
+def table(
+    rows: Stream,
+    *,
+    domains: Mapping[str, Iterable[Any]],
+    id: str | None = None,
+    operation: str | None = None,
+    lives: int = 1,
+    name: str | None = None,
+) -> Table:
+    """A table that the rows of a source insert into, and with `operation` also delete from.
+
+    `domains`: the columns that may be asked about, each with its public values. `id` names the
+    column that names records; `lives` is how often an id may come.
+    """
+    if not isinstance(rows, Stream) or rows != Stream(rows.source):
+        raise PlanError("table takes a bare source, such as files(...) or memory(...)")
+    settings = {
+        "changelog": "insert" if operation is None else "insert-delete",
+        "operation": operation, "id": id, "lives": lives,
+    }  # fmt: skip
+    given = [(column, tuple(values)) for column, values in domains.items()]
+    return Table(table_source(name or rows.source.name, rows.source, settings, given))
