@@ -103,6 +103,16 @@ def test_every_request_is_a_prefix_of_a_larger_one(n):
     assert draws.words_for(ids[:0], 3).shape == (0, 3)
 
 
+@pytest.mark.parametrize("start", [0, 2, CHUNK, 3 * CHUNK - 2])
+def test_words_may_be_asked_for_from_any_block(start):
+    draws = NOISE.at("prefix")
+    for n in (0, 1, 5, CHUNK + 1):
+        assert np.array_equal(draws.words(n, start), draws.words(5 * CHUNK)[start : start + n])
+    assert not SilentNoise().at("x").words(3, start).any()
+    with pytest.raises(ValueError, match="even"):
+        draws.words(1, start + 1)
+
+
 def test_large_requests():
     words = NOISE.at("large").words(3_000_001)
     assert len(words) == 3_000_001

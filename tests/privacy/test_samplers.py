@@ -1,5 +1,6 @@
 """Every sampler against its law, at several parameters and in every output coordinate."""
 
+import hashlib
 from fractions import Fraction
 
 import numpy as np
@@ -146,20 +147,54 @@ def test_integer_centres_are_exact_at_any_size():
     assert np.array_equal(moved, samplers.rounded_gaussian(at(), np.zeros(3), 4))
 
 
-def test_replay_gives_the_same_noise_and_other_addresses_do_not():
-    again = KeyedNoise(NOISE.secret)
-    for draw in (
-        lambda draws: samplers.rounded_gaussian(draws, np.zeros(64), 1e6),
-        lambda draws: samplers.rounded_gaussian_for(draws, IDS[:64], np.zeros(64), 1e6),
-        lambda draws: samplers.rounded_laplace(draws, np.zeros(64), 1e6),
-        lambda draws: samplers.discrete_gaussian(draws, 10**6, 64),
-        lambda draws: samplers.discrete_laplace(draws, 10**6, 64),
-        lambda draws: samplers.geometric(draws, 1e-6, 64),
-        lambda draws: samplers.uniform_integers(draws, 2**32, 64),
-    ):
-        first = draw(NOISE.at("replay", 3))
-        assert np.array_equal(first, draw(again.at("replay", 3)))
-        assert not np.array_equal(first, draw(NOISE.at("replay", 4)))
+DRAWS = {
+    "rounded Gaussian": lambda d, n: samplers.rounded_gaussian(d, np.linspace(-9, 9, n), 1e6),
+    "rounded Gaussian, keyed": lambda d, n: samplers.rounded_gaussian_for(
+        d, IDS[:n], np.zeros((n, 3)), 1e6
+    ),
+    "rounded Laplace": lambda d, n: samplers.rounded_laplace(d, np.linspace(-9, 9, n), 1e6),
+    "rounded Laplace, keyed": lambda d, n: samplers.rounded_laplace_for(
+        d, IDS[:n], np.zeros(n), 1e6
+    ),
+    "discrete Gaussian, small": lambda d, n: samplers.discrete_gaussian(d, Fraction(50, 3), n),
+    "discrete Gaussian, table": lambda d, n: samplers.discrete_gaussian(d, 1000, n),
+    "discrete Gaussian, two": lambda d, n: samplers.discrete_gaussian(d, 10**6, n),
+    "discrete Laplace": lambda d, n: samplers.discrete_laplace(d, 10**6, n),
+    "geometric": lambda d, n: samplers.geometric(d, 1e-6, n),
+    "coins": lambda d, n: samplers.bernoulli(d, Fraction(1, 3), n).astype(np.int64),
+    "uniform": lambda d, n: samplers.uniform_integers(d, 2**32, n),
+    "choice": lambda d, n: np.array(
+        [samplers.exponential_choice(d.at("one", i), np.linspace(0, 9, 99), 1, 1) for i in range(n)]
+    ),
+}
+PINNED = {  # made by this code at its first version with all samplers: releases depend on them
+    "rounded Gaussian": "1ffa97c9708fbda2",
+    "rounded Gaussian, keyed": "c687b1f7246b91c1",
+    "rounded Laplace": "51268cfa380e4ef3",
+    "rounded Laplace, keyed": "7fca21dc64332ae9",
+    "discrete Gaussian, small": "66c6518814bfe5f3",
+    "discrete Gaussian, table": "4bb1337c8263d9ed",
+    "discrete Gaussian, two": "26e0bc600fdcd250",
+    "discrete Laplace": "5f4db6cd8f6f46b9",
+    "geometric": "7fa0e7107a3516dd",
+    "coins": "a489c38fb2b59894",
+    "uniform": "592db65ab9c54192",
+    "choice": "890feae68f7fa6ef",
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_replay_gives_the_same_noise_and_other_addresses_do_not(name):
+    draw, again = DRAWS[name], KeyedNoise(NOISE.secret)
+    first = draw(NOISE.at("replay", 3), 64)
+    assert np.array_equal(first, draw(again.at("replay", 3), 64))
+    assert not np.array_equal(first, draw(NOISE.at("replay", 4), 64))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_known_answers(name):
+    drawn = DRAWS[name](NOISE.at("pinned"), 500)
+    assert hashlib.sha256(drawn.astype("<i8").tobytes()).hexdigest()[:16] == PINNED[name]
 
 
 def test_a_keys_noise_does_not_depend_on_the_other_keys():

@@ -168,9 +168,9 @@ def test_forced_fallback_gives_the_same_noise(monkeypatch):
         monkeypatch.setattr(module, "laplace_table", never_sure(samplers.laplace_table()))
     fill = tables.fill
 
-    def doubt(words, threshold, guide, shift, out, sure):
-        fill(words, threshold, guide, shift, out, sure)
-        out[:], sure[:] = -77, False
+    def doubt(words, law, stride, out, sure):
+        fill(words, law, stride, np.zeros_like(out), sure)
+        sure[:] = False
 
     monkeypatch.setattr(tables, "fill", doubt)
     asked = count_calls(monkeypatch, exact, "locate")
@@ -209,17 +209,36 @@ def test_table_thresholds_are_the_exact_tails(sigma):
     assert np.all(np.diff(found.threshold.astype(object)) <= 0)
 
 
-@pytest.mark.parametrize("sigma", [1, 17, 300])
+@pytest.mark.parametrize("sigma", [Fraction(1, 3), 1, 17, 300, 1024])
 def test_table_lookup_finds_the_first_threshold(sigma):
     table = tables.thresholds(Fraction(sigma) ** 2)
-    edges = np.concatenate([table.threshold, table.threshold[table.threshold > 0] - np.uint64(1)])
-    words = np.concatenate([edges, RNG.integers(0, 2**63, 20_000, dtype=np.uint64)])
-    out, sure = np.empty(len(words), np.int64), np.empty(len(words), np.bool_)
-    tables.fill(words, table.threshold, table.guide, table.shift, out, sure)
+    cells = np.arange(len(table.cells), dtype=np.uint64) << table.shift
+    below = np.uint64(1) << (table.shift - tables.NEXT)  # what the cells' bits do not tell apart
+    edges = [
+        table.threshold, table.threshold[table.threshold > 0] - np.uint64(1),
+        table.threshold + np.uint64(1), table.threshold[:-1] + below, cells,
+        cells + ((np.uint64(1) << table.shift) - np.uint64(1)),
+    ]  # fmt: skip
+    words = np.concatenate([*edges, RNG.integers(0, 2**63, 20_000, dtype=np.uint64)])
+    words &= np.uint64(2**63 - 1)
+    out, sure = np.zeros(len(words), np.int64), np.empty(len(words), np.bool_)
+    tables.fill(words, (table.cells, table.threshold, table.shift), 1, out, sure)
     rising = table.threshold[::-1]
     expected = len(rising) - np.searchsorted(rising, words, side="right")
-    assert np.array_equal(out, expected)
     assert np.array_equal(~sure, np.isin(words, table.threshold))
+    assert np.array_equal(out, np.where(sure, expected, 0))
+    negative = np.zeros(len(words), np.int64)
+    law = (table.cells, table.threshold, table.shift)
+    tables.fill(words | np.uint64(2**63), law, 3, negative, sure)
+    assert np.array_equal(negative, -3 * out)
+
+
+@pytest.mark.parametrize("sigma", [3, 900, 50_000])
+def test_draws_do_not_depend_on_how_many_are_made_at_once(sigma, monkeypatch):
+    whole = samplers.discrete_gaussian(NOISE.at("parts"), sigma, 5001)
+    monkeypatch.setattr(tables, "AT_ONCE", 64)
+    assert np.array_equal(samplers.discrete_gaussian(NOISE.at("parts"), sigma, 5001), whole)
+    assert np.array_equal(samplers.discrete_gaussian(NOISE.at("parts"), sigma, 70), whole[:70])
 
 
 @pytest.mark.parametrize("sigma", [1025, 10_000, 10**6])

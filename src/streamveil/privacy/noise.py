@@ -40,8 +40,8 @@ class Draws(Protocol):
     def silent(self) -> bool:
         """True when samplers must return their centre unchanged (tests only)."""
 
-    def words(self, n: int) -> UInt64[Array, " n"]:
-        """The first n words of this address; asking again gives the same words."""
+    def words(self, n: int, start: int = 0) -> UInt64[Array, " n"]:
+        """N words of this address from an even place on; asking again gives the same words."""
 
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
         """N words for every id, a function of the address and that id alone."""
@@ -80,13 +80,16 @@ class KeyedDraws:
         """See `Draws.silent`."""
         return False
 
-    def words(self, n: int) -> UInt64[Array, " n"]:
+    def words(self, n: int, start: int = 0) -> UInt64[Array, " n"]:
         """See `Draws.words`."""
-        encryptor = Cipher(algorithms.AES(self.subkey), modes.CTR(b"\0" * 16)).encryptor()
+        if start % 2:
+            raise ValueError(f"start must be even, a block being two words, not {start}")
+        counter = (start // 2).to_bytes(16, "big")
+        encryptor = Cipher(algorithms.AES(self.subkey), modes.CTR(counter)).encryptor()
         out = np.empty(n + 2, "<u8")  # the cipher asks for 15 spare bytes
-        for start in range(0, n, CHUNK):
-            size = min(CHUNK, n - start)
-            encryptor.update_into(ZEROS[: 8 * size], as_bytes(out[start:]))
+        for at in range(0, n, CHUNK):
+            size = min(CHUNK, n - at)
+            encryptor.update_into(ZEROS[: 8 * size], as_bytes(out[at:]))
         return out[:n]
 
     def words_for(self, ids: UInt64[Array, "keys 2"], n: int) -> UInt64[Array, "keys n"]:
@@ -205,7 +208,7 @@ class SilentDraws:
 
     silent: bool = True
 
-    def words(self, n: int) -> UInt64[Array, " n"]:
+    def words(self, n: int, start: int = 0) -> UInt64[Array, " n"]:
         """Zeros."""
         return np.zeros(n, np.uint64)
 
