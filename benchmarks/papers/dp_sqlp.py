@@ -9,8 +9,9 @@ the synthetic click stream, at (6, 1e-9) per user over the whole stream, a relea
   one trigger: its true delta, shown in the results, is larger than 1e-9);
 - `dp-sqlp-rigorous`: the same with thresholds that hold for all triggers together;
 - `static`: one Gaussian counter for selection and values, at most one row per user and key;
-- `ours`: the default with a quadratic filter of 2, `tuned`: the same with two options chosen by the
-  experiment `settings` on a sample of the public law (see docs/dp-sqlp.md).
+- `ours`: the default: no bound and no setting is given, only what is publicly said of the stream
+  (users, keys, mean and 99th percentile of rows per user; the paper's C is the latter);
+- `tuned`: options chosen by the experiment `settings` on a sample of the public law.
 
 Errors are over all keys of the universe against the unbounded truth; an unreleased key counts as 0.
 Expected from theory: one counter for all keys, exact Gaussian accounting and per-group bounding cut
@@ -18,7 +19,8 @@ the noise of selection and values by about sqrt(32) against 32-fold composition,
 times the keys and less than half the l1.
 
     python benchmarks/papers/dp_sqlp.py table [--full] [--triggers 100 1000] [--arms ours dp-sqlp]
-                                              [--seeds 3] [--streams plain clumpy other]
+                                              [--seeds 3] [--streams plain clumpy other bursty]
+    python benchmarks/papers/dp_sqlp.py table2 [--stream FILE.parquet --unit NAME --key NAME]
     python benchmarks/papers/dp_sqlp.py figure9 | figure10 | settings
 
 Rows are merged into the results file: a later run replaces the rows that it makes again. With
@@ -34,7 +36,6 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,11 +43,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from dp_sqlp_streams import CODES, FULL, STREAMS, Stream, load, read, sample
 from scipy.stats import norm
 
 from streamveil.batch import Batch
-from streamveil.datasets import Clicks, drawn
-from streamveil.datasets import repeated as repeated_keys
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu
@@ -55,77 +55,6 @@ from streamveil.queries import builder as sv
 
 RESULTS = Path(__file__).parents[1] / "results"
 EPSILON, DELTA = 6, 1e-9
-CODES = 10  # largest value of the third stream; its sums are bounded by it
-STREAMS = ("plain", "clumpy", "other")
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The records of one day, as codes, and the true answers."""
-
-    users: np.ndarray
-    keys: np.ndarray
-    size: int  # keys of the universe
-    name: str = ""
-    values: np.ndarray | None = None  # summed, if there are any; else rows are counted
-    known: dict[int, np.ndarray] = field(default_factory=dict)
-
-    def truth(self, upto: int) -> np.ndarray:
-        """Over the first rows of the stream; remembered."""
-        if upto not in self.known:
-            part = None if self.values is None else self.values[:upto]
-            self.known[upto] = np.bincount(self.keys[:upto], part, minlength=self.size + 1)
-        return self.known[upto]
-
-
-def load(name: str, users: int, keys: int, cache: Path | None, seed: int = 7) -> Stream:
-    """A stream, made from its seed or read from where it was kept."""
-    place = None if cache is None else cache / f"{name}-{users}-{keys}-{seed}.npy"
-    if place is not None and place.exists():
-        columns = list(np.load(place, mmap_mode="r"))
-    elif name == "other":
-        columns = other(users, keys, seed)
-    else:
-        clumpy = 0.5 if name == "clumpy" else 0.0
-        columns = list(Clicks(users=users, keys=keys, clumpy=clumpy, seed=seed).arrays())
-    if place is not None and not place.exists():
-        np.save(place, np.stack([column.astype(np.int32) for column in columns]))
-    values = columns[2] if len(columns) > 2 else None
-    return Stream(columns[0], columns[1], keys, name, values)
-
-
-def sample(name: str, users: int, keys: int, seed: int) -> Stream:
-    """A part of the workload's users and keys that leaves each key as many rows as at full size.
-
-    Drawn from the published law, for choosing settings; `clumpy` as in `Clicks`.
-    """
-    rng = np.random.default_rng(seed)
-    rows = drawn(rng, (np.arange(1, 100_001) + 25.0) ** -6.738, users) + 1
-    who = np.repeat(np.arange(users), rows)
-    shift = 1000 * keys / 1_000_000 - 1
-    which = drawn(rng, (np.arange(1, keys + 1) + shift) ** -1.4, len(who)) + 1
-    if name == "clumpy":
-        which = repeated_keys(rng, which, rows, 0.5)
-    order = rng.permutation(len(who))
-    return Stream(who[order], which[order], keys, name)
-
-
-def other(users: int, keys: int, seed: int) -> list[np.ndarray]:
-    """A third stream: heavier users, steeper keys, favourites that come back, values to be summed.
-
-    A user has n rows, weight (n + 4)^-3.2; keys have weight (k + 29)^-1.15; a quarter of the rows
-    repeat an earlier key of their user; values are 1 + geometric, at most `CODES`.
-    """
-    rng = np.random.default_rng(seed)
-    rows = drawn(rng, (np.arange(1, 10_001) + 4.0) ** -3.2, users) + 1
-    who = np.repeat(np.arange(users), rows)
-    which = drawn(rng, (np.arange(1, keys + 1) + 29.0) ** -1.15, len(who)) + 1
-    first = np.repeat(np.cumsum(rows) - rows, rows)
-    earlier = first + (rng.random(len(who)) * (np.arange(len(who)) - first)).astype(np.int64)
-    which = np.where(rng.random(len(who)) < 0.25, which[earlier], which)
-    values = np.minimum(rng.geometric(0.3, len(who)), CODES)
-    order = rng.permutation(len(who))
-    return [who[order], which[order], values[order]]
 
 
 def batches(stream: Stream, triggers: int) -> Iterator[tuple[int, Batch]]:
@@ -159,11 +88,16 @@ def compiled(stream: Stream, triggers: int, release: dict[str, Any], bound: dict
     """The operator of one query over the stream's columns."""
     kinds = [("user", pa.int64()), ("key", pa.int64()), ("v", pa.int64())]
     counted = sv.count() if stream.values is None else sv.sum("v", bounds=(0, CODES))
-    if stream.values is not None and bound == COUNTS:
-        bound = SUMS
-    query = (
+    if bound.get("max_rows") == AS_SAID:
+        bound = {**bound, "max_rows": stream.said[1]}
+    if not bound:
+        release = {**stream.expected, **release}
+    grouped = (
         sv.memory(pa.schema(kinds).empty_table()).protect(unit="user")
-        .group_by("key", keys=sv.discover(min_units=1)).agg(n=counted).bound(**bound)
+        .group_by("key", keys=sv.discover(min_units=1)).agg(n=counted)
+    )  # fmt: skip
+    query = (
+        (grouped.bound(**bound) if bound else grouped)
         .release(every=sv.rows(10**9), steps=triggers, budget=Budget(epsilon=EPSILON, delta=DELTA),
                  **release)
     )  # fmt: skip
@@ -206,7 +140,8 @@ def repeated(stream: Stream, triggers: int, seed: int, *, fresh: bool) -> Iterat
     alone with the whole mu (users may come back, so mu is shared as well), answers added up.
     """
     rng = np.random.default_rng(seed)
-    limit, keep = 32, bounded(stream, 32)
+    limit = stream.said[1]
+    keep = bounded(stream, limit)
     mu = gaussian_mu(Budget(epsilon=EPSILON, delta=DELTA / 2))
     sigma = limit / (mu / np.sqrt(triggers if fresh else 1))
     beta = DELTA / 2 / limit / triggers
@@ -231,13 +166,15 @@ def repeated(stream: Stream, triggers: int, seed: int, *, fresh: bool) -> Iterat
 
 
 PRESET = {"preset": "dp-sqlp"}
-COUNTS = {"max_squared_rows": 2}  # a count gives keys weights: small keys are charged 1/4 a row
-SUMS = {"max_squared_rows": 32}  # sums alone do not; the public 99th percentile of rows per user
+COUNTS = {"max_squared_rows": 2}  # with an entry weight of 1/2, small keys are charged 1/4 a row
+AS_SAID = 0  # the 99th percentile of rows per user that is said of the stream, as in the paper
+SAID_ROWS = {"max_rows": AS_SAID}
+OPEN: dict[str, int] = {}  # bounds and settings by forecast, from what is said of the stream
 OPERATORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "dp-sqlp": ({**PRESET, "thresholds": "published"}, {"max_rows": 32}),
-    "dp-sqlp-rigorous": (PRESET, {"max_rows": 32}),
-    "static": ({"selection": "gaussian"}, {"max_rows": 32, "max_rows_per_group": 1}),
-    "ours": ({}, COUNTS),
+    "dp-sqlp": ({**PRESET, "thresholds": "published"}, SAID_ROWS),
+    "dp-sqlp-rigorous": (PRESET, SAID_ROWS),
+    "static": ({"selection": "gaussian"}, {**SAID_ROWS, "max_rows_per_group": 1}),
+    "ours": ({}, OPEN),
     "tuned": ({"mu_share": 0.72, "weight_reference": 65}, COUNTS),
 }
 ARMS: dict[str, Callable[..., Iterator[Any]]] = {
@@ -330,6 +267,21 @@ def table(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield {"experiment": "table", "stream": name, "users": given.size[0], **found}
 
 
+def table2(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Table 2: a real stream if one is given, else one of the shape of the paper's."""
+    if given.stream is not None:
+        stream = read(given.stream, given.unit, given.key, given.most)
+    else:
+        stream = load("reddit", *FULL, given.cache)
+    print(f"{stream.name}: {len(stream.users):,} rows, {stream.said[2]:,} users, "
+          f"{stream.size:,} keys, C = {stream.said[1]}")  # fmt: skip
+    for triggers in given.triggers:
+        for arm in given.arms:
+            found = repeat(stream, arm, triggers, given.seeds, given.runs)
+            show(stream.name, found)
+            yield {"experiment": "table2", "stream": stream.name, "users": stream.said[2], **found}
+
+
 def figure9(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time from a micro-batch's arrival to its release, against its size; one process."""
     stream = load("plain", *given.size, given.cache)
@@ -357,7 +309,7 @@ def figure10(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for rows in (1, 2, 4, 8, 16, 24, 32, 40, 50):
         for name, release, bound in (
             ("dp-sqlp", {**PRESET, "thresholds": "published"}, {"max_rows": rows}),
-            ("ours", {}, {"max_rows": rows, "max_squared_rows": 2}),
+            ("ours", {"entry_weight": 0.4}, {"max_rows": rows, "max_squared_rows": 2}),
         ):
             arm = partial(operator_arm, release, bound)
             found = repeat(stream, name, 100, given.seeds, arm=arm)
@@ -380,7 +332,13 @@ def settings(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"experiment": "settings", "stream": name, "users": given.size[0], **found}
 
 
-EXPERIMENTS = {"table": table, "figure9": figure9, "figure10": figure10, "settings": settings}
+EXPERIMENTS = {
+    "table": table,
+    "table2": table2,
+    "figure9": figure9,
+    "figure10": figure10,
+    "settings": settings,
+}
 GRID = [  # bound, entry weight, share of mu, reference of the weights (0: default)
     "4,0.7,0.667,0", "4,0.5,0.667,0", "3,0.5,0.667,0", "2,0.5,0.667,0", "2,0.5,0.75,0",
     "2,0.5,0.75,65", "2,0.5,0.72,65",
@@ -413,12 +371,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--grid", nargs="+", default=GRID)
+    parser.add_argument("--stream", type=Path, help="table2: a Parquet file, in order of time")
+    parser.add_argument("--unit", default="author", help="its column of users")
+    parser.add_argument("--key", default="subreddit", help="its column of keys")
+    parser.add_argument("--most", type=int, help="C of the preset; default: 99th percentile")
     parser.add_argument("--cache", type=Path, help="folder that keeps the generated streams")
     parser.add_argument("--runs", type=Path, help="file that keeps single runs, to resume")
     parser.add_argument("--out", type=Path, default=RESULTS / "dp_sqlp.json")
     given = parser.parse_args()
     scale = 1 if given.full else given.scale
-    given.size = (int(10_000_000 * scale), int(1_000_000 * scale))
+    given.size = (int(FULL[0] * scale), int(FULL[1] * scale))
     for row in EXPERIMENTS[given.experiment](given):
         merge(given.out, row)
 
