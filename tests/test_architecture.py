@@ -15,10 +15,11 @@ ARROWS = {
     "queries": {"mechanisms", "privacy"},
     "engines": {"operators", "queries", "mechanisms", "privacy", "connectors"},
     "connectors": set(),
-    "runtime": {"engines", "connectors", "queries", "operators", "privacy"},
+    "runtime": {"engines", "connectors", "queries", "operators", "privacy", "derived"},
     "audit": {"privacy", "mechanisms", "operators", "queries", "engines", "runtime", "connectors",
               "datasets"},
     "datasets": set(),
+    "derived": {"operators", "mechanisms", "privacy"},  # reads releases, wherever they are
 }  # fmt: skip
 TOP = {"__init__", "__main__", "cli", "demo", "dashboard"}  # the rim may import everything
 

@@ -32,7 +32,9 @@ class Release:
 
     `table` columns: the key columns, then for each aggregate NAME its value, NAME_sd (noise
     standard deviation), NAME_low and NAME_high (interval), then window_start, window_end
-    (timestamps in UTC, absent for the whole stream), trigger (1..T within the window).
+    (timestamps in UTC, absent for the whole stream), trigger (1..T within the window). A group-by
+    adds `opened` (the first trigger that showed the key), `noise_weight` where keys have weights,
+    and public facts in the schema's metadata: `streamveil.answers` combines releases by them.
     """
 
     table: pa.Table

@@ -29,6 +29,11 @@ class FilesSink:
         require_one_of("format", format, WRITERS)
         self.path, self.format = Path(path), format
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what is read back is what was written, to the last bit and type."""
+        return self.format == "parquet"
+
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
         folder = self.path / job / f"window={window}"

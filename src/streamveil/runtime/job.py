@@ -9,7 +9,7 @@ n is published, so a restart has to publish the last commit at most, from its co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
@@ -30,6 +30,7 @@ from streamveil.runtime import store as stores
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
+from streamveil.runtime.published import Archive, of_state, pick
 from streamveil.runtime.wal import Place, Published, Record
 from streamveil.types import Array
 
@@ -80,6 +81,9 @@ class Job:
         try:
             self._noise = (keys or Keys()).noise_of(self._store, work.identity)
             self._open_ledger()
+            header = self._store.header
+            assert header is not None  # noqa: S101  (the noise was checked against it)
+            self._archive = Archive(self._store.directory, header.epoch, work.sink)
             self._recover()
         except BaseException:
             self._store.close()
@@ -116,11 +120,13 @@ class Job:
         saved, records = self._store.recover()
         self._state = operator.load(saved.delta) if saved else operator.init()
         self._last = saved or Record(Place(), {})
+        self._archive.keep(self._last.releases)
         started = time.thread_time()
         for record in records:
             operator.apply(self._state, record.delta)
             if record.place.closed:
                 require_same(record.releases, self._release(record.place.step))
+                self._archive.keep(record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
 
@@ -179,7 +185,17 @@ class Job:
     def close(self) -> None:
         """Stops. What was committed is kept; what was not is read again by the next run."""
         self._running.close()
+        self._archive.close()
         self._store.close()
+
+    def read(
+        self,
+        window: int | None = None,
+        trigger: int | None = None,
+        key: Mapping[str, Any] | None = None,
+    ) -> Release:
+        """A release that was made before (or one key's row of it): see `published.read`."""
+        return pick(of_state(self._store.directory), window, trigger, key)
 
     def _run(self) -> Generator[Release]:
         yield from self._publish(self._last.releases)
@@ -202,6 +218,7 @@ class Job:
         finally:
             batches.close()
             committer.shutdown()
+            self._archive.close()
             self._store.close()
 
     def _compute(self, batch: Batch) -> Record:
@@ -236,13 +253,15 @@ class Job:
         self._store.commit(record)
         releases = self._publish(record.releases)
         if snapshot is not None:
+            self._archive.sync()  # the log that holds these releases goes
             self._store.start_segment(record.place.batch)
             self._store.checkpoint(snapshot)
         self._report(record)
         return releases
 
     def _publish(self, committed: tuple[Published, ...]) -> list[Release]:
-        """Sends committed bytes to the sink; safe to repeat."""
+        """Keeps committed bytes and sends them to the sink; safe to repeat."""
+        self._archive.keep(committed)
         releases = [
             Release(from_bytes(one.data), one.window, one.trigger, one.step) for one in committed
         ]

@@ -6,6 +6,8 @@
     lock              held by the one process that runs the job
     log-N             the micro-batches committed after batch N
     checkpoint-N      the whole state after batch N
+    releases          every release as committed, to be read again (see `published`)
+    sink.json         instead of it: where a sink keeps them
     scratch/          swept partitions of a state larger than memory, while a job runs
 
 State, ledger and epoch are created together. The epoch is random and enters every noise address,

@@ -1,0 +1,314 @@
+"""Answers that combine releases: post-processing of what is public, so it costs no privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import Release
+from streamveil.derived.intervals import Interval, deviations, plain, ratio
+from streamveil.derived.joint import Cell, Ends, Joint, shown_at
+from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
+from streamveil.derived.top import Ranked, rank
+from streamveil.errors import PlanError
+from streamveil.operators.facts import Facts, facts_of, read_facts
+from streamveil.types import Array
+
+if TYPE_CHECKING:
+    from streamveil.queries.query import Query
+
+At = int | tuple[int, int] | None
+HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
+UNKNOWN = (
+    "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
+)
+DELTA = "intervals of means use the delta method, as in the releases themselves"
+
+
+@dataclass(frozen=True)
+class Derived:
+    """An answer: the key columns, then NAME, NAME_sd, NAME_low and NAME_high, and what to know.
+
+    Intervals cover the noise with the stated confidence, key by key (of `top`: all keys at once).
+    They do not cover the bias of bounding, which the notes carry on.
+    """
+
+    table: pa.Table
+    confidence: float
+    notes: tuple[str, ...]
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table."""
+        return self.table
+
+
+@dataclass(frozen=True)
+class Part:
+    """A weighted sum of numbers of one key."""
+
+    terms: tuple[tuple[Cell, float], ...]
+
+    def value(self, joint: Joint) -> Array:
+        """The sum."""
+        return np.asarray(sum(a * joint.value(cell) for cell, a in self.terms))
+
+    def covariance(self, joint: Joint, other: Part) -> Ends:
+        """Between two sums: the ends add up, each with its sign."""
+        low, high = np.zeros(len(joint.keys)), np.zeros(len(joint.keys))
+        for (one, a), (two, b) in product(self.terms, other.terms):
+            ends = [a * b * end for end in joint.covariance(one, two)]
+            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        return Ends(low, high)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Questions to a set of releases. A release is named by its trigger, or (window, trigger)."""
+
+    releases: Releases
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All releases: (window, trigger)."""
+        return self.releases.moments
+
+    def difference(
+        self, name: str, at: At = None, since: At = None, *, confidence: float | None = None
+    ) -> Derived:
+        """How much a number changed: at `at` (the last release) against `since` (the one before).
+
+        Of a count or a sum in one window, that is what arrived in between.
+        """
+        end = self._moment(at)
+        start = Moment(end.window, end.trigger - 1) if since is None else self._moment(since)
+        self.releases.require(start)
+        part = Part(((Cell(end, name), 1.0), (Cell(start, name), -1.0)))
+        return self._sum(name, part, confidence)
+
+    def last(
+        self, name: str, triggers: int, at: At = None, *, confidence: float | None = None
+    ) -> Derived:
+        """A count or sum over the last triggers only, across windows that lie side by side."""
+        end = self._moment(at)
+        return self._sum(name, Part(self._span(name, end, triggers)), confidence)
+
+    def ratio(  # noqa: PLR0913  (two numbers and two places, by name)
+        self,
+        top: str,
+        bottom: str,
+        at: At = None,
+        to: At = None,
+        *,
+        triggers: int | None = None,
+        name: str = "ratio",
+        confidence: float | None = None,
+    ) -> Derived:
+        """`top` at `at` divided by `bottom` at `to` (the same release, if not given).
+
+        With `triggers`, both are taken over the last triggers only. The interval is Fieller's: it
+        covers with the stated confidence however small the bottom is, and is unbounded where the
+        bottom may be 0.
+        """
+        end, other = self._moment(at), self._moment(at if to is None else to)
+        parts = [
+            Part(((Cell(moment, column), 1.0),) if triggers is None
+                 else self._span(column, moment, triggers))
+            for column, moment in ((top, end), (bottom, other))
+        ]  # fmt: skip
+        joint, notes = self._joint(parts)
+        level = self._confidence(confidence)
+        cov = parts[0].covariance(joint, parts[1])
+        sides = [(part.value(joint), part.covariance(joint, part).high) for part in parts]
+        found = ratio(sides[0], sides[1], cov, deviations(level))
+        return self._derived(name, joint, found, level, notes)
+
+    def top(
+        self,
+        name: str,
+        k: int,
+        at: At = None,
+        *,
+        hidden: int = HIDDEN,
+        confidence: float | None = None,
+    ) -> Derived:
+        """The groups that may be among the k largest, and which of them certainly are.
+
+        All statements hold at once with the stated confidence, also against up to `hidden` groups
+        that are not shown. See `derived.top`.
+        """
+        end = self._moment(at)
+        part = Part(((Cell(end, name), 1.0),))
+        joint, notes = self._joint([part])
+        level = self._confidence(confidence)
+        variance = part.covariance(joint, part).high
+        ranked = rank(
+            part.value(joint), np.sqrt(variance), k, level, self._hidden(name, end, hidden)
+        )
+        made = self._derived(name, joint, ranked.interval, level, notes)
+        return Derived(with_ranks(made.table, ranked), level, (*made.notes, ranked.note))
+
+    # ---- helpers
+
+    def _sum(self, name: str, part: Part, confidence: float | None) -> Derived:
+        joint, notes = self._joint([part])
+        level = self._confidence(confidence)
+        variance = part.covariance(joint, part).high
+        found = plain(part.value(joint), variance, deviations(level))
+        return self._derived(name, joint, found, level, notes)
+
+    def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:
+        """What arrived in the last triggers: totals at their end minus totals before them."""
+        if triggers < 1:
+            raise PlanError("triggers must be at least 1")
+        self._require_total(name)
+        if triggers == end.trigger:
+            return ((Cell(end, name), 1.0),)
+        if triggers < end.trigger:
+            start = self.releases.require(Moment(end.window, end.trigger - triggers))
+            return (Cell(end, name), 1.0), (Cell(start, name), -1.0)
+        return self._span_of_windows(name, end, triggers)
+
+    def _span_of_windows(
+        self, name: str, end: Moment, triggers: int
+    ) -> tuple[tuple[Cell, float], ...]:
+        windows = (self.releases.facts or {}).get("windows")
+        if windows is None or windows["whole"] or windows["overlap"] > 1:
+            raise PlanError(
+                f"the last {triggers} triggers reach back beyond the window, and only windows that"
+                " are known to lie side by side can be added up.\n"
+                f"  to fix  ask for at most {end.trigger} triggers"
+            )
+        until = self.releases.step(end)
+        assert until is not None  # noqa: S101  (there are facts)
+        steps = {moment: self.releases.step(moment) or 0 for moment in self.moments}
+        terms = []
+        for window in sorted({moment.window for moment in self.moments}):
+            made = [moment for moment in self.moments if moment.window == window]
+            last = [moment for moment in made if steps[moment] <= until]
+            before = [moment for moment in last if steps[moment] <= until - triggers]
+            if last and last[-1:] != before[-1:]:
+                terms += [(Cell(last[-1], name), 1.0)]
+                terms += [(Cell(before[-1], name), -1.0)] if before else []
+        missing = set(range(until - triggers + 1, until + 1)) - set(steps.values())
+        if missing:
+            raise PlanError(
+                f"releases of {len(missing)} of the last {triggers} triggers are missing"
+            )
+        return tuple(terms)
+
+    def _require_total(self, name: str) -> None:
+        facts = Joint(self.releases, None).output(self.releases.require_answer(name))
+        if facts.get("function") not in (None, "count", "sum"):
+            raise PlanError(
+                f"'{name}' is no total: what arrived lately does not follow from two of its values"
+                ".\n  to fix  use difference for its change, or ratio of a sum and a count"
+            )
+
+    def _moment(self, at: At) -> Moment:
+        if at is None:
+            return self.moments[-1]
+        if isinstance(at, tuple):
+            return self.releases.require(Moment(*at))
+        windows = {moment.window for moment in self.moments}
+        if len(windows) > 1:
+            raise PlanError(
+                f"there are {len(windows)} windows; name a release by (window, trigger), such as"
+                f" {tuple(self.moments[-1])}"
+            )
+        return self.releases.require(Moment(windows.pop(), at))
+
+    def _confidence(self, given: float | None) -> float:
+        if given is None:
+            return float((self.releases.facts or {}).get("confidence", 0.95))
+        if not 0 < given < 1:
+            raise PlanError("confidence must be above 0 and below 1")
+        return given
+
+    def _joint(self, parts: list[Part]) -> tuple[Joint, list[str]]:
+        """The keys that all terms show, and what there is to say about the question."""
+        cells = list(dict.fromkeys(cell for part in parts for cell, _ in part.terms))
+        for cell in cells:
+            self.releases.require_answer(cell.name)
+        keys, absent = shown_at(self.releases, [cell.moment for cell in cells])
+        joint, notes = Joint(self.releases, keys), []
+        if absent:
+            notes.append(
+                f"{absent:,} groups are left out: one of the releases did not show them yet"
+            )
+        if any(not joint.is_known(*pair) for pair in product(cells, cells) if pair[0] != pair[1]):
+            notes.append(UNKNOWN)
+        outputs = {cell.name: joint.output(cell.name) for cell in cells}
+        if any(facts.get("function") == "avg" for facts in outputs.values()):
+            notes.append(DELTA)
+        notes += [f"{name}: {facts['bias']}" for name, facts in outputs.items() if "bias" in facts]
+        return joint, notes
+
+    def _derived(
+        self, name: str, joint: Joint, found: Interval, level: float, notes: list[str]
+    ) -> Derived:
+        """Key columns and the interval, in the order of the keys."""
+        shown = self.releases.table(self._showing(joint))
+        places = pc.index_in(joint.keys, value_set=self.releases.keys(self._showing(joint)))
+        table = shown.select(self.releases.key_names).take(places)
+        whole = joint.output(name).get("function") in ("count", "count_units", "count_distinct")
+        for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
+            cells = np.rint(column).astype(np.int64) if whole and not suffix else column
+            table = table.append_column(name + suffix, pa.array(cells))
+        if not self.releases.key_names:
+            table = table.slice(0, len(joint.keys))
+        return Derived(table.replace_schema_metadata(None), level, tuple(notes))
+
+    def _showing(self, joint: Joint) -> Moment:
+        """A release that shows all of the keys."""
+        return next(
+            moment for moment in reversed(self.moments)
+            if pc.all(pc.is_in(joint.keys, value_set=self.releases.keys(moment))).as_py()
+            is not False
+        )  # fmt: skip
+
+    def _hidden(self, name: str, moment: Moment, groups: int) -> tuple[Facts | None, float, int]:
+        """What kept groups hidden at a release, what one unit can add to them, how many count."""
+        facts = read_facts(self.releases.table(moment).schema)
+        if facts is None:
+            return None, np.nan, groups
+        if facts["hidden"] is None:
+            return None, 0.0, 0  # groups are public: all are shown
+        output = Joint(self.releases, None).output(name)
+        lanes = output["lanes"] if output["function"] in ("count", "count_units", "sum",
+                                                          "count_distinct") else []  # fmt: skip
+        most = facts["lanes"][lanes[0]]["most"] if lanes else np.nan
+        return facts["hidden"], most, groups
+
+
+def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
+    """The possible groups, best first, with the ranks that they may have."""
+    columns = {"rank_best": ranked.best, "rank_worst": ranked.worst, "certain": ranked.certain}
+    for name, column in columns.items():
+        table = table.append_column(name, pa.array(column))
+    return table.take(pa.array(ranked.order))
+
+
+def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
+    """Questions across releases of one job: those in memory, a sink's folder, a state directory.
+
+    Releases carry what is needed in the metadata of their schema; CSV and JSON files lose it, so
+    for them give the `query`.
+    """
+    facts = None
+    if query is not None:
+        from streamveil.engines.compile import compile_plan
+        from streamveil.queries.combine import combined_plan
+
+        facts = facts_of(compile_plan(combined_plan(query.plan)))
+    if not isinstance(source, str | Path):
+        return Answers(of_releases(source, facts))
+    from streamveil.runtime.published import is_state, of_state
+
+    return Answers(of_state(source) if is_state(source) else of_folder(source, facts))

@@ -1,0 +1,225 @@
+"""What was published, to be read again: the same bytes, no noise drawn, nothing charged.
+
+`releases` in a state directory holds every release as committed, one frame each, in order. It is
+appended to when a release is published and synced before a checkpoint lets the log go, so that log
+and archive together always hold all of them; a restart adds what the archive has lost. A sink that
+keeps releases itself and gives them back (Parquet files) is read instead, and noted in `sink.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import Release
+from streamveil.connectors.base import Sink
+from streamveil.derived.releases import Load, Moment, Releases, of_folder
+from streamveil.errors import PlanError, StoreError, nearest
+from streamveil.runtime import disk, frame, wal
+from streamveil.runtime.store import HEADER, read_header
+
+VERSION = 1
+ARCHIVE, ELSEWHERE = "releases", "sink.json"
+SPARK = "spark.json"  # the header of a state of the Spark engine
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a release lies in the archive."""
+
+    step: int
+    offset: int
+
+
+class Archive:
+    """The archive of an open state directory."""
+
+    def __init__(self, directory: Path, epoch: str, sink: Sink | None) -> None:
+        self.path, self.epoch = directory / ARCHIVE, epoch
+        self._fd = -1
+        self._held: set[Moment] = set()
+        self.active = not keeps(sink)
+        if self.active:
+            self._open()
+        else:
+            assert sink is not None  # noqa: S101  (it keeps releases)
+            note = {"path": str(Path(str(getattr(sink, "path", ""))).absolute())}
+            disk.create(directory / ELSEWHERE, [memoryview(json.dumps(note).encode())])
+
+    def _open(self) -> None:
+        if not self.path.exists():
+            head = {"version": VERSION, "epoch": self.epoch}
+            disk.create(self.path, frame.encode(head, {}))
+        entries, end = index(self.path, self.epoch)
+        self._held = set(entries)
+        with disk.crash_only("open", self.path):
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            os.ftruncate(self._fd, end)
+            os.lseek(self._fd, end, os.SEEK_SET)
+
+    def keep(self, releases: tuple[wal.Published, ...]) -> None:
+        """Adds what is not there yet."""
+        if not self.active:
+            return
+        for one in releases:
+            place = Moment(one.window, one.trigger)
+            if place not in self._held:
+                head = {"window": one.window, "trigger": one.trigger, "step": one.step}
+                with disk.crash_only("write the releases in", self.path.parent):
+                    disk.write_all(self._fd, frame.encode(head, {}, [one.data]))
+                self._held.add(place)
+
+    def sync(self) -> None:
+        """Makes everything durable; the log may then be dropped."""
+        if self._fd >= 0:
+            with disk.crash_only("write the releases in", self.path.parent):
+                os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Gives the file back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def keeps(sink: Sink | None) -> bool:
+    """Whether a sink gives back what it was given."""
+    return bool(getattr(sink, "keeps", False))
+
+
+def index(path: Path, epoch: str) -> tuple[dict[Moment, Entry], int]:
+    """What an archive holds, and where its last whole frame ends. Bodies are not read."""
+    found: dict[Moment, Entry] = {}
+    with disk.crash_only("read", path), path.open("rb") as file:
+        size, offset = os.fstat(file.fileno()).st_size, 0
+        while offset < size:
+            file.seek(offset)
+            try:
+                head, sizes = frame.read_head(file, size - offset)
+            except frame.TornFrameError:
+                break
+            if "window" in head:
+                place = Moment(head["window"], head["trigger"])
+                found[place] = Entry(head["step"], offset)
+            else:
+                wal.require_mine(path, head, VERSION, epoch)
+            offset += sizes.frame
+    if not offset:
+        raise wal.damaged(path)
+    return found, offset
+
+
+def committed(path: Path, entry: Entry) -> bytes:
+    """The bytes of one release, as committed."""
+    try:
+        with disk.crash_only("read", path), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(entry.offset)
+            return bytes(frame.read(file, size - entry.offset).blobs[0])
+    except frame.TornFrameError:
+        raise wal.damaged(path) from None
+
+
+def is_state(path: str | Path) -> bool:
+    """Whether a folder is the state directory of a job."""
+    return (Path(path) / HEADER).is_file() or (Path(path) / SPARK).is_file()
+
+
+def of_state(path: str | Path) -> Releases:
+    """Every release of a job, from its state directory (or the sink that keeps them).
+
+    Reads files only, also while the job runs: no secret, no lock, no charge.
+    """
+    home = Path(path)
+    if (home / SPARK).is_file():
+        raise StoreError(
+            f"'{home.name}' is a state of the Spark engine, which leaves releases to the sink.\n"
+            "  to fix  read the folder of its sink"
+        )
+    header = read_header(home) if home.is_dir() else None
+    if header is None:
+        raise StoreError(f"'{home.name}' is not a state directory")
+    archive, loads = home / ARCHIVE, dict[Moment, Load]()
+    if archive.exists():
+        entries, _ = index(archive, header.epoch)
+        loads = {place: _load(archive, entry) for place, entry in entries.items()}
+    if (home / ELSEWHERE).exists():
+        folder = Path(json.loads(disk.read(home / ELSEWHERE))["path"]) / header.identity.job
+        if folder.is_dir():
+            loads = of_folder(folder).loads | loads
+    if not loads:
+        raise StoreError(
+            f"the job in '{home.name}' has not released anything yet.\n"
+            "  to fix  run it until its first trigger"
+        )
+    return Releases(loads)
+
+
+def _load(path: Path, entry: Entry) -> Load:
+    return lambda: pa.ipc.open_stream(committed(path, entry)).read_all()
+
+
+def read(
+    source: str | Path,
+    *,
+    window: int | None = None,
+    trigger: int | None = None,
+    key: Mapping[str, Any] | None = None,
+) -> Release:
+    """A release that was made before, or its row for one key: the same numbers, free of charge.
+
+    `source` is a state directory or a sink's folder. Without a window or trigger, the last. A
+    release that was never made, or a key that it does not show, is an error: nothing is ever drawn
+    to answer a read.
+    """
+    releases = of_state(source) if is_state(source) else of_folder(source)
+    return pick(releases, window, trigger, key)
+
+
+def pick(
+    releases: Releases,
+    window: int | None,
+    trigger: int | None,
+    key: Mapping[str, Any] | None = None,
+) -> Release:
+    """See `read`."""
+    if window is None:
+        window = releases.moments[-1].window
+    inside = [moment.trigger for moment in releases.moments if moment.window == window]
+    moment = releases.require(Moment(window, trigger or (inside[-1] if inside else 1)))
+    table = releases.table(moment)
+    if key:
+        table = rows_of(table, releases.key_names, key)
+    step = releases.step(moment)
+    return Release(table, *moment, moment.trigger if step is None else step)
+
+
+def rows_of(table: pa.Table, names: list[str], key: Mapping[str, Any]) -> pa.Table:
+    """The rows of one key, or of a part of it; values may be given as text."""
+    kept: Any = pa.array([True] * table.num_rows)
+    for name, value in key.items():
+        if name not in names:
+            raise PlanError(f"'{name}' is no key column{nearest(name, names)}")
+        kind = table.schema.field(name).type
+        try:
+            wanted = pa.scalar(value).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            raise PlanError(
+                f"the key column '{name}' holds {kind}; the value given is none"
+            ) from None
+        same = pc.is_null(table[name]) if value is None else pc.equal(table[name], wanted)
+        kept = pc.and_(kept, pc.fill_null(same, fill_value=False))
+    found = table.filter(kept)
+    if not found.num_rows:
+        raise PlanError(
+            "this release shows no such group: it was not public then, and nothing is drawn to"
+            " answer a read.\n  to fix  name a group that is shown, or a later release"
+        )
+    return found

@@ -1,0 +1,122 @@
+"""Released numbers are read again: the same bytes, free, after any crash; others are refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.connectors.sinks import FilesSink
+from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.privacy.noise import SeededNoise
+from streamveil.runtime import published
+from streamveil.runtime.job import Job, to_bytes
+from streamveil.runtime.store import CheckpointPolicy
+from tests.runtime.toy import SEEDED, Stream, work
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+OFTEN = CheckpointPolicy(log_bytes=500, log_per_state=0)
+
+
+def run(folder, what=None, stop=None, **options):
+    made = []
+    with Job(folder, what or work(), SEEDED, **options) as job:
+        for release in job:
+            made.append(release)
+            if len(made) == stop:
+                break
+    return made
+
+
+def ledger(folder: Path) -> bytes:
+    return (folder / "ledger").read_bytes()
+
+
+@pytest.mark.parametrize("policy", [None, OFTEN])
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_reads_give_the_published_bytes_before_and_after_a_crash(
+    tmp_path, stop, policy, monkeypatch
+):
+    folder = tmp_path / "s"
+    first = run(folder, stop=stop, policy=policy)
+    charged = ledger(folder)
+    seen = {(r.window, r.trigger): bytes(to_bytes(r.table)) for r in first}
+    seen |= {(r.window, r.trigger): bytes(to_bytes(r.table)) for r in run(folder, policy=policy)}
+    assert len(seen) == 6
+
+    def none(*_):
+        raise AssertionError("a read drew noise")
+
+    monkeypatch.setattr(SeededNoise, "at", none)
+    releases = published.of_state(folder)
+    assert releases.moments == sorted(seen)
+    for moment, data in seen.items():
+        assert bytes(to_bytes(releases.table(moment))) == data
+        assert sv.read(folder, window=moment[0], trigger=moment[1]).table.num_rows == 8
+    assert ledger(folder) == charged
+
+
+def test_a_job_reads_while_it_runs(tmp_path):
+    with Job(tmp_path / "s", work(), SEEDED) as job:
+        first = next(job)
+        assert job.read(0, 1).table.equals(first.table)
+        with pytest.raises(PlanError, match="there is no release 7 of window 0"):
+            job.read(0, 7)
+
+
+def test_what_the_archive_lost_in_a_crash_comes_back_from_the_log(tmp_path):
+    folder = tmp_path / "s"
+    run(folder, stop=3)
+    whole = (folder / published.ARCHIVE).read_bytes()
+    for cut in (1, 200, len(whole) // 2):  # pages that never reached the disk
+        (folder / published.ARCHIVE).write_bytes(whole[:-cut])
+        assert len(published.of_state(folder).moments) < 4
+        with Job(folder, work(), SEEDED):
+            pass
+        assert (folder / published.ARCHIVE).read_bytes()[: len(whole)] == whole
+    (folder / published.ARCHIVE).write_bytes(b"x" * 40)
+    with pytest.raises(StoreError, match="damaged"):
+        published.of_state(folder)
+
+
+def test_a_sink_that_keeps_releases_is_read_instead(tmp_path):
+    folder, out = tmp_path / "s", tmp_path / "out"
+    sink = FilesSink(str(out))
+    made = run(folder, replace(work(), sink=sink))
+    assert not (folder / published.ARCHIVE).exists()
+    assert json.loads((folder / published.ELSEWHERE).read_text())["path"] == str(out)
+    releases = published.of_state(folder)
+    for release in made:
+        again = releases.table(published.Moment(release.window, release.trigger))
+        assert bytes(to_bytes(again)) == bytes(to_bytes(release.table))
+    assert sv.read(out, trigger=2).table.equals(made[1].table)
+
+
+def test_only_what_was_released_is_given(tmp_path):
+    folder = tmp_path / "s"
+    with pytest.raises(SourceError, match="no folder"):
+        sv.read(folder)
+    folder.mkdir()
+    with pytest.raises(SourceError, match="no release"):
+        sv.read(folder)
+    run(tmp_path / "late", work(Stream(batches=1)))
+    with pytest.raises(StoreError, match="has not released anything"):
+        sv.read(tmp_path / "late")
+
+
+def test_one_key_is_picked_by_value_or_text():
+    table = pa.table({"k": ["a", "b", None], "m": [1, 2, 3], "n": [5, 6, 7]})
+    names = ["k", "m"]
+    assert published.rows_of(table, names, {"k": "b"})["n"].to_pylist() == [6]
+    assert published.rows_of(table, names, {"m": "1"})["n"].to_pylist() == [5]
+    assert published.rows_of(table, names, {"k": None})["n"].to_pylist() == [7]
+    for key, words in (
+        ({"k": "zz"}, "shows no such group"),
+        ({"kk": "a"}, "no key column; did you mean"),
+        ({"m": "one"}, "holds int64"),
+    ):
+        with pytest.raises(PlanError, match=words) as caught:
+            published.rows_of(table, names, key)
+        assert "zz" not in str(caught.value)
