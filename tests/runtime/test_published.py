@@ -10,7 +10,7 @@ import pytest
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
 from streamveil.errors import PlanError, SourceError, StoreError
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import published
 from streamveil.runtime.job import Job, to_bytes
 from streamveil.runtime.store import CheckpointPolicy
@@ -49,7 +49,7 @@ def test_reads_give_the_published_bytes_before_and_after_a_crash(
     def none(*_):
         raise AssertionError("a read drew noise")
 
-    monkeypatch.setattr(SeededNoise, "at", none)
+    monkeypatch.setattr(KeyedNoise, "at", none)
     releases = published.of_state(folder)
     assert releases.moments == sorted(seen)
     for moment, data in seen.items():
