@@ -21,7 +21,7 @@ times the keys and less than half the l1.
     python benchmarks/papers/dp_sqlp.py table [--full] [--triggers 100 1000] [--arms ours dp-sqlp]
                                               [--seeds 3] [--streams plain clumpy other bursty]
     python benchmarks/papers/dp_sqlp.py table2 [--stream FILE.parquet --unit NAME --key NAME]
-    python benchmarks/papers/dp_sqlp.py figure9 | figure10 | settings
+    python benchmarks/papers/dp_sqlp.py figure9 | workers | figure10 | settings
 
 Rows are merged into the results file: a later run replaces the rows that it makes again. With
 `--runs FILE` every single run is kept there as well, and one that is found there is not run again:
@@ -303,6 +303,15 @@ def figure9(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                    "p95_s": float(np.quantile(last, 0.95))}  # fmt: skip
 
 
+def workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time of a micro-batch against its size and the number of workers, on Spark."""
+    from dp_sqlp_workers import STEPS, measure  # needs the extra `spark`
+
+    stream = load("plain", *given.size, given.cache)
+    sizes = [rows for rows in given.batches if rows * STEPS <= len(stream.users)]
+    yield from measure(stream, sizes, given.workers)
+
+
 def figure10(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Four metrics against the number of rows that one user may contribute."""
     stream = load("plain", *given.size, given.cache)
@@ -343,7 +352,7 @@ GRID = [  # bound, entry weight, share of mu, reference of the weights (0: defau
     "4,0.7,0.667,0", "4,0.5,0.667,0", "3,0.5,0.667,0", "2,0.5,0.667,0", "2,0.5,0.75,0",
     "2,0.5,0.75,65", "2,0.5,0.72,65",
 ]  # fmt: skip
-NAMES = ("experiment", "stream", "users", "arm", "triggers", "rows")
+NAMES = ("experiment", "stream", "users", "arm", "triggers", "rows", "workers")
 
 
 def merge(path: Path, row: dict[str, Any]) -> None:
@@ -371,6 +380,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--grid", nargs="+", default=GRID)
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--batches", nargs="+", type=int, default=[100_000, 250_000, 500_000])
     parser.add_argument("--stream", type=Path, help="table2: a Parquet file, in order of time")
     parser.add_argument("--unit", default="author", help="its column of users")
     parser.add_argument("--key", default="subreddit", help="its column of keys")
