@@ -285,11 +285,10 @@ class ChangingTable:
         counter = self._counter
         sd = np.full(len(values), np.nan) if counter is None else counter.deviations(state.inner)
         reach = np.where(np.isfinite(reach), reach, np.nan)
-        shown = np.maximum(values, 0) if self.non_negative else values
-        parts = {
-            "": np.rint(shown) if self.integer else shown, "_sd": sd,
-            "_low": np.maximum(values - reach, 0), "_high": np.maximum(values + reach, 0),
-        }  # fmt: skip
+        shown = np.rint(values) if self.integer else values
+        parts = {"": shown, "_sd": sd, "_low": values - reach, "_high": values + reach}
+        if self.non_negative:
+            parts |= {name: np.maximum(parts[name], 0) for name in ("", "_low", "_high")}
         columns = dict(self._labels_of_queries)
         for place, name in enumerate(self.outputs):
             for suffix, column in parts.items():

@@ -132,10 +132,10 @@ def choose(
     """
     require_one_of("preset", preset, ("practical", "theorem"))
     found = [_counter(workload, Share.for_noise(budget).scale(part))]
-    share = Share.of(budget).scale(part)
-    found += (
-        _growing(workload, share, preset) if workload.grows else _changing(workload, share, preset)
-    )
+    if budget.mu is None:  # what chooses or compares is not Gaussian
+        share = Share.of(budget).scale(part)
+        others = _growing if workload.grows else _changing
+        found += others(workload, share, preset)
     best = sorted(found, key=lambda c: c.proved if preset == "theorem" else c.expected)
     return Choice(workload, preset, tuple(best))
 
