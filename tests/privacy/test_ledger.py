@@ -326,3 +326,22 @@ def test_the_export_is_json_and_complete(tmp_path: Path) -> None:
         assert record["epsilon"] == Gdp(0.5).epsilon(1e-9)
         assert record["head"] == ledger.verify()
         assert "user_id" in record["protects"]["phrase"]
+
+
+def test_the_export_tells_ranges_lifetime_and_what_was_charged(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l.jsonl", SIX, USER_DAY) as ledger:
+        about = {"mechanisms": {"kind": "counter"}}
+        ledger.charge("a", Gdp(0.5), range=(3, 9), key="k", about=about)
+        ledger.charge("a", Gdp(0.5), range=(3, 9), key="k")  # a restart: known, free
+    with Ledger.load(tmp_path / "l.jsonl") as ledger:
+        record = json.loads(json.dumps(ledger.export(), allow_nan=False))
+    (charge,) = record["charges"]
+    assert charge["about"] == about
+    assert charge["range"] == [3, 9]
+    assert charge["summary"]["mu"] == pytest.approx(0.5)
+    assert record["lifetime"]["user-week"]["periods"] == 7
+    assert record["lifetime"]["user-year"]["epsilon"] > record["epsilon"]
+    assert record["spent"]["epsilon"] == record["epsilon"]
+    assert record["left"]["epsilon"] > 0
+    assert record["chain"]["head"] == record["head"]
+    assert record["accounting"]["kinds"].keys() >= {"gaussian", "zcdp", "pure", "delta"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamveil.batch import Release
-from streamveil.errors import PlanError, SourceError, StoreError
+from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.privacy.budget import Budget
+from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 from streamveil.queries.plan import (
     Aggregate,
@@ -26,7 +28,7 @@ from streamveil.queries.plan import (
     SinkSpec,
     SourceSpec,
 )
-from streamveil.runtime.run import Pace, needed_columns, run
+from streamveil.runtime.run import Pace, needed_columns, run, work_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 ROWS = 900
@@ -125,6 +127,42 @@ def test_nothing_is_spent_before_the_source_can_be_read(clicks: Path, tmp_path: 
     with pytest.raises((PlanError, SourceError), match="nobody"):
         released(unknown, tmp_path / "s", 100)
     assert not (tmp_path / "s").exists()
+
+
+def test_jobs_that_share_a_ledger_share_its_limit(clicks: Path, tmp_path: Path) -> None:
+    shared, query = tmp_path / "shared", plan(clicks)
+    protects = work_of(query).operator.guarantee.protects
+    with Ledger.open(shared, query.budget, protects):
+        pass
+
+    def charged() -> list[str]:
+        with Ledger.load(shared) as ledger:
+            return [charge.name for charge in ledger.entries()]
+
+    released(query, tmp_path / "a", 200, ledger=shared)
+    released(query, tmp_path / "a", 200, ledger=shared)  # a restart pays nothing
+    assert charged() == [query.name]
+    again = replace(query, name="again")
+    with pytest.raises(BudgetError, match="'again'"):
+        released(again, tmp_path / "b", 200, ledger=shared)
+    assert charged() == [query.name]
+    assert not list((tmp_path / "b").glob("log-*")), "refused after something was drawn"
+    with pytest.raises(StoreError, match="no ledger"):
+        released(query, tmp_path / "c", 200, ledger=tmp_path / "absent")
+
+
+def test_the_charge_says_what_was_charged(clicks: Path, tmp_path: Path) -> None:
+    query = plan(clicks)
+    released(query, tmp_path / "s", 200)
+    with Ledger.load(tmp_path / "s" / "ledger") as ledger:
+        (charge,) = json.loads(json.dumps(ledger.export(), allow_nan=False))["charges"]
+    about = charge["about"]
+    assert about["query"]["fingerprint"] == query.fingerprint
+    assert about["mechanisms"]["bounding"]["max_rows"] == query.bounding.max_rows
+    assert about["mechanisms"]["counters"][0]["sigma"] > 0
+    assert about["versions"]["streamveil"]
+    assert about["charged_at"].startswith("20")
+    assert "secret" not in json.dumps(about)
 
 
 def test_a_changed_query_is_refused(clicks: Path, tmp_path: Path) -> None:

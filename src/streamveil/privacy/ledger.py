@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from streamveil.errors import BudgetError, StoreError, require_one_of
-from streamveil.privacy import spending
+from streamveil.privacy import deployment, spending
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss
 from streamveil.privacy.journal import Journal, Record, has_torn_tail
@@ -31,6 +31,7 @@ class Charge:
     key: str | None = None  # the same key is charged once
     separate: bool = False  # every unit-period enters mechanisms of its own
     horizon: int | None = None
+    about: Record | None = field(default=None, compare=False, repr=False)  # for the export
 
     def __post_init__(self) -> None:
         if self.range is not None and not self.range[0] < self.range[1]:
@@ -43,7 +44,8 @@ class Charge:
         record: Record = {"charge": self.name, "loss": self.loss.to_dict()}
         if self.range is not None:
             record["range"] = list(self.range)
-        named = {"key": self.key, "separate": self.separate or None, "horizon": self.horizon}
+        named = {"key": self.key, "separate": self.separate or None, "horizon": self.horizon,
+                 "about": self.about}  # fmt: skip
         return record | {name: value for name, value in named.items() if value is not None}
 
     @classmethod
@@ -57,6 +59,7 @@ class Charge:
             saved.get("key"),
             saved.get("separate", False),
             saved.get("horizon"),
+            saved.get("about"),
         )
 
 
@@ -156,13 +159,15 @@ class Ledger:
         *,
         range: Periods | None = None,
         key: str | None = None,
+        about: Record | None = None,
     ) -> None:
         """Takes one charge, durably, or raises BudgetError. Call it before anything is drawn.
 
         A `key` that was charged before with the same content is not charged again. `range` is in
-        unit-periods; see `periods_between`.
+        unit-periods; see `periods_between`. `about` describes the mechanisms, for `export`.
         """
-        self.charge_all([self.make_charge(name, loss, range=range, key=key)])
+        charge = self.make_charge(name, loss, range=range, key=key)
+        self.charge_all([replace(charge, about=about)])
 
     def make_charge(
         self,
@@ -261,20 +266,14 @@ class Ledger:
         return Guarantee(self.protects, loss, periods=periods)
 
     def export(self) -> dict[str, Any]:
-        """The deployment as a record for registries and audits: limit, unit, charges, totals."""
-        spent, delta = self.spent(), self.limit.delta
-        return {
-            "format": FORMAT,
-            "model": "central",
-            "protects": self.protects.to_dict() | {"phrase": self.protects.phrase},
-            "limit": self.limit.to_dict(),
-            "caps": None if self.caps is None else self.caps.to_dict(),
-            "charges": [charge.to_dict() for charge in self._charges],
-            "spent": spent.to_dict(),
-            "epsilon": spent.epsilon(delta or 0),
-            "delta": None if delta is None else str(delta),
-            "head": self._journal.head,
-        }
+        """The deployment as a record for registries and audits; see `privacy.deployment`."""
+        self._refresh()
+        return deployment.record(self)
+
+    @property
+    def head(self) -> str:
+        """The hash that vouches for all records read so far."""
+        return self._journal.head
 
     def close(self) -> None:
         """Gives the file back."""

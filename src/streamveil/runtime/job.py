@@ -25,6 +25,7 @@ from streamveil.connectors.base import Sink
 from streamveil.errors import PlanError, StoreError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.budget import Budget
+from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import store as stores
 from streamveil.runtime.keys import Keys
@@ -47,6 +48,8 @@ class Work:
     feed: Feed
     limit: Budget
     sink: Sink | None = None
+    ledger: Path | None = None  # shared with other jobs over the same data; charged as well
+    about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
 
     @property
     def identity(self) -> stores.Identity:
@@ -104,7 +107,9 @@ class Job:
         ledger = Ledger.open(path, self.work.limit, guarantee.protects)
         try:
             if not header.ready:
-                ledger.charge(self.work.name, guarantee, key=header.epoch)
+                about = self.work.about()
+                self._charge_shared(guarantee, header.epoch, about)
+                ledger.charge(self.work.name, guarantee, key=header.epoch, about=about)
                 self._store.finish()
             elif header.epoch not in {charge.key for charge in ledger.entries()}:
                 raise StoreError(
@@ -113,6 +118,12 @@ class Job:
                 )
         finally:
             ledger.close()
+
+    def _charge_shared(self, guarantee: Guarantee, key: str, about: dict[str, Any]) -> None:
+        """Charges the ledger that several jobs share. A restart finds its key and pays nothing."""
+        if self.work.ledger is not None:
+            with Ledger.load(self.work.ledger) as shared:
+                shared.charge(self.work.name, guarantee, key=key, about=about)
 
     def _recover(self) -> None:
         """Rebuilds the state: checkpoint, then the same operator over the logged deltas."""

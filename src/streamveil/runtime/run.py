@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from streamveil.queries.expr import columns_of
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.combined import CombinedSource
+from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import Listener, resident_bytes
@@ -53,17 +54,19 @@ def run(  # noqa: PLR0913  (the public signature)
     insecure: bool = False,
     progress: Listener | None = None,
     pace: Pace | None = None,
+    ledger: str | Path | None = None,
 ) -> Job:
     """Creates or resumes the job of a plan; iterating over it yields its releases.
 
     `state` is a directory of the job's own, created when absent. `secret` says where the job's
     secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
-    unless `insecure` is set, and then announced.
+    unless `insecure` is set, and then announced. `ledger` is a file made by `ledger create` whose
+    limit several jobs over the same data share: a new job is charged there too, or refused.
     """
     keys = Keys(secret, noise, insecure)
-    return Job(
-        state, work_of(plan, engine or engine_for(pace, state), pace), keys, progress=progress
-    )
+    work = work_of(plan, engine or engine_for(pace, state), pace)
+    shared = None if ledger is None else Path(ledger)
+    return Job(state, replace(work, ledger=shared), keys, progress=progress)
 
 
 def engine_for(pace: Pace | None, state: str | Path) -> Engine:
@@ -91,7 +94,8 @@ def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) 
         name=plan.name, fingerprint=plan.fingerprint, operator=operator,
         feed=feed_of(inner, source, pace or Pace()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
-    )  # fmt: skip
+        about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
+    )  # fmt: skip  # the date of a charge is the runtime's to tell
 
 
 def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:

@@ -40,6 +40,7 @@ from streamveil.privacy.noise import KeyedNoise, Noise
 from streamveil.queries.plan import Plan
 from streamveil.queries.schema import check_schema
 from streamveil.runtime import secret as secrets
+from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Keys, check
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.run import needed_columns
@@ -222,7 +223,8 @@ class SparkJob:
             require_present(path, "ledger")
         with Ledger.open(path, self.plan.budget, guarantee.protects) as ledger:
             if not header.ready:
-                ledger.charge(self.plan.name, guarantee, key=header.epoch)
+                about = describe(self.plan, self.operator, time.time())  # noqa: TID251  (a date)
+                ledger.charge(self.plan.name, guarantee, key=header.epoch, about=about)
             elif header.epoch not in {charge.key for charge in ledger.entries()}:
                 raise StoreError(
                     "the ledger of the state does not hold this job's charge.\n"

@@ -1,0 +1,91 @@
+"""What a job is, in public numbers and words: written beside its charge in the ledger."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from streamveil.operators.facts import counter_facts, distinct_counters, lane_facts
+from streamveil.operators.group_by import GroupBy
+from streamveil.operators.protocol import Operator
+from streamveil.operators.release import Totalling
+from streamveil.privacy.budget import Budget
+from streamveil.queries.plan import Plan, plain
+
+PACKAGES = ("streamveil", "numpy", "scipy", "numba", "pyarrow", "cryptography")
+LEFT_OUT = ("budget", "options", "sink", "key_set")  # told elsewhere, or not about privacy
+
+
+def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
+    """Query, bounds, mechanisms and versions. `now`: seconds since 1970."""
+    content = plain(plan)
+    query = {name: value for name, value in content.items() if name not in LEFT_OUT}
+    return {
+        "charged_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "query": query | {"fingerprint": plan.fingerprint, "keys_are": keys_of(plan)},
+        "options": content["options"],
+        "budget": budget_of(plan.budget),
+        "mechanisms": mechanisms_of(operator),
+        "versions": versions(),
+    }
+
+
+def budget_of(budget: Budget) -> dict[str, Any]:
+    """What the query was given."""
+    given: dict[str, Any] = budget.to_dict()
+    return given
+
+
+def keys_of(plan: Plan) -> str:
+    """How groups become known. Public groups are counted, not listed."""
+    if not plan.keys:
+        return "one group of all rows"
+    if plan.key_set.public is not None:
+        return f"public: {len(plan.key_set.public):,} groups"
+    return f"discovered, well above {plan.key_set.min_units} privacy units"
+
+
+def mechanisms_of(operator: Operator) -> dict[str, Any]:
+    """The mechanisms that run, with their noise."""
+    if not isinstance(operator, GroupBy):
+        return {"kind": operator.kind, "version": operator.version}
+    totalling, bounds = operator.totalling, operator.bounds
+    return {
+        "kind": operator.kind,
+        "bounding": {
+            "max_rows": bounds.max_rows,
+            "max_rows_per_group": bounds.per_group,
+            "max_squared_rows": bounds.quadratic,
+            "hidden_groups": bounds.slots,
+            "l2_squared": bounds.l2_squared,
+        },
+        "selection": selection_of(totalling),
+        "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
+        "lanes": [facts for facts in lane_facts(operator) if facts["kind"] != "node"],
+        "triggers": operator.schedule.triggers,
+        "equal_fingerprints": {"max_units": operator.max_units, "bits": 64},
+    }
+
+
+def selection_of(totalling: Totalling) -> dict[str, Any]:
+    """How groups are shown."""
+    if totalling.selection is None:
+        return {"kind": "public"}
+    return {
+        "kind": type(totalling.selection).__name__,
+        "threshold_at_first_trigger": float(totalling.selection.threshold(1)),
+        "weights": totalling.rule is not None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what computes the releases."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
