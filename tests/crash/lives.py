@@ -22,6 +22,7 @@ from streamveil.runtime.job import Job
 from streamveil.runtime.store import LEDGER, CheckpointPolicy
 from tests.crash import streams
 from tests.crash.faults import Fault, install
+from tests.crash.power import Power, record
 from tests.runtime import toy
 
 EVERY_FEW_BATCHES = CheckpointPolicy(log_bytes=1500, log_per_state=0)
@@ -69,9 +70,12 @@ class Server:
             cwd=ROOT,
         )
 
-    def start(self, folder: Path, name: str, fault: Fault | None = None) -> int:
+    def start(
+        self, folder: Path, name: str, fault: Fault | None = None, power: Power | None = None
+    ) -> int:
         """Starts a life of a job; returns its process number."""
-        request = {"folder": str(folder), "job": name, "fault": asdict(fault) if fault else None}
+        request = {"folder": str(folder), "job": name, "fault": asdict(fault) if fault else None,
+                   "power": asdict(power) if power else None}  # fmt: skip
         assert self.process.stdin is not None
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._answer()
@@ -80,9 +84,11 @@ class Server:
         """Waits for the life; its exit status, negative for a signal."""
         return self._answer()
 
-    def run(self, folder: Path, name: str, fault: Fault | None = None) -> int:
+    def run(
+        self, folder: Path, name: str, fault: Fault | None = None, power: Power | None = None
+    ) -> int:
         """A whole life."""
-        self.start(folder, name, fault)
+        self.start(folder, name, fault, power)
         return self.finish()
 
     def _answer(self) -> int:
@@ -111,6 +117,8 @@ def serve() -> None:
         if child == 0:
             status = 1
             try:
+                if request["power"]:
+                    record(Path(request["folder"]), Power(**request["power"]))
                 status = live(Path(request["folder"]), request["job"], fault)
             finally:
                 os._exit(status)
