@@ -2,17 +2,26 @@
 
 Expected: cost per micro-batch follows the batch, not the state, up to cache effects (a table that
 no longer fits the cache costs one memory access per record): flat within 1.5 from 100 thousand to
-100 million users. Bytes per user: 16 to 17 at a full table, more right after a doubling. A restart
-reads the checkpoint once and repeats what is in the log. A tiny micro-batch costs a constant.
+100 million users. Growing stalls no micro-batch: beyond 2^19 units a table is divided, and its
+parts double one after the other. A restart reads the checkpoint once and repeats what is in the
+log. A tiny micro-batch costs a constant.
 
-    python benchmarks/scale.py [--users 100000 1000000 10000000] [--repeats 5]
+    python benchmarks/scale.py [--users 100000 1000000 10000000] [--bounds "C=32"] [--memory 4GB]
+    python benchmarks/scale.py --plot
+
+Every size runs in a process of its own. Users arrive in micro-batches of 100,000 new ones (that is
+the growth that is measured), then micro-batches of 500,000 records of uniform users, whose keys
+follow the heavy-tailed law of the click stream, each with a release. No user reaches C = 32, and
+the selection sets no further bound, so that nearly all records are accepted at every size.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -25,16 +34,46 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.cli import size_of
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.embedded.group_by import within
+from streamveil.operators.group_by import BOUNDED
 from streamveil.privacy.budget import Budget
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
+from streamveil.runtime.progress import peak_bytes, resident_bytes
+from streamveil.runtime.store import SCRATCH
 from throughput import machine
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-BATCH, TINY, LOAD = 600_000, 100, 1_000_000
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "scale.png"
+BATCH, TINY, LOAD = 500_000, 100, 100_000
+LARGE_BATCHES, TINY_BATCHES = 5, 60  # after warming up
 SECRET = Keys(secret=bytes(32))
+LIMIT = Budget(epsilon=6, delta=1e-9)
+BOUNDS = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
+
+
+class Timed:
+    """An operator that notes the CPU time of each fold, and the state's size after it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.folds: list[float] = []
+        self.units: list[int] = []
+        self.unit_bytes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def fold(self, state: Any, batch: Batch, noise: Any) -> Any:
+        started = time.thread_time()
+        delta = self.inner.fold(state, batch, noise)
+        self.folds.append(time.thread_time() - started)
+        self.units.append(sum(table.units for table in state.units.values()))
+        self.unit_bytes.append(sum(table.nbytes for table in state.units.values()))
+        return delta
 
 
 def plan(bounding: Bounding) -> Plan:
@@ -42,36 +81,37 @@ def plan(bounding: Bounding) -> Plan:
         name="scale", unit="user", keys=(KeyColumn(name="key", expression="key"),),
         source=SourceSpec(name="made", kind="memory"), bounding=bounding,
         aggregates=(Aggregate(name="n", function="count"),),
-        clock=Clock(kind="rows", every=BATCH, steps=100), budget=Budget(epsilon=6, delta=1e-9),
+        clock=Clock(kind="rows", every=BATCH, steps=100), budget=LIMIT,
+        options={"selection": "gaussian"},
     )  # fmt: skip
 
 
-def batch(users: Any, keys: Any, number: int, *, closes: bool = False) -> Batch:
+def batch(users: Any, keys: Any, number: int, step: int = 0) -> Batch:
+    """A micro-batch of the first step; with a step, one that closes it."""
     table = pa.table({"user": users, "key": keys})
-    return Batch(table, number, closes, json.dumps(number))
+    return Batch(table, max(step, 1), step > 0, json.dumps(number))
 
 
 def loading(users: int, keys: int) -> Iterator[Batch]:
-    """Every user and every key at least once; no step closes."""
-    every = max(users, keys)
-    for start in range(0, every, LOAD):
-        place = np.arange(start, min(start + LOAD, every))
-        yield batch(place % users, place % keys, 1)
+    """Every user once; no step closes."""
+    for number, start in enumerate(range(0, users, LOAD)):
+        place = np.arange(start, min(start + LOAD, users))
+        yield batch(place, place % keys, number)
 
 
 def running(users: int, keys: int, rows: int, batches: int) -> Iterator[Batch]:
     """Uniform users, so that no cache helps; keys of the heavy-tailed law's shape."""
     rng = np.random.default_rng(1)
-    for _ in range(batches):
+    for number in range(batches):
         heavy = (rng.pareto(0.4, rows) * 1000).astype(np.int64) % keys
-        yield batch(rng.integers(0, users, rows), heavy, 1)
+        step = number + 1 if rows == BATCH else 0
+        yield batch(rng.integers(0, users, rows), heavy, number, step)
 
 
 def drive(folder: Path, work: Work, feed: Iterator[Batch]) -> list[float]:
     """Runs a feed through the job of a folder; CPU seconds of each micro-batch, commit included."""
-    made = list(feed)  # making the data is not measured
     marks: list[float] = []
-    whole = replace(work, feed=lambda _: iter(made))
+    whole = replace(work, feed=lambda _: feed)
     with Job(folder, whole, SECRET, progress=lambda _: marks.append(time.process_time())) as job:
         marks.append(time.process_time())
         for _ in job:
@@ -79,16 +119,21 @@ def drive(folder: Path, work: Work, feed: Iterator[Batch]) -> list[float]:
     return list(np.diff(marks))
 
 
-def restart(folder: Path, work: Work) -> float:
-    """CPU seconds from nothing to a job that is ready."""
+def restart(folder: Path, work: Work) -> dict[str, float]:
+    """CPU seconds from nothing to a job that is ready, and what there was to read."""
+    logged = sum(path.stat().st_size for path in folder.glob("log-*"))
     started = time.process_time()
-    with Job(folder, replace(work, feed=lambda _: iter(())), SECRET):
-        return time.process_time() - started
+    with Job(folder, work, SECRET) as job:
+        return {
+            "restart, s of CPU": time.process_time() - started,
+            "of it repeating the log, s": job._effort,
+            "log, bytes": logged,
+        }
 
 
 def sizes(folder: Path, work: Work) -> dict[str, int]:
     """Bytes of the state's arrays, by the first word of their names, and the operator's counts."""
-    with Job(folder, replace(work, feed=lambda _: iter(())), SECRET) as job:
+    with Job(folder, work, SECRET) as job:
         arrays = work.operator.save(job._state)
         total: dict[str, int] = {}
         for name, array in arrays.items():
@@ -97,50 +142,130 @@ def sizes(folder: Path, work: Work) -> dict[str, int]:
         return {**{f"bytes {k}": v for k, v in total.items() if v > 1000}, **job.counters()}
 
 
-def measure(users: int, keys: int, bounding: Bounding, repeats: int) -> dict[str, Any]:
-    work = Work(
-        name="scale",
-        fingerprint="scale",
-        operator=compile_plan(plan(bounding)),
-        feed=lambda _: iter(()),
-        limit=Budget(epsilon=6, delta=1e-9),
+def growth(timed: Timed) -> dict[str, Any]:
+    """How the micro-batches of the loading compare, and the bytes per user on the way."""
+    ms = 1e3 * np.array(timed.folds[1:])
+    units, size = np.array(timed.units), np.array(timed.unit_bytes)
+    some = np.unique(np.geomspace(1, len(units), 60).astype(int)) - 1
+    worst = 1 + int(ms.argmax()) if len(ms) else 0
+    return {
+        "median ms": float(np.median(ms)) if len(ms) else None,
+        "99th percentile ms": float(np.quantile(ms, 0.99)) if len(ms) else None,
+        "largest ms": 1e3 * timed.folds[worst], "at units": int(units[worst]),
+        "trace": [[int(units[i]), round(1e3 * timed.folds[i], 2), round(size[i] / units[i], 2)]
+                  for i in some],
+    }  # fmt: skip
+
+
+def prepared(folder: Path, bounds: str, memory: int | None) -> tuple[Timed, Work]:
+    """A job without rows, in the process as it is now."""
+    grouped = compile_plan(plan(BOUNDS[bounds]))
+    timed: Any = Timed(within(grouped, memory, resident_bytes(), folder / SCRATCH))
+    return timed, Work(
+        name="scale", fingerprint="scale", operator=timed, feed=lambda _: iter(()), limit=LIMIT
     )
+
+
+def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "state"
+        folder = Path(name) / "first"  # compiles what is not
+        drive(folder, prepared(folder, bounds, memory)[1], loading(2 * LOAD, keys))
+        folder = Path(name) / "measured"
+        timed, work = prepared(folder, bounds, memory)
         drive(folder, work, loading(users, keys))
-        large = drive(folder, work, running(users, keys, BATCH, repeats + 1))[1:]
-        tiny = drive(folder, work, running(users, keys, TINY, 50))[10:]
+        grown = growth(timed)
+        made = list(running(users, keys, BATCH, LARGE_BATCHES + 1))
+        large = drive(folder, work, iter(made))[1:]
+        made = list(running(users, keys, TINY, TINY_BATCHES + 10))
+        tiny = drive(folder, work, iter(made))[10:]
+        rows = users + (LARGE_BATCHES + 1) * BATCH + (TINY_BATCHES + 10) * TINY
+        per_user = timed.unit_bytes[-1] / users
+        again = restart(folder, work)
         state = sizes(folder, work)
-        found = {
-            "users": users, "keys": keys,
-            "ms of CPU per batch of 600,000": 1e3 * statistics.median(large),
-            "ms of CPU per batch of 100": 1e3 * statistics.median(tiny),
-            "bytes per user": state.get("bytes unit", 0) / users,
-            "bytes per key": state.get("bytes window", 0) / keys,
-            "restart, s of CPU": restart(folder, work),
-            "files, bytes": sum(p.stat().st_size for p in folder.iterdir()), **state,
+        return {
+            "users": users, "keys": keys, "memory limit": memory,
+            "ms of CPU per batch of 500,000": 1e3 * float(np.median(large)),
+            "ms of CPU per batch of 100": 1e3 * float(np.median(tiny)),
+            "accepted": 1 - state.get(BOUNDED, 0) / rows,
+            "bytes per user, one row each": grown["trace"][-1][2], "bytes per user": per_user,
+            "bytes per key": state.get("bytes window", 0) / max(1, state["keys"]),
+            "growth": grown, **again,
+            "files, bytes": sum(p.stat().st_size for p in folder.iterdir() if p.is_file()),
+            "peak memory, bytes": peak_bytes(), **state,
         }  # fmt: skip
-        print(json.dumps(found))
-        return found
+
+
+def apart(users: int, keys: int, bounds: str, memory: str | None) -> dict[str, Any]:
+    """One measurement in a process of its own."""
+    command = [sys.executable, __file__, "--one", "--users", str(users), "--keys", str(keys)]
+    command += ["--bounds", bounds] + ([] if memory is None else ["--memory", memory])
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def draw(result: dict[str, Any]) -> None:
+    """Cost per batch, cost while growing and bytes per user, over users."""
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
+
+    mpl.use("Agg")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8))
+    for word, colour in zip(BOUNDS, ("C0", "C1"), strict=True):
+        runs = [result[word][n] for n in sorted(result.get(word, {}), key=int)]
+        runs = [run for run in runs if "growth" in run]
+        if not runs:
+            continue
+        users = [run["users"] for run in runs]
+        for size, marker in (("500,000", "o-"), ("100", "s--")):
+            axes[0].plot(users, [run[f"ms of CPU per batch of {size}"] for run in runs], marker,
+                         color=colour, label=f"{word}, {size} records")  # fmt: skip
+        trace = np.array(runs[-1]["growth"]["trace"])
+        if len(trace) < 3:
+            continue
+        axes[1].plot(trace[1:, 0], trace[1:, 1], ".-", color=colour, label=word)
+        axes[1].axhline(runs[-1]["growth"]["largest ms"], color=colour, ls=":", lw=1)
+        axes[2].plot(trace[1:, 0], trace[1:, 2], ".-", color=colour, label=f"{word}, one row each")
+        axes[2].plot(users, [run["bytes per user"] for run in runs], "D", color=colour,
+                     label=f"{word}, after all batches")  # fmt: skip
+    titles = ("CPU per micro-batch, ms", "CPU of a fold of 100,000 new users, ms", "bytes per user")
+    for place, title in enumerate(titles):
+        axes[place].set(xscale="log", xlabel="users", title=title, ylim=(0, None))
+        axes[place].grid(alpha=0.3)
+        axes[place].legend(fontsize=7)
+    axes[0].set(yscale="log", ylim=(0.3, 2000))
+    axes[1].text(0.98, 0.02, "dotted: the slowest of all", transform=axes[1].transAxes,
+                 ha="right", fontsize=7)  # fmt: skip
+    figure.tight_layout()
+    figure.savefig(FIGURE, dpi=130)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    known = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
-    parser.add_argument("--bounds", nargs="+", choices=known, default=list(known))
+    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=list(BOUNDS))
+    parser.add_argument("--memory", help="a limit such as 4GB: units beyond it are swept")
+    parser.add_argument("--plot", action="store_true", help="only draw what was measured")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.one:
+        memory = None if options.memory is None else size_of(options.memory)
+        print(json.dumps(measure(options.users[0], options.keys, options.bounds[0], memory)))
+        return
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    result["machine"] = machine()
-    for word in options.bounds:
+    for word in [] if options.plot else options.bounds:
         for users in options.users:
-            found = measure(users, options.keys, known[word], options.repeats)
-            result.setdefault(word, {})[str(users)] = found
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+            found = apart(users, options.keys, word, options.memory)
+            found["machine"] = {**machine(), "load": os.getloadavg()[0]}
+            print(json.dumps({key: value for key, value in found.items() if key != "growth"}))
+            print(json.dumps({**found["growth"], "trace": None}))
+            name = word if options.memory is None else f"{word}, memory {options.memory}"
+            result.setdefault(name, {})[str(users)] = found
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    draw(result)
 
 
 if __name__ == "__main__":

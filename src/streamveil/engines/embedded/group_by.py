@@ -16,12 +16,12 @@ import numpy as np
 
 from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
 from streamveil.errors import PlanError
-from streamveil.operators.bounding import Passed, UnitRows, UnitTable, unit_stage
+from streamveil.operators.bounding import Passed, UnitRows, UnitTable
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State
 from streamveil.types import Array
 
-LARGE = 1 << 20  # units from which on a table is divided
+LARGE = 1 << 19  # units from which on a table is divided
 WORK = 160 << 20  # bytes for micro-batches being read, folded and written
 SMALLEST_SHARE = 16 << 20  # bytes of units below which a limit is refused
 
@@ -47,7 +47,7 @@ class EmbeddedGroupBy(GroupBy):
             state.units[period] = cast(UnitTable, table)
         if isinstance(table, PartedTable):
             return table.bound(rows, self.bounds)
-        return unit_stage(table, rows, self.bounds)
+        return super()._bound(state, period, rows)
 
     def _divides(self, state: State, table: UnitTable, rows: int) -> bool:
         """Whether a table is too large to be one: it may double while it takes these rows."""
