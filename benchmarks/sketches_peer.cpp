@@ -13,7 +13,7 @@
 
 using u32 = uint32_t;
 using u64 = uint64_t;
-static const int D = 3, CHUNK = 1024, PIECE = 1280, REPEATS = 7;
+static const int D = 3, CHUNK = 1024, PIECE = 512, REPEATS = 7;
 static const u64 A[D] = {0x9E3779B97F4A7C15ull, 0xBF58476D1CE4E5B9ull, 0x94D049BB133111EBull};
 static const u64 B[D] = {0x2545F4914F6CDD1Dull, 0xD6E8FEB86659FD93ull, 0xA0761D6478BD642Full};
 
@@ -93,14 +93,16 @@ static void normals(const u32* words, int half, int pairs, float* out) {
   }
 }
 
-static int round_about(float scale, float weight, float limit, const float* normal,
-                       const int32_t* buffer, int n, int32_t* noise, uint8_t* doubtful) {
+static const int32_t UNSURE = INT32_MIN, LARGEST = 1 << 30;
+
+static bool round_about(float scale, float weight, float limit, const float* normal,
+                        const int32_t* buffer, int n, int32_t* __restrict noise) {
   int doubts = 0;
   for (int c = 0; c < n; c++) {
     float shift = weight * float(buffer[c]), x = scale * normal[c] + shift, near = rintf(x);
-    bool sure = std::fabs(x - near) + 0x1p-22f * (std::fabs(x) + std::fabs(shift)) < limit;
-    noise[c] = sure ? int32_t(near) : 0;
-    doubtful[c] = !sure;
+    bool sure = std::fabs(x - near) + 0x1p-22f * std::fabs(shift) < limit;
+    int32_t z = int32_t(near);
+    noise[c] = sure ? z : UNSURE;
     doubts += !sure;
   }
   return doubts;
@@ -108,7 +110,8 @@ static int round_about(float scale, float weight, float limit, const float* norm
 
 struct Lazy {
   int w, cells;
-  double sigma = 26.8, omega = 0.2695, theta = 0.9737, unit = 2097152.0;
+  static const int BITS = 18, DECAY = 112957817;  // (1 - theta) 2^32
+  double sigma = 26.8, omega = 0.2695;
   std::vector<int16_t> pending;
   std::vector<int32_t> buffer, shown;
   u64 pushes = 0;
@@ -116,30 +119,29 @@ struct Lazy {
       : w(width), cells(D * width), pending(cells), buffer(cells), shown(cells) {}
   void push() {
     alignas(64) static u32 words[PIECE + 80];
-    alignas(64) static float normal[PIECE + 336];
-    alignas(64) static int32_t noise[PIECE + 336];
-    alignas(64) static uint8_t doubtful[PIECE];
+    alignas(64) static float normal[PIECE + 80];
+    alignas(64) static int32_t noise[PIECE + 80];
     pushes++;
     for (int start = 0; start < cells; start += PIECE) {
       int n = cells - start < PIECE ? cells - start : PIECE, pairs = (n + 1) / 2;
       int groups = (pairs + 63) / 64;
       fill((pushes * cells + start) * 32, words, groups);
       normals(words, 64 * groups, pairs, normal);
-      float limit = float(0.5 - 2e-6 * sigma);
-      if (round_about(float(sigma), float(-omega / unit), limit, normal, &buffer[start], n, noise,
-                      doubtful))
+      float limit = float(0.5 - 2.8e-6 * sigma);
+      int32_t* __restrict old = &buffer[start];
+      if (round_about(float(sigma), float(-omega / (1 << BITS)), limit, normal, old, n, noise))
         for (int c = 0; c < n; c++)
-          if (doubtful[c])  // the cost of a draw in double precision
+          if (noise[c] == UNSURE)  // the cost of a draw in double precision
             noise[c] = int(rint(sigma * sqrt(-2 * log((words[c % pairs] + .5) * 0x1p-32)) *
                                 cos(words[c % pairs] * 1e-9)));
+      int32_t* __restrict table = &shown[start];
+      int16_t* __restrict counts = &pending[start];
       for (int c = 0; c < n; c++) {
-        double v = rint(theta * buffer[start + c]) + noise[c] * unit;
-        v = v < -2147483647.0 ? -2147483647.0 : v;
-        buffer[start + c] = int32_t(v > 2147483647.0 ? 2147483647.0 : v);
-      }
-      for (int c = 0; c < n; c++) {
-        shown[start + c] += pending[start + c] + noise[c];
-        pending[start + c] = 0;
+        int32_t v = old[c] - int32_t((int64_t(old[c]) * DECAY) >> 32) + noise[c] * (1 << BITS);
+        v = v > LARGEST ? LARGEST : v;
+        old[c] = v < -LARGEST ? -LARGEST : v;
+        table[c] += counts[c] + noise[c];
+        counts[c] = 0;
       }
     }
   }

@@ -75,7 +75,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 1
+    version: int = 2  # 2: buffers of 30 bits, noise in shorter pieces
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule

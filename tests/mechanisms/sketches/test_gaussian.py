@@ -46,6 +46,16 @@ def test_double_precision_stays_within_its_doubt():
             assert abs(one - other) < gaussian.FINE_DOUBT / 16
 
 
+def test_logarithms_hold_at_every_octave():
+    for u in [0, *(2**k for k in range(64)), *(2**k - 1 for k in range(1, 65)),
+              *(0xB504F333F9DE6484 + i for i in (-1, 0, 1))]:  # fmt: skip
+        for found, expected in zip(
+            gaussian.exact_pair(np.uint64(u), np.uint64(2**60)), exact_gaussians(u, 2**60),
+            strict=True,
+        ):  # fmt: skip
+            assert abs(found - expected) < gaussian.FINE_DOUBT / 16
+
+
 def test_double_double_precision_rounds_as_200_bits_do():
     sigma, centre = 1e12, 0.25  # so large that double precision would be wrong
     for u, v in PAIRS[:60]:
@@ -105,10 +115,40 @@ def test_every_integer_is_that_of_the_careful_formula(sigma, cells):
     buffers = rng.integers(-1000, 1000, (2, cells)).astype(np.int32)
     found = pieces(keys, sigma, omega, buffers, 77)
     centres = -(omega[:, None] * buffers).sum(axis=0)
+    pairs = -(-cells // 2)
+    groups = -(-pairs // keystream.GROUP)
+    words, block = np.zeros(2 * groups * keystream.GROUP, np.uint32), np.zeros(2, np.uint64)
+    keystream.fill(keys, 77 * keystream.GROUP // 2, words, groups)
     expected = [
-        gaussian.careful_draw(keys, 77, c, cells, (sigma, centres[c])) for c in range(cells)
+        gaussian.careful_draw(keys, (77, c, cells), (sigma, centres[c]), words, block)
+        for c in range(cells)
     ]
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("sigma", [0.5, 27.3, 3000.0])
+def test_one_buffer_is_rounded_as_any_number_of_buffers(sigma):
+    rng = np.random.default_rng(5)
+    keys = keystream.key_schedule(SeededNoise(2).at("one"))
+    cells = gaussian.PIECE
+    buffers = rng.integers(-(2**30), 2**30, (1, cells)).astype(np.int32)
+    omega = 0.25 * 2.0**-20
+    expected = pieces(keys, sigma, np.array([omega]), buffers, 5)
+    found = one_buffer(keys, sigma, omega, buffers, 5)
+    assert found.tolist() == expected.tolist()
+
+
+@njit
+def one_buffer(keys, sigma, omega, buffers, group):
+    scratch = gaussian.new_scratch()
+    cells = buffers.shape[1]
+    pairs, groups = cells // 2, cells // 2 // keystream.GROUP
+    keystream.fill(keys, group * (keystream.GROUP // 2), scratch.words, groups)
+    gaussian.standard_pairs(scratch.words, groups * keystream.GROUP, pairs, scratch.normal)
+    if gaussian.round_about(sigma, omega, scratch.normal, buffers[0], scratch.noise):
+        law = (sigma, np.array([omega]))
+        gaussian.settle(keys, (group, 0, cells), law, buffers, scratch)
+    return scratch.noise
 
 
 def test_the_law_is_the_rounded_gaussian_and_a_wrong_scale_is_seen():

@@ -125,8 +125,9 @@ def encoded(z_change, config, rng):
         for k in range(n):
             centres.append(-(omega * buffers).sum() * unit)
             step = np.rint(noise[k]) + (shift if k == at else 0)
-            limit = 2.0**31 - 1
-            buffers = np.clip(np.rint(theta * buffers) + step / unit, -limit, limit)
+            limit = 2.0**30
+            kept = buffers - np.floor((1 - theta) * buffers)
+            buffers = np.clip(kept + step / unit, -limit, limit)
         out.append(np.array(centres))
     change = out[1] - out[0]
     change[at] += z_change

@@ -128,7 +128,8 @@ class Twin:
             centre = -(omega[:, None] / unit * buffers).sum(axis=0)
             change = np.rint(table.sigma * noise + centre).astype(np.int64)
             for i, t in enumerate(theta):
-                buffers[i] = np.rint(t * buffers[i]).astype(np.int64) + change * 2**table.bits
+                kept = buffers[i] - np.floor((1 - t) * buffers[i]).astype(np.int64)
+                buffers[i] = kept + change * 2**table.bits
         shown += pending + change
         pending[:] = 0
 

@@ -165,8 +165,9 @@ class CellCounter:
         """Largest extra change of the encoder in one cell because buffers are kept in units.
 
         Proof: two runs that differ in one increment share all later noise. A buffer is replaced by
-            theta times itself, rounded to a unit, plus the noise; clamping moves no two values
-            apart. Their difference beyond the exact one thus grows by at most one unit a step,
+            theta times itself, rounded up to a unit, plus the noise; clamping moves no two values
+            apart. Their difference beyond the exact one thus grows by at most one unit a step (two
+            without a horizon, where buffers are so long that the product is rounded as well),
             while it shrinks by theta: at most unit/(1 - theta). The encoder reads omega times it,
             in each of the remaining pushes. (1 + 2^-16) covers the rounding of the
             double-precision centre.
@@ -175,6 +176,7 @@ class CellCounter:
             return 0.0
         omega, theta = self.coefficients
         each = float((omega * unit / (1 - theta)).sum()) * (1 + 2.0**-16)
+        each *= 1 if self.pushes else 2
         return sqrt(self.pushes or LONGEST) * each * UP
 
 

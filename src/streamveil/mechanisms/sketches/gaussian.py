@@ -22,24 +22,26 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt32
-from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from streamveil.mechanisms.sketches.keystream import GROUP, LOW_DOMAIN, fill, one_block
+from streamveil.mechanisms.sketches.lanes import leading_zeros, shift_left
 from streamveil.mechanisms.sketches.precise import precise_rounded
 from streamveil.types import Array, UInt64
 
-PIECE = 1280  # cells noised together; no power of two, so that no two streams share their low bits
+PIECE = 512  # cells noised together: little work space beside a first-level cache
 DOUBT = 2e-6  # bound on the error of a single-precision standard Gaussian (largest seen 1e-6)
 FINE_DOUBT = 2.0**-40  # bound on the error of one in double precision (largest seen 2^-50)
 LOW_EDGE, HIGH_EDGE = 2**18, 2**12  # upper words of u so near 0 or 2^32 go to double precision
+LARGEST_NORMAL = 4.5  # beyond what `standard_pairs` gives outside the end zones of u
+UNSURE = np.int32(-(2**31))  # in place of an integer that single precision cannot decide
 SMALLEST_SIGMA = 0.5
 LOW_HALF = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
 
 _LOG = (1.0, -0.49999988079071045, 0.33333322405815125, -0.25001588463783264, 0.20002083480358124,
         -0.16609050333499908, 0.1417977511882782, -0.13241209089756012, 0.12916399538516998,
@@ -49,7 +51,11 @@ _COS = (1.0, -0.5, 0.04166661575436592, -0.0013886619126424193, 2.43798804149264
 L0, L1, L2, L3, L4, L5, L6, L7, L8, L9 = (np.float32(c) for c in _LOG)
 S1, S2, S3 = (np.float32(c) for c in _SIN[1:])
 C1, C2, C3, C4 = (np.float32(c) for c in _COS[1:])
-LN2 = np.float32(math.log(2))
+LN2_64 = math.log(2)
+LN2 = np.float32(LN2_64)
+D2, D4, D6, D8, D10, D12, D14, D16 = ((-1) ** (k // 2) / math.factorial(k) for k in range(2, 17, 2))
+D3, D5, D7, D9, D11, D13, D15 = ((-1) ** (k // 2) / math.factorial(k) for k in range(3, 16, 2))
+ONE_64, TOP_64, ROOT_HALF_64 = np.uint64(1), np.uint64(2**63), np.uint64(0xB504F333F9DE6484)
 TURN = np.float32(math.pi / 4 / 2**31)
 ONE = np.float32(1)
 MINUS_TWO = np.float32(-2)
@@ -65,30 +71,32 @@ class Scratch(NamedTuple):
 
     normal: Array
     words: Array
-    doubtful: Array
     noise: Array
     change: Array
     shift: Array
     size: Array
+    block: Array
 
 
 @njit(cache=True)
 def new_scratch() -> Scratch:
-    """Empty work space; `doubtful` must start as zeros.
+    """Empty work space.
 
     The arrays lie in one block at distances that are not near a multiple of 4096: a processor takes
     a load for dependent on a recent store when their addresses agree in the low 12 bits.
     """
-    raw = np.zeros(20_000, np.uint8)
+    raw = np.zeros(12 * PIECE + 1024, np.uint8)
     base = (64 - raw.ctypes.data % 64) % 64
+    second, third = base + 4 * PIECE + 320, base + 8 * PIECE + 640
+    noise = raw[third : third + 4 * PIECE].view(np.int32)
     return Scratch(
-        raw[base + 5440 : base + 5440 + 4 * PIECE + 64].view(np.float32),
+        raw[second : second + 4 * PIECE].view(np.float32),
         raw[base : base + 4 * PIECE + 256].view(np.uint32),
-        raw[base + 16_064 : base + 16_064 + PIECE],
-        raw[base + 10_880 : base + 10_880 + 4 * PIECE].view(np.int32),
+        noise,
         np.empty(PIECE, np.int64),
         np.empty(PIECE, np.float32),
         np.empty(PIECE, np.float32),
+        np.empty(2, np.uint64),
     )
 
 
@@ -97,16 +105,6 @@ def distance(sigma: float) -> Fraction:
     if sigma < SMALLEST_SIGMA:
         raise ValueError(f"sigma must be at least {SMALLEST_SIGMA}, not {sigma}")
     return Fraction(sigma) / 2**58 + Fraction(1, 2**63)
-
-
-@intrinsic
-def leading_zeros(context: Any, word: Any) -> Any:
-    """Leading zero bits of a 32-bit word."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint32(types.uint32), codegen
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
@@ -122,7 +120,7 @@ def standard_pairs(
     for q in range(pairs):
         a = words[q]
         zeros = leading_zeros(np.uint32(a))  # type: ignore[call-arg,var-annotated]  # intrinsic
-        m = np.uint32(a << zeros)
+        m = shift_left(np.uint32(a), zeros)
         large = m >= ROOT_HALF
         f = (
             np.float32(np.int32(m)) * SMALL32
@@ -152,17 +150,33 @@ def standard_pairs(
         second[q] = r * (c if turned else s)
 
 
+@njit(inline="always")
+def logarithm(u: np.uint64) -> float:
+    """log((u + 1/2) / 2^64): octaves apart, twice the series of the inverse tangent."""
+    if not u:
+        return -65.0 * LN2_64
+    zeros = leading_zeros(u)  # type: ignore[call-arg,var-annotated]  # intrinsic
+    m, half = u << zeros, 0.5 * np.float64(ONE_64 << zeros)
+    if m >= ROOT_HALF_64:
+        f, octaves = (half - 1.0 - np.float64(~m)) * 2.0**-64, np.float64(zeros)
+    else:
+        f, octaves = (np.float64(m - TOP_64) + half) * 2.0**-63, np.float64(zeros) + 1.0
+    s = f / (2.0 + f)
+    y = s * s
+    p = 1 / 21
+    for odd in (19, 17, 15, 13, 11, 9, 7, 5, 3):
+        p = 1.0 / odd + y * p
+    return 2.0 * (s + s * y * p) - octaves * LN2_64
+
+
 @njit(cache=True, error_model="numpy")
 def exact_pair(u: np.uint64, v: np.uint64) -> tuple[float, float]:
     """The Gaussian pair of two 64-bit words in double precision."""
-    if u >> np.uint64(63):  # near 1 the distance from 1 is what counts
-        rest = np.float64(~u) + 0.5
-        log = math.log1p(-rest * 2.0**-64)
-    else:
-        log = math.log((np.float64(u) + 0.5) * 2.0**-64)
-    r = math.sqrt(-2.0 * log)
+    r = np.sqrt(-2.0 * logarithm(u))
     x = np.float64(np.int64(v << np.uint64(2))) * (math.pi / 4 * 2.0**-63)
-    s, c = math.sin(x), math.cos(x)
+    y = x * x
+    s = x * (1 + y * (D3 + y * (D5 + y * (D7 + y * (D9 + y * (D11 + y * (D13 + y * D15)))))))
+    c = 1 + y * (D2 + y * (D4 + y * (D6 + y * (D8 + y * (D10 + y * (D12 + y * (D14 + y * D16)))))))
     if v >> np.uint64(63):
         c = -c
     if (v >> np.uint64(62)) & np.uint64(1):
@@ -172,24 +186,27 @@ def exact_pair(u: np.uint64, v: np.uint64) -> tuple[float, float]:
 
 @njit(cache=True, error_model="numpy")
 def careful_draw(
-    keys: UInt64[Array, "15 8"], group: int, cell: int, cells: int, law: tuple[float, float]
+    keys: UInt64[Array, "15 8"],
+    place: tuple[int, int, int],
+    law: tuple[float, float],
+    words: UInt32[Array, " words"],
+    block: UInt64[Array, " 2"],
 ) -> int:
-    """The rounded Gaussian of one cell of a piece; `law` is (sigma, centre)."""
+    """The rounded Gaussian of one cell of a piece in double precision, or more when in doubt.
+
+    `place` is (group, cell, cells of the piece), `law` is (sigma, centre), `words` are the upper
+    words of the piece.
+    """
+    group, cell, cells = place
     sigma, centre = law
     pairs = (cells + 1) // 2
     second = cell >= pairs
     q = cell - pairs if second else cell
-    two = np.empty(2, np.uint64)
-    upper = np.empty(2, np.uint64)
-    groups = (pairs + GROUP - 1) // GROUP
-    for part in range(2):  # upper words: radii in the first half of the piece, angles in the second
-        place = q + part * groups * GROUP  # in 32-bit words
-        one_block(keys, np.uint64(0), np.uint64(group * (GROUP // 2) + place // 4), two)
-        upper[part] = (two[(place // 2) % 2] >> np.uint64(32 * (place % 2))) & LOW_HALF
-    one_block(keys, LOW_DOMAIN, np.uint64(group * (GROUP // 2) + q // 2), two)
-    low = two[q % 2]
-    u = (upper[0] << np.uint64(32)) | (low >> np.uint64(32))
-    v = (upper[1] << np.uint64(32)) | (low & LOW_HALF)
+    half = (pairs + GROUP - 1) // GROUP * GROUP
+    a, b = np.uint64(words[q]), np.uint64(words[half + q])
+    one_block(keys, LOW_DOMAIN, np.uint64(group * (GROUP // 2) + q // 2), block)
+    low = block[q % 2]
+    u, v = (a << HALF) | (low >> HALF), (b << HALF) | (low & LOW_HALF)
     pair = exact_pair(u, v)
     x = sigma * (pair[1] if second else pair[0]) + centre
     nearest = np.rint(x)
@@ -239,7 +256,7 @@ def round_silently(omega: Array, buffers: Array, start: int, end: int, noise: Ar
         noise[c] = np.int64(np.rint(centre_of(omega, buffers, start + c)))
 
 
-@njit(cache=True)
+@njit(inline="always")
 def settle(
     keys: UInt64[Array, "15 8"],
     place: tuple[int, int, int],
@@ -249,41 +266,44 @@ def settle(
 ) -> None:
     """Decides the doubtful cells of a piece with more precision."""  # fmt: skip
     group, start, end = place
-    cells = end - start
-    doubtful, noise = scratch.doubtful, scratch.noise
-    eight = doubtful.view(np.uint64)
-    for e in range((cells + 7) // 8):
-        if eight[e]:
-            for c in range(8 * e, min(8 * e + 8, cells)):
-                if doubtful[c]:
-                    centre = centre_of(law[1], buffers, start + c)
-                    noise[c] = careful_draw(keys, group, c, cells, (law[0], centre))
+    cells, noise, words = end - start, scratch.noise, scratch.words
+    doubts, at = 0, 0  # how many, and the sum of their places: the place, if there is one
+    for c in range(cells):
+        doubts += noise[c] == UNSURE
+        at += c if noise[c] == UNSURE else 0
+    first, last = (at, at + 1) if doubts == 1 else (0, cells)
+    for c in range(first, last):
+        if noise[c] == UNSURE:
+            gauss = (law[0], centre_of(law[1], buffers, start + c))
+            noise[c] = careful_draw(keys, (group, c, cells), gauss, words, scratch.block)
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
-def round_about(
-    sigma: float, omega: float, normal: Array, buffer: Array, noise: Array, doubtful: Array
-) -> int:
-    """Rounds in single precision about one buffer; marks what single precision cannot decide."""
+def round_about(sigma: float, omega: float, normal: Array, buffer: Array, noise: Array) -> bool:
+    """Rounds in single precision about one buffer; says whether some integers are `UNSURE`.
+
+    Proof: besides `DOUBT`, the scaled Gaussian goes through three roundings and the centre through
+        four, of 2^-24 of their size each, and the comparison through two of less than 1/2.
+    """
     scale, weight = np.float32(sigma), np.float32(-omega)
-    bound, relative = np.float32(0.5 - DOUBT * sigma), np.float32(2.0**-22)
-    doubts = np.int32(0)
+    bound = np.float32(0.5 - 2.0**-23 - (DOUBT + 3 * 2.0**-24 * LARGEST_NORMAL) * sigma)
+    relative = np.float32(2.0**-22)
+    least = np.int32(0)
     for c in range(len(buffer)):
         shift = weight * np.float32(buffer[c])
         x = scale * normal[c] + shift
         nearest = np.rint(x)
-        error = np.abs(x - nearest) + relative * (np.abs(x) + np.abs(shift))
-        sure = error < bound
-        noise[c] = np.int32(nearest if sure else np.float32(0))
-        doubtful[c] = np.uint8(0) if sure else np.uint8(1)
-        doubts += np.int32(0) if sure else np.int32(1)
-    return int(doubts)
+        sure = np.abs(x - nearest) + relative * np.abs(shift) < bound
+        z = np.int32(nearest) if sure else UNSURE
+        noise[c] = z
+        least = z if z < least else least
+    return bool(least == UNSURE)
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
 def round_all(
     law: tuple[float, Array], buffers: Array, start: int, end: int, scratch: Scratch
-) -> int:
+) -> bool:
     """`round_about` for any number of buffers, none for a tree."""
     sigma, omega = law
     normal, shifts, sizes = scratch.normal, scratch.shift, scratch.size
@@ -299,14 +319,13 @@ def round_all(
             sizes[c] += np.abs(shift)
     scale = np.float32(sigma)
     bound, relative = np.float32(0.5 - DOUBT * sigma), np.float32(2.0**-22)
-    noise, doubtful = scratch.noise, scratch.doubtful
-    doubts = np.int32(0)
+    noise = scratch.noise
+    least = np.int32(0)
     for c in range(cells):
         x = scale * normal[c] + shifts[c]
         nearest = np.rint(x)
-        error = np.abs(x - nearest) + relative * (np.abs(x) + sizes[c])
-        sure = error < bound
-        noise[c] = np.int32(nearest if sure else np.float32(0))
-        doubtful[c] = np.uint8(0) if sure else np.uint8(1)
-        doubts += np.int32(0) if sure else np.int32(1)
-    return int(doubts)
+        sure = np.abs(x - nearest) + relative * (np.abs(x) + sizes[c]) < bound
+        z = np.int32(nearest) if sure else UNSURE
+        noise[c] = z
+        least = z if z < least else least
+    return bool(least == UNSURE)

@@ -23,8 +23,11 @@ from streamveil.mechanisms.sketches.gaussian import (
 )
 from streamveil.mechanisms.sketches.keys import Words
 from streamveil.mechanisms.sketches.keystream import GROUP, fill
+from streamveil.mechanisms.sketches.lanes import shift_left, upper_product
 from streamveil.mechanisms.sketches.linear import CHUNK, add_chunks, add_keys, add_weighted
 from streamveil.types import Array
+
+LARGEST_SMALL = np.int32(2**30)  # 32-bit buffers are clamped to this
 
 
 class Tables(NamedTuple):
@@ -57,6 +60,8 @@ class Law(NamedTuple):
     sigmas: Array  # by epoch of an unbounded tree, else one
     omega: Array  # in units of the buffers
     theta: Array
+    bits: int  # binary places of a buffer
+    decay: int  # (1 - theta) 2^32 where one buffer of 32 bits is all there is; 0 elsewhere
     unit: float  # buffer units in one count
     limit: float  # buffers are clamped to this
 
@@ -114,7 +119,7 @@ def push_block(
     runs, length = (1, depth * width) if law.block == width else (depth, last - first)
     for row in range(runs):
         begin = row * width + first
-        if law.counter == 0 and len(law.omega) == 1:
+        if law.decay and len(keys):
             push_one_buffer(flat, law, keys, (push, begin, begin + length), scratch)
         else:
             push_run(flat, law, keys, (push, begin, begin + length), scratch)
@@ -147,20 +152,16 @@ def push_run(
             show(shown, pending, scratch.change)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(inline="always")
 def push_one_buffer(
     flat: Flat, law: Law, keys: Array, run: tuple[int, int, int], scratch: Scratch
 ) -> None:
     """`push_run` for one buffer, the usual case, with as little between the loops as possible."""
     push, begin, stop = run
-    if len(keys) == 0:
-        push_run(flat, law, keys, run, scratch)
-        return
-    sigma, omega, theta = law.sigmas[0], law.omega[0], law.theta[0]
-    unit, limit, omegas = law.unit, law.limit, law.omega
-    words, normal, noise, doubtful = scratch.words, scratch.normal, scratch.noise, scratch.doubtful
+    sigma, omega, omegas = law.sigmas[0], law.omega[0], law.omega
+    words, normal, noise = scratch.words, scratch.normal, scratch.noise
     buffers, shown, pending = flat.noise, flat.shown, flat.pending
-    cells = len(shown)
+    cells, bits, decay = len(shown), np.int32(law.bits), np.int32(law.decay)
     for start in range(begin, stop, PIECE):
         end = min(stop, start + PIECE)
         group = push * cells + start
@@ -169,17 +170,37 @@ def push_one_buffer(
         buffer = buffers[0, start:end]
         fill(keys, group * (GROUP // 2), words, groups)
         standard_pairs(words, groups * GROUP, pairs, normal)
-        if round_about(sigma, omega, normal, buffer, noise, doubtful):
+        if round_about(sigma, omega, normal, buffer, noise):
             settle(keys, (group, start, end), (sigma, omegas), buffers, scratch)
-        next_buffer(buffer, noise, theta, unit, limit)
-        show(shown[start:end], pending[start:end], noise)
+        finish(shown[start:end], pending[start:end], buffer, noise, decay, bits)
+
+
+@njit(cache=True)
+def finish(
+    shown: Array, pending: Array, buffer: Array, noise: Array, decay: np.int32, bits: np.int32
+) -> None:
+    """`next_buffer` and `show` in 32-bit integers.
+
+    Proof (no overflow): `SketchTable.law` gives a decay only where theta times the largest buffer
+        plus the largest noise stays below 2^31.
+    """
+    for c in range(len(shown)):
+        value, z = buffer[c], noise[c]
+        lost = upper_product(value, decay)  # type: ignore[call-arg,var-annotated]  # intrinsic
+        value = np.int32(value - lost + shift_left(z, bits))
+        value = LARGEST_SMALL if value > LARGEST_SMALL else value
+        buffer[c] = -LARGEST_SMALL if value < -LARGEST_SMALL else value
+        shown[c] += pending[c] + z
+        pending[c] = 0
 
 
 @njit(cache=True, error_model="numpy")
 def next_buffer(buffer: Array, noise: Array, theta: float, unit: float, limit: float) -> None:
-    """Buffer = theta * buffer + noise, in units, clamped."""
+    """Buffer = theta * buffer, rounded up, + noise, in units, clamped."""
+    decay = 1.0 - theta
     for c in range(len(buffer)):
-        value = np.rint(theta * np.float64(buffer[c])) + np.float64(noise[c]) * unit
+        old = np.float64(buffer[c])
+        value = old - np.floor(decay * old) + np.float64(noise[c]) * unit
         value = -limit if value < -limit else value
         buffer[c] = limit if value > limit else value
 
@@ -283,11 +304,46 @@ def count(tables: Tables, law: Law, words: Words, weights: Int32[Array, " keys"]
         add_keys(words, law.code, law.factors, tables.pending)
 
 
+@njit(cache=True, error_model="numpy")
+def arrive_fast(tables: Tables, law: Law, keys: Array, words: Words) -> None:
+    """`arrive` for the usual case."""
+    flat, scratch = flatten(tables), new_scratch()
+    pending, clock, pushes, pushed_at = (
+        tables.pending,
+        tables.clock,
+        tables.pushes,
+        tables.pushed_at,
+    )
+    depth, width = pending.shape
+    places = np.empty((depth, CHUNK), np.uint32)
+    at, blocks = 0, len(pushes)
+    due = next_push(tables, law)
+    while at < len(words):
+        take = min(due - clock[0], len(words) - at)
+        add_chunks(words[at : at + take], law.code, law.factors, pending, places)
+        clock[0] += take
+        at += take
+        while due == clock[0]:
+            block = clock[1] % blocks
+            pushes[block] += 1
+            pushed_at[block] = clock[0]
+            first, last = block * law.block, min(width, (block + 1) * law.block)
+            runs, length = (1, depth * width) if law.block == width else (depth, last - first)
+            for row in range(runs):
+                begin = row * width + first
+                push_one_buffer(flat, law, keys, (pushes[block], begin, begin + length), scratch)
+            clock[1] += 1
+            due = next_push(tables, law)
+
+
 @njit(cache=True)
 def arrive(
     tables: Tables, law: Law, keys: Array, words: Words, weights: Int32[Array, " keys"]
 ) -> None:
     """Adds keys one tick of the clock each, pushing along the way."""
+    if law.decay and len(keys) and not len(weights):
+        arrive_fast(tables, law, keys, words)
+        return
     flat, scratch = flatten(tables), new_scratch()
     pending, clock, blocks = tables.pending, tables.clock, len(tables.pushes)
     places = np.empty((len(pending), CHUNK), np.uint32)

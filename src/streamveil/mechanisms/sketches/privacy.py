@@ -19,7 +19,7 @@ from streamveil.privacy.neighbours import Neighbours
 Calibration = Literal["analytic", "textbook"]
 ONE_SIDED = ("event", "add-remove")
 TWO_SIDED = ("event-change", "change-one")
-BUFFER_BITS = {4: 31, 8: 52}  # bytes of a buffer word: bits that stay exact in double precision
+BUFFER_BITS = {4: 30, 8: 52}  # bytes of a buffer word: bits that stay exact in double precision
 LARGEST_SIGMA = 2.0**24
 TAIL = 16.0  # standard deviations of a buffer before it is clamped
 

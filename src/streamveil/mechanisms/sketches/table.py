@@ -19,6 +19,7 @@ from streamveil.mechanisms.sketches.schedule import Schedule
 from streamveil.types import Array, UInt64
 
 Arrays = dict[str, Array]
+LARGEST_DRAW = 9.5  # standard deviations, of 64-bit uniforms
 COMPACT = 2**30  # totals below this fit 32-bit cells with room for the noise
 
 
@@ -95,9 +96,20 @@ class SketchTable:
             self.counter.epoch_factors * self.sigma,
             omega / unit,
             theta,
+            self.bits,
+            self._decay(),
             unit,
-            2.0**31 - 1 if self.types.noise is np.int32 else 2.0**52,
+            float(kernels.LARGEST_SMALL) if self.types.noise is np.int32 else 2.0**52,
         )
+
+    def _decay(self) -> int:
+        """`Law.decay`: set where 32-bit integers provably hold the next value of the one buffer."""
+        if self.counter.name != "blt-1" or self.types.noise is not np.int32:
+            return 0
+        omega, theta = (float(values[0]) for values in self.counter.coefficients)
+        largest = float(kernels.LARGEST_SMALL)
+        noise = (LARGEST_DRAW * self.sigma + 1) * 2.0**self.bits + omega * largest
+        return round((1 - theta) * 2**32) if theta * largest + noise < 2**31 - 1 else 0
 
     @property
     def cell_bytes(self) -> int:

@@ -1,0 +1,44 @@
+"""Integer operations that keep their width, so that sixteen of them fit a vector register.
+
+Plain compiled arithmetic widens 32-bit integers to 64 bits before a shift or a product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
+from numba import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def leading_zeros(context: Any, word: Any) -> Any:
+    """Leading zero bits of a word, as a word of the same size; undefined for 0."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return word(word), codegen
+
+
+@intrinsic
+def shift_left(context: Any, word: Any, places: Any) -> Any:
+    """A word shifted left by fewer places than it has; `places` is of the same type."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.shl(*args)
+
+    return word(word, word), codegen
+
+
+@intrinsic
+def upper_product(context: Any, first: Any, second: Any) -> Any:
+    """The product of two signed 32-bit integers over 2^32, rounded down."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        wide = [builder.sext(arg, ir.IntType(64)) for arg in args]
+        half = builder.ashr(builder.mul(*wide), ir.IntType(64)(32))
+        return builder.trunc(half, ir.IntType(32))
+
+    return types.int32(types.int32, types.int32), codegen
