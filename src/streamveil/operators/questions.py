@@ -27,6 +27,9 @@ from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.types import Array, Bool, Float64
 
+SPREAD = 0.01  # of each released marginal, when the synthetic table is fitted to it
+FITTED = 1 << 24  # products of a fit: beyond, only the first marginal is used
+TINY = 1e-300
 QUESTION = "question/skeleton"  # in the delta of a question
 Arrays = dict[str, Array]
 Closed = tuple[int, Float64[Array, " k"], Float64[Array, " k"]]  # step, its answers, their reach
@@ -77,6 +80,8 @@ class Questions:
             first = self.total * self.cells.size
             size = float(values[first : first + int(self.cells.starts[1])].sum())
             self.adaptive.step(inner, changes, size, place)
+            cells = values[first : first + self.cells.size]
+            inner.weights = fitted(inner.weights, self.cells, cells)
         return Asking(inner, t, values, reach, 0 if state is None else state.count)
 
     def ask(
@@ -153,6 +158,31 @@ class Questions:
             if best is None or reach < best[1]:
                 best = value, reach
         return best
+
+
+def fitted(
+    weights: Float64[Array, " N"], cells: Marginals, values: Float64[Array, " cells"]
+) -> Float64[Array, " N"]:
+    """A distribution moved towards released marginals, one after another: post-processing.
+
+    Algorithm: iterative proportional fitting (Deming & Stephan 1940). A little of each marginal is
+        spread evenly, so that noise below zero takes no point out of the distribution for good.
+
+    >>> both = Marginals((2, 2), ((0,), (1,)))
+    >>> fitted(np.full(4, 0.25), both, np.array([100.0, 0, 50, 50])).round(4).tolist()
+    [0.4975, 0.4975, 0.0025, 0.0025]
+    """
+    table = weights.reshape(cells.shape)
+    used = len(cells.sets) if len(cells.sets) * len(weights) <= FITTED else 1
+    for place, attributes in enumerate(cells.sets[:used]):
+        wanted = np.maximum(values[cells.starts[place] : cells.starts[place + 1]], 0)
+        if not wanted.any():
+            continue
+        wanted = (1 - SPREAD) * wanted / wanted.sum() + SPREAD / len(wanted)
+        others = tuple(a for a in range(table.ndim) if a not in attributes)
+        now = table.sum(axis=others, keepdims=True)
+        table = table * (wanted.reshape(now.shape) / np.maximum(now, TINY))
+    return np.asarray((table / table.sum()).reshape(-1))
 
 
 def projected(mask: Bool[Array, "*shape"], attributes: tuple[int, ...]) -> Array | None:

@@ -49,8 +49,12 @@ EMIT EVERY INTERVAL 15 MINUTE;
 | statement | meaning |
 |---|---|
 | `CREATE STREAM name (column TYPE, ...) WITH (source = '...', ...)` | rows to read; \
-`CREATE TABLE` is the same. Column types are for CSV and JSON lines; all options but \
-`source` and `event_time` are the connector's own |
+`CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; all \
+options but `source` and `event_time` are the connector's own |
+| `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
+changing table: rows insert and delete its records (below) |
+| `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \
+at the end of the run |
 | `CREATE SINK name WITH (sink = '...', ...)` | where releases go |
 | `INSERT INTO sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there |
 | `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
@@ -74,6 +78,50 @@ row by row |
 
 Lengths are named, because their positions differ between engines. `window_start` and `window_end`
 may be selected and grouped by; every release carries them.
+
+## Changing tables
+```sql
+CREATE TABLE people (op STRING, id INT64, city STRING CHECK (city IN ('Lima', 'Oslo', 'Rome')),
+                     age INT64 CHECK (age BETWEEN 0 AND 99))
+WITH (source = 'files', path = 'changes/*.csv', changelog = 'insert-delete', operation = op,
+      id = id);
+
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+         epsilon = 1, delta = 1e-6, expected_size = 20000, steps = 365, ask_share = 0.3)
+       city, age, COUNT(*) AS n, COUNTIF(age < 18) AS young
+FROM people
+GROUP BY GROUPING SETS ((city), (age), ())
+EMIT EVERY 1000 ROWS;
+
+ASK people COUNT(*) WHERE city = 'Oslo' AND age > 66;
+```
+`CHECK (column IN (...))` or `CHECK (column BETWEEN low AND high)` declares the public values of a
+column; records with others are not in the table and are counted for the operator. A column may
+have a CHECK without a type. `source` is a connector, or the name of rows handed over (`--table`,
+Python).
+
+| setting | meaning |
+|---|---|
+| `changelog` | `'insert'`: every row inserts; `'insert-delete'`: `operation` says what a row does |
+| `operation` | column with `+` or `-`; `I`, `D` or `U`; `insert`, `delete`, `update`; Debezium's \
+`c`, `r`, `u` or `d`; in any case of letters. Other rows are counted and left out. An update \
+deletes the record and inserts it with its new values |
+| `id` | column that names a record. A deletion of no record and an insertion of one that is there \
+change nothing |
+| `lives` | how often one id may be inserted, updates included (default 1); the guarantee is for \
+all its lives |
+
+Answers are `COUNT(*)`, `COUNT(x)` and `COUNTIF(condition)`, over all records or grouped by sets of
+declared columns: `GROUP BY a, b`, `GROUPING SETS`, `CUBE`, `ROLLUP`. WHERE decides which records
+are in the table. One record is protected, with its insertion and its deletion. `EXPLAIN PRIVACY`
+names every mechanism that could run, with its errors; a query whose worst answer would be wrong
+by a quarter of all records is refused. Intervals hold for all answers of a release together;
+mechanisms whose answers are not data plus noise have no `n_sd`.
+
+A question (ASK, `streamveil ask`, `query.ask` in Python) is about the last closed step of a job
+that is not running. Its answer is RELEASED (it follows from the last release), EASY (the synthetic
+table is near enough), HARD (corrected, which is paid from `ask_share`) or EXHAUSTED (nothing is
+left to pay with; no interval). The same question about the same step is free, in whatever words.
 
 ## When releases happen
 | words | meaning |

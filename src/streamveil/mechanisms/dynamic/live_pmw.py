@@ -26,7 +26,8 @@ class LivePmw:
 
     Algorithm: private multiplicative weights (`Pmwg`) on records that come and go. After each step
         the weights mix with the uniform distribution, by the growth of the estimated size where
-        there is some, by `mixing` otherwise. Sizes are estimates released elsewhere.
+        there is some, by `mixing` otherwise; the caller may then fit them to anything
+        else that is released. Sizes are estimates released elsewhere.
     Protects: whatever moves every question by at most 1 at every time: one record with its
         insertion and deletion, one update, one insertion.
     Guarantee: the share, whatever is asked, whenever, and for ever.
@@ -51,7 +52,7 @@ class LivePmw:
     share: Share
     start: int  # records expected: sets thresholds, and where a growing table begins to double
     domain: int
-    halts: int = 50  # corrections planned (with `only_grows`: in each doubling)
+    halts: int = 20  # corrections planned (with `only_grows`: in each doubling)
     only_grows: bool = False
     mixing: float = 0.0  # a public guess: fraction of the table that a step replaces, or less
 
