@@ -345,6 +345,7 @@ EXPERIMENTS = {
     "table": table,
     "table2": table2,
     "figure9": figure9,
+    "workers": workers,
     "figure10": figure10,
     "settings": settings,
 }

@@ -162,7 +162,7 @@ def test_options_that_are_given_win_over_the_forecast():
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"expected_rows": 0}, "between 1 and"), ({"expected_most_rows": 2}, "at least"),
-    ({"expected_units": 1e13}, "between 1 and"), ({"expected_rows": None}, "nothing limits"),
+    ({"expected_repeats": 1.0}, "between 0 and"), ({"expected_units": 1e13}, "between 1 and"), ({"expected_rows": None}, "nothing limits"),
 ])  # fmt: skip
 def test_expectations_that_make_no_sense_are_refused(change, message):
     with pytest.raises(PlanError, match=message):

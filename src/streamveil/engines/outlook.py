@@ -42,6 +42,7 @@ class Outlook:
     rows: float  # of one unit, on average
     groups: int
     most: float | None = None  # rows that 99 of 100 units do not exceed, if known
+    again: float | None = None  # share of rows that repeat a group of their unit, if known
     steep: float = 1.4
     heavy: float = 5.0
     repeats: float = 0.0
@@ -52,9 +53,10 @@ class Outlook:
         Shapes are rarely known beforehand: settings are chosen for all of these together.
         """
         tails = HEAVY if self.most is None else (tail_of(self.rows, self.most),)
+        again = REPEATS if self.again is None else (self.again,)
         return tuple(
             replace(self, steep=steep, heavy=heavy, repeats=repeats)
-            for steep, heavy, repeats in product(STEEP, tails, REPEATS)
+            for steep, heavy, repeats in product(STEEP, tails, again)
         )
 
 
@@ -263,7 +265,9 @@ def admit(
     return kept, entered
 
 
-ROWS: tuple[float, ...] = tuple(round(2.0 ** (place / 3), 1) for place in range(1, 31))  # 1.3 to 1,024
+ROWS: tuple[float, ...] = tuple(
+    round(2.0 ** (place / 3), 1) for place in range(1, 31)
+)  # 1.3 to 1,024
 REFERENCES = tuple(round(2.0 ** (place / 2), 2) for place in range(-2, 13))  # times the opening
 SHARES = (0.5, 0.55, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8)
 Place = tuple[int, int, int, int]  # in the four grids

@@ -35,7 +35,14 @@ from streamveil.queries.plan import Plan
 
 LARGEST_WEIGHT = 127  # quanta of weight one, at most
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
-EXPECTED = ("expected_units", "expected_rows", "expected_most_rows", "expected_groups")
+EXPECTED = (
+    "expected_units",
+    "expected_rows",
+    "expected_most_rows",
+    "expected_groups",
+    "expected_repeats",
+)
+MOST_REPEATS = 0.95
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 FAR = 1_000  # releases of a query without end, for forecasts
@@ -259,8 +266,9 @@ class Sizing:
             return None
         numbers = {name: options.get(name) for name in EXPECTED}
         for name, number in numbers.items():
-            if number is not None and not 1 <= float(number) <= 1e12:
-                raise PlanError(f"{name} must be a number between 1 and 10^12")
+            low, high = (0, MOST_REPEATS) if name == "expected_repeats" else (1, 10**12)
+            if number is not None and not low <= float(number) <= high:
+                raise PlanError(f"{name} must be a number between {low} and {high:,}")
         most = numbers["expected_most_rows"]
         if most is not None and most < rows:
             raise PlanError("expected_most_rows must be at least expected_rows, a mean")
@@ -271,6 +279,7 @@ class Sizing:
             rows=max(float(rows), 1.01),
             groups=max(2, round(groups * (self.windows or 1))),
             most=None if most is None else float(most),
+            again=numbers["expected_repeats"],
         )
 
     def _choose(self, half: float | None) -> Settings | None:

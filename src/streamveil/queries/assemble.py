@@ -50,6 +50,7 @@ PASSED = (
     "expected_rows",
     "expected_most_rows",
     "expected_groups",
+    "expected_repeats",
     "rerun_on_growth",
     "expected_size",
     "expected_updates",

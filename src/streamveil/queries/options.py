@@ -250,6 +250,9 @@ OPTIONS: dict[str, Option] = {
     "expected_most_rows": Option(
         real, S, "a family of tails", "rows that 99 of 100 units are expected not to exceed"
     ),
+    "expected_repeats": Option(
+        real, S, "0 and 0.3, both", "share of rows expected to repeat a group of their unit"
+    ),
     "expected_units": Option(real, S, "1,000,000", "units expected, with `expected_rows`"),
     "expected_groups": Option(
         real, S, "a group for every 50 rows", "groups of one window expected, with `expected_rows`"
