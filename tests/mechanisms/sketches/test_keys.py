@@ -92,3 +92,34 @@ def test_integer_words_check_the_range():
             integer_words(bad, 2)
     with pytest.raises(TypeError, match="text_words"):
         integer_words(["a"], 8)
+
+
+def slow_hash(raw):
+    """The rule for byte strings, one byte at a time."""
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(x):
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    h = (golden + len(raw)) & mask
+    for at in range(0, len(raw), 8):
+        h = (mix(h ^ int.from_bytes(raw[at : at + 8], "little")) + golden) & mask
+    h = mix(h)
+    return h if h >= 2**32 else h | 2**63
+
+
+def test_byte_strings_of_every_length_follow_the_public_rule():
+    rng = np.random.default_rng(1)
+    rows = [rng.bytes(length) for length in range(40)] + [b"\0" * 9, b"\xff" * 16]
+    for part in (rows, rows[::-1], rows[5:6], rows[9:10]):  # ends of the buffer too
+        assert key_words(pa.array(part)).tolist() == [slow_hash(raw) for raw in part]
+        assert key_words(part).tolist() == [slow_hash(raw) for raw in part]
+
+
+def test_broken_text_is_refused_without_showing_it():
+    for bad in (["fine", "secret\ud800"], [b"x", "secret\ud800"]):
+        with pytest.raises(ValueError, match="valid Unicode") as caught:
+            key_words(bad)
+        assert "secret" not in str(caught.value)

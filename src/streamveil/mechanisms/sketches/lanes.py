@@ -1,6 +1,7 @@
-"""Integer operations that keep their width, so that sixteen of them fit a vector register.
+"""Machine operations that plain compiled loops lack.
 
-Plain compiled arithmetic widens 32-bit integers to 64 bits before a shift or a product.
+Most keep 32-bit integers at their width, so that sixteen of them fit a vector register; plain
+compiled arithmetic widens them to 64 bits before a shift or a product.
 """
 
 from __future__ import annotations
@@ -42,3 +43,14 @@ def upper_product(context: Any, first: Any, second: Any) -> Any:
         return builder.trunc(half, ir.IntType(32))
 
     return types.int32(types.int32, types.int32), codegen
+
+
+@intrinsic
+def load_word(context: Any, address: Any) -> Any:
+    """The eight bytes at an address as one word, in the machine's order."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(types.intp), codegen
