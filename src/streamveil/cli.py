@@ -1,7 +1,7 @@
 """The command line. Every command is a few lines over the library.
 
 Exit codes: 0 done, 1 unexpected failure, 2 wrong use or a refused query, 3 over budget, 4 state or
-ledger, 5 source, 130 interrupted (what is committed stays; run again to resume).
+ledger, 5 source, 6 an audit refuted the claim, 130 interrupted (what is committed stays; run again to resume).
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -24,6 +22,15 @@ from rich.table import Table
 
 from streamveil import __version__
 from streamveil.batch import Release
+from streamveil.commands import answers, audit, ledger, tuning
+from streamveil.commands.common import (
+    QueryFile,
+    StateFolder,
+    Tables,
+    Wanted,
+    print_rows,
+    read_query,
+)
 from streamveil.errors import (
     BudgetError,
     PlanError,
@@ -32,8 +39,7 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
-from streamveil.queries.plan import Plan, SourceSpec
-from streamveil.queries.sql import Planned, Script, parse_script
+from streamveil.queries.plan import Plan
 
 if TYPE_CHECKING:
     from streamveil.queries.explain_memory import Limit
@@ -46,7 +52,6 @@ CODES: dict[type[StreamveilError], int] = {
 }
 INTERRUPTED = 130
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
-SHOWN_ROWS = 10
 ENGINES = ("embedded", "spark")
 
 app = typer.Typer(
@@ -59,18 +64,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     add_completion=False,
 )
-ledger_app = typer.Typer(help="What was spent, by what, and what it means.", no_args_is_help=True)
-app.add_typer(ledger_app, name="ledger")
-
-QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
-StateFolder = Annotated[Path, typer.Argument(help="State directory of a job, or a ledger file.")]
-Tables = Annotated[
-    list[str] | None,
-    typer.Option("--table", help="name=path: a table the query names, in files. Repeatable."),
-]
-Wanted = Annotated[
-    str | None, typer.Option("--query", help="Name of the query, when the script has several.")
-]
+app.add_typer(ledger.app, name="ledger")
+app.command("tune", epilog="Example: streamveil tune q.sql --sample public.parquet")(tuning.tune)
+app.add_typer(answers.app, name="derive")
+app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
+    answers.read
+)
+app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000")(audit.audit)
 
 
 def main() -> None:
@@ -108,31 +108,6 @@ def fail(error: StreamveilError) -> None:
     sys.exit(next((code for kind, code in CODES.items() if isinstance(error, kind)), 1))
 
 
-def read_query(path: Path, tables: list[str] | None, wanted: str | None) -> Planned:
-    """The query of a file."""
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise PlanError(f"the query file '{path}' cannot be read") from None
-    script = parse_script(text, dict(_table(item) for item in tables or []))
-    return script.query if wanted is None else _named(script, wanted)
-
-
-def _table(item: str) -> tuple[str, SourceSpec]:
-    name, equals, path = item.partition("=")
-    if not (name and equals and path):
-        raise PlanError("--table takes name=path, such as --table clicks='clicks/*.parquet'")
-    return name, SourceSpec(name=name, kind="files", options={"path": path})
-
-
-def _named(script: Script, wanted: str) -> Planned:
-    found = [query for query in script.queries if query.plan.name == wanted]
-    if len(found) != 1:
-        known = ", ".join(query.plan.name for query in script.queries)
-        raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
-    return found[0]
-
-
 @app.command(epilog="Example: streamveil run pages.sql --state pages.veil")
 def run(
     query: QueryFile,
@@ -157,6 +132,10 @@ def run(
     storage: Annotated[
         str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
     ] = None,
+    shared: Annotated[
+        Path | None,
+        typer.Option("--ledger", help="A ledger that several jobs share (ledger create)."),
+    ] = None,
 ) -> None:
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
@@ -179,6 +158,8 @@ def run(
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     last = None
     if engine == "spark":
+        if shared is not None:
+            raise PlanError("--ledger is not there with --engine spark yet; leave one of them out")
         from streamveil.runtime.on_spark import spark
 
         on = spark(master=master, shards=shards, storage=storage)
@@ -190,7 +171,8 @@ def run(
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
     with progress_bar(planned.plan, seen, quiet=quiet) as listen:
-        job = start(planned.plan, state=state, secret=secret, progress=listen, pace=pace)
+        job = start(planned.plan, state=state, secret=secret, progress=listen, pace=pace,
+                    ledger=shared)  # fmt: skip
         with job:
             for release in job:
                 last = release
@@ -205,8 +187,7 @@ def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> 
     """Asks a changing table at rest, and shows what it says."""
     from streamveil.runtime.ask import ask as answer
 
-    found = answer(plan, question, state=state, secret=secret)
-    print_release(found.to_arrow(), f"{plan.source.name}, asked after release {found.trigger}")
+    typer.echo(str(answer(plan, question, state=state, secret=secret)))
 
 
 @app.command(
@@ -234,7 +215,7 @@ def ask(
 def show_last(last: Release | None, plan: Plan) -> None:
     """The last release, of a query without a sink."""
     if last is not None and plan.sink is None:
-        print_release(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
+        print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
 
 
 @contextmanager
@@ -262,19 +243,6 @@ def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
             )
 
         yield listen
-
-
-def print_release(table: Any, title: str) -> None:
-    """The first rows of a release."""
-    shown = Table(title=title)
-    for column in table.column_names:
-        shown.add_column(column)
-    for row in table.slice(0, SHOWN_ROWS).to_pylist():
-        shown.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    console = Console()
-    console.print(shown)
-    if table.num_rows > SHOWN_ROWS:
-        console.print(f"… and {table.num_rows - SHOWN_ROWS:,} more rows")
 
 
 @app.command(epilog="Example: streamveil explain pages.sql --forecast")
@@ -325,55 +293,6 @@ def print_explanation(
     typer.echo(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
 
 
-@app.command(epilog="Example: streamveil tune pages.sql --sample last-year.parquet --fraction 0.1")
-def tune(
-    query: QueryFile,
-    sample: Annotated[str, typer.Option(help="A PUBLIC sample: it is read without any noise.")],
-    fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
-    metric: Annotated[str, typer.Option(help="l1, l2, linf or keys.")] = "l1",
-    target: Annotated[
-        float | None, typer.Option(help="Solve for the epsilon with this error instead.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw all metrics into this file.")] = None,
-    table: Tables = None,
-    name: Wanted = None,
-) -> None:
-    """Forecasts the error over C, c and B on a public sample, and says which is best."""
-    from streamveil.connectors import open_source
-    from streamveil.queries import tune as tuner
-
-    plan = read_query(query, table, name).plan
-    given = plan.source.options if plan.source.kind == "files" else {}
-    options = {key: value for key, value in given.items() if key in ("format", "columns")}
-    source = open_source("files", {**options, "path": sample})
-    rows = pa.concat_tables([chunk.rows for chunk in source.read(None, 1_000_000)])
-    if target is not None:
-        epsilon, made = tuner.solve_epsilon(plan, rows, target, fraction=fraction, metric=metric)
-        typer.echo(f"epsilon = {epsilon:.4g} forecasts {metric} = {abs(made.cost(metric)):,.4g}")
-        return
-    tuning = tuner.tune(plan, rows, fraction=fraction, metric=metric)
-    print_tuning(tuning)
-    if plot is not None:
-        tuner.draw(tuning, str(plot))
-        typer.echo(f"plot: {plot}")
-
-
-def print_tuning(tuning: Any) -> None:
-    """The forecasts, best first, and the recommendation."""
-    shown = Table(title=f"forecast at the last release, least {tuning.metric} first")
-    for column in ("C", "c", "B", "rows kept", "groups shown", "l1", "l2", "linf", "noise"):
-        shown.add_column(column, justify="right")
-    for one in tuning.forecasts[:SHOWN_ROWS]:
-        bounds = (one.bounding.max_rows, one.bounding.max_rows_per_group, one.bounding.quadratic)
-        shown.add_row(
-            *("" if bound is None else f"{bound:,}" for bound in bounds), f"{one.kept:.1%}",
-            f"{one.keys:,.0f}", *(f"{v:,.4g}" for v in (one.l1, one.l2, one.linf, one.sd)),
-        )  # fmt: skip
-    console = Console(soft_wrap=True)
-    console.print(shown)
-    console.print(f"The first line {tuning.reason}.")
-
-
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where data, state and picture go.")] = Path(
@@ -402,64 +321,6 @@ def inspect(
     for label, value in summary.to_dict().items():
         table.add_row(label.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
     Console(soft_wrap=True).print(table)
-
-
-def open_ledger(path: Path) -> Any:
-    """The ledger of a state directory, or a ledger file."""
-    from streamveil.privacy.ledger import Ledger
-    from streamveil.runtime.store import LEDGER
-
-    return Ledger.load(path / LEDGER if path.is_dir() else path)
-
-
-@ledger_app.command("show")
-def ledger_show(state: StateFolder) -> None:
-    """Every charge, what is spent and what is left."""
-    with open_ledger(state) as ledger:
-        table = Table(title=f"limit {ledger.limit}, {ledger.protects.phrase}")
-        for column in ("charge", "loss", "range"):
-            table.add_column(column)
-        for entry in ledger.entries():
-            table.add_row(entry.name, str(entry.loss), "all" if entry.range is None
-                          else str(entry.range))  # fmt: skip
-        console = Console(soft_wrap=True)
-        console.print(table)
-        delta = ledger.limit.delta or 0
-        console.print(f"spent: epsilon = {ledger.spent().epsilon(delta):.6g} at delta = "
-                      f"{float(delta):g}")  # fmt: skip
-        console.print(f"left:  {ledger.left()}")
-
-
-@ledger_app.command("verify")
-def ledger_verify(
-    state: StateFolder,
-    head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
-) -> None:
-    """Reads the whole file again and checks every record; prints the hash that vouches for it."""
-    with open_ledger(state) as ledger:
-        typer.echo(ledger.verify(head))
-
-
-@ledger_app.command("convert")
-def ledger_convert(
-    state: StateFolder,
-    to: Annotated[str, typer.Option(help="user-week, user-month or user-year.")] = "user-year",
-) -> None:
-    """What one unit may lose in a longer time, from what was charged per unit-period."""
-    with open_ledger(state) as ledger:
-        try:
-            guarantee = ledger.convert(to)
-        except ValueError as error:
-            raise PlanError(str(error)) from None
-        delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
-        typer.echo(guarantee.sentence(float(delta) or 1e-9))
-
-
-@ledger_app.command("export")
-def ledger_export(state: StateFolder) -> None:
-    """The deployment as a JSON record for registries and audits."""
-    with open_ledger(state) as ledger:
-        typer.echo(json.dumps(ledger.export(), indent=2, default=str))
 
 
 def _version(wanted: bool) -> None:

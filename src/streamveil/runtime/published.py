@@ -179,8 +179,12 @@ def read(
     release that was never made, or a key that it does not show, is an error: nothing is ever drawn
     to answer a read.
     """
-    releases = of_state(source) if is_state(source) else of_folder(source)
-    return pick(releases, window, trigger, key)
+    return pick(opened(source), window, trigger, key)
+
+
+def opened(source: str | Path) -> Releases:
+    """The releases of a state directory or a sink's folder."""
+    return of_state(source) if is_state(source) else of_folder(source)
 
 
 def pick(

@@ -1,0 +1,191 @@
+"""A query, reduced to a size at which thousands of copies of it can be attacked.
+
+The reduced query keeps the budget, the bounding, the aggregates, the counter, the selection and the
+kind of windows; its columns are those of `audit.pipeline`, its triggers few and its keys small. It
+is compiled by the same code and its guarantee is computed from its own noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil, isqrt
+from typing import Any
+
+import pyarrow as pa
+
+from streamveil.audit.attack import Audit
+from streamveil.audit.bounds import DELTAS
+from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, unbroken
+from streamveil.engines.compile import compile_plan
+from streamveil.engines.sketched import is_sketched
+from streamveil.errors import PlanError
+from streamveil.operators.facts import hidden_facts
+from streamveil.operators.group_by import GroupBy
+from streamveil.operators.opening import TableOpening
+from streamveil.operators.selection import GaussianSelection
+from streamveil.privacy.noise import KeyedNoise
+from streamveil.queries.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
+
+STEP = 3_600_000_000  # microseconds
+STEPS, WINDOW = 6, 3  # triggers of the job, and of a window where there are windows
+MOST_KEYS = 8  # that the added unit enters
+MOST_UNITS = 990  # in the background; numbers below 1000 are one copy's
+MOST_ROWS = 4_000_000  # of one run, all copies together
+LEVELS = 2  # of a quantile's tree
+RUNS: dict[str, Run] = {"unbroken": unbroken, "restarted": restarted}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One attack: what it proved against what was claimed."""
+
+    scenario: str
+    run: str
+    proven: float  # lower bound on epsilon at `delta`
+    claimed: float
+    delta: float
+    violations: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing refutes the claim."""
+        return not self.violations
+
+
+def reduced(plan: Plan, copies: int) -> Plan:
+    """The small query."""
+    if is_sketched(plan) or not isinstance(plan.source, SourceSpec):
+        raise PlanError("only group-by queries can be audited from the command line")
+    public = plan.key_set.public is not None or not plan.keys
+    keys = tuple((copy * STRIDE + key,) for copy in range(copies) for key in range(MOST_KEYS))
+    return replace(
+        plan,
+        source=SourceSpec(name="audit", kind="memory", options={"table": EMPTY}, event_time="at"),
+        unit="unit",
+        where=None,
+        period_us=None if plan.period_us is None else STEPS * STEP,
+        keys=(KeyColumn(name="key", expression="key"),),
+        key_set=replace(plan.key_set, public=keys if public else None),
+        aggregates=tuple(small(aggregate) for aggregate in plan.aggregates),
+        window=window_of(plan.window),
+        clock=Clock(kind="event", every=STEP, start_us=0, end_us=STEPS * STEP),
+        bounding=replace(plan.bounding, combine=False),
+        sink=None,
+        options={**plan.options, **same_selection(plan)},
+    )
+
+
+def same_selection(plan: Plan) -> dict[str, str]:
+    """The selection that the whole query runs: with few triggers another could be better."""
+    if plan.key_set.public is not None or not plan.keys or plan.preset != "default":
+        return {}
+    whole = compile_plan(replace(plan, bounding=replace(plan.bounding, combine=False)))
+    tabled = isinstance(whole.totalling.selection, TableOpening)
+    return {"selection": "table" if tabled else "gaussian"}
+
+
+EMPTY = pa.schema([
+    ("unit", pa.int64()), ("key", pa.int64()), ("at", pa.timestamp("us", tz="UTC")),
+    ("value", pa.float64()),
+]).empty_table()  # fmt: skip
+
+
+def small(aggregate: Aggregate) -> Aggregate:
+    """The aggregate over the value column; quantiles get a small tree."""
+    options = dict(aggregate.options)
+    if aggregate.function == "quantile":
+        options |= {"levels": min(LEVELS, int(options.get("levels", LEVELS)))}
+    expression = None if aggregate.expression is None else "value"
+    return replace(aggregate, expression=expression, options=options)
+
+
+def window_of(window: Window) -> Window:
+    """A window of the same kind and a few triggers."""
+    if window.kind == "whole":
+        return Window()
+    size, slide = WINDOW * STEP, STEP if window.kind != "tumble" else 0
+    lateness = STEP if window.lateness_us else 0
+    return Window(kind=window.kind, size_us=size, slide_us=slide, lateness_us=lateness)
+
+
+def scenarios(plan: Plan, operator: GroupBy) -> list[Scenario]:
+    """Where one more unit could show: on many keys, on one, on keys of its own, late."""
+    bounding = plan.bounding
+    rows = bounding.max_rows or isqrt(bounding.quadratic or 1)
+    values = [max(aggregate.high or 1.0, -(aggregate.low or 0.0)) for aggregate in plan.aggregates]
+    value = max(values, default=1.0)
+    crowd = min(around(operator), MOST_UNITS)
+    many = range(min(rows, MOST_KEYS, bounding.quadratic or rows, max(1, MOST_UNITS // crowd)))
+    own = [(key, 2) for key in range(MOST_KEYS - min(rows, 4), MOST_KEYS)]
+    both = [(0, step) for step in range(1, STEPS + 1) for _ in range(-(-rows // STEPS))]
+
+    def scenario(name: str, units: int, added: list[tuple[int, int]]) -> Scenario:
+        return Scenario(
+            name=name, steps=STEPS,
+            background=background(sorted({key for key, _ in added}), units),
+            added=tuple((999, key, step, step * STEP - 1, value) for key, step in added),
+        )  # fmt: skip
+
+    return [
+        scenario("one row on each of many keys", crowd, [(key, 2) for key in many]),
+        scenario("all rows on one key", crowd, [(0, 2)] * rows),
+        scenario("rows at every trigger", crowd, both[:rows]),
+        replace(scenario("keys that nobody else has", 1, own), background=()),
+    ]
+
+
+def halved(operator: GroupBy) -> GroupBy:
+    """The same query with half of its noise: what an audit must catch."""
+    totalling = operator.totalling
+
+    def half(counter: Any) -> Any:
+        return replace(counter, sigma=counter.sigma / 2)
+
+    counters = tuple(half(counter) for counter in totalling.counters)
+    totalling = replace(totalling, counters=counters)
+    if isinstance(totalling.selection, GaussianSelection):
+        selection = replace(totalling.selection, counter=half(totalling.selection.counter))
+        totalling = replace(totalling, selection=selection)
+    return replace(operator, totalling=totalling)
+
+
+def around(operator: GroupBy) -> int:
+    """Units with which a key is about as likely shown as not: where one more matters most."""
+    facts = hidden_facts(operator, 1)
+    return 1 if facts is None else max(1, ceil(facts["threshold"]) - 1)
+
+
+def background(keys: list[int], units: int) -> tuple[tuple[int, int, int, int, float], ...]:
+    """Units of their own on every key, at the first steps."""
+    return tuple(
+        (units * key + unit, key, 1 + unit % 2, (1 + unit % 2) * STEP - 1, 0.0)
+        for key in keys
+        for unit in range(units)
+    )
+
+
+def attacks(
+    plan: Plan,
+    copies: int,
+    alpha: float,
+    change: Callable[[GroupBy], GroupBy] = lambda operator: operator,
+    tell: Callable[[str], Any] = print,
+) -> Iterator[Verdict]:
+    """Attacks every scenario, unbroken and restarted. `change` may plant a fault in what runs."""
+    small_plan = reduced(plan, copies)
+    operator = compile_plan(small_plan)
+    running = change(operator)
+    claim = operator.guarantee.epsilon
+    delta = max(float(plan.budget.delta or 0), min(DELTAS))
+    for scenario in scenarios(small_plan, operator):
+        rows = len(scenario.background) + len(scenario.added)
+        some = min(copies, max(1000, MOST_ROWS // max(rows, 1)))
+        for name, run in RUNS.items():
+            tell(f"{scenario.name}, {name}")
+            noises = KeyedNoise.fresh(), KeyedNoise.fresh()
+            found: Audit = audit(running, scenario, noises, some, alpha=alpha, run=run)
+            yield Verdict(
+                scenario.name, name, found.epsilon(delta), claim(delta), delta,
+                len(found.violates(claim)),
+            )  # fmt: skip

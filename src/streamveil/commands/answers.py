@@ -1,0 +1,152 @@
+"""streamveil read and derive: what was released, and what follows from it. Free of charge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamveil.commands.common import Out, Releases, read_query, show_or_write
+from streamveil.errors import PlanError
+
+if TYPE_CHECKING:
+    from streamveil.derived import Answers, Derived
+
+MOST = 50  # rows shown
+
+app = typer.Typer(
+    help="Differences, recent sums, ratios and top groups across releases, with correct intervals. "
+    "Post-processing: nothing is drawn and nothing is charged.",
+    epilog="Example: streamveil derive last pages.veil n --triggers 4",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Name = Annotated[str, typer.Argument(help="A number of the releases, such as n.")]
+At = Annotated[
+    str | None, typer.Option(help="TRIGGER or WINDOW/TRIGGER; default: the last release.")
+]
+Level = Annotated[
+    float | None, typer.Option(help="Of the intervals; default: that of the releases.")
+]
+Sql = Annotated[
+    Path | None,
+    typer.Option("--sql", help="The query, for CSV and JSON files, which hold no facts of it."),
+]
+
+
+def read(
+    source: Releases,
+    window: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    trigger: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="column=value: the rows of one group. Repeatable.")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Which releases there are, instead.")
+    ] = False,
+    out: Out = None,
+) -> None:
+    """A release that was made before: the same bytes, nothing drawn, nothing charged."""
+    from streamveil.runtime import published
+
+    releases = published.opened(source)
+    if listing:
+        for place in releases.moments:
+            typer.echo(f"{place.window}/{place.trigger}")
+        return
+    wanted = dict(pair(item) for item in key or [])
+    release = published.pick(releases, window, trigger, wanted)
+    show_or_write(release.table, f"window {release.window}, trigger {release.trigger}", out, MOST)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """A column and a value."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise PlanError("--key takes column=value, such as --key url=/home")
+    return name, value
+
+
+@app.command(epilog="Example: streamveil derive difference pages.veil n --at 4 --since 1")
+def difference(
+    source: Releases, name: Name, at: At = None,
+    since: Annotated[str | None, typer.Option(help="Default: the release before.")] = None,
+    confidence: Level = None, sql: Sql = None, out: Out = None,
+) -> None:  # fmt: skip
+    """How much a number changed between two releases: of a total, what arrived in between."""
+    answers = opened(source, sql)
+    found = answers.difference(name, place(at), place(since), confidence=confidence)
+    show(found, f"change of {name}", out)
+
+
+@app.command(epilog="Example: streamveil derive last pages.veil n --triggers 4")
+def last(
+    source: Releases, name: Name,
+    triggers: Annotated[int, typer.Option(help="How many triggers to look back.")],
+    at: At = None, confidence: Level = None, sql: Sql = None, out: Out = None,
+) -> None:  # fmt: skip
+    """A count or sum over the last triggers only, across windows that lie side by side."""
+    found = opened(source, sql).last(name, triggers, place(at), confidence=confidence)
+    show(found, f"{name} over the last {triggers} triggers", out)
+
+
+@app.command(epilog="Example: streamveil derive ratio pages.veil seconds n --triggers 4")
+def ratio(
+    source: Releases,
+    top: Annotated[str, typer.Argument(help="The number to divide.")],
+    bottom: Annotated[str, typer.Argument(help="What to divide it by.")],
+    at: At = None,
+    to: Annotated[str | None, typer.Option(help="The bottom's release; default: --at.")] = None,
+    triggers: Annotated[
+        int | None, typer.Option(help="Take both over the last triggers only.")
+    ] = None,
+    confidence: Level = None, sql: Sql = None, out: Out = None,
+) -> None:  # fmt: skip
+    """One number divided by another, with Fieller's interval."""
+    found = opened(source, sql).ratio(
+        top, bottom, place(at), place(to), triggers=triggers, confidence=confidence
+    )
+    show(found, f"{top} / {bottom}", out)
+
+
+@app.command(epilog="Example: streamveil derive top pages.veil n -k 10")
+def top(
+    source: Releases, name: Name,
+    k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
+    at: At = None,
+    hidden: Annotated[
+        int, typer.Option(help="Groups that may exist without being shown, at most.")
+    ] = 1_000_000,
+    confidence: Level = None, sql: Sql = None, out: Out = None,
+) -> None:  # fmt: skip
+    """The groups that may be among the k largest, and which of them certainly are."""
+    found = opened(source, sql).top(name, k, place(at), hidden=hidden, confidence=confidence)
+    show(found, f"possibly among the {k} largest by {name}", out)
+
+
+def opened(source: Path, sql: Path | None) -> Answers:
+    """Everything that was released."""
+    from streamveil.derived import answers
+    from streamveil.queries.query import Query
+
+    return answers(source, query=None if sql is None else Query(read_query(sql).plan))
+
+
+def place(text: str | None) -> Any:
+    """A release, from what was typed."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split("/"))
+        return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+    except ValueError:
+        raise PlanError("a release is TRIGGER or WINDOW/TRIGGER, such as 4 or 20454/4") from None
+
+
+def show(found: Derived, title: str, out: Path | None) -> None:
+    """The rows and what to know about them."""
+    show_or_write(found.table, f"{title} ({found.confidence:.4g} intervals)", out, MOST)
+    for note in found.notes:
+        typer.echo(f"note: {note}")

@@ -1,0 +1,112 @@
+"""What several commands share: arguments, reading queries, printing tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamveil.errors import PlanError, require_one_of
+from streamveil.queries.plan import SourceSpec
+from streamveil.queries.sql import Planned, Script, parse_script
+
+SHOWN_ROWS = 10
+
+QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
+Releases = Annotated[
+    Path, typer.Argument(help="State directory of a job, or the folder that its sink wrote.")
+]
+StateFolder = Annotated[Path, typer.Argument(help="State directory of a job, or a ledger file.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", help="name=path: a table the query names, in files. Repeatable."),
+]
+Wanted = Annotated[
+    str | None, typer.Option("--query", help="Name of the query, when the script has several.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the rows to this file: .csv, .json, .parquet or .arrow."),
+]
+
+
+def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:
+    """The query of a file."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise PlanError(f"the query file '{path}' cannot be read") from None
+    script = parse_script(text, dict(_table(item) for item in tables or []))
+    return script.query if wanted is None else _named(script, wanted)
+
+
+def _table(item: str) -> tuple[str, SourceSpec]:
+    name, equals, path = item.partition("=")
+    if not (name and equals and path):
+        raise PlanError("--table takes name=path, such as --table clicks='clicks/*.parquet'")
+    return name, SourceSpec(name=name, kind="files", options={"path": path})
+
+
+def _named(script: Script, wanted: str) -> Planned:
+    found = [query for query in script.queries if query.plan.name == wanted]
+    if len(found) != 1:
+        known = ", ".join(query.plan.name for query in script.queries)
+        raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
+    return found[0]
+
+
+def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
+    """The first rows of a table."""
+    shown = Table(title=title)
+    for column in table.column_names:
+        shown.add_column(column)
+    for row in table.slice(0, most).to_pylist():
+        shown.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    console = Console()
+    console.print(shown)
+    if table.num_rows > most:
+        console.print(f"… and {table.num_rows - most:,} more rows")
+
+
+def write_rows(table: pa.Table, path: Path) -> None:
+    """All rows, in the format that the name ends in."""
+    kind = path.suffix.lstrip(".")
+    try:
+        require_one_of("the ending of --out", kind, ("csv", "json", "parquet", "arrow"))
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    if kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    elif kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        rows = (json.dumps(row, default=str) + "\n" for row in table.to_pylist())
+        path.write_text("".join(rows))
+
+
+def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHOWN_ROWS) -> None:
+    """To the terminal, or to a file."""
+    if out is None:
+        print_rows(table, title, most)
+        return
+    write_rows(table, out)
+    typer.echo(f"{table.num_rows:,} rows: {out}")
+
+
+def open_ledger(path: Path) -> Any:
+    """The ledger of a state directory, or a ledger file."""
+    from streamveil.privacy.ledger import Ledger
+    from streamveil.runtime.store import LEDGER
+
+    return Ledger.load(path / LEDGER if path.is_dir() else path)

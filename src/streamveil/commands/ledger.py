@@ -1,0 +1,110 @@
+"""streamveil ledger: what was spent, by what, and what it means."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamveil.commands.common import StateFolder, open_ledger
+from streamveil.errors import PlanError, StoreError
+
+app = typer.Typer(
+    help="What was spent, by what, and what it means.",
+    epilog="Example: streamveil ledger show pages.veil",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@app.command("create", epilog="Example: streamveil ledger create clicks.ledger --unit user_id "
+             "--per '1 day' --epsilon 8 --delta 1e-7")  # fmt: skip
+def create(
+    path: Annotated[Path, typer.Argument(help="The file; it must not exist yet.")],
+    unit: Annotated[str, typer.Option(help="The privacy unit, as the queries name it.")],
+    epsilon: Annotated[str | None, typer.Option(help="The limit, with --delta.")] = None,
+    delta: Annotated[str | None, typer.Option(help="A chance far below 1 / units.")] = None,
+    rho: Annotated[str | None, typer.Option(help="The limit as zCDP instead of epsilon.")] = None,
+    per: Annotated[
+        str | None, typer.Option(help="Protect unit-periods, such as '1 day'; else all of it.")
+    ] = None,
+) -> None:
+    """A ledger whose limit several jobs over the same data share.
+
+    Give it to each job with `streamveil run … --ledger FILE`. A job that would exceed the limit
+    is refused before it reads anything.
+    """
+    from datetime import timedelta
+
+    from streamveil.privacy.budget import Budget
+    from streamveil.privacy.ledger import Ledger
+    from streamveil.privacy.neighbours import Neighbours
+    from streamveil.queries.parts import duration_us
+
+    if path.exists():
+        raise StoreError(f"'{path}' exists already; a limit is never changed")
+    period = None if per is None else timedelta(microseconds=duration_us(per, "--per"))
+    try:
+        limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"the limit is not complete: {error}") from None
+    with Ledger.open(path, limit, Neighbours(unit, period=period)) as ledger:
+        typer.echo(f"limit {ledger.limit}, {ledger.protects.phrase}: {path}")
+
+
+@app.command("show", epilog="Example: streamveil ledger show pages.veil")
+def show(state: StateFolder) -> None:
+    """Every charge, what is spent and what is left."""
+    with open_ledger(state) as ledger:
+        table = Table(title=f"limit {ledger.limit}, {ledger.protects.phrase}")
+        for column in ("charge", "loss", "range"):
+            table.add_column(column)
+        for entry in ledger.entries():
+            table.add_row(entry.name, str(entry.loss), "all" if entry.range is None
+                          else f"periods {entry.range[0]} to {entry.range[1] - 1}")  # fmt: skip
+        console = Console(soft_wrap=True)
+        console.print(table)
+        delta = ledger.limit.delta or 0
+        console.print(f"spent: epsilon = {ledger.spent().epsilon(delta):.6g} at delta = "
+                      f"{float(delta):g}")  # fmt: skip
+        console.print(f"left:  {ledger.left()}")
+
+
+@app.command("verify", epilog="Example: streamveil ledger verify pages.veil --head 3f2a…")
+def verify(
+    state: StateFolder,
+    head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
+) -> None:
+    """Reads the whole file again and checks every record; prints the hash that vouches for it.
+
+    Note the hash somewhere else: given as --head later, it shows that no record was cut off.
+    """
+    with open_ledger(state) as ledger:
+        typer.echo(ledger.verify(head))
+
+
+@app.command("convert", epilog="Example: streamveil ledger convert pages.veil --to user-year")
+def convert(
+    state: StateFolder,
+    to: Annotated[str, typer.Option(help="user-week, user-month or user-year.")] = "user-year",
+) -> None:
+    """What one unit may lose in a longer time, from what was charged per unit-period."""
+    with open_ledger(state) as ledger:
+        try:
+            guarantee = ledger.convert(to)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
+        typer.echo(guarantee.sentence(float(delta) or 1e-9))
+
+
+@app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")
+def export(state: StateFolder) -> None:
+    """The deployment as a JSON record for registries and audits (see docs/ledger.md)."""
+    with open_ledger(state) as ledger:
+        typer.echo(json.dumps(ledger.export(), indent=2, allow_nan=False))
