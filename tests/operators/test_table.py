@@ -13,6 +13,7 @@ from streamveil.mechanisms.dynamic import FullyDynamic, InsertionOnly
 from streamveil.mechanisms.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.mechanisms.dynamic.continual_mwem import ContinualMwem
 from streamveil.mechanisms.dynamic.signed_counter import SignedCounter, TreeCounter
+from streamveil.mechanisms.dynamic.triggered import TriggeredSnapshots
 from streamveil.mechanisms.linear import Marginals, Mwem, Ranges, Residuals, Share, noisy_queries
 from streamveil.mechanisms.linear.strategies import Direct
 from streamveil.operators.protocol import Operator
@@ -99,6 +100,7 @@ def mechanisms():
     yield FullyDynamic.repaired(NOISY, Share("pure", 60), horizon=None, public_steps=False)
     yield FullyDynamic.published(mwem, ZCDP)
     yield TwoStream(static=NOISY, share=PURE, horizon=40)
+    yield TriggeredSnapshots(static=NOISY, share=PURE, most=4)
     yield Rerun(static=mwem, share=ZCDP, steps=40)
     yield SnapshotDelta(static=mwem, share=ZCDP, horizon=40, every=7)
     yield ContinualMwem(queries=CELLS, share=ZCDP, horizon=40)

@@ -271,7 +271,7 @@ OPTIONS: dict[str, Option] = {
     "mechanism": Option(
         word, S, "'auto': least expected error",
         "of a changing table: counter, tree_of_mwem, rerun, snapshot_delta, continual_mwem, "
-        "interval_tree, two_streams",
+        "interval_tree, triggered_snapshots, two_streams",
     ),
     "accept_error": Option(
         flag, S, "FALSE", "runs a changing table although the error is a quarter of it or more"

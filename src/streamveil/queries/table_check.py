@@ -20,7 +20,7 @@ from streamveil.queries.plan import Bounding, KeySet, Plan, TableSource, Window
 
 MECHANISMS = (
     "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
-    "interval_tree", "two_streams",
+    "interval_tree", "two_streams", "triggered_snapshots",
 )  # fmt: skip
 SHARED = ("confidence", "non_negative", "integer", "watermark", "late_data", "metrics", "horizon")
 MOST_CELLS = 1 << 22

@@ -17,6 +17,7 @@ from streamveil.mechanisms.dynamic.signed_counter import (
     root_coefficients,
     root_sensitivity,
 )
+from streamveil.mechanisms.dynamic.triggered import TriggeredSnapshots
 from streamveil.mechanisms.linear import Marginals, Mwem, Place, Residuals, Share, noisy_queries
 from streamveil.mechanisms.linear.strategies import Direct, Points
 from streamveil.privacy.noise import SeededNoise, SilentNoise
@@ -35,6 +36,8 @@ def exact_mechanisms():
     yield Rerun(static=NOISY, share=PURE, retention=5)
     yield SnapshotDelta(static=NOISY, share=PURE, horizon=100, every=7)
     yield SnapshotDelta(static=NOISY, share=PURE, horizon=100, every=1)
+    yield TriggeredSnapshots(static=NOISY, share=PURE, most=12)
+    yield TriggeredSnapshots(static=NOISY, share=ZCDP, most=1)
     yield SignedCounter(strategy=Residuals(CELLS), share=ZCDP, horizon=100)
     yield SignedCounter(strategy=Points(CELLS), share=ZCDP, horizon=100)
     yield TreeCounter(strategy=Residuals(CELLS), share=PURE, horizon=100)
@@ -108,6 +111,7 @@ def test_the_counter_has_the_noise_it_declares_in_every_answer():
         TwoStream(static=NOISY, share=PURE, horizon=20),
         SnapshotDelta(static=NOISY, share=PURE, horizon=20, every=6),
         Rerun(static=NOISY, share=ZCDP, steps=20),
+        TriggeredSnapshots(static=NOISY, share=ZCDP, most=3),
         InsertionOnly.dense(NOISY, PURE),
         InsertionOnly.dense(NOISY, PURE, horizon=20),
     ],

@@ -12,6 +12,7 @@ from streamveil.mechanisms.dynamic import (
     LiveTable,
     Rerun,
     SnapshotDelta,
+    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.mechanisms.linear import Marginals, Mwem, Share, StaticMechanism, noisy_queries
@@ -48,9 +49,10 @@ def mechanisms(static, steps):
     yield SnapshotDelta(static=static, share=ZCDP, horizon=steps, every=5)
     yield InsertionOnly.dense(static, ZCDP)
     yield InsertionOnly.dense(static, ZCDP, steps)
+    yield TriggeredSnapshots(static=static, share=ZCDP, most=9)
 
 
-@pytest.mark.parametrize("which", range(9))
+@pytest.mark.parametrize("which", range(10))
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_one_record_never_costs_more_than_the_share(which, adaptive):
     steps, most = 31, Fraction(0)

@@ -15,6 +15,7 @@ from streamveil.mechanisms.dynamic.growing import growing
 from streamveil.mechanisms.dynamic.insertion_only import InsertionOnly
 from streamveil.mechanisms.dynamic.interval_tree import FullyDynamic
 from streamveil.mechanisms.dynamic.live import LiveTable
+from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.dynamic.pmwg import Pmwg
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes, DynamicMechanism
 from streamveil.mechanisms.dynamic.records import Records
@@ -26,6 +27,7 @@ from streamveil.mechanisms.dynamic.schedulers import (
 )
 from streamveil.mechanisms.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.mechanisms.dynamic.trees import Hybrid, Tree
+from streamveil.mechanisms.dynamic.triggered import TriggeredSnapshots
 
 __all__ = [
     "BBImprover",
@@ -40,6 +42,7 @@ __all__ = [
     "GrowingClassifier",
     "Hybrid",
     "InsertionOnly",
+    "LivePmw",
     "LiveTable",
     "NoisyGradientDescent",
     "ObjectivePerturbation",
@@ -55,6 +58,7 @@ __all__ = [
     "Trainer",
     "Tree",
     "TreeCounter",
+    "TriggeredSnapshots",
     "TwoStream",
     "Workload",
     "choose",

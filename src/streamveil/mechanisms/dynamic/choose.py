@@ -20,6 +20,7 @@ from streamveil.mechanisms.dynamic.insertion_only import InsertionOnly
 from streamveil.mechanisms.dynamic.interval_tree import FullyDynamic
 from streamveil.mechanisms.dynamic.signed_counter import LONGEST, SignedCounter, TreeCounter
 from streamveil.mechanisms.dynamic.trees import levels
+from streamveil.mechanisms.dynamic.triggered import TriggeredSnapshots
 from streamveil.mechanisms.linear.mwem import Mwem
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.shares import Share
@@ -101,13 +102,13 @@ class Choice:
         lines = [
             f"{w.queries.size:,} queries over {w.queries.domain:,} points, about {w.size:,.0f} "
             f"records, {steps} steps, the table replaced {w.turnover:,.1f} times",
-            f"{'mechanism':<16}{'proved (95%)':>14}{'expected':>12}{'of records':>12}  why",
+            f"{'mechanism':<20}{'proved (95%)':>14}{'expected':>12}{'of records':>12}  why",
         ]
         for c in self.candidates:
             proved = f"{c.proved:,.0f}" if c.proved < w.size else "> all of them"
             proved = "none" if math.isinf(c.proved) else proved
             part = c.expected / w.size
-            lines.append(f"{c.name:<16}{proved:>14}{c.expected:>12,.0f}{part:>12.1%}  {c.why}")
+            lines.append(f"{c.name:<20}{proved:>14}{c.expected:>12,.0f}{part:>12.1%}  {c.why}")
         if not self.useful:
             lines.append(
                 "None of these is useful here: the error is a quarter of the records or more. "
@@ -226,6 +227,7 @@ def _changing(w: Workload, share: Share, preset: Preset) -> list[Candidate]:
         out.append(Candidate(
             "continual MWEM", continual, math.inf, seen, "keeps its model; nothing is proved",
         ))  # fmt: skip
+    out.append(_triggered(w, share, static))
     tree = FullyDynamic.repaired(static, share, horizon=w.steps)
     depth = w.horizon.bit_length()
     seen = static_error(q, n, share, whole / (0.8 * max(depth, 1) ** 2.8))
@@ -262,6 +264,20 @@ def _snapshots(w: Workload, share: Share, static: Mwem) -> Candidate:
     assert best is not None  # noqa: S101  (there is at least one distance)
     why = f"a snapshot every {best[1].every} steps"
     return Candidate("snapshot+delta", best[1], best[2], best[0], why)
+
+
+def _triggered(w: Workload, share: Share, static: Mwem) -> Candidate:
+    """Snapshots when half of the table has changed; half more of them than by forecast."""
+    most = math.ceil(1.5 * (1 + 2 * w.updates / w.size))
+    one = TriggeredSnapshots(static=static, share=share, most=most)
+    whole = static_error(w.queries, w.size, share, float(one.parts[0].amount))
+    depth = levels(max(w.horizon // most, 1), one.arity)
+    side = static_error(w.queries, w.size / 4, share, float(one.parts[2].amount) / depth)
+    shares = [one.parts[0]] + [one.parts[2].scale(Fraction(1, depth))] * (6 * depth)
+    return Candidate(
+        "triggered snapshots", one, static.error.spread(shares, 1.5 * w.size, BETA),
+        math.sqrt(whole**2 + 2 * side**2), f"at most {most:,} snapshots, when half has changed",
+    )  # fmt: skip
 
 
 def proved_tree(tree: FullyDynamic, size: float, steps: int) -> float:

@@ -23,6 +23,7 @@ from streamveil.mechanisms.dynamic.pmwg import PmwgState
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.signed_counter import RootState, TreeCounterState
 from streamveil.mechanisms.dynamic.trees import HybridState, Node, TreeState
+from streamveil.mechanisms.dynamic.triggered import TriggeredState
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.shares import Meter, Share
 from streamveil.mechanisms.partition import PartitionState
@@ -34,7 +35,7 @@ CLASSES: dict[str, Any] = {
     for cls in (
         AboveState, Answers, Bag, BucketState, Changes, ContinualState, HybridState, InsertionState,
         Live, Meter, Node, PartitionState, PmwgState, RootState, Share, TableState,
-        TreeCounterState, TreeState, TreeTableState, TwoState,
+        TreeCounterState, TreeState, TreeTableState, TriggeredState, TwoState,
     )
 }  # fmt: skip
 
