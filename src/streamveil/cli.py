@@ -318,9 +318,9 @@ def inspect(
         typer.echo(json.dumps(summary.to_dict(), indent=2))
         return
     table = Table(show_header=False, box=None)
-    for label, value in summary.to_dict().items():
-        table.add_row(label.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
-    Console(soft_wrap=True).print(table)
+    for row in summary.rows():
+        table.add_row(*row)
+    Console(soft_wrap=True, highlight=False).print(table)
 
 
 def _version(wanted: bool) -> None:

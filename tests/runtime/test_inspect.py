@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from streamveil.errors import StoreError
+from streamveil.privacy.budget import Budget
+from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.job import Job
+from streamveil.runtime.run import Pace, run
 from streamveil.runtime.store import CheckpointPolicy
 from tests.runtime.toy import SEEDED, work
 
@@ -32,7 +36,43 @@ def test_a_state_is_described_while_the_job_runs_and_after(tmp_path: Path) -> No
     assert seen.arrays["totals"] <= 64
     assert (seen.limit, seen.charges) == ("mu=1", 1)
     assert not seen.secure
+    assert json.loads(seen.position_before or "") == {"next": 11}
+    assert seen.committed
+    assert seen.committed.startswith("20")
+    assert seen.formats == {"directory": 1, "log": 1, "checkpoint": 1, "toy": 1}
+    assert {"log", "checkpoint", "ledger", "state.json"} <= seen.files.keys()
+    assert seen.left
+    text = "\n".join(" ".join(row) for row in seen.rows())
+    for word in (
+        "12 micro-batches",
+        "step 6 is closed",
+        "INSECURE",
+        "mu=1",
+        "one user",
+        "log since",
+    ):
+        assert word in text
     assert "malformed" not in json.dumps(seen.to_dict())
+
+
+def test_no_private_value_is_shown(tmp_path: Path) -> None:
+    rows = pa.table({
+        "user": [f"patient {i % 40}" for i in range(400)], "ward": ["ward nine"] * 400,
+    })  # fmt: skip
+    plan = Plan(
+        name="stay", unit="user", keys=(KeyColumn(name="ward", expression="ward"),),
+        source=SourceSpec(name="m", kind="memory", options={"table": rows}),
+        aggregates=(Aggregate(name="n", function="count"),), clock=Clock(kind="rows", every=100),
+        bounding=Bounding(max_rows=3), budget=Budget(epsilon=9, delta=1e-6),
+    )  # fmt: skip
+    with run(plan, state=tmp_path / "s", pace=Pace(max_rows=37)) as job:
+        list(job)
+    seen = inspect(tmp_path / "s")
+    shown = json.dumps(seen.to_dict()) + str(seen.rows()) + repr(seen)
+    assert "step 5" in str(seen.rows())
+    assert "patient" not in shown
+    assert "nine" not in shown
+    assert (tmp_path / "s" / "secret").read_text().strip() not in shown
 
 
 def test_a_state_without_checkpoint_and_one_without_records(tmp_path: Path) -> None:

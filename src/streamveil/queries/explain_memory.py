@@ -40,7 +40,7 @@ def unit_rows(sizes: Sizes, limit: Limit) -> list[tuple[str, str]]:
     if limit.units is not None:
         state = sizes.whole_unit * limit.units
         whole = mebi(PROGRAM + WORK + groups + 2 * state)
-        text = f"about {mebi(state)}; {whole} with the program and the copy for a checkpoint"
+        text = f"about {mebi(state)}; without a limit {whole} with program and checkpoint copy"
         rows.append((f"{limit.units:,} units", text))
     if limit.memory is not None:
         left = max(0, limit.memory - PROGRAM - WORK - groups)

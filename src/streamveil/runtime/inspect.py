@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from streamveil.errors import StoreError
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import checkpoint, disk, frame, wal
 from streamveil.runtime.secret import SECRET
-from streamveil.runtime.store import LEDGER, Header, read_header
+from streamveil.runtime.store import LEDGER, VERSION, Header, read_header
 
 
 @dataclass(frozen=True)
@@ -27,18 +32,49 @@ class Summary:
     step: int
     closed: bool  # whether the last micro-batch closed its step
     position: str | None  # where the source resumes
+    position_before: str | None  # and where the last micro-batch began, if the log tells
+    committed: str | None  # time of the last commit, UTC
+    formats: dict[str, int]  # versions of what is written
     checkpoint_batch: int | None
     checkpoint_bytes: int
     log_records: int  # since the checkpoint
     log_bytes: int
     arrays: dict[str, int]  # bytes in the checkpoint, by the first word of their names
+    files: dict[str, int]  # bytes on disk, by what they are
+    protects: str
     limit: str
     spent: str
+    left: str
     charges: int
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and texts for a reader."""
+        state = ", ".join(f"{name} {size_text(size)}" for name, size in self.arrays.items())
+        saved = f"after micro-batch {self.checkpoint_batch}, {size_text(self.checkpoint_bytes)}"
+        secret = "in this directory" if self.secret_kept else "kept elsewhere: give it to resume"
+        return [
+            ("job", f"{self.job}, a {self.operator}, query {self.plan}"),
+            ("noise", f"epoch {self.epoch}, secret {secret}" if self.secure
+             else "INSECURE: releases of this state protect nobody"),
+            ("done", f"{self.batch:,} micro-batches, step {self.step:,} is"
+             f" {'closed' if self.closed else 'open'}"),
+            ("last commit", self.committed or "none yet"),
+            ("source", f"from {words(self.position_before)}"),
+            ("  next", words(self.position)),
+            ("checkpoint", "none yet" if self.checkpoint_batch is None else saved),
+            ("  state in it", state or "none"),
+            ("log since", f"{self.log_records:,} micro-batches, {size_text(self.log_bytes)}"),
+            ("on disk", ", ".join(f"{k} {size_text(v)}" for k, v in self.files.items())),
+            ("formats", ", ".join(f"{name} {number}" for name, number in self.formats.items())),
+            ("ledger", f"protects {self.protects}"),
+            ("  limit", self.limit),
+            ("  spent", f"{self.spent}, by {self.charges:,} charge{'s' * (self.charges != 1)}"),
+            ("  left", self.left),
+        ]  # fmt: skip
 
 
 def inspect(directory: str | Path) -> Summary:
@@ -50,17 +86,76 @@ def inspect(directory: str | Path) -> Summary:
     saved = checkpoint.kept(folder)
     after, path = saved[-1] if saved else (0, None)
     first = None if path is None else head_of(path)
-    heads = [] if first is None else [first]
     log = logged(folder, after)
-    heads += [head for head, _ in log]
-    place = wal.Place(**heads[-1]["place"]) if heads else wal.Place()
+    heads = ([] if first is None else [first]) + [head for head, _ in log]
+    places = [wal.Place(**head["place"]) for head in heads] or [wal.Place()]
+    place, before = places[-1], places[-2] if len(places) > 1 else None
     identity = header.identity
     return Summary(
         identity.job, identity.plan, identity.operator, header.epoch, header.secure,
         (folder / SECRET).exists(), place.batch, place.step, place.closed, place.position,
+        before.position if before else None, last_change(folder),
+        {"directory": VERSION, "log": wal.VERSION, "checkpoint": checkpoint.VERSION,
+         identity.operator: identity.operator_version},
         after if path else None, path.stat().st_size if path else 0,
-        len(log), sum(size for _, size in log), sizes(first), *spending(folder, header),
+        len(log), sum(size for _, size in log), sizes(first), on_disk(folder),
+        *spending(folder, header),
     )  # fmt: skip
+
+
+def last_change(folder: Path) -> str | None:
+    """When the log was last written."""
+    times = [path.stat().st_mtime for _, path in wal.kept(folder)]
+    return datetime.fromtimestamp(max(times), UTC).isoformat(" ", "seconds") if times else None
+
+
+def on_disk(folder: Path) -> dict[str, int]:
+    """Bytes of all files, by the first word of their names."""
+    total: dict[str, int] = {}
+    for path in sorted(folder.rglob("*")):
+        with suppress(FileNotFoundError):  # a running job removes what it has replaced
+            status = path.stat()
+            word = path.relative_to(folder).parts[0].split("-")[0]
+            total[word] = total.get(word, 0) + status.st_size * S_ISREG(status.st_mode)
+    return {word: size for word, size in total.items() if size}
+
+
+def words(position: str | None) -> str:
+    """A place in the source, for a reader.
+
+    >>> words('{"step": 3, "taken": 20}')
+    'step 3, 20 rows of it done'
+    >>> words('{"name": "a.csv", "row": 7}')
+    "file 'a.csv' from row 7"
+    """
+    if position is None:
+        return "the start"
+    place = json.loads(position)
+    if not isinstance(place, dict):
+        return f"row {place:,}" if isinstance(place, int) else position
+    parts = [f"step {place['step']:,}"] if "step" in place else []
+    if isinstance(place.get("source"), str):
+        parts.append(words(place["source"]))
+    if "name" in place:
+        parts.append(f"file '{place['name']}' from row {place.get('row', 0):,}")
+    if place.get("skip"):
+        parts.append(f"{place['skip']:,} rows further")
+    if place.get("taken"):
+        parts.append(f"{place['taken']:,} rows of it done")
+    return ", ".join(parts) or position
+
+
+def size_text(size: float) -> str:
+    """Bytes for a reader.
+
+    >>> size_text(999), size_text(2_500_000)
+    ('999 B', '2.5 MB')
+    """
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
 
 
 def head_of(path: Path) -> frame.Head:
@@ -88,21 +183,22 @@ def logged(folder: Path, after: int) -> list[tuple[frame.Head, int]]:
 
 
 def sizes(head: frame.Head | None) -> dict[str, int]:
-    """Stored bytes of a checkpoint's arrays, summed by the part of the name before '/'."""
+    """Stored bytes of a checkpoint's arrays, summed by the first word of their names."""
     total: dict[str, int] = {}
     for name, _, _, kept, size in head["arrays"] if head else ():
-        word = str(name).split("/")[0]
+        word = re.split(r"[^a-z]", str(name))[0]
         total[word] = total.get(word, 0) + size * int(kept[2:])
     return total
 
 
-def spending(folder: Path, header: Header) -> tuple[str, str, int]:
-    """The ledger's limit, what is spent, and how many charges there are."""
+def spending(folder: Path, header: Header) -> tuple[str, str, str, str, int]:
+    """Whom the ledger protects, its limit, what is spent and left, and how many charges it has."""
     path = folder / LEDGER
     if not header.ready and not path.exists():
-        return "not charged yet", "nothing", 0
+        return "nobody yet", "not charged yet", "nothing", "everything", 0
     ledger = Ledger.load(path)
     try:
-        return str(ledger.limit), str(ledger.spent()), len(ledger.entries())
+        whom, limit = ledger.protects.phrase, str(ledger.limit)
+        return whom, limit, str(ledger.spent()), str(ledger.left()), len(ledger.entries())
     finally:
         ledger.close()
