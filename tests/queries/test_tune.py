@@ -15,7 +15,6 @@ from streamveil.queries.tune import (
     read_sample,
     solve_epsilon,
     tune,
-    tune_bounds,
 )
 from streamveil.runtime.run import run
 
@@ -31,14 +30,15 @@ def clicks(units=300, seed=3):
                      "ms": rng.exponential(50.0, len(user))})  # fmt: skip
 
 
-def plan(table, bounding=None, aggregates=None, keys=None, steps=8):
+def plan(table, bounding=None, aggregates=None, keys=None, steps=8, **options):
     bounding = bounding or Bounding(max_rows=8)
     return (
         sv.memory(table).protect("user").group_by("key", keys=keys)
         .agg(**(aggregates or {"n": sv.count()}))
         .bound(bounding.max_rows, bounding.max_rows_per_group, max_squared_rows=bounding.quadratic)
-        .release(every=sv.rows(len(table) // steps), steps=steps, selection="gaussian",
-                 budget=sv.Budget(epsilon=2, delta=1e-6)).plan
+        .release(every=sv.rows(len(table) // steps), steps=steps,
+                 budget=sv.Budget(epsilon=2, delta=1e-6), **{"selection": "gaussian"} | options)
+        .plan
     )  # fmt: skip
 
 
@@ -74,6 +74,25 @@ def test_the_forecast_is_the_mean_error(tmp_path):
     assert np.mean(errors) == pytest.approx(expected.l1, rel=0.1)
 
 
+def test_the_forecast_knows_weights(tmp_path):
+    table = clicks(3_000)
+    bounding = Bounding(quadratic=2)
+    expected = {"expected_rows": 5, "expected_units": 3_000, "expected_groups": 12}
+    made = plan(table, bounding, keys=sv.public(KEYS), **expected)
+    found = forecast(made, read_sample(made, table, 1.0), bounding)
+    flat = plan(table, bounding, keys=sv.public(KEYS))
+    plain = forecast(flat, read_sample(flat, table, 1.0), bounding)
+    assert found.kept > 2 * plain.kept
+    truth = {k: n for k, n in zip(*np.unique(table["key"].to_pylist(), return_counts=True),
+                                  strict=True)}  # fmt: skip
+    errors = []
+    for seed in range(6):
+        with pytest.warns(UserWarning, match="insecure"):
+            *_, last = run(made, state=tmp_path / str(seed), noise=SeededNoise(seed), insecure=True)
+        errors.append(sum(abs(row["n"] - truth[row["key"]]) for row in last.table.to_pylist()))
+    assert np.mean(errors) == pytest.approx(found.l1, rel=0.3)
+
+
 def test_the_best_is_first_and_bounds_matter():
     table = clicks(3_000)
     tuning = tune(plan(table, keys=sv.public(KEYS)), table)
@@ -93,13 +112,19 @@ def test_a_fraction_scales_the_groups():
     assert tenth.sd == whole.sd
 
 
-def test_value_bounds():
-    table = clicks(2_000)
-    made = plan(table, aggregates={"s": sv.sum("ms", bounds=(0, 50))}, keys=sv.public(KEYS))
-    found = tune_bounds(made, table)
-    assert [high for high, _ in found] == sorted(high for high, _ in found)
-    errors = [error for _, error in found]
-    assert min(errors) < errors[0]  # half of all values clamped is too tight
+def test_distinct_values_are_scored(tmp_path):
+    table = clicks()
+    asked = {"d": sv.count_distinct("ms"), "n": sv.count()}
+    bounding = Bounding(max_rows=3)
+    made = plan(table, bounding, asked, keys=sv.public(KEYS))
+    sample = read_sample(made, table, 1.0)
+    held = _totals(sample, passes(sample, bounding), "count_distinct", int(sample.cell.max()) + 1)
+    with pytest.warns(UserWarning, match="insecure"):
+        *_, last = run(made, state=tmp_path / "s", noise=SilentNoise(), insecure=True)
+    assert sorted(last.table.to_pydict()["d"]) == sorted(held.astype(int).tolist())
+    assert forecast(made, sample, bounding).l1 > 0
+    with pytest.raises(PlanError, match="whole sample"):
+        tune(made, table, fraction=0.5)
 
 
 def test_epsilon_for_a_target():

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.engines.sizing import EXPECTED, OPEN_BOUND, Sizing, is_open
+from streamveil.engines.outlook import EXPECTED
+from streamveil.engines.sizing import OPEN_BOUND, Sizing, is_open
 from streamveil.errors import PlanError, nearest
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import Default, GroupBy

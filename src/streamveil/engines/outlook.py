@@ -6,16 +6,18 @@ from fixed numbers; its errors under some settings follow from the noise of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import exp, inf, log, pi, sqrt
+from typing import Any
 
 import numpy as np
 from numba import njit
 from scipy.special import erf
 
+from streamveil.errors import PlanError
 from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000  # drawn from a law, each standing for the same number of rows
@@ -27,6 +29,15 @@ LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds
 GOLDEN = 0x9E3779B97F4A7C15
 STEEP, HEAVY, REPEATS = (1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `Outlook.family`
 UNKNOWN_OPENING = 8.0  # where every group is shown from the start: the unit of references
+EXPECTED = (
+    "expected_units",
+    "expected_rows",
+    "expected_most_rows",
+    "expected_groups",
+    "expected_repeats",
+)
+USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
+MOST_REPEATS = 0.95
 MOST_OF_UNITS = 0.99  # what `most` is a quantile of
 
 
@@ -58,6 +69,30 @@ class Outlook:
             replace(self, steep=steep, heavy=heavy, repeats=repeats)
             for steep, heavy, repeats in product(STEEP, tails, again)
         )
+
+
+def expected(options: Mapping[str, Any], windows: int) -> Outlook | None:
+    """The stream that the options of a query expect in one scope of a unit; None: they do not."""
+    rows = options.get("expected_rows")
+    if rows is None:
+        return None
+    numbers = {name: options.get(name) for name in EXPECTED}
+    for name, number in numbers.items():
+        low, high = (0, MOST_REPEATS) if name == "expected_repeats" else (1, 10**12)
+        if number is not None and not low <= float(number) <= high:
+            raise PlanError(f"{name} must be a number between {low} and {high:,}")
+    most, again = numbers["expected_most_rows"], numbers["expected_repeats"]
+    if most is not None and most < rows:
+        raise PlanError("expected_most_rows must be at least expected_rows, a mean")
+    units = float(numbers["expected_units"] or USUAL_UNITS)
+    groups = float(numbers["expected_groups"] or max(10.0, units * rows / ROWS_OF_A_GROUP))
+    return Outlook(
+        units=units,
+        rows=max(float(rows), 1.01),
+        groups=max(2, round(groups * windows)),
+        most=None if most is None else float(most),
+        again=None if again is None else float(again),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from math import inf, isqrt, sqrt
 from typing import Any
 
@@ -17,6 +18,7 @@ from streamveil.engines.outlook import (
     Settings,
     choose,
     choose_flat,
+    expected,
 )
 from streamveil.errors import PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, Counter, HonakerCounter, fit
@@ -35,15 +37,6 @@ from streamveil.queries.plan import Plan
 
 LARGEST_WEIGHT = 127  # quanta of weight one, at most
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
-EXPECTED = (
-    "expected_units",
-    "expected_rows",
-    "expected_most_rows",
-    "expected_groups",
-    "expected_repeats",
-)
-MOST_REPEATS = 0.95
-USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 FAR = 1_000  # releases of a query without end, for forecasts
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
@@ -245,42 +238,24 @@ class Sizing:
         scale = max(
             1, min(LARGEST_WEIGHT, isqrt(2**16 // quadratic - 1), 255 // (isqrt(quadratic) + 1))
         )
-        start, after, why = 0.5, 3 * opening, "total up to which a key keeps its entry weight"
+        start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
         if chosen is not None:
             start, after = min(1.0, sqrt(quadratic / chosen.rows)), chosen.reference
-            why = f"{why}: by forecast"
-        entry = float(self.setting("entry_weight", round(start, 3), "weight of keys not yet shown"))
+            why = "by forecast"
+        about = f"weight of keys not yet shown: {why}"
+        entry = float(self.setting("entry_weight", round(start, 3), about))
         if not 0 < entry <= 1:
             raise PlanError("entry_weight must be above 0 and at most 1")
-        reference = float(self.setting("weight_reference", round(after, 1), why))
+        about = f"total up to which a key keeps its entry weight: {why}"
+        reference = float(self.setting("weight_reference", round(after, 1), about))
         return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
 
     # ---- what is expected
 
-    @property
+    @cached_property
     def outlook(self) -> Outlook | None:
         """The stream that the query expects in one scope of a unit, if it says so."""
-        options = self.plan.options
-        rows = options.get("expected_rows")
-        if rows is None:
-            return None
-        numbers = {name: options.get(name) for name in EXPECTED}
-        for name, number in numbers.items():
-            low, high = (0, MOST_REPEATS) if name == "expected_repeats" else (1, 10**12)
-            if number is not None and not low <= float(number) <= high:
-                raise PlanError(f"{name} must be a number between {low} and {high:,}")
-        most = numbers["expected_most_rows"]
-        if most is not None and most < rows:
-            raise PlanError("expected_most_rows must be at least expected_rows, a mean")
-        units = float(numbers["expected_units"] or USUAL_UNITS)
-        groups = float(numbers["expected_groups"] or max(10.0, units * rows / ROWS_OF_A_GROUP))
-        return Outlook(
-            units=units,
-            rows=max(float(rows), 1.01),
-            groups=max(2, round(groups * (self.windows or 1))),
-            most=None if most is None else float(most),
-            again=numbers["expected_repeats"],
-        )
+        return expected(self.plan.options, self.windows or 1)
 
     def _choose(self, half: float | None) -> Settings | None:
         """The settings with the least forecast error on streams such as are expected."""

@@ -1,7 +1,9 @@
-"""Which bounds give the least error: a forecast over C, c, B and value bounds on a public sample.
+"""Which settings give the least error: forecasts of a query on a public sample.
 
-The sample is read exactly, so it must be public (an older published extract, a synthetic stream).
-Nothing of the private data is used, nothing is spent.
+Bounds on rows (C, c, B) here; bounds on values, the split of the budget and how often to release in
+`tune_more`. The sample is read exactly, so it must be public (an older published extract, a
+synthetic stream): nothing of the private data is used, nothing is spent. `tune_private` learns
+from private data what it pays for.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import pi, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ import pyarrow.compute as pc
 from numba import njit
 from scipy.special import erf
 
-from streamveil.errors import MissingExtraError, PlanError, require_one_of
+from streamveil.errors import PlanError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.queries.explain import lane_sd, shown_chance
 from streamveil.queries.expr import compile_expression, compile_predicate
@@ -27,8 +29,9 @@ from streamveil.types import Array, Bool, Float64, Int64
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C
 PER_GROUP = (1, 2, 4)
+SMALL_BOUND = 2  # squared rows, at weights below one; tried beside those that the sample suggests
 METRICS = ("l1", "l2", "linf", "keys")
-COUNTED = ("count", "count_units", "sum")
+COUNTED = ("count", "count_units", "count_distinct", "sum")
 EPSILONS = (1e-3, 64.0)  # the range in which `solve_epsilon` looks
 
 
@@ -44,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expected errors of one choice of bounds at the last release, over all groups."""
+    """The expected errors of one choice at the last release, over all groups."""
 
     bounding: Bounding
     keys: float  # groups expected to be shown
@@ -52,7 +55,8 @@ class Forecast:
     l2: float  # root of the sum of expected squares
     linf: float  # the largest expected error of a group
     kept: float  # share of rows that bounding keeps
-    sd: float  # noise of one number
+    sd: float  # noise of one number, of a group that is not large
+    choice: str = ""  # what was chosen, where it is not the bounding
 
     def cost(self, metric: str) -> float:
         """Smaller is better."""
@@ -75,6 +79,8 @@ class Tuning:
     def reason(self) -> str:
         """Why the best is best, in words."""
         best = self.best
+        if best.choice:
+            return f"has the least {self.metric} of the choices tried, the rest being as planned"
         return (
             f"keeps {best.kept:.1%} of the rows at a noise of {best.sd:.4g}; looser bounds add more"
             " noise than they save in dropped rows, tighter ones drop more than they save in noise"
@@ -93,10 +99,19 @@ def tune(
     require_one_of("metric", metric, METRICS)
     if not 0 < fraction <= 1:
         raise PlanError("fraction must be above 0 and at most 1")
+    require_whole(plan, fraction)
     sample = read_sample(plan, table, 1 / fraction)
     tried = list(choices) if choices is not None else default_choices(sample)
+    if choices is None and plan.options.get("expected_rows") is not None:
+        tried.append(Bounding())  # by the forecast of what is expected
     found = [forecast(plan, sample, bounding) for bounding in tried]
     return Tuning(metric, tuple(sorted(found, key=lambda one: one.cost(metric))))
+
+
+def require_whole(plan: Plan, fraction: float) -> None:
+    """How many different values the rest of a sample holds cannot be told from a part."""
+    if fraction < 1 and first_counted(plan).function == "count_distinct":
+        raise PlanError("COUNT(DISTINCT x) is forecast on a whole sample: fraction = 1")
 
 
 def first_counted(plan: Plan) -> Aggregate:
@@ -109,6 +124,14 @@ def first_counted(plan: Plan) -> Aggregate:
 
 def read_sample(plan: Plan, table: pa.Table, scale: float) -> Sample:
     """The sample as the pipeline would see it before bounding."""
+    found = usable_rows(plan, table, scale)
+    if found is None:
+        raise PlanError("the sample has no usable row")
+    return found
+
+
+def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
+    """Rows that pass WHERE and have a unit, a time and a value; None if there are none."""
     if plan.where is not None:
         passes = compile_predicate(plan.where, table.schema)(table)
         table = table.filter(pc.fill_null(passes, NO))
@@ -122,7 +145,7 @@ def read_sample(plan: Plan, table: pa.Table, scale: float) -> Sample:
     keep &= np.isfinite(value)
     rows = np.flatnonzero(keep)
     if len(rows) == 0:
-        raise PlanError("the sample has no usable row")
+        return None
     micros = None if times is None else np.asarray(times.fill_null(0))[rows]
     scope = _codes([unit.take(pa.array(rows))])
     if plan.period_us is not None and micros is not None:
@@ -150,6 +173,8 @@ def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
         return np.ones(table.num_rows)
     column = compile_expression(aggregate.expression, table.schema)(table)
     present = np.asarray(pc.is_valid(column), dtype=float)
+    if aggregate.function == "count_distinct":
+        return np.where(present > 0, _codes([column]), np.nan)
     if aggregate.function != "sum":
         return present
     numbers = np.asarray(pc.fill_null(column.cast(pa.float64()), 0.0))
@@ -180,7 +205,7 @@ def default_choices(sample: Sample) -> list[Bounding]:
         for rows in sizes
         for each in sorted({*(c for c in PER_GROUP if c < rows), rows})
     ]
-    return flat + [Bounding(quadratic=rows) for rows in sizes]
+    return flat + [Bounding(quadratic=rows) for rows in sorted({SMALL_BOUND, *sizes})]
 
 
 def ranks(groups: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
@@ -194,67 +219,133 @@ def ranks(groups: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
     return found
 
 
-def passes(sample: Sample, bounding: Bounding) -> Bool[Array, " rows"]:
-    """Which rows bounding keeps, in the order of the sample."""
-    pair = _pairs(sample.scope, sample.cell)
-    most = np.iinfo(np.int64).max
-    limits = (bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic)
-    rows, each, squares = (most if limit is None else limit for limit in limits)
-    return np.asarray(accept(sample.scope, pair, np.array([rows, each, squares])))
+def row_pairs(sample: Sample) -> Int64[Array, " rows"]:
+    """A number for every (unit, group) pair."""
+    return _pairs(sample.scope, sample.cell)
+
+
+class Facts(NamedTuple):
+    """What bounding asks of the group of every row."""
+
+    hidden: Bool[Array, " rows"]  # not shown when the row comes
+    weight: Float64[Array, " rows"]
+
+
+def passes(
+    sample: Sample, bounding: Bounding, facts: Facts | None = None, slots: int | None = None
+) -> Bool[Array, " rows"]:
+    """Which rows bounding keeps, in the order of the sample; `slots`: as in `Bounds`."""
+    n, most = len(sample.cell), float(np.iinfo(np.int64).max)
+    facts = Facts(np.zeros(n, np.bool_), np.ones(n)) if facts is None else facts
+    limits = (bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic, slots)
+    bounds = np.array([most if limit is None else limit for limit in limits])
+    return np.asarray(accept(sample.scope, row_pairs(sample), facts.hidden, facts.weight, bounds))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
 def accept(
-    scope: Int64[Array, " rows"], pair: Int64[Array, " rows"], limits: Int64[Array, " 3"]
+    scope: Int64[Array, " rows"],
+    pair: Int64[Array, " rows"],
+    hidden: Bool[Array, " rows"],
+    weight: Float64[Array, " rows"],
+    limits: Float64[Array, " 4"],
 ) -> Bool[Array, " rows"]:
-    """Row by row: at most C rows of a scope, c of a (scope, cell) pair, B in sum of squares."""
-    taken, spent = np.zeros(scope.max() + 1, np.int64), np.zeros(scope.max() + 1, np.int64)
-    held, keep = np.zeros(pair.max() + 1, np.int64), np.zeros(len(scope), np.bool_)
+    """Row by row: at most C rows of a scope, c of a pair, B in squared weights, so many slots."""
+    taken, spent = np.zeros(scope.max() + 1), np.zeros(scope.max() + 1)
+    held, times = np.zeros(pair.max() + 1), np.zeros(pair.max() + 1)
+    entered, keep = np.zeros(scope.max() + 1), np.zeros(len(scope), np.bool_)
     for i in range(len(scope)):
-        s, p = scope[i], pair[i]
-        cost = 2 * held[p] + 1  # (n + 1)^2 - n^2
-        if taken[s] < limits[0] and held[p] < limits[1] and spent[s] + cost <= limits[2]:
-            keep[i] = True
-            taken[s] += 1
-            held[p] += 1
-            spent[s] += cost
+        s, p, w = scope[i], pair[i], weight[i]
+        cost = w * (2 * held[p] + w)  # (h + w)^2 - h^2
+        enters = hidden[i] and times[p] == 0
+        if enters and entered[s] >= limits[3]:
+            continue
+        if taken[s] >= limits[0] or times[p] >= limits[1] or spent[s] + cost > limits[2] + 1e-9:
+            continue
+        keep[i] = True
+        taken[s] += 1
+        times[p] += 1
+        held[p] += w
+        spent[s] += cost
+        entered[s] += enters
     return keep
 
 
-def forecast(plan: Plan, sample: Sample, bounding: Bounding) -> Forecast:
+def forecast(
+    plan: Plan, sample: Sample, bounding: Bounding, truth: Sample | None = None
+) -> Forecast:
     """The expected errors with these bounds, from the noise of the compiled query.
+
+    `truth`: the sample with values as they are, where those of `sample` are clamped further.
 
     Error: a shown group errs by the dropped rows b plus Gaussian noise of deviation s: absolute
         error s sqrt(2/pi) exp(-b^2 / 2 s^2) + b erf(b / (s sqrt 2)); a hidden one by its total.
+        Where groups carry weights, they are those of groups of their size.
     """
     from streamveil.engines.compile import compile_plan  # engines sit above the queries
 
     operator = compile_plan(replace(plan, bounding=bounding))
-    place = next(
-        i for i, out in enumerate(operator.outputs) if out.name == first_counted(plan).name
-    )
+    aggregate = first_counted(plan)
+    place = next(i for i, out in enumerate(operator.outputs) if out.name == aggregate.name)
     last = operator.schedule.triggers or 1_000
-    sd = lane_sd(operator, operator.outputs[place].lanes[0], last)
-    keep, cells = passes(sample, bounding), int(sample.cell.max()) + 1
-    function = first_counted(plan).function
-    total = _totals(sample, np.ones(len(keep), np.bool_), function, cells)
+    base = lane_sd(operator, operator.outputs[place].lanes[0], last)
+    cells, function = int(sample.cell.max()) + 1, aggregate.function
+    everything = np.ones(len(sample.cell), np.bool_)
+    rows = _totals(sample, everything, "count", cells) if function == "sum" else None
+    total = _totals(sample if truth is None else truth, everything, function, cells)
+    keep, spread = admitted(operator, sample, total if rows is None else rows, base)
+    sd = base * spread
     held = _totals(sample, keep, function, cells)
-    units = _totals(sample, keep, "count_units", cells)
-    chance = _chances(operator, units, last)
+    chance = _chances(operator, _totals(sample, keep, "count_units", cells), last)
     dropped = np.abs(total - held)
     near = sd * sqrt(2 / pi) * np.exp(-(dropped**2) / (2 * sd**2))
     error = chance * (near + dropped * erf(dropped / (sd * sqrt(2)))) + (1 - chance) * np.abs(total)
     square = chance * (sd**2 + dropped**2) + (1 - chance) * total**2
     return Forecast(
         bounding, float(chance.sum()), float(error.sum()), float(np.sqrt(square.sum())),
-        float(error.max()), float(keep.mean()), sd,
+        float(error.max()), float(keep.mean()), base,
     )  # fmt: skip
+
+
+def admitted(
+    operator: Any, sample: Sample, sizes: Float64[Array, " cells"], sd: float
+) -> tuple[Bool[Array, " rows"], Float64[Array, " cells"]]:
+    """Which rows pass, and how many times the noise each group has.
+
+    A group is hidden until as many of its units were accepted as the selection asks for; its weight
+    follows from its size. See `outlook.errors`; here for the rows of the sample.
+    """
+    from streamveil.engines.outlook import LUCK
+
+    rule, bounds, selection = operator.totalling.rule, operator.bounds, operator.totalling.selection
+    bounding = Bounding(
+        max_rows=bounds.max_rows, max_rows_per_group=bounds.per_group, quadratic=bounds.quadratic
+    )
+    half = float(getattr(selection, "half", 0.0))
+    weights, spread, scale = np.ones(len(sizes)), np.ones(len(sizes)), 1.0
+    if rule is not None:
+        reference = rule.reference / (1 + LUCK * sd / max(half, sd))
+        spread = np.maximum(1, sizes / reference) ** (1 / 3)
+        weights, scale = 1 / spread, rule.entry / rule.scale
+    size, time = sizes[sample.cell], np.arange(len(sample.cell)) / len(sample.cell)
+    middle = half
+    for _ in range(3):
+        hidden = size * time < middle
+        weight = scale * np.where(hidden, 1.0, weights[sample.cell])
+        keep = passes(sample, bounding, Facts(hidden, weight), bounds.slots)
+        entered = keep & hidden
+        share = float(entered.sum()) / max(float(hidden.sum()), 1.0)
+        middle = half / max(share, 0.02)
+    return keep, spread
 
 
 def _totals(
     sample: Sample, keep: Bool[Array, " rows"], function: str, cells: int
 ) -> Float64[Array, " cells"]:
     cell, value = sample.cell[keep], sample.value[keep]
+    if function == "count_distinct":  # the values that a sample shows do not grow with its share
+        cell = np.unique(np.stack([cell, value.astype(np.int64)]), axis=1)[0]
+        return np.bincount(cell, minlength=cells).astype(np.float64)
     if function == "count_units":
         first = ranks(_pairs(sample.scope[keep], cell)) == 0 if keep.any() else keep[:0]
         cell, value = cell[first], np.ones(int(first.sum()))
@@ -273,35 +364,12 @@ def _chances(operator: Any, units: Float64[Array, " cells"], last: int) -> Float
     return np.array(found)[places]
 
 
-def tune_bounds(plan: Plan, table: pa.Table, fraction: float = 1.0) -> list[tuple[float, float]]:
-    """(upper bound, forecast l1 error) of the first SUM, at quantiles of its values.
-
-    The noise grows with the bound and clamping falls with it; the counts of rows are as planned.
-    """
-    sums = [agg for agg in plan.aggregates if agg.function == "sum"]
-    if not sums or sums[0].expression is None or sums[0].low is None:
-        raise PlanError("tune_bounds needs a SUM with bounds to start from")
-    value = compile_expression(sums[0].expression, table.schema)(table).cast(pa.float64())
-    present = np.asarray(pc.drop_null(value))
-    highs = np.unique(np.quantile(present[np.isfinite(present)], (0.5, 0.75, 0.9, 0.95, 0.99, 1)))
-    found = []
-    loose = replace(sums[0], low=min(sums[0].low, float(present.min())), high=float(present.max()))
-    truth = read_sample(replace(plan, aggregates=(loose,)), table, 1 / fraction)
-    for high in highs[highs > sums[0].low]:
-        tried = replace(plan, aggregates=(replace(sums[0], high=float(high), quantum=None),))
-        held = read_sample(tried, table, 1 / fraction)
-        made = forecast(tried, held, plan.bounding)
-        cells = int(truth.cell.max()) + 1
-        lost = np.bincount(truth.cell, truth.value - held.value, minlength=cells) * truth.scale
-        found.append((float(high), made.l1 + float(np.abs(lost).sum())))
-    return found
-
-
 def solve_epsilon(
     plan: Plan, table: pa.Table, target: float, *, fraction: float = 1.0, metric: str = "l1"
 ) -> tuple[float, Forecast]:
     """The least epsilon (within 2 %) whose forecast is at most `target`; bounds as planned."""
     require_one_of("metric", metric, METRICS)
+    require_whole(plan, fraction)
     sample = read_sample(plan, table, 1 / fraction)
 
     def at(epsilon: float) -> Forecast:
@@ -323,29 +391,3 @@ def solve_epsilon(
         made = at(middle)
         low, high, best = (low, middle, made) if good(made) else (middle, high, best)
     return high, best
-
-
-def draw(tuning: Tuning, path: str) -> None:
-    """Every metric against C, one line for each c, as in Figure 10 of DP-SQLP."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise MissingExtraError("a plot", "plots") from None
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
-    flat = [one for one in tuning.forecasts if one.bounding.quadratic is None]
-    for axis, metric in zip(axes.flat, METRICS, strict=True):
-        for each in sorted({one.bounding.max_rows_per_group or 0 for one in flat}):
-            line = sorted(
-                (one.bounding.max_rows or 0, getattr(one, metric))
-                for one in flat
-                if (one.bounding.max_rows_per_group or 0) == each
-            )
-            axis.plot(*zip(*line, strict=True), marker="o", label=f"c = {each or 'C'}")
-        axis.set(xscale="log", yscale="log", ylabel=metric, xlabel="C (rows per unit)")
-    axes.flat[0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

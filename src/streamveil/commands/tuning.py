@@ -1,0 +1,147 @@
+"""`streamveil tune`: which settings give the least error, from a public sample or a paid survey."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamveil.commands.common import SHOWN_ROWS, QueryFile, Tables, Wanted, read_query
+from streamveil.errors import PlanError
+from streamveil.queries.plan import Plan
+
+BOUNDS = ("C", "c", "B")
+
+
+def tune(
+    query: QueryFile,
+    sample: Annotated[
+        str | None, typer.Option(help="A PUBLIC sample: it is read without any noise.")
+    ] = None,
+    fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
+    metric: Annotated[str, typer.Option(help="l1, l2, linf or keys.")] = "l1",
+    over: Annotated[str, typer.Option(help="bounds, values, split or releases.")] = "bounds",
+    target: Annotated[
+        float | None, typer.Option(help="Solve for the epsilon with this error instead.")
+    ] = None,
+    units: Annotated[
+        int | None,
+        typer.Option(help="Without a sample: --target is the share of error in such a group."),
+    ] = None,
+    private: Annotated[
+        str | None, typer.Option(help="PRIVATE rows to survey with noise, paid by --epsilon.")
+    ] = None,
+    epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = "0.1",
+    delta: Annotated[str, typer.Option(help="Of the survey.")] = "1e-10",
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger that pays for the survey.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw all metrics into this file.")] = None,
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """Forecasts errors over bounds, budget split and releases; or solves for an epsilon."""
+    plan = read_query(query, table, name).plan
+    if private is not None:
+        survey_rows(plan, rows_of(plan, private), (epsilon, delta), ledger)
+    elif sample is None:
+        solve_without_rows(plan, target, units)
+    else:
+        from_sample(plan, rows_of(plan, sample), (fraction, metric, over), target, plot)
+
+
+def rows_of(plan: Plan, path: str) -> pa.Table:
+    """All rows of the files at a path, read as the query reads its own."""
+    from streamveil.connectors import open_source
+
+    given = plan.source.options if plan.source.kind == "files" else {}
+    options = {key: value for key, value in given.items() if key in ("format", "columns")}
+    source = open_source("files", {**options, "path": path})
+    return pa.concat_tables([chunk.rows for chunk in source.read(None, 1_000_000)])
+
+
+def from_sample(
+    plan: Plan,
+    rows: pa.Table,
+    asked: tuple[float, str, str],
+    target: float | None,
+    plot: Path | None,
+) -> None:
+    """Forecasts on a public sample."""
+    from streamveil.queries import tune as tuner
+    from streamveil.queries.tune_more import draw, tune_over
+
+    fraction, metric, over = asked
+    if target is not None:
+        least, made = tuner.solve_epsilon(plan, rows, target, fraction=fraction, metric=metric)
+        typer.echo(f"epsilon = {least:.4g} forecasts {metric} = {abs(made.cost(metric)):,.4g}")
+        return
+    tuning = tune_over(plan, rows, over, fraction=fraction, metric=metric)
+    print_tuning(tuning)
+    if plot is not None:
+        draw(tuning, str(plot))
+        typer.echo(f"plot: {plot}")
+
+
+def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> None:
+    """The epsilon for an error in groups of some size."""
+    from streamveil.queries.tune_more import epsilon_for
+
+    if target is None or units is None:
+        raise PlanError("tune needs --sample, or --private, or --target with --units")
+    least = epsilon_for(plan, units, target)
+    typer.echo(f"epsilon = {least:.4g} forecasts an error of {target:.2%} at {units:,} units")
+
+
+def survey_rows(plan: Plan, rows: pa.Table, price: tuple[str, str], ledger: Path | None) -> None:
+    """Three noisy histograms over units, and what they recommend."""
+    from dataclasses import replace
+
+    from streamveil.engines.compile import compile_plan
+    from streamveil.privacy.budget import Budget
+    from streamveil.privacy.ledger import Ledger
+    from streamveil.privacy.noise import KeyedNoise
+    from streamveil.queries.plan import Bounding
+    from streamveil.queries.survey import survey
+
+    budget = Budget(epsilon=price[0], delta=price[1])
+    paid = None if ledger is None else Ledger.load(ledger)
+    learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)
+    typer.echo(promise.sentence(budget.delta or 0))
+    typer.echo("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
+    if learned.rows is None:
+        typer.echo("too few units for this price: nothing can be said of them")
+        return
+    for option, value in learned.options.items():
+        typer.echo(f"  {option} = {value:g}")
+    if learned.high is not None:
+        typer.echo(f"  99 of 100 values are at most {learned.high:g}")
+    tried = replace(plan, options=plan.options | learned.options, bounding=Bounding())
+    typer.echo("with these options and no bound, the forecast chooses")
+    for default in compile_plan(tried).defaults:
+        if "forecast" in default.reason:
+            typer.echo(f"  {default.name} = {float(default.value):.4g}")
+
+
+def print_tuning(tuning: Any) -> None:
+    """The forecasts, best first, and the recommendation."""
+    shown = Table(title=f"forecast at the last release, least {tuning.metric} first")
+    chosen = ("choice",) if tuning.best.choice else BOUNDS
+    for column in (*chosen, "rows kept", "groups shown", "l1", "l2", "linf", "noise"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for one in tuning.forecasts[:SHOWN_ROWS]:
+        bounds = (one.bounding.max_rows, one.bounding.max_rows_per_group, one.bounding.quadratic)
+        first = [one.choice] if one.choice else ["" if b is None else f"{b:,}" for b in bounds]
+        if not any(first):
+            first[-1] = "forecast"
+        shown.add_row(
+            *first, f"{one.kept:.1%}", f"{one.keys:,.0f}",
+            *(f"{v:,.4g}" for v in (one.l1, one.l2, one.linf, one.sd)),
+        )  # fmt: skip
+    console = Console(soft_wrap=True)
+    console.print(shown)
+    console.print(f"The first line {tuning.reason}.")

@@ -1,0 +1,121 @@
+"""A survey of private rows: what one unit moves, what is charged, what it says."""
+
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.errors import BudgetError, PlanError
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.survey import (
+    REPEAT_EDGES,
+    ROW_EDGES,
+    Survey,
+    histograms,
+    learn,
+    survey,
+)
+from streamveil.queries.tune import usable_rows
+from tests.queries.test_tune import clicks, plan
+from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
+
+PRICE = sv.Budget(epsilon=1, delta=1e-9)
+SUMMED = {"s": sv.sum("ms", bounds=(0, 100))}
+
+
+def asked(table):
+    return plan(table, aggregates=SUMMED)
+
+
+def moved(table, without):
+    both = [histograms(usable_rows(asked(t), t, 1.0), valued=True) for t in (table, without)]
+    return sum(float(((a - b) ** 2).sum()) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("unit", [0, 7, 33, 149])
+def test_one_unit_moves_each_histogram_by_one(unit):
+    table = clicks(150)
+    user = table["user"].to_numpy()
+    without = table.filter(pa.array(user != unit))
+    assert moved(table, without) == (3 if (user == unit).any() else 0)
+    loss = Survey(PRICE, 3, Neighbours(unit="user"))
+    assert loss.guarantee.loss.gaussian >= Fraction(3) / loss.sigma**2
+    assert loss.guarantee.epsilon(1e-9) <= 1
+
+
+def test_bins_are_fixed_and_hold_every_unit():
+    table = clicks(400)
+    rows, repeats, values = histograms(usable_rows(asked(table), table, 1.0), valued=True)
+    per_unit = np.bincount(np.unique(table["user"].to_numpy(), return_inverse=True)[1])
+    assert rows.sum() == repeats.sum() == values.sum() == len(per_unit)
+    assert rows[0] == (per_unit == 1).sum()
+    assert repeats[0] >= rows[0]  # a unit with one row repeats nothing
+    assert len(rows) == len(ROW_EDGES)
+    nothing = histograms(None, valued=False)
+    assert [len(one) for one in nothing] == [len(ROW_EDGES), len(REPEAT_EDGES)]
+
+
+def test_without_noise_it_says_what_is_there():
+    table = clicks(20_000)
+    learned, _ = survey(asked(table), table, sv.Budget(mu=50, delta=1e-9), SilentNoise())
+    user = table["user"].to_numpy()
+    per_unit = np.unique(user, return_counts=True)[1]
+    assert learned.units == pytest.approx(len(per_unit), rel=0.01)
+    assert learned.most == pytest.approx(np.quantile(per_unit, 0.99), rel=0.35)
+    assert 0.1 < learned.repeats < 0.5  # of a unit with few rows and a favourite among 12 groups
+    high = np.quantile(table["ms"].to_numpy().clip(0, 100), 0.99)
+    assert high <= learned.high <= 2 * high
+
+
+def test_the_ledger_pays_before_anything_is_drawn():
+    table = clicks(300)
+    limit = sv.Budget(epsilon="1.2", delta="2e-9")
+    ledger = Ledger.open(None, limit, Neighbours(unit="user"))
+    survey(asked(table), table, PRICE, SeededNoise(1), ledger)
+    [charge] = ledger.entries()
+    assert charge.name == "survey for query"
+    assert ledger.spent().gaussian == pytest.approx(charge.loss.gaussian)
+    with pytest.raises(BudgetError):
+        survey(asked(table), table, PRICE, SeededNoise(2), ledger)
+
+
+def test_a_quiet_survey_says_nothing_and_data_raise_nothing():
+    table = clicks(20)
+    nothing, _ = survey(asked(table), table, sv.Budget(epsilon="0.01", delta=1e-9), SeededNoise(3))
+    assert nothing.rows is None
+    assert nothing.options == {}
+    empty, promise = survey(asked(table), table.slice(0, 0), PRICE, SeededNoise(3))
+    assert empty.units is None
+    assert promise.epsilon(1e-9) <= 1
+    with pytest.raises(PlanError, match="delta"):
+        survey(asked(table), table, sv.Budget(epsilon=1), SeededNoise(1))
+
+
+def test_the_noise_has_the_declared_scale():
+    sigma = float(Survey(PRICE, 2, Neighbours(unit="user")).sigma)
+    table, made = clicks(5), plan(clicks(5))
+    exact = np.concatenate(histograms(usable_rows(made, table, 1.0), valued=False))
+    found: list[np.ndarray] = []
+    import streamveil.queries.survey as module
+
+    def keep(noisy, scale):
+        found.append(np.concatenate(noisy))
+        return learn(noisy, scale)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "learn", keep)
+        for seed in range(-(-SAMPLES // len(exact))):
+            survey(made, table, PRICE, SeededNoise(seed))
+    errors = np.concatenate([noisy - exact for noisy in found])
+    from scipy.stats import norm
+
+    assert_fits(errors + uniform(len(errors)), norm(0, (sigma**2 + 1 / 12) ** 0.5), alpha=ALPHA)
+    assert_rejects(errors + uniform(len(errors)), norm(0, DETECTABLE * sigma), alpha=ALPHA)
+
+
+def uniform(n):
+    return np.random.default_rng(8).random(n) - 0.5
