@@ -28,13 +28,17 @@ import pyarrow.parquet as pq
 from streamveil.connectors.files import FilesSource
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.spark import stages
+from streamveil.engines.spark.columns import unpack
+from streamveil.engines.spark.moving import Piece, joined
 from streamveil.engines.spark.session import session
+from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.splits import Reading, footers, plan_step
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.keys import Keys
-from streamveil.runtime.spark import Layout, SparkJob
+from streamveil.runtime.spark import SparkJob
+from streamveil.runtime.spark_state import Layout
 
 KEYS, UNITS, SMALL = 1_000_000, 5_000_000, 1_000
 OUT = Path(__file__).parent / "results" / "spark.json"
@@ -117,28 +121,34 @@ def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
     reading, groups = Reading(source.schema(), plan.clock, None), footers(source, None)
     unit, key, spent = operator.init(), operator.init(), {}
     key.types = (pa.int64(),)
+    nothing = stages.Shown({}, 1)
     for step in range(1, min(steps, 3) + 1):
         marks = [time.perf_counter()]
         parts = [reading.rows(split, step) for split in plan_step(groups, plan.clock, step)]
         marks.append(time.perf_counter())
-        admitted = pa.concat_tables(
-            stages.admit(operator, *part, step, noise, 1)[0] for part in parts
-        )
+        admitted = [(stages.admit(operator, rows, step, noise, SHARDS)[0], at[0])
+                    for rows, at in parts]  # fmt: skip
         marks.append(time.perf_counter())
-        facts = stages.shown_facts(key)
-        bounded = stages.bound(operator, unit, admitted, facts, 1)
+        cells = [Piece(int(at), rows).to_bytes() for shards, at in admitted for rows in shards]
         marks.append(time.perf_counter())
-        stages.gather(operator, key, bounded, noise, (0, 1, step))
+        pieces = joined([Piece.from_bytes(cell) for cell in cells])
+        marks.append(time.perf_counter())
+        bounded, _ = stages.bound(operator, unit, pieces, nothing, 1)
+        marks.append(time.perf_counter())
+        stages.gather(operator, key, bounded[0], noise, (0, 1, step))
         marks.append(time.perf_counter())
         operator.release(key, step, noise)
         marks.append(time.perf_counter())
-        saved = [operator.save(state) for state in (unit, key)]
-        size = sum(array.nbytes for arrays in saved for array in arrays.values())
-        unit, key = (operator.load(arrays) for arrays in saved)
+        state = Shards(str(folder.parent / "alone"))
+        for name, held in (("unit", unit), ("key", key)):
+            state.write(name, 0, step, operator.save(held))
         marks.append(time.perf_counter())
-        names = ("read", "admit", "bound", "gather", "release", "copy state")
+        unit, key = (operator.load(state.read(name, 0, step)) for name in ("unit", "key"))
+        marks.append(time.perf_counter())
+        names = ("read", "admit", "to bytes", "from bytes", "bound", "gather", "release",
+                 "write state", "read state")  # fmt: skip
         spent = dict(zip(names, np.diff(marks).tolist(), strict=True))
-        spent |= {"rows to key stage": bounded.num_rows, "state bytes": size}
+        spent |= {"bytes to unit stage": sum(map(len, cells)), "rows to key stage": len(bounded[0])}
     return spent
 
 
@@ -150,9 +160,8 @@ def state_of(state: Path) -> dict[str, float]:
         found[f"{stage} bytes"] = sum(path.stat().st_size for path in newest.iterdir())
         count = 0
         for path in newest.iterdir():
-            with np.load(path) as saved:
-                tables = [name for name in saved.files if name.endswith("meta")]
-                count += sum(int(saved[name][0]) for name in tables)
+            _, saved = unpack(path.read_bytes())
+            count += sum(int(saved[name][0]) for name in saved if name.endswith("meta"))
         found[f"{stage}s"] = count
         found[f"bytes per {stage}"] = found[f"{stage} bytes"] / max(count, 1)
     return found

@@ -14,6 +14,7 @@ from streamveil.errors import MissingExtraError
 if TYPE_CHECKING:
     from streamveil.privacy.noise import Noise
     from streamveil.queries.plan import Plan
+    from streamveil.runtime.progress import Listener
     from streamveil.runtime.spark import SparkJob
 
 
@@ -23,12 +24,14 @@ class SparkEngine:
 
     session: Any = None  # None: one is started on `master`
     master: str = "local[*]"
-    shards: int = 4
+    shards: int | None = None
     storage: str | None = None
+    tasks: int | None = None
 
-    def start(
+    def start(  # noqa: PLR0913  (the options of `Query.run`)
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
         noise: Noise | None = None, insecure: bool = False, once: bool = False,
+        progress: Listener | None = None, ledger: str | Path | None = None,
     ) -> SparkJob:  # fmt: skip
         """Creates or resumes the job of a plan; iterating over it yields its releases."""
         try:
@@ -37,22 +40,25 @@ class SparkEngine:
             raise MissingExtraError("the Spark engine", "spark") from None
         from streamveil.engines.spark.session import session
         from streamveil.runtime.keys import Keys
-        from streamveil.runtime.spark import Layout, SparkJob
+        from streamveil.runtime.spark import SparkJob
+        from streamveil.runtime.spark_state import Layout
 
-        layout = Layout(shards=self.shards, storage=self.storage)
+        layout = Layout(shards=self.shards, storage=self.storage, tasks=self.tasks)
         made = self.session if self.session is not None else session(self.master)
         return SparkJob(
             plan, state=state, session=made, layout=layout, keys=Keys(secret, noise, insecure),
-            once=once,
+            once=once, progress=progress, ledger=None if ledger is None else Path(ledger),
         )  # fmt: skip
 
 
 def spark(
-    session: Any = None, *, master: str = "local[*]", shards: int = 4, storage: str | None = None
-) -> SparkEngine:
+    session: Any = None, *, master: str = "local[*]", shards: int | None = None,
+    storage: str | None = None, tasks: int | None = None,
+) -> SparkEngine:  # fmt: skip
     """Runs a query on Spark: on your session, or on one started on `master`.
 
-    `shards` (two to four times the executor cores) and `storage` (a URI of shard state that all
-    executors reach) are fixed when the state is created.
+    `shards` (8 unless given: about as many as the cores you may ever want) and `storage` (a URI of
+    shard state that all executors reach) are fixed when the state is created. `tasks`, how many
+    run each stage, may change at every start: two for each core, unless given.
     """
-    return SparkEngine(session, master, shards, storage)
+    return SparkEngine(session, master, shards, storage, tasks)

@@ -30,7 +30,8 @@ def live(case: int, folder: Path, master: str) -> None:
     from streamveil.engines.spark.session import session
     from streamveil.privacy.noise import SeededNoise
     from streamveil.runtime.keys import Keys
-    from streamveil.runtime.spark import Layout, SparkJob
+    from streamveil.runtime.spark import SparkJob
+    from streamveil.runtime.spark_state import Layout
 
     warnings.simplefilter("ignore")
     keys = Keys(noise=SeededNoise(SEED), insecure=True)

@@ -26,8 +26,9 @@ from tests.engines.spark.streams import CASES, published
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
-from streamveil.runtime import spark as jobs
-from streamveil.runtime.spark import Layout, SparkJob
+from streamveil.runtime import spark_state as states
+from streamveil.runtime.spark import SparkJob
+from streamveil.runtime.spark_state import Layout
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
 SEEDED = Keys(noise=SeededNoise(lives.SEED), insecure=True)
@@ -79,15 +80,15 @@ def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
 ):
     case = CASES[0]
     case.write(tmp_path / "data")
-    durable, calls = jobs.durable, []
+    commit, calls = states.Home.commit, []
 
-    def fail_once(path, text):
-        if path.name == jobs.MARK and text == "2" and not calls:
+    def fail_once(home, mark):
+        if mark.step == 2 and not calls:
             calls.append(published(tmp_path / "out"))
             raise StoreError("power failure")
-        durable(path, text)
+        commit(home, mark)
 
-    monkeypatch.setattr(jobs, "durable", fail_once)
+    monkeypatch.setattr(states.Home, "commit", fail_once)
     with job(case, tmp_path, session) as first, pytest.raises(StoreError, match="power failure"):
         list(first)
     with job(case, tmp_path, session) as second:
@@ -118,13 +119,13 @@ def test_the_secret_is_in_its_file_only(finished):
 
     folder, setup = finished
     text = (folder / "state" / "secret").read_bytes().strip()
-    names = jobs.SecretFrom(f"file:{folder}/state/secret", setup.keys.epoch)()
+    names = states.SecretFrom(f"file:{folder}/state/secret", setup.keys.epoch)()
     forbidden = [text, bytes.fromhex(text.decode()), names.derive("group-by/keys"),
                  names.derive("group-by/units")]  # fmt: skip
     state = folder / "state"
     files = [p for p in state.rglob("*") if p.is_file() and p != state / "secret"]
     assert any("offsets" in p.parts for p in files)
-    assert any(p.suffix == ".npz" for p in files)
+    assert any(p.suffix == ".state" for p in files)
     contents = [path.read_bytes() for path in files] + [cloudpickle.dumps(setup)]
     assert not [w for content in contents for w in forbidden if w in content]
     assert text in (state / "secret").read_bytes()  # the search can find it
@@ -157,8 +158,11 @@ def test_another_query_secret_or_number_of_shards_is_refused(finished):
         return SparkJob(plan, state=folder / "state", session=None, layout=Layout(shards=shards),
                         keys=keys or Keys())  # fmt: skip
 
-    with pytest.raises(StoreError, match="another query"):
+    with pytest.raises(StoreError, match="shards may not"):
         opened(shards=2)
+    with pytest.raises(StoreError, match="in another storage"):
+        SparkJob(plan, state=folder / "state", session=None, keys=Keys(),
+                 layout=Layout(storage=f"file://{folder}/elsewhere"))  # fmt: skip
     with pytest.raises(StoreError, match="another query"):
         opened(plan=replace(plan, name="other"))
     with pytest.raises(StoreError, match="secret is not the one"):

@@ -15,6 +15,7 @@ import pytest
 from streamveil.connectors.files import FilesSource
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.spark import stages
+from streamveil.engines.spark.moving import Piece, Rows, joined
 from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.splits import (
     Reading,
@@ -31,6 +32,7 @@ from streamveil.runtime.run import needed_columns, run
 from tests.engines.spark.streams import CASES, HOUR, Case
 
 SEED = 5
+PIECE = 60  # rows admitted at once
 MORE = [replace(case, name=f"{case.name}{seed}", seed=seed, shards=1 + seed % 5)
         for seed in range(20, 50) for case in (CASES[seed % len(CASES)],)]  # fmt: skip
 
@@ -56,19 +58,27 @@ def staged(case, plan, rng):
         state.types = kinds
     made = []
     for step in range(1, last_step(groups, plan.clock) + 1):
-        parts = [stages.admit(operator, *reading.rows(split, step), step, noise, case.shards)[0]
-                 for split in plan_step(groups, plan.clock, step)]  # fmt: skip
-        rows = shuffled(parts, stages.admitted_schema(operator), rng)
-        facts = [stages.shown_facts(state) for state in keys]
+        sent = []
+        for split in plan_step(groups, plan.clock, step):
+            rows, position = reading.rows(split, step)
+            for start in range(0, len(position), PIECE):
+                parts, _ = stages.admit(
+                    operator, rows.slice(start, PIECE), step, noise, case.shards
+                )
+                sent.append([Piece(int(position[start]), part) for part in parts])
+        facts = [stages.shown_facts(operator, state) for state in keys]
         known = {name: np.concatenate([f[name] for f in facts]) for name in facts[0]}
+        shown = stages.Shown.of(operator, known)
         passed = []
         for shard in shards:
-            mine = rows.filter(pa.compute.equal(rows["unit_shard"], shard))
-            passed.append(stages.bound(operator, units[shard], mine, known, case.shards))
+            mine = joined(carried([parts[shard] for parts in sent], rng))
+            if mine is not None:
+                parts, _ = stages.bound(operator, units[shard], mine, shown, case.shards)
+                passed.append([Piece(shard, part) for part in parts])
             operator.expire(units[shard], step)
-        rows, releases = shuffled(passed, stages.bounded_schema(operator), rng), []
+        releases = []
         for shard in shards:
-            mine = rows.filter(pa.compute.equal(rows["key_shard"], shard))
+            mine = joined(carried([parts[shard] for parts in passed], rng))
             stages.gather(operator, keys[shard], mine, noise, (shard, case.shards, step))
             releases += operator.release(keys[shard], step, noise)
         made += stages.merged(releases)
@@ -85,9 +95,10 @@ def types_of(operator, schema, noise):
     return state.types
 
 
-def shuffled(parts, schema, rng):
-    table = pa.concat_tables([*parts, schema.empty_table()])
-    return table.take(pa.array(rng.permutation(table.num_rows)))
+def carried(pieces, rng):
+    """Pieces as bytes and back, in the order of a shuffle: any."""
+    arrived = [Piece.from_bytes(piece.to_bytes()) for piece in pieces if len(piece.rows)]
+    return [arrived[place] for place in rng.permutation(len(arrived))]
 
 
 def assert_equal(found, wanted):
@@ -121,18 +132,19 @@ def test_combining_loses_nothing():
     n = 500
     words = rng.integers(0, 2**63, (40, 2)).astype(np.uint64)
     pick = rng.integers(0, 40, n)
-    sums = stages.Sums(
-        np.arange(n), rng.integers(0, 3, n), words[pick],
-        pa.array([bytes([p]) for p in pick], pa.large_binary()),
-        rng.integers(-9, 9, (n, 2)), np.zeros((n, 0), np.int64),
-    )  # fmt: skip
-    one = stages.combined(sums)
+    columns = {
+        "window": rng.integers(0, 3, n), "names": words[pick],
+        "lanes": rng.integers(-9, 9, (n, 2)), "hits": np.zeros((n, 0), np.int64),
+    }  # fmt: skip
+    rows = Rows(columns, pa.array([bytes([p]) for p in pick], pa.large_binary()))
+    one = stages.combined(rows)
     wanted = {}
-    for window, place, lanes in zip(sums.window, pick, sums.lanes, strict=True):
+    for window, place, lanes in zip(columns["window"], pick, columns["lanes"], strict=True):
         key = (int(window), bytes([place]))
         wanted[key] = wanted.get(key, 0) + lanes
-    found = dict(zip(zip(one.window.tolist(), one.keys.to_pylist(), strict=True), one.lanes,
+    found = dict(zip(zip(one["window"].tolist(), one.keys.to_pylist(), strict=True), one["lanes"],
                      strict=True))  # fmt: skip
+    assert len(one) == len(found)
     assert found.keys() == wanted.keys()
     assert all((found[key] == wanted[key]).all() for key in wanted)
 
@@ -183,7 +195,7 @@ def test_shard_versions_are_written_whole_dropped_and_missed(tmp_path):
 def test_a_damaged_shard_is_refused(tmp_path):
     shards = Shards(str(tmp_path))
     shards.write("key", 0, 1, {"a": np.arange(300)})
-    path = next(tmp_path.rglob("*.npz"))
+    path = next(tmp_path.rglob("*.state"))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(StoreError, match="damaged"):
         shards.read("key", 0, 1)

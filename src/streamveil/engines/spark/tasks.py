@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark import cloudpickle
 
 from streamveil.batch import Release
 from streamveil.engines.spark import stages
+from streamveil.engines.spark.moving import Piece, Rows, joined, total
 from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.splits import Reading, Split
 from streamveil.operators.group_by import GroupBy
@@ -19,9 +21,10 @@ from streamveil.operators.state import State, types_from_bytes
 from streamveil.privacy.noise import Noise
 from streamveil.queries.plan import Plan
 
+MOVING = pa.schema([("task", pa.int32()), ("shard", pa.int32()), ("piece", pa.binary())])
 RELEASED = pa.schema([("window", pa.int64()), ("trigger", pa.int64()), ("table", pa.binary())])
 Batches = Iterator[pa.RecordBatch]
-ROWS = 500_000  # admitted at once: bounds the memory of a task
+ROWS = 250_000  # admitted at once: bounds the size of a piece
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Setup:
 
     operator: Packed
     shards: int
+    tasks: int  # a task has every `tasks`-th shard
     state: Shards
     keys: Callable[[], Noise]  # loads the secret where the task runs
     types: bytes  # of the key columns
@@ -67,63 +71,98 @@ def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
     """Splits of any partition to admitted rows: files are read here, raw rows go nowhere else."""
 
     def task(batches: Batches) -> Batches:
-        operator, noise = parts(setup)
+        operator, noise = setup.operator.open(), setup.keys()
         for text in (text for batch in batches for text in batch.column(0).to_pylist()):
             rows, position = setup.reading.rows(Split.parse(text), step)
             for start in range(0, len(position), ROWS):
-                some = rows.slice(start, ROWS), position[start : start + ROWS]
-                admitted, _ = stages.admit(operator, *some, step, noise, setup.shards)
-                yield from admitted.to_batches()
+                some = rows.slice(start, ROWS)
+                admitted, turned = stages.admit(operator, some, step, noise, setup.shards)
+                report = {"rows": some.num_rows, "turned": turned}
+                yield sent(setup, int(position[start]), admitted, report)
 
     return task
 
 
 def bound_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Admitted rows of one unit shard to rows that count; writes the shard's next version."""
+    """Admitted rows of unit shards to rows that count; writes the shards' next versions."""
 
     def task(batches: Batches) -> Batches:
-        operator, _ = parts(setup)
-        shard = partition()
-        state = load(operator, setup, "unit", shard, step - 1)
-        facts = public_facts(operator, setup, step - 1)
-        rows = received(batches, stages.admitted_schema(operator))
-        bounded = stages.bound(operator, state, rows, facts, setup.shards)
-        operator.expire(state, step)
-        setup.state.write("unit", shard, step, operator.save(state))
-        yield from bounded.to_batches()
+        operator = setup.operator.open()
+        shown = public_facts(operator, setup, step - 1)
+        for shard, pieces in received(setup, batches):
+            state = load(operator, setup, "unit", shard, step - 1)
+            rows = joined(pieces)
+            bounded: list[Rows] = []
+            turned: dict[str, int] = {}
+            if rows is not None:
+                bounded, turned = stages.bound(operator, state, rows, shown, setup.shards)
+            operator.expire(state, step)
+            size = setup.state.write("unit", shard, step, operator.save(state))
+            units = operator.counters(state)["units"]
+            report = {"turned": turned, "counters": {"units": units, "bytes": size}}
+            yield sent(setup, shard, bounded, reported([p.facts for p in pieces] + [report]))
 
     return task
 
 
 def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Rows that count of one key shard to its releases; writes the shard's next version."""
+    """Rows that count of key shards to their releases; writes the shards' next versions."""
 
     def task(batches: Batches) -> Batches:
-        operator, noise = parts(setup)
-        shard = partition()
-        state = load(operator, setup, "key", shard, step - 1)
-        rows = received(batches, stages.bounded_schema(operator))
-        stages.gather(operator, state, rows, noise, (shard, setup.shards, step))
-        releases = operator.release(state, step, noise)
-        setup.state.write("key", shard, step, operator.save(state))
-        if stages.facts_matter(operator):
-            setup.state.write("public", shard, step, stages.shown_facts(state))
-        yield from packed(releases).to_batches()
+        operator, noise = setup.operator.open(), setup.keys()
+        for shard, pieces in received(setup, batches):
+            state = load(operator, setup, "key", shard, step - 1)
+            place = shard, setup.shards, step
+            stages.gather(operator, state, joined(pieces), noise, place)
+            keys = operator.counters(state)
+            releases = operator.release(state, step, noise)
+            size = setup.state.write("key", shard, step, operator.save(state))
+            if stages.facts_matter(operator):
+                setup.state.write("public", shard, step, stages.shown_facts(operator, state))
+            counters = {"keys": keys["keys"], "shown keys": keys["shown keys"], "bytes": size}
+            report = reported([p.facts for p in pieces] + [{"counters": counters}])
+            yield packed(releases, report)
 
     return task
 
 
-def parts(setup: Setup) -> tuple[GroupBy, Noise]:
-    """The operator and the noise, where the task runs."""
-    return setup.operator.open(), setup.keys()
+def sent(setup: Setup, place: int, rows: list[Rows], report: dict[str, Any]) -> pa.RecordBatch:
+    """One piece for each shard that has rows; the report goes with the first."""
+    some = [shard for shard, part in enumerate(rows) if len(part)]
+    shards = some or [0]
+    cells = []
+    for shard in shards:
+        part = rows[shard] if some else None
+        cells.append(Piece(place, part, report if shard == shards[0] else {}).to_bytes())
+    return pa.record_batch(
+        [[shard % setup.tasks for shard in shards], shards, cells], schema=MOVING
+    )
 
 
-def partition() -> int:
-    """The number of this task's shard."""
+def received(setup: Setup, batches: Batches) -> Iterator[tuple[int, list[Piece]]]:
+    """The shards of this task with their pieces, also those without any."""
     from pyspark import TaskContext
 
     context: Any = TaskContext.get()
-    return int(context.partitionId())
+    mine = range(int(context.partitionId()), setup.shards, setup.tasks)
+    found: dict[int, list[Piece]] = {shard: [] for shard in mine}
+    for batch in batches:
+        for shard, cell in zip(
+            batch.column("shard").to_pylist(), batch.column("piece"), strict=True
+        ):
+            found[shard].append(Piece.from_bytes(cell.as_buffer()))
+    while found:  # one shard's rows are let go before the next is worked on
+        shard = next(iter(found))
+        yield shard, found.pop(shard)
+
+
+def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Reports added up: rows read, rows turned away by reason, sizes of the state."""
+    return {
+        "rows": sum(report.get("rows", 0) for report in reports),
+        "turned": total([report.get("turned", {}) for report in reports]),
+        "counters": total([report.get("counters", {}) for report in reports]),
+    }
 
 
 def load(operator: GroupBy, setup: Setup, stage: str, shard: int, version: int) -> State:
@@ -134,37 +173,38 @@ def load(operator: GroupBy, setup: Setup, stage: str, shard: int, version: int) 
     return state
 
 
-def public_facts(operator: GroupBy, setup: Setup, version: int) -> stages.Facts:
-    """The shown groups of all shards after a step."""
-    if not stages.facts_matter(operator):
-        return stages.shown_facts(State())
-    found = [setup.state.read("public", shard, version) for shard in range(setup.shards)]
-    some = [facts for facts in found if facts is not None] or [stages.shown_facts(State())]
-    return {name: np.concatenate([facts[name] for facts in some]) for name in some[0]}
+def public_facts(operator: GroupBy, setup: Setup, version: int) -> stages.Shown:
+    """The shown groups of all shards after a step, where bounding asks for them."""
+    found = [stages.shown_facts(operator, State())]
+    if stages.facts_matter(operator):
+        read = [setup.state.read("public", shard, version) for shard in range(setup.shards)]
+        found += [facts for facts in read if facts is not None]
+    names = found[0].keys()
+    return stages.Shown.of(
+        operator, {name: np.concatenate([facts[name] for facts in found]) for name in names}
+    )
 
 
-def received(batches: Batches, schema: pa.Schema) -> pa.Table:
-    """All rows of a task, in our own types whatever Spark made of them."""
-    parts = [pa.Table.from_batches([batch]).cast(schema) for batch in batches]
-    return pa.concat_tables(parts) if parts else schema.empty_table()
-
-
-def packed(releases: list[Release]) -> pa.Table:
-    """Releases as rows that Spark can carry."""
-    cells = []
+def packed(releases: list[Release], report: dict[str, Any]) -> pa.RecordBatch:
+    """Releases, and the report of what led to them, as rows that Spark can carry."""
+    cells = [json.dumps(report).encode()]
     for release in releases:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, release.table.schema) as writer:
             writer.write_table(release.table)
         cells.append(sink.getvalue().to_pybytes())
-    return pa.table(
-        [[r.window for r in releases], [r.trigger for r in releases], cells], schema=RELEASED
-    )
+    windows = [0, *(r.window for r in releases)]
+    triggers = [0, *(r.trigger for r in releases)]
+    return pa.record_batch([windows, triggers, cells], schema=RELEASED)
 
 
-def unpacked(rows: pa.Table, step: int) -> list[Release]:
-    """The inverse of `packed`."""
-    return [
-        Release(pa.ipc.open_stream(row["table"]).read_all(), row["window"], row["trigger"], step)
-        for row in rows.to_pylist()
-    ]
+def unpacked(rows: pa.Table, step: int) -> tuple[list[Release], dict[str, Any]]:
+    """The inverse of `packed`, for all shards."""
+    releases, reports = [], []
+    for row in rows.to_pylist():
+        if row["trigger"]:
+            table = pa.ipc.open_stream(row["table"]).read_all()
+            releases.append(Release(table, row["window"], row["trigger"], step))
+        else:
+            reports.append(json.loads(row["table"]))
+    return releases, reported(reports)

@@ -1,0 +1,275 @@
+"""What a job on Spark keeps: header, secret, ledger, mark, checkpoint and shards of one moment.
+
+Noise is a function of (secret, epoch, window, key, step), so all parts are created together, and a
+job refuses to go on when one is missing: the same noise on other data would reveal the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streamveil.engines.spark.shards import Shards
+from streamveil.errors import PlanError, StoreError
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.noise import KeyedNoise, Noise
+from streamveil.queries.plan import Plan
+from streamveil.runtime import disk
+from streamveil.runtime import secret as secrets
+from streamveil.runtime.keys import Keys, check
+from streamveil.runtime.store import LEDGER, new_epoch
+
+HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
+VERSION = 2
+NEW_SHARDS = 8
+INSECURE = "insecure"
+PLACES = ("env", "file", "command")
+
+
+@dataclass(frozen=True)
+class SecretFrom:
+    """Loads the job's noise where a task runs; carries where the secret is, never the secret."""
+
+    place: str  # 'file:PATH', 'env:NAME' or 'command:PROGRAM ARGS'; 'insecure:HEX' in tests
+    epoch: str
+
+    def __call__(self) -> Noise:
+        """The noise."""
+        kind, _, where = self.place.partition(":")
+        if kind == INSECURE:
+            return KeyedNoise(bytes.fromhex(where), secure=False)
+        found = secrets.given(self.place)
+        if found is None:
+            raise StoreError("the job's secret is not where the task was told to find it")
+        return KeyedNoise(found, bytes.fromhex(self.epoch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a job is spread. Shards and storage are fixed when its state is created; tasks are not.
+
+    A task works on one or more shards, so a job with many shards grows and shrinks with the
+    cluster.
+    """
+
+    shards: int | None = None  # hash partitions of the state; None: those of the state, or 8
+    storage: str | None = None  # of shard state: a URI all executors reach; None: in the state
+    tasks: int | None = None  # of each stage; None: two for each core, at most one for each shard
+
+    def __post_init__(self) -> None:
+        for name, value in (("shards", self.shards), ("tasks", self.tasks)):
+            if value is not None and value < 1:
+                raise PlanError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What ties state, checkpoint, epoch and secret together."""
+
+    fingerprint: str
+    shards: int
+    storage: str | None
+    epoch: str
+    noise_check: str
+    ready: bool = False  # whether the charge was taken
+    version: int = VERSION
+
+    @classmethod
+    def read(cls, path: Path) -> Header | None:
+        """The header of a state, if it is one."""
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+            if found.get("version") != VERSION:
+                raise StoreError(
+                    "the state was written by another version of streamveil.\n"
+                    "  to fix  finish the job with that version, or start a new state"
+                )
+            return cls(**found)
+        except (ValueError, TypeError, AttributeError):
+            raise StoreError(f"'{path.name}' of the state is damaged") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a job is charged with, and where."""
+
+    name: str
+    limit: Budget
+    guarantee: Guarantee
+    about: dict[str, Any]  # describes the job, for the ledger's export
+    shared: Path | None = None  # a ledger that several jobs over the same data share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The last step whose releases are all published, and what was read until then."""
+
+    step: int = 0
+    rows: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)  # operator-only
+
+
+@dataclass(frozen=True)
+class Home:
+    """The state directory of a job, locked by its owner."""
+
+    path: Path
+
+    @property
+    def mark(self) -> Mark:
+        """What is committed."""
+        path = self.path / MARK
+        return Mark(**json.loads(path.read_text())) if path.exists() else Mark()
+
+    def commit(self, mark: Mark) -> None:
+        """Says durably that a step is published."""
+        durable(self.path / MARK, json.dumps(asdict(mark)))
+
+    def step_of(self, batch: int) -> int:
+        """The step that Spark logged for a batch before running it."""
+        log = self.path / CHECKPOINT / "offsets" / str(batch)
+        return int(json.loads(log.read_text().splitlines()[-1])["step"])
+
+    def logged(self) -> int:
+        """The last step in Spark's offset log."""
+        offsets = self.path / CHECKPOINT / "offsets"
+        batches = [int(path.name) for path in offsets.iterdir() if path.name.isdecimal()]
+        return self.step_of(max(batches)) if batches else 0
+
+    # ---- creation and checks
+
+    def open(self, plan: Plan, layout: Layout, keys: Keys) -> tuple[Header, SecretFrom]:
+        """Creates header, epoch and secret together, or checks that all are still there."""
+        header = Header.read(self.path / HEADER) or self._create(plan, layout, keys)
+        secret = SecretFrom(place_of(keys, self.path), header.epoch)
+        self._require_same(header, plan, layout)
+        if secret.place.startswith("file:"):
+            require_present(Path(secret.place.removeprefix("file:")), "secret")
+        if header.noise_check != check(secret()):
+            raise StoreError(
+                "the secret is not the one this state was created with.\n"
+                "  to fix  give that secret; other noise on the same data would reveal it"
+            )
+        return header, secret
+
+    def _create(self, plan: Plan, layout: Layout, keys: Keys) -> Header:
+        if any((self.path / name).exists() for name in (LEDGER, MARK, CHECKPOINT, SHARDS)):
+            raise StoreError(
+                f"the state directory '{self.path.name}' has lost its '{HEADER}', and with it the"
+                " epoch of its noise.\n  to fix  restore it, or start in an empty directory"
+            )
+        if layout.storage and Shards(layout.storage).started():
+            raise StoreError(
+                "the storage already holds the shards of another state.\n"
+                "  to fix  give each state a storage of its own"
+            )
+        place = place_of(keys, self.path)
+        if place == f"file:{self.path / secrets.SECRET}":
+            fresh = not (self.path / secrets.SECRET).exists()
+            (secrets.create if fresh else secrets.kept)(self.path)
+        secret = SecretFrom(place, new_epoch().hex())
+        header = Header(
+            fingerprint=plan.fingerprint, shards=layout.shards or NEW_SHARDS,
+            storage=layout.storage, epoch=secret.epoch, noise_check=check(secret()),
+        )  # fmt: skip
+        self._write(header)
+        return header
+
+    def _require_same(self, header: Header, plan: Plan, layout: Layout) -> None:
+        if header.fingerprint != plan.fingerprint:
+            raise StoreError(
+                "this state was created by another query.\n"
+                "  to fix  use a state directory of its own for each query"
+            )
+        if layout.shards not in (None, header.shards):
+            raise StoreError(
+                f"this state has {header.shards} shards, which stay as they are; {layout.shards}"
+                " were asked for.\n  to fix  leave the number of shards out: tasks and executors"
+                " may change at every start, shards may not"
+            )
+        if layout.storage != header.storage:
+            raise StoreError(
+                "the shards of this state are in another storage.\n"
+                "  to fix  name the storage that the state was created with"
+            )
+
+    def charge(self, header: Header, account: Account) -> None:
+        """Charges a new job once; an existing one must still have its charge."""
+        path, key = self.path / LEDGER, header.epoch
+        if header.ready:
+            require_present(path, "ledger")
+        with Ledger.open(path, account.limit, account.guarantee.protects) as ledger:
+            if not header.ready:
+                if account.shared is not None:
+                    with Ledger.load(account.shared) as shared:  # a restart finds its key there
+                        shared.charge(account.name, account.guarantee, key=key, about=account.about)
+                ledger.charge(account.name, account.guarantee, key=key, about=account.about)
+            elif key not in {charge.key for charge in ledger.entries()}:
+                raise StoreError(
+                    "the ledger of the state does not hold this job's charge.\n"
+                    "  to fix  restore the whole directory from a backup of one moment"
+                )
+        if not header.ready:
+            self._write(replace(header, ready=True))
+
+    def _write(self, header: Header) -> None:
+        durable(self.path / HEADER, json.dumps(asdict(header), indent=2))
+
+    def require_whole(self, shards: Shards, number: int) -> None:
+        """Refuses to go on when a part is missing."""
+        offsets, committed = self.path / CHECKPOINT / "offsets", self.mark.step
+        if not committed:
+            if shards.started() and not offsets.exists():
+                raise missing("checkpoint")
+            if offsets.exists() and self.logged() > 1:
+                raise missing("mark of committed steps")
+            return
+        if not offsets.exists() or self.logged() < committed:
+            raise missing("checkpoint")
+        for stage in ("unit", "key"):
+            if not shards.has(stage, committed, number):
+                raise missing("shards' state")
+
+
+def place_of(keys: Keys, home: Path) -> str:
+    """Where tasks find the secret; refuses to send a secret itself to them."""
+    if isinstance(keys.noise, KeyedNoise) and not keys.noise.secure:
+        warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=3)
+        return f"{INSECURE}:{keys.noise.secret.hex()}"
+    if keys.noise is None and keys.secret is None:
+        known = os.environ.get(secrets.ENVIRONMENT)
+        return f"env:{secrets.ENVIRONMENT}" if known else f"file:{home / secrets.SECRET}"
+    text = keys.secret if isinstance(keys.secret, str) else ""
+    if keys.noise is not None or text.partition(":")[0] not in PLACES:
+        raise PlanError(
+            "on Spark a secret is named by its place, so that it never travels with the tasks.\n"
+            "  to fix  give env:NAME, file:PATH or command:PROGRAM"
+        )
+    return text
+
+
+def missing(what: str) -> StoreError:
+    """The error for a part of a state that is not there."""
+    return StoreError(
+        f"the state has lost its {what}; going on could use noise twice.\n"
+        "  to fix  restore the directory from one moment; a new start needs a new state and budget"
+    )
+
+
+def require_present(path: Path, what: str) -> None:
+    """Raises StoreError when a part of a state is gone."""
+    if not path.exists():
+        raise missing(what)
+
+
+def durable(path: Path, text: str) -> None:
+    """Writes a small file whole; after a power failure it is there or not at all."""
+    disk.create(path, [memoryview(text.encode())])
