@@ -14,6 +14,7 @@ from streamveil.connectors import Source, open_sink, open_source
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.embedded.group_by import within
 from streamveil.engines.sketched import is_sketched, operator_of
+from streamveil.errors import PlanError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
@@ -42,6 +43,10 @@ class Pace:
     max_rows: int | None = None  # of a micro-batch; None: from the width of a row
     once: bool = False  # stop at the end of what is there now
     memory: int | None = None  # bytes of the process; units beyond it are swept from disk
+
+    def __post_init__(self) -> None:
+        if self.max_rows is not None and self.max_rows < 1:
+            raise PlanError(f"max_rows of a micro-batch must be at least 1, not {self.max_rows}")
 
 
 def run(  # noqa: PLR0913  (the public signature)

@@ -1,0 +1,106 @@
+"""How a job takes its input: micro-batches of any size, one by default, never ahead of its sink."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streamveil.batch import Batch
+from streamveil.connectors.sinks import MemorySink
+from streamveil.errors import PlanError
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
+from streamveil.runtime.job import Job
+from streamveil.runtime.run import FEWEST_ROWS, MOST_ROWS, Pace, batch_rows, run
+from tests.runtime.toy import SEEDED, Stream, work
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+SMALLEST, LARGEST = 100, 1_000_000
+
+
+def plan(rows: int, users: int) -> Plan:
+    rng = np.random.default_rng(6)
+    table = pa.table({"user": rng.integers(0, users, rows), "page": rng.geometric(0.3, rows)})
+    return Plan(
+        name="pages", unit="user", keys=(KeyColumn(name="page", expression="page"),),
+        source=SourceSpec(name="m", kind="memory", options={"table": table}),
+        aggregates=(Aggregate(name="n", function="count"),), key_set=KeySet(min_units=2),
+        clock=Clock(kind="rows", every=rows // 2), bounding=Bounding(max_rows=6),
+        budget=Budget(epsilon=20, delta=1e-6),
+    )  # fmt: skip
+
+
+def released(what: Plan, folder: Path, rows: int | None) -> tuple[list[Any], int]:
+    options: dict[str, Any] = {"noise": SeededNoise(3), "insecure": True}
+    with run(what, state=folder, pace=Pace(max_rows=rows), **options) as job:
+        return [release.table.to_pydict() for release in job], job.place.batch
+
+
+def test_a_hundred_records_or_all_of_them(tmp_path: Path) -> None:
+    small, batches = released(plan(40_000, 9_000), tmp_path / "small", SMALLEST)
+    assert batches == 400
+    whole, batches = released(plan(40_000, 9_000), tmp_path / "whole", 40_000)
+    assert batches == 2
+    assert small == whole
+    assert len(whole[-1]["n"]) > 5
+
+
+def test_a_million_records(tmp_path: Path) -> None:
+    largest, batches = released(plan(2 * LARGEST, 300_000), tmp_path / "largest", LARGEST)
+    assert batches == 2
+    chosen, batches = released(plan(2 * LARGEST, 300_000), tmp_path / "chosen", None)
+    assert 4 <= batches <= 8, "six megabytes of two integers"
+    assert chosen == largest
+
+
+@pytest.mark.parametrize("columns", [1, 2, 40, 4_000])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.bool_()])
+def test_the_chosen_size_stays_in_its_range(columns: int, kind: pa.DataType) -> None:
+    names = [f"c{place}" for place in range(columns)]
+    schema = pa.schema([(name, kind) for name in names])
+    assert SMALLEST < FEWEST_ROWS <= batch_rows(schema, names) <= MOST_ROWS == LARGEST
+
+
+@pytest.mark.parametrize("rows", [0, -5])
+def test_no_rows_is_no_size(rows: int) -> None:
+    with pytest.raises(PlanError, match="max_rows"):
+        Pace(max_rows=rows)
+
+
+def test_a_sink_that_stands_still_stops_the_source(tmp_path: Path) -> None:
+    open_again, read = threading.Event(), 0
+
+    class Blocked(MemorySink):
+        def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+            if trigger == 3:
+                assert open_again.wait(60)
+            super().write(job, window, trigger, table)
+
+    def counted(position: str | None) -> Iterator[Batch]:
+        nonlocal read
+        for batch in Stream(batches=200, per_step=1)(position):
+            read += 1
+            yield batch
+
+    sink, seen = Blocked(), []
+    with Job(tmp_path / "s", work(counted, sink=sink), SEEDED) as job:
+        runner = threading.Thread(target=lambda: seen.extend(job))
+        runner.start()
+        before = -1
+        while read != before:  # until nothing moves
+            before = read
+            time.sleep(0.3)
+        assert read <= 3 + 4, "the one written, the one folded, the one that waits, the one read"
+        assert len(sink.releases) == 2
+        open_again.set()
+        runner.join(60)
+    assert read == 200
+    assert len(seen) == 200
