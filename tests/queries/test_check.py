@@ -7,7 +7,15 @@ import pytest
 import streamveil.queries.builder as sv
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
-from streamveil.queries.check import HABITS, MAX_ROWS, check_plan, prove_no_overflow
+from streamveil.queries.check import HABITS, check_plan
+from streamveil.queries.overflow import (
+    MAX_ROWS,
+    most_in_group,
+    prove_no_overflow,
+    reach_of,
+    rows_of_a_group,
+)
+from streamveil.queries.plan import Bounding
 from streamveil.queries.sql import parse_script
 
 HEAD = "CREATE STREAM t WITH (source = 'files', path = 't.parquet', event_time = 'ts');"
@@ -129,10 +137,20 @@ def test_the_ways_out_are_accepted():
         parse_script(sql(f"{COUNT} {BY_TIME}", same + ", budget_refresh = INTERVAL 2 DAY"))
 
 
+def test_rows_of_a_group_are_counted_or_capped():
+    assert most_in_group(Bounding(max_rows=9, max_rows_per_group=4)) == 4
+    assert most_in_group(Bounding(quadratic=9)) >= 3 * 127  # at the smallest weight
+    plan = parse_script(sql(f"{COUNT} {BY_TIME}", TIMED)).query.plan
+    few = replace(plan, options={"max_units": 10}, bounding=Bounding(max_rows=3))
+    assert rows_of_a_group(few) == 30
+    assert rows_of_a_group(replace(few, period_us=1)) == MAX_ROWS  # a unit comes back every period
+    assert rows_of_a_group(replace(few, bounding=Bounding())) == MAX_ROWS
+
+
 def test_overflow_is_impossible_or_refused():
-    assert prove_no_overflow(-1, 1, 2.0**-24) == 2**24 * MAX_ROWS < 2**62
+    assert prove_no_overflow(reach_of(-1, 1, 2.0**-24), MAX_ROWS) == 2**24 * MAX_ROWS < 2**62
     with pytest.raises(PlanError, match="quanta"):
-        prove_no_overflow(0, 2.0**26, 1)
+        prove_no_overflow(reach_of(0, 2.0**26, 1), MAX_ROWS)
     plan = parse_script(
         sql(f"SUM(x, contribution_bounds_per_row => (0, 1), quantum => 0.5) AS s FROM t {BY_TIME}")
     ).query.plan

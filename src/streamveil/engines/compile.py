@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
-from math import floor, isqrt, log2
+from math import floor, log2
 from typing import Any
 
 import pyarrow as pa
@@ -23,10 +23,10 @@ from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
-LARGEST_SUM = 2**62
 MOST_LEVELS = 12
 MICRO = timedelta(microseconds=1)
 OPTIONS = {
@@ -89,7 +89,9 @@ class Compiler:
             quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
         )
         outputs = tuple(self._output(aggregate) for aggregate in plan.aggregates)
-        max_units = int(self._option("max_units", 10**8, "chance of equal fingerprints, in delta"))
+        max_units = int(
+            self._option("max_units", MAX_UNITS, "chance of equal fingerprints, in delta")
+        )
         sizing = Sizing(
             plan=plan,
             lanes=tuple(self.book.lanes),
@@ -109,7 +111,8 @@ class Compiler:
             totalling, bounds = sizing.public()
         if is_open(plan):
             self._note("max_squared_rows", bounds.quadratic, "of rows times weights: by forecast")
-        self._check_overflow(bounds, max_units)
+        largest = max((lane.reach for lane in self.book.lanes), default=1)
+        prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
         period = None if plan.period_us is None else plan.period_us * MICRO
         confidence = float(self._option("confidence", 0.95, "the usual choice for intervals"))
         return GroupBy(
@@ -357,18 +360,6 @@ class Compiler:
         if len(set(public)) != len(public) or not public:
             raise PlanError("public keys must be a list of distinct keys, at least one")
         return tuple(public)
-
-    def _check_overflow(self, bounds: Bounds, max_units: int) -> None:
-        limits = [bounds.max_rows, bounds.per_group]
-        if bounds.quadratic is not None:  # rows of the smallest weight in one group
-            limits.append(isqrt(bounds.quadratic * bounds.scale**2))
-        per_unit = min(limit for limit in limits if limit is not None)
-        largest = max((lane.reach for lane in self.book.lanes), default=1)
-        if max_units * per_unit * max(largest, FINE) >= LARGEST_SUM:
-            raise PlanError(
-                "sums could overflow: max_units times rows per unit times the largest value in"
-                " quanta reaches 2^62.\n  to fix  use a larger quantum, or a smaller max_units"
-            )
 
     def _option(self, name: str, default: Any, reason: str) -> Any:
         if name in self.plan.options:

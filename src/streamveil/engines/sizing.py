@@ -33,9 +33,9 @@ from streamveil.operators.selection import FINE, GaussianSelection
 from streamveil.operators.weighted import WeightRule, weighted_loss
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu, root_up, zcdp_rho
+from streamveil.queries.overflow import LARGEST_WEIGHT
 from streamveil.queries.plan import Plan
 
-LARGEST_WEIGHT = 127  # quanta of weight one, at most
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 FAR = 1_000  # releases of a query without end, for forecasts

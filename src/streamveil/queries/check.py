@@ -1,24 +1,21 @@
 """The validator: what a streaming query must not do when every output may be about a person.
 
 Each rule refuses with the reason and the way out. `HABITS` are things other streaming systems do
-by default and that leak; the rest are plans that could not run or whose sums could overflow.
-
-Numerics: `prove_no_overflow` shows from the bounds alone that no sum of quanta reaches 2**62.
+by default and that leak; the rest are plans that could not run or whose sums could overflow
+(`overflow`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from math import isfinite
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
+from streamveil.queries.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan
 
-MAX_ROWS = 2**36  # rows that one job may bring into one group: 68 billion
-MAX_QUANTA = 2**62
 VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 SUFFIXES = ("_sd", "_low", "_high")
@@ -193,7 +190,7 @@ def _aggregates(plan: Plan) -> Complaints:
         if agg.quantum is not None and not (isfinite(agg.quantum) and agg.quantum > 0):
             yield f"the quantum of '{agg.name}' must be a number above 0"
         if agg.function in VALUED and not (agg.low is None or agg.high is None):
-            yield from _overflow(agg)
+            yield from _overflow(plan, agg)
 
 
 def _real(value: Any) -> float:
@@ -217,32 +214,13 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
         yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first"
 
 
-def _overflow(agg: Aggregate) -> Complaints:
+def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
     if agg.quantum is None or agg.low is None or agg.high is None:
         return
     try:
-        prove_no_overflow(agg.low, agg.high, agg.quantum)
+        prove_no_overflow(reach_of(agg.low, agg.high, agg.quantum), rows_of_a_group(plan))
     except PlanError as error:
         yield PlanError(f"'{agg.name}': {error}")
-
-
-def prove_no_overflow(low: float, high: float, quantum: float, power: int = 1) -> int:
-    """The largest sum of quanta a group can hold; PlanError when it could reach 2**62.
-
-    Proof: a clamped value is at most max(|low|, |high|) / quantum quanta after rounding, its power
-        at most that number to the power, and at most MAX_ROWS rows enter one group.
-
-    >>> prove_no_overflow(0, 60_000, 1) < 2**62
-    True
-    """
-    widest = max(abs(Fraction(low)), abs(Fraction(high))) / Fraction(quantum)
-    largest: int = (-(-widest.numerator // widest.denominator)) ** power * MAX_ROWS
-    if largest >= MAX_QUANTA:
-        raise PlanError(
-            "the bounds allow sums of 2**62 quanta or more, which 64 bits cannot hold safely.\n"
-            "  to fix  use a coarser quantum (the noise hides far more than it), or tighter bounds"
-        )
-    return largest
 
 
 def _bounding(plan: Plan) -> Complaints:
