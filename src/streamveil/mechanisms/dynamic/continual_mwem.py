@@ -18,11 +18,12 @@ from streamveil.mechanisms.dynamic.signed_counter import (
     TreeCounter,
     TreeCounterState,
 )
-from streamveil.mechanisms.linear.mwem import measure_worst, moved
+from streamveil.mechanisms.linear.mwem import measure_worst
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.queries import Matrix, Queries
 from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.linear.strategies import Direct
+from streamveil.mechanisms.linear.weights import Weights
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.types import Array, Exact, Float64
 
@@ -103,11 +104,13 @@ class ContinualMwem:
         exact = self.queries.exact(state.live.histogram(self.queries.domain))
         true = np.ldexp(exact.astype(np.float64), -self.queries.shift)
         weights = (1 - self.mixing) * state.weights + self.mixing / self.queries.domain
+        fitted, unit = Weights.of(self.queries, weights), 1 << self.queries.shift
         for turn in range(self.rounds):
             here = place.inside(b"round", state.t, turn)
-            query, value = measure_worst(self.queries, true, weights, size, self.round_share, here)
-            weights = moved(self.queries, weights, query, value, self.step_size)
-        state.weights = weights
+            guesses = fitted.answers()
+            query, value = measure_worst(true, guesses, size, self.round_share, here, unit)
+            fitted.move(query, value, self.step_size)
+        state.weights = fitted.distribution
 
     def _size(self, state: ContinualState) -> float:
         if not state.t:

@@ -12,6 +12,7 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.mechanisms.linear.weights import Weights
 from streamveil.types import Array, Float64, Int64
 
 Measured = list[tuple[int, float]]  # (query, its measured answer as a fraction of all records)
@@ -27,8 +28,9 @@ class Mwem:
         4 (u + v) u - (4 (u + v))^2 / 8 = 2 (u^2 - v^2), eight times as much (Hoeffding's lemma).
         `rounds` None chooses their number from the noisy size (preset 'practical'); the preset
         'theorem' takes the number that minimises the proved bound and averages the iterates, which
-        is what the bound is about. `replays` repeats the measured steps without further privacy
-        cost: it helps when noise is small.
+        is what the bound is about. `replays` repeats all measured steps in every round, without
+        further privacy cost: one made errors 1 to 3 times smaller at all sizes tried, more did not
+        (preset 'theorem': none).
     Protects: tables that differ in one record present or absent; with a public `size_hat` also one
         record replaced, because every query moves by at most 1 either way.
     Guarantee: the share. Pure: T choices and T measurements of epsilon / 2T each. zCDP: rho / T a
@@ -43,7 +45,7 @@ class Mwem:
     rounds: int | None = None
     most_rounds: int = 40
     step: float = 4.0
-    replays: int = 0
+    replays: int = 1
     size_share: Fraction = Fraction(1, 20)
     preset: str = "practical"
 
@@ -139,53 +141,44 @@ class Mwem:
         size_hat: float,
     ) -> Float64[Array, " N"]:
         exact = np.ldexp(self.queries.exact(histogram).astype(np.float64), -self.queries.shift)
-        weights = np.full(self.queries.domain, 1 / self.queries.domain)
+        weights = Weights.uniform(self.queries)
         average = np.zeros(self.queries.domain)
         measured: Measured = []
-        rounds = 0
+        replays = 0 if self.preset == "theorem" else self.replays
+        rounds, unit = 0, 1 << self.queries.shift
         while meter.fits(part):
             meter.charge(part)
             measured.append(
-                measure_worst(self.queries, exact, weights, size_hat, part, place.inside(rounds))
+                measure_worst(exact, weights.answers(), size_hat, part, place.inside(rounds), unit)
             )
-            for query, value in measured[-1:] + measured * self.replays:
-                weights = moved(self.queries, weights, query, value, self.step)
-            average += weights
+            for query, value in measured[-1:] + measured * replays:
+                weights.move(query, value, self.step)
+            weights.rescale()
+            if self.preset == "theorem":
+                average += weights.table
             rounds += 1
-        if self.preset == "theorem":
-            weights = average / rounds
-        return size_hat * weights
+        return size_hat * (average / rounds if self.preset == "theorem" else weights.table)
 
 
 ROUNDS = np.unique(np.rint(np.geomspace(1, 1e6, 400)))
 
 
 def measure_worst(
-    queries: Queries,
     exact: Float64[Array, " k"],
-    weights: Float64[Array, " N"],
+    guesses: Float64[Array, " k"],
     size_hat: float,
     part: Share,
     place: Place,
+    unit: int,
 ) -> tuple[int, float]:
     """Chooses the query with the largest gap and measures it, each for half of `part`.
 
-    `exact` are true answers in records and never leave this function but through noise.
+    `exact` are true answers in records and never leave this function but through noise; `guesses`
+    are fractions, `unit` is the number of quanta of a record.
     """
     half = part.scale(Fraction(1, 2))
-    gaps = np.abs(exact - size_hat * queries.answers(weights))
+    gaps = np.abs(exact - size_hat * guesses)
     worst = half.choose(place.draws(b"choice"), gaps, 1.0)
-    unit = 1 << queries.shift
     noise = half.noise(place.draws(b"measure"), unit, unit * unit, 1)
     value = exact[worst] + float(noise[0]) / unit
     return worst, float(np.clip(value / size_hat, 0.0, 1.0))
-
-
-def moved(
-    queries: Queries, weights: Float64[Array, " N"], query: int, value: float, step: float
-) -> Float64[Array, " N"]:
-    """One multiplicative-weights step towards a measured answer."""
-    direction = queries.weights(query)
-    gap = value - float(direction @ weights)
-    out = weights * np.exp(step * gap * direction)
-    return np.asarray(out / out.sum())

@@ -12,6 +12,7 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.linear.weights import Weights
 from streamveil.mechanisms.sparse_vector import Answer, Sparse, SparseState
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -128,18 +129,23 @@ class Pmw:
         if answer.kind != "HARD" or answer.value is None:
             return Answer(answer.kind, guess)
         value = math.ldexp(answer.value, -self.shift)
-        gap = min(1.0, max(-1.0, (value - guess) / self.size))
-        step = 2 * abs(gap) if self.step is None else self.step
+        gap, step = self._step(value, guess)
         moved = state.weights * np.exp(math.copysign(step, gap) * query)
         state.weights = moved / moved.sum()
         return Answer("HARD", value)
+
+    def _step(self, value: float, guess: float) -> tuple[float, float]:
+        """The measured gap as a fraction of all records, and how far the weights move for it."""
+        gap = min(1.0, max(-1.0, (value - guess) / self.size))
+        return gap, 2 * abs(gap) if self.step is None else self.step
 
     def ask_all(self, state: PmwState, queries: Queries, place: Place) -> Answers:
         """All questions of a class in order: equal in law to asking one after another, faster."""
         exact = queries.exact(state.histogram)
         values = np.empty(queries.size)
         at = 0
-        guesses = self.size * queries.answers(state.weights)
+        fitted = Weights.of(queries, state.weights)
+        guesses = self.size * fitted.answers()
         while at < queries.size:
             to = min(at + BLOCK, queries.size)
             near = np.rint(np.ldexp(guesses[at:to], queries.shift)).astype(np.int64)
@@ -151,11 +157,13 @@ class Pmw:
                 easy = to - at
             values[at : at + easy] = guesses[at : at + easy]
             at += easy
-            if answer.kind == "HARD":
-                settled = self._settle(state, answer, float(guesses[at]), queries.weights(at))
-                values[at] = settled.value
-                guesses = self.size * queries.answers(state.weights)
+            if answer.kind == "HARD" and answer.value is not None:
+                values[at] = math.ldexp(answer.value, -self.shift)
+                gap, step = self._step(values[at], float(guesses[at]))
+                fitted.move_by(at, math.copysign(step, gap))
+                guesses = self.size * fitted.answers()
                 at += 1
+        state.weights = fitted.distribution
         return Answers(values, self.size * state.weights)
 
 

@@ -157,7 +157,10 @@ class Marginals:
         if keep:
             self._descend(split.reshape(len(split), -1), left - 1, keep, out)
         if drop:
-            self._descend(split.sum(axis=1), left - 1, drop, out)
+            whole = split[:, 0].copy()
+            for value in range(1, size):  # several times faster than sum(axis=1) of few
+                whole += split[:, value]
+            self._descend(whole, left - 1, drop, out)
 
 
 @dataclass(frozen=True, eq=False)
