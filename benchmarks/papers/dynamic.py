@@ -8,14 +8,10 @@ Each table has at least three seeds, the trivial answer and a static reference w
 
 from __future__ import annotations
 
-import json
 import math
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,13 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.dynamic_streams import Stream, drifting  # noqa: E402
+from benchmarks.papers.tables import Table, spread  # noqa: E402
 from streamveil.mechanisms.dynamic import (  # noqa: E402
+    Changes,
     ContinualMwem,
     FullyDynamic,
     Rerun,
     SignedCounter,
     SnapshotDelta,
+    Tree,
     TreeCounter,
+    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.mechanisms.dynamic.choose import Workload, choose  # noqa: E402
@@ -57,35 +57,6 @@ SEEDS = (0, 1, 2)
 BUDGET = Budget(epsilon=1, delta=1e-6)
 RHO, GDP = Share.of(BUDGET), Share.for_noise(BUDGET)
 CELLS = Marginals.ways((2,) * 9, 3)
-FIGURES, RESULTS = ROOT / "docs" / "figures", ROOT / "benchmarks" / "results"
-
-
-@dataclass
-class Table:
-    """Rows of mean and spread, saved with what made them."""
-
-    name: str
-    config: dict
-    rows: list = field(default_factory=list)
-
-    def add(self, **row) -> None:
-        self.rows.append(row)
-        shown = {k: (f"{v:.4g}" if isinstance(v, float) else v) for k, v in row.items()}
-        print("  ", shown, flush=True)
-
-    def save(self) -> None:
-        RESULTS.mkdir(exist_ok=True)
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip()
-        head = {"commit": commit, "python": platform.python_version(), "numpy": np.__version__}
-        text = json.dumps({**head, "config": self.config, "rows": self.rows}, indent=1, default=str)
-        (RESULTS / f"dynamic_{self.name}.json").write_text(text + "\n")
-
-
-def spread(values) -> dict:
-    values = np.asarray(values, float)
-    return {"mean": float(values.mean()), "sd": float(values.std(ddof=1)), "seeds": len(values)}
 
 
 def errors_of(mechanism, stream: Stream, seed: int) -> np.ndarray:
@@ -138,6 +109,9 @@ def contenders(queries, steps: int) -> dict:
         "snapshot+delta": SnapshotDelta(
             static=static, share=RHO, horizon=steps, every=max(2, min(steps // 8, 16))
         ),
+        "snapshot+delta, triggered": TriggeredSnapshots(
+            static=static, share=RHO, most=max(2, steps)
+        ),
         "continual MWEM": ContinualMwem(queries=queries, share=RHO, horizon=steps),
         "counter on the histogram": SignedCounter(
             strategy=Points(queries), share=GDP, horizon=steps
@@ -176,7 +150,7 @@ def compare(table: Table, queries, bits: int, n: int, steps: int, slow: bool = T
 
 def e1() -> Table:
     """The error follows the records that are there (n = 3,000), not the updates so far."""
-    table = Table("E1", {"n": 3000, "queries": "672 cells of 3-way marginals of 9 bits"})
+    table = Table("dynamic", "E1", {"n": 3000, "queries": "672 cells of 3-way marginals of 9 bits"})
     for steps in (16, 64, 256, 1024):
         compare(table, CELLS, 9, 3000, steps)
     return table
@@ -184,7 +158,7 @@ def e1() -> Table:
 
 def e1_sizes() -> Table:
     """Other sizes at 256 steps, and a larger domain."""
-    table = Table("E1_sizes", {"steps": 256})
+    table = Table("dynamic", "E1_sizes", {"steps": 256})
     for n in (1000, 10_000, 30_000):
         compare(table, CELLS, 9, n, 256)
     compare(table, Marginals.ways((2,) * 12, 3), 12, 3000, 256, slow=False)
@@ -193,7 +167,7 @@ def e1_sizes() -> Table:
 
 def e2() -> Table:
     """The error follows the size when it falls to a twentieth and comes back."""
-    table = Table("E2", {"sizes": "30000 -> 1500 -> 30000", "steps": 256, "churn": 0.1})
+    table = Table("dynamic", "E2", {"sizes": "30000 -> 1500 -> 30000", "steps": 256, "churn": 0.1})
     third = 85
     sizes = [30_000] * third + [1500] * (256 - 2 * third) + [30_000] * third
     phases = {"first": slice(40, 85), "low": slice(110, 171), "last": slice(211, 256)}
@@ -218,7 +192,7 @@ def static_all(stream: Stream, seed: int) -> np.ndarray:
 
 def e3() -> Table:
     """Restarts: one round is not enough, and their number should follow the size."""
-    table = Table("E3", {"steps": 256})
+    table = Table("dynamic", "E3", {"steps": 256})
     for n in (3000, 30_000):
         streams = {seed: drifting(seed, CELLS, 9, [n] * 256) for seed in SEEDS}
         found = [trivial_errors(CELLS, s)[128:].mean() / n for s in streams.values()]
@@ -312,7 +286,7 @@ NAMES = ("dense hybrid", "dense 16-ary", "published", "ours")
 
 def e4() -> Table:
     """Counting a sparse stream: error by the events, not by the steps."""
-    table = Table("E4", {"epsilon": 1, "arrivals": "uniform", "seeds": 60})
+    table = Table("dynamic", "E4", {"epsilon": 1, "arrivals": "uniform", "seeds": 60})
     for exponent in (14, 20, 30, 40):
         steps = 2**exponent
         for n in (300, 3000, 30_000):
@@ -346,7 +320,7 @@ def e4() -> Table:
 
 def e5() -> Table:
     """Segments: how many, how large, how many empty (epsilon = 1, beta = 0.05)."""
-    table = Table("E5", {"epsilon": 1, "beta": 0.05, "seeds": 5})
+    table = Table("dynamic", "E5", {"epsilon": 1, "beta": 0.05, "seeds": 5})
     for exponent, n in ((20, 3000), (30, 30_000), (40, 30_000)):
         for kind, kappa in (("published", 1.0), ("ours", 1.0), ("ours", 0.5)):
             rows = []
@@ -369,9 +343,75 @@ def e5() -> Table:
     return table
 
 
+def e6() -> Table:
+    """Counters: standard deviation of a running count, by theory and by the mechanism's noise."""
+    table = Table("dynamic", "E6", {"epsilon": 1, "delta": 1e-6, "protects": "one insertion"})
+    one, seeds = Matrix.of([[1.0]]), range(400)
+    budgets = {"pure": Share("pure", Fraction(1)), "Gaussian": GDP}
+    for exponent in (6, 10, 14):
+        steps = 2**exponent - 1
+        at = np.unique(np.rint(np.linspace(1, steps, 40)).astype(int))
+        for kind, share in budgets.items():
+            kinds = {
+                f"{kind}, {arity}-ary tree": TreeCounter(
+                    strategy=Direct(one), share=share, horizon=steps, arity=arity, only_grows=True
+                )
+                for arity in (2, 4, 8, 16)
+            }
+            kinds[f"{kind}, unknown end"] = TreeCounter(
+                strategy=Direct(one), share=share, horizon=None, arity=2, only_grows=True
+            )
+            if kind == "Gaussian":
+                kinds["Gaussian, square root"] = SignedCounter(
+                    strategy=Direct(one), share=share, horizon=steps, only_grows=True
+                )
+            for name, mechanism in kinds.items():
+                theory = declared(mechanism, at)
+                row = {"rms": math.sqrt((theory**2).mean()), "largest": float(theory.max())}
+                seen = observed(mechanism, steps, seeds) if steps < 100 else None
+                table.add(steps=steps, mechanism=name, **row, at_the_end=float(theory[-1]),
+                          measured_at_the_end=seen)  # fmt: skip
+        table.add(steps=steps, mechanism="static reference", rms=math.sqrt(2), largest=math.sqrt(2))
+        table.add(steps=steps, mechanism="trivial (0)", rms=steps / math.sqrt(3), largest=steps)
+    return table
+
+
+def declared(mechanism, at) -> np.ndarray:
+    """Standard deviations after these many steps."""
+    if isinstance(mechanism, SignedCounter):
+        return np.array([mechanism.deviation(int(t)) for t in at])
+    inner, out = mechanism.inner, []
+    for t in at:
+        if isinstance(inner, Tree):
+            parts = [inner.node] * digit_sum(int(t), inner.arity)
+        else:  # roots of finished epochs, nodes of the open one
+            epoch = int(t + 1).bit_length() - 1
+            rest = int(t) - (2**epoch - 1)
+            parts = [inner.share.scale(inner.root)] * epoch
+            parts += [inner.tree(epoch).node] * digit_sum(rest, inner.arity)
+        out.append(math.sqrt(sum(part.deviation(1, 1) ** 2 for part in parts)))
+    return np.array(out)
+
+
+def digit_sum(number: int, base: int) -> int:
+    return number % base + (digit_sum(number // base, base) if number else 0)
+
+
+def observed(mechanism, steps: int, seeds) -> float:
+    """The standard deviation at the end, over runs on an empty stream."""
+    ends = []
+    for seed in seeds:
+        place = Place(SeededNoise(seed), "e6")
+        state = mechanism.init(place)
+        for _ in range(steps):
+            mechanism.step(state, Changes(), place)
+        ends.append(mechanism.answers(state).values[0])
+    return float(np.std(ends))
+
+
 def e10() -> Table:
     """The step of MWEM: 4 instead of 1/2."""
-    table = Table("E10", {"rounds": 30, "replays": 0})
+    table = Table("dynamic", "E10", {"rounds": 30, "replays": 0})
     for n in (3000, 30_000):
         for step in (0.5, 1.0, 2.0, 4.0, 8.0):
             found = []
@@ -381,7 +421,7 @@ def e10() -> Table:
                 for change in stream.changes:
                     np.add.at(there, change.born, 1)
                     np.subtract.at(there, change.gone, 1)
-                mechanism = Mwem(queries=CELLS, rounds=30, step=step)
+                mechanism = Mwem(queries=CELLS, rounds=30, step=step, replays=0)
                 released = mechanism.release(there, RHO, Place(SeededNoise(seed), "e10"), float(n))
                 found.append(np.abs(released.values - stream.truth[-1]).max() / n)
             table.add(n=n, step=step, **spread(found))
@@ -394,7 +434,9 @@ def e12() -> Table:
     """Which copy a deletion removes decides how many buckets of one level a single update moves."""
     from tests.mechanisms.dynamic.test_interval_tree import fifo, lifo
 
-    table = Table("E12", {"stream": "one surplus copy, then insert, delete, insert, delete, ..."})
+    table = Table(
+        "dynamic", "E12", {"stream": "one surplus copy, then insert, delete, insert, delete, ..."}
+    )
     for steps in (16, 64, 256):
         stream = ((1, 0), *(((1, 0), (-1, 0)) * (steps // 2)))[:steps]
         for name, match in (("first in, first out", fifo), ("last in, first out", lifo)):
@@ -418,7 +460,7 @@ def first_update(stream, match) -> int:
 
 def e13() -> Table:
     """Smallest table whose proved error is at most half of it (pure, epsilon 1)."""
-    table = Table("E13", {"queries": "672 cells of 9 bits", "beta": 0.05})
+    table = Table("dynamic", "E13", {"queries": "672 cells of 9 bits", "beta": 0.05})
     budget = Budget(epsilon=1)
     for steps in (64, 1024, 65536):
         for name in ("counter", "rerun", "snapshot+delta", "interval tree", "two streams"):
@@ -441,7 +483,9 @@ def e13() -> Table:
 
 def e14() -> Table:
     """Counting a table: one signed counter, not the interval tree (pure, epsilon 1)."""
-    table = Table("E14", {"epsilon": 1, "error": "root mean square over the last quarter"})
+    table = Table(
+        "dynamic", "E14", {"epsilon": 1, "error": "root mean square over the last quarter"}
+    )
     one = Matrix.of([[1.0]])
     share = Share("pure", Fraction(1))
     for steps in (63, 1023):
@@ -468,7 +512,7 @@ def e14() -> Table:
 
 def large() -> Table:
     """2^20 points and about 10,000 queries: CPU seconds per release, error / records."""
-    table = Table("large", {"points": 1 << 20, "records": 300_000})
+    table = Table("dynamic", "large", {"points": 1 << 20, "records": 300_000})
     n = 300_000
     rng = np.random.default_rng(0)
     corners = np.sort(rng.integers(0, 1025, (10_000, 2, 2)), axis=1)
@@ -504,7 +548,7 @@ def large() -> Table:
 
 
 EXPERIMENTS: dict[str, Callable[[], Table]] = {
-    "E1": e1, "E1_sizes": e1_sizes, "E2": e2, "E3": e3, "E4": e4, "E5": e5, "E10": e10,
+    "E1": e1, "E1_sizes": e1_sizes, "E2": e2, "E3": e3, "E4": e4, "E5": e5, "E6": e6, "E10": e10,
     "E12": e12, "E13": e13, "E14": e14, "large": large,
 }  # fmt: skip
 

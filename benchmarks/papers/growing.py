@@ -9,21 +9,18 @@ Run all: `python benchmarks/papers/growing.py`; one: `... growing.py E7`.
 
 from __future__ import annotations
 
-import json
 import math
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from tables import FIGURES, Table, spread
 
 from streamveil.mechanisms.dynamic import (
     BBImprover,
@@ -49,38 +46,8 @@ from streamveil.mechanisms.linear import (
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 
-ROOT = Path(__file__).resolve().parents[2]
-FIGURES, RESULTS = ROOT / "docs" / "figures", ROOT / "benchmarks" / "results"
 SEEDS = (0, 1, 2)
 PURE, APPROX = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6)
-
-
-@dataclass
-class Table:
-    """Rows of mean and spread, saved with what made them."""
-
-    name: str
-    config: dict
-    rows: list = field(default_factory=list)
-
-    def add(self, **row) -> None:
-        self.rows.append(row)
-        shown = {k: (f"{v:.3g}" if isinstance(v, float) else v) for k, v in row.items()}
-        print("  ", shown, flush=True)
-
-    def save(self) -> None:
-        RESULTS.mkdir(exist_ok=True)
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip()
-        head = {"commit": commit, "python": platform.python_version(), "numpy": np.__version__}
-        text = json.dumps({**head, "config": self.config, "rows": self.rows}, indent=1, default=str)
-        (RESULTS / f"growing_{self.name}.json").write_text(text + "\n")
-
-
-def spread(values) -> dict:
-    values = np.asarray(values, float)
-    return {"mean": float(values.mean()), "sd": float(values.std(ddof=1)), "seeds": len(values)}
 
 
 # --- E7 -------------------------------------------------------------------------------------------
@@ -236,7 +203,7 @@ def contenders(n: int) -> dict[str, Callable[[Growth, int], object]]:
 
 
 def e7(sizes=(10_000, 100_000, 1_000_000)) -> None:
-    table = Table("E7", {"domain": CELLS.domain, "queries": CELLS.size, "growth": GROWTH,
+    table = Table("growing", "E7", {"domain": CELLS.domain, "queries": CELLS.size, "growth": GROWTH,
                          "epsilon": 1, "checkpoints": FINE // EACH + 1})  # fmt: skip
     for n in sizes:
         data = [Growth.make(n, seed) for seed in SEEDS]
@@ -331,7 +298,7 @@ def worst_over_time(plan: BBScheduler, growth: int, seed: int) -> float:
 
 
 def e8() -> None:
-    table = Table("E8", {"queries": TEN, "growth": 64, "epsilon": 1})
+    table = Table("growing", "E8", {"queries": TEN, "growth": 64, "epsilon": 1})
     sizes = [10**k for k in range(3, 8)]
     for mode, expected in (("paper", -1 / 3), ("plus", -1 / 2)):
         means = []
@@ -437,7 +404,7 @@ def paper_count(n: int, t: int, domain: int, alpha: float) -> float:
 
 def e9(n=2000, growth=32, domain=64, gap=0.1) -> None:
     """No noise, and the worst question at every size: where the synthetic table is too low."""
-    table = Table("E9", {"n": n, "growth": growth, "domain": domain, "gap": gap})
+    table = Table("growing", "E9", {"n": n, "growth": growth, "domain": domain, "gap": gap})
     unlimited, alpha = Share("pure", 10**9), 1.5 * gap
     pmwg = Pmwg(share=unlimited, start=n, domain=domain, first=Share("pure", 1),
                 threshold=gap, step=4 * gap, alpha=alpha)  # fmt: skip
@@ -480,7 +447,7 @@ def people(count: int, rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def e11(starts=(500, 2000, 8000), growth=12) -> None:
     """Excess population loss of the model in force when the table has grown twelvefold."""
-    table = Table("E11", {"d": D, "growth": growth, "budget": "1, 1e-6", "steps": STEPS,
+    table = Table("growing", "E11", {"d": D, "growth": growth, "budget": "1, 1e-6", "steps": STEPS,
                           "radius": RADIUS})  # fmt: skip
     train = NoisyGradientDescent(radius=RADIUS, max_steps=STEPS).train
     held, labels, model = people(100_000, np.random.default_rng(99))
