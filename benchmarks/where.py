@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 
 from streamveil.datasets import Clicks
-from streamveil.operators import group_by
+from streamveil.operators import folding, group_by
 from streamveil.queries.plan import Bounding
 from streamveil.runtime import checkpoint, job
 from streamveil.runtime.schedule import Schedule
@@ -36,10 +36,10 @@ mpl.use("Agg")
 HERE = Path(__file__).parent
 FIGURE = HERE.parent / "docs" / "figures" / "where-time-goes.png"
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("name units and keys", group_by, ("prepare",)),
-    ("look up weights", group_by.GroupBy, ("public_facts",)),
+    ("name units and keys", folding, ("prepare",)),
+    ("look up keys", folding, ("recognise",)),
     ("unit stage", group_by, ("unit_stage",)),
-    ("key stage", group_by, ("key_stage", "add_rows")),
+    ("key stage", folding, ("enter", "keep", "add")),
     ("rest of the fold", group_by.GroupBy, ("fold",)),
     ("release", group_by.GroupBy, ("release",)),
     ("log record, fsync", Store, ("commit",)),

@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.operators.aggregate import KeyRows, KeyTable, add_rows, find_keys, key_stage
+from streamveil.operators.aggregate import (
+    KeyRows,
+    KeyTable,
+    add_counts,
+    add_rows,
+    enter,
+    find_keys,
+    key_stage,
+    recognise,
+)
 from streamveil.operators.hashing import name_column
 from streamveil.operators.keys import encode_keys
+from streamveil.operators.rows import groups_of
+from tests.operators.twins import key_rows
 
 KEY = bytes(range(32))
 
@@ -59,3 +70,53 @@ def test_new_keys_alone_rebuild_the_same_table(chunk):
     for name in KeyTable.NAMES:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     assert (find_keys(one, name_column(pa.array([-1, 10**9]), KEY)) == -1).all()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 60), st.integers(1, 4))
+def test_rows_are_numbered_by_first_appearance_even_where_names_collide(seed, n, keys, apart):
+    """Names share a slot, and the half of the name a slot holds, and the other 64 bits."""
+    rng = np.random.default_rng(seed)
+    half = rng.integers(0, apart, (keys, 2)).astype(np.uint64)
+    all_names = (half << np.uint64(40)) + (
+        np.arange(keys, dtype=np.uint64)[:, None] // np.uint64(2)
+    )
+    names = np.ascontiguousarray(all_names[rng.integers(0, keys, n)])
+    accepted = rng.random(n) < 0.7
+    table, known = KeyTable.empty(1), {}
+    for i in range(0, n, 50):
+        here, mine = names[i : i + 50], accepted[i : i + 50]
+        rows = find_keys(table, here)
+        assert rows.tolist() == [known.get(name, -1) for name in map(tuple, here.tolist())]
+        fresh = enter(table, here, mine, rows)
+        wanted, sources = key_rows(here, mine, known)
+        assert rows[mine].tolist() == [r for r, kept in zip(wanted, mine, strict=True) if kept]
+        assert fresh.tolist() == sources
+        assert table.keys == len(known)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 300), st.integers(-(2**62), 2**62))
+def test_recognising_equals_plain_look_ups(seed, n, window):
+    rng = np.random.default_rng(seed)
+    names = rng.integers(0, 2**64, (80, 2), np.uint64)
+    table = KeyTable.empty(1)
+    table.add_names(names[:40])
+    asked = names[rng.integers(0, 80, n)]
+    weights = np.append(rng.integers(0, 3, 40), 0).astype(np.uint8)
+    known = recognise(table, asked, window, weights, 7)
+    np.testing.assert_array_equal(known.rows, find_keys(table, asked))
+    shown = np.where(known.rows < 0, 0, weights[known.rows])
+    np.testing.assert_array_equal(known.hidden, shown == 0)
+    np.testing.assert_array_equal(known.weight, np.where(shown == 0, 7, shown))
+    np.testing.assert_array_equal(known.group, groups_of(asked, np.full(n, window)))
+
+
+@given(st.integers(0, 2**32), st.integers(0, 200))
+def test_counting_adds_what_the_lanes_ask_for(seed, n):
+    rng = np.random.default_rng(seed)
+    table, found, first = KeyTable.empty(4), rng.integers(0, 50, n), rng.random(n) < 0.5
+    add_counts(table, found, first, (np.array([0]), np.array([1, 3])))
+    wanted = np.zeros((50, 4), np.int64)
+    np.add.at(wanted[:, 0], found, first)
+    np.add.at(wanted[:, 1], found, 1)
+    wanted[:, 3] = wanted[:, 1]
+    np.testing.assert_array_equal(table.pending[:50], wanted)

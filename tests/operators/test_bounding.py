@@ -10,19 +10,24 @@ from hypothesis import strategies as st
 
 from streamveil.errors import PlanError
 from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
-from tests.operators.twins import bound
+from tests.operators.twins import bound, remembered
 
 
 @st.composite
 def rules(draw):
-    kind = draw(st.sampled_from(["rows", "group", "quadratic", "weighted"]))
+    kind = draw(st.sampled_from(["rows", "slots", "group", "quadratic", "weighted", "wide"]))
     some = st.integers(1, 6)
     if kind == "rows":
         return Bounds(max_rows=draw(some))
+    if kind == "slots":
+        return Bounds(max_rows=draw(st.sampled_from([3, 9, 20_000])), slots=draw(st.integers(0, 5)))
     if kind == "group":
         return Bounds(max_rows=draw(some), per_group=draw(some))
     if kind == "quadratic":
         return Bounds(quadratic=draw(st.integers(1, 12)), max_rows=draw(st.none() | some))
+    if kind == "wide":
+        most = draw(st.sampled_from([300, 2**16, 2**31]))
+        return Bounds(max_rows=most, per_group=draw(st.integers(1, most)), slots=draw(some))
     return Bounds(quadratic=draw(some), slots=draw(some), scale=8)
 
 
@@ -42,29 +47,65 @@ def cut(rows, start, end):
     return UnitRows(*(column[start:end] for column in rows))
 
 
-@given(rules(), st.integers(0, 2**32), st.integers(0, 300), st.integers(1, 200), st.integers(1, 80))
-def test_equals_the_plain_twin_in_any_split_of_batches(bounds, seed, n, units, groups):
+FIRSTS = st.sampled_from(["none", "hidden", "all"])
+
+
+@given(
+    rules(), FIRSTS, st.integers(0, 2**32), st.integers(0, 300), st.integers(1, 200),
+    st.integers(1, 80),
+)  # fmt: skip
+def test_equals_the_plain_twin_in_any_split_of_batches(bounds, firsts, seed, n, units, groups):
     rows = make_rows(seed, n, units, groups, bounds.scale)
-    table = UnitTable.empty(bounds, by_group=True)
+    table = UnitTable.empty(bounds, firsts)
     parts = [unit_stage(table, cut(rows, i, i + 97), bounds) for i in range(0, n, 97)]
     accepted, first = bound(rows, bounds)
     np.testing.assert_array_equal(
         np.concatenate([p.accepted for p in parts] or [accepted]), accepted
     )
-    np.testing.assert_array_equal(np.concatenate([p.first for p in parts] or [first]), first)
+    matters = {"none": first & False, "hidden": rows.hidden, "all": first | True}[firsts]
+    found = np.concatenate([p.first for p in parts] or [first])
+    np.testing.assert_array_equal(found[matters], first[matters])
+
+
+@given(rules(), FIRSTS, st.integers(0, 2**32), st.integers(0, 400), st.integers(1, 30))
+def test_remembers_what_later_decisions_need_and_no_more(bounds, firsts, seed, n, units):
+    rows = make_rows(seed, n, units, 40, bounds.scale)
+    table = UnitTable.empty(bounds, firsts)
+    accepted = unit_stage(table, rows, bounds).accepted
+    found = remembered(table)
+    assert set(found) == set(rows.unit[accepted].tolist())
+    sums = {unit: Counter() for unit in found}
+    rows_of = Counter()
+    for unit, group, weight, hidden in zip(
+        *(column[accepted].tolist() for column in rows), strict=True
+    ):
+        rows_of[unit] += 1
+        if table.shape.remembered == 2 or (table.shape.remembered == 1 and hidden):
+            sums[unit][group] += weight
+    for unit, (totals, taken, groups) in found.items():
+        assert set(groups) == set(sums[unit])
+        if table.shape.width:
+            assert groups == sums[unit]
+            squares = sum(held**2 for held in groups.values())
+        if bounds.quadratic is not None:
+            assert totals[-1] == squares
+        if bounds.max_rows is not None:
+            assert totals[0] == rows_of[unit]
+        if bounds.slots is not None:
+            assert taken <= bounds.slots
 
 
 @pytest.mark.parametrize("bounds", [Bounds(max_rows=9, per_group=2), Bounds(quadratic=20, scale=4)])
 def test_large_tables_grow_and_any_partition_by_unit_agrees(bounds):
     rows = make_rows(5, 200_000, 60_000, 500, bounds.scale)
     accepted, first = bound(rows, bounds)
-    whole = unit_stage(UnitTable.empty(bounds, by_group=True), rows, bounds)
+    whole = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds)
     np.testing.assert_array_equal(whole.accepted, accepted)
     np.testing.assert_array_equal(whole.first, first)
     for shard in range(3):
         mine = rows.unit % np.uint64(3) == shard
         part = unit_stage(
-            UnitTable.empty(bounds, by_group=True), UnitRows(*(c[mine] for c in rows)), bounds
+            UnitTable.empty(bounds, "all"), UnitRows(*(c[mine] for c in rows)), bounds
         )
         np.testing.assert_array_equal(part.accepted, accepted[mine])
         np.testing.assert_array_equal(part.first, first[mine])
@@ -73,7 +114,7 @@ def test_large_tables_grow_and_any_partition_by_unit_agrees(bounds):
 @given(rules(), st.integers(0, 2**32), st.integers(1, 300))
 def test_accepted_rows_alone_rebuild_the_same_table(bounds, seed, n):
     rows = make_rows(seed, n, 40, 10, bounds.scale)
-    one, two = (UnitTable.empty(bounds, by_group=True) for _ in range(2))
+    one, two = (UnitTable.empty(bounds, "all") for _ in range(2))
     for i in range(0, n, 50):
         batch = cut(rows, i, i + 50)
         kept = unit_stage(one, batch, bounds).accepted
@@ -102,7 +143,7 @@ def test_no_stream_of_one_unit_reaches_further_than_declared(bounds):
             np.ones(7, np.uint8),
             np.ones(7, bool),
         )
-        passed = unit_stage(UnitTable.empty(bounds, by_group=True), rows, bounds)
+        passed = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds)
         counts = Counter(np.array(stream)[passed.accepted].tolist())
         reached = max(reached, sum(n * n for n in counts.values()))
         units = max(units, int(passed.first.sum()))
@@ -116,14 +157,14 @@ def test_large_batches_rebuild_the_same_table(chunk):
     """Visits in table order crowd one end; where it grows must not depend on rejected rows."""
     bounds = Bounds(max_rows=2, per_group=1)
     rows = make_rows(9, 80_000, 60_000, 3, 1)
-    one, two = (UnitTable.empty(bounds, by_group=True) for _ in range(2))
+    one, two = (UnitTable.empty(bounds, "all") for _ in range(2))
     for i in range(0, 80_000, chunk):
         batch = cut(rows, i, i + chunk)
         kept = unit_stage(one, batch, bounds).accepted
         unit_stage(two, UnitRows(*(c[kept] for c in batch)), bounds)
     for name in UnitTable.NAMES:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    assert one.units > 0.2 * len(one.unit)
+    assert one.units > 0.5 * one.capacity
 
 
 def test_refuses_a_rule_that_bounds_nothing():
@@ -132,8 +173,9 @@ def test_refuses_a_rule_that_bounds_nothing():
 
 
 def test_memory_per_unit_is_as_stated():
-    bounds = Bounds(max_rows=32, per_group=1)
     rows = make_rows(1, 300_000, 50_000, 60_000, 1)
-    table = UnitTable.empty(bounds, by_group=True)
-    unit_stage(table, rows, bounds)
-    assert table.nbytes / table.units < 120  # 16 bytes / load + blocks for 6 groups
+    few, many = Bounds(max_rows=32, slots=3), Bounds(quadratic=128, slots=3, scale=21)
+    for bounds, most in ((few, 26), (many, 26 + 1.6 * 3 * 6)):  # 6 groups a unit
+        table = UnitTable.empty(bounds, "hidden")
+        unit_stage(table, rows, bounds)
+        assert table.nbytes / table.units < most

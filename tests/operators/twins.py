@@ -26,3 +26,43 @@ def bound(rows, bounds):
             slots[unit] = slots.get(unit, 0) + (new and hidden)
             weights[unit, group] = old + weight
     return np.array(accepted, bool), np.array(first, bool)
+
+
+def remembered(table):
+    """What a unit table holds, read slot by slot: unit -> (totals, slots taken, group -> sum)."""
+    shape, found = table.shape, {}
+    words, pool = (2, 2, 4)[shape.layout], table.pool.astype(np.int64)
+    for slot in table.slots.reshape(-1, words).tolist():
+        if slot[0] == 0:
+            continue
+        if shape.layout == 0:
+            used = slot[1] >> 14 & 3
+            groups = {slot[1] >> 16 + 16 * i & 0xFFFF: None for i in range(used)}
+            found[slot[0]] = (slot[1] & 0x3FFF,), used, groups
+            continue
+        if shape.layout == 1:
+            totals, used = (slot[1] & 0xFFFF,), slot[1] >> 16 & 0xFFFF
+            taken, block = slot[1] >> 32 & 0xF, slot[1] >> 36
+        else:
+            totals, used = (slot[1] & 2**32 - 1, slot[1] >> 32), slot[2] & 2**32 - 1
+            taken, block = slot[2] >> 32, slot[3]
+        groups = {}
+        for i in range(used):
+            granule = pool[(2 + shape.width) * (block + i // 4) :][: 2 + shape.width]
+            data = granule.astype(np.uint32).view(np.uint8)
+            group = int(data[2 * (i % 4) :][:2].copy().view(np.uint16)[0])
+            cell = data[8 + shape.width * (i % 4) :][: shape.width]
+            groups[group] = int.from_bytes(cell.tobytes(), "little") if shape.width else None
+        found[slot[0]] = totals, taken, groups
+    return found
+
+
+def key_rows(names, accepted, known):
+    """What `enter` must answer: rows by first appearance, and where each new key came from."""
+    rows, fresh = [], []
+    for i, name in enumerate(map(tuple, names.tolist())):
+        if accepted[i] and name not in known:
+            known[name] = len(known)
+            fresh.append(i)
+        rows.append(known.get(name, -1))
+    return rows, fresh

@@ -8,19 +8,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.operators.bounding import visiting_order
 from streamveil.operators.kernels import (
     ENDLESS,
-    GROW_POOL,
-    GROW_TABLE,
-    MOST_PROBES,
+    add_given,
     add_hits,
     add_lanes,
-    find_rows,
+    describe_rows,
+    enter_rows,
     peek_rows,
     settle_rows,
 )
-from streamveil.types import Array, Int64, UInt8, UInt64
+from streamveil.operators.keys import cells_of
+from streamveil.operators.probing import GROW_POOL, GROW_TABLE, MOST_PROBES
+from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 
 SMALLEST = 64  # slots of a new table
 
@@ -30,6 +30,15 @@ class KeyRows(NamedTuple):
 
     lanes: Int64[Array, "rows lanes"]  # quanta to add
     hits: Int64[Array, "rows levels"]  # places of histogram lanes to add one to; -1: none
+
+
+class Recognised(NamedTuple):
+    """What is known of each row's key before bounding; everything but `rows` is public."""
+
+    rows: Int64[Array, " rows"]  # of the key table; -1: a key never seen in this window
+    weight: UInt8[Array, " rows"]
+    hidden: Bool[Array, " rows"]  # whether the key is not yet shown
+    group: UInt16[Array, " rows"]  # what a unit remembers of (window, key): `rows.groups_of`
 
 
 class Found(NamedTuple):
@@ -45,7 +54,7 @@ class KeyTable:
 
     Rows are numbered in the order of first appearance and never move; `slots` finds them by the
     high bits of the name. Everything else the release keeps per key is an array by row number.
-    Memory: 16 bytes of name, 6 of slots, 8 per lane and the key's own bytes.
+    Memory: 16 bytes of name, 12 of slots, 8 per lane and the key's own bytes.
     """
 
     slots: Array
@@ -61,7 +70,7 @@ class KeyTable:
     def empty(cls, lanes: int) -> KeyTable:
         """No key yet."""
         return cls(
-            np.zeros(SMALLEST, np.int32),
+            np.zeros(SMALLEST, np.uint64),
             np.zeros((SMALLEST, 2), np.uint64),
             np.zeros((SMALLEST, lanes), np.int64),
             np.zeros(SMALLEST + 1, np.int64),
@@ -93,11 +102,11 @@ class KeyTable:
         lengths = np.diff(
             np.frombuffer(encoded.buffers()[1], np.int64, len(encoded) + 1, encoded.offset * 8)
         )
-        data = b"".join(encoded.to_pylist())
+        data, _ = cells_of([encoded])
         self.ends = _room(self.ends, start + len(lengths) + 1)
         self.ends[start + 1 : start + 1 + len(lengths)] = self.ends[start] + np.cumsum(lengths)
         self.heap = _room(self.heap, int(self.ends[start]) + len(data))
-        self.heap[self.ends[start] : self.ends[start] + len(data)] = np.frombuffer(data, np.uint8)
+        self.heap[self.ends[start] : self.ends[start] + len(data)] = data
 
     def add_keys(self, names: UInt64[Array, "new 2"], encoded: pa.Array) -> None:
         """Appends keys known to be new, in order: what `key_stage` did when it first met them."""
@@ -120,7 +129,7 @@ class KeyTable:
             self._grow_slots(at)
 
     def _grow_slots(self, rows: int) -> None:
-        self.slots = np.zeros(2 * len(self.slots), np.int32)
+        self.slots = np.zeros(2 * len(self.slots), np.uint64)
         settle_rows(self.names[:rows], self.slots, 0, ENDLESS)
 
     def _grow_rows(self) -> None:
@@ -130,27 +139,80 @@ class KeyTable:
 
 def key_stage(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Found:
     """Finds or creates the key row of every accepted row. New keys still lack their bytes."""
-    n = len(names)
-    rows, source = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    order = visiting_order(names[:, 0], len(table.slots))
+    rows = np.full(len(names), -1, np.int64)
+    return Found(rows, enter(table, names, np.ones(len(names), np.bool_), rows))
+
+
+def enter(
+    table: KeyTable,
+    names: UInt64[Array, "rows 2"],
+    accepted: Bool[Array, " rows"],
+    rows: Int64[Array, " rows"],
+) -> Int64[Array, " new"]:
+    """Completes `rows` where it is -1 and the row accepted; returns which rows brought new keys."""
+    source = np.empty(np.count_nonzero(accepted & (rows < 0)), np.int64)
     table.meta[1] = 0
-    at = 0
-    while at < n:
-        at, full = find_rows(names, order, at, table.slots, table.names, table.meta, rows, source)
+    flat, at = names.reshape(-1), 0
+    while at < len(names):
+        at, full = enter_rows(
+            flat, accepted, at, table.slots, table.names.reshape(-1), table.meta, rows, source
+        )
         if full == GROW_TABLE:
             table._grow_slots(table.keys)
         elif full == GROW_POOL:
             table._grow_rows()
     fresh = source[: table.meta[1]].copy()
     table.meta[1] = 0
-    return Found(rows, fresh)
+    return fresh
 
 
-def add_rows(table: KeyTable, found: Int64[Array, " rows"], rows: KeyRows) -> None:
-    """Adds the increments of accepted rows to their keys."""
-    add_lanes(table.pending, found, rows.lanes)
+def find_keys(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Int64[Array, " rows"]:
+    """The key row of every name, -1 for names never seen; changes nothing."""
+    found = np.empty(len(names), np.int64)
+    peek_rows(names.reshape(-1), table.slots, table.names.reshape(-1), found)
+    return found
+
+
+def recognise(
+    table: KeyTable,
+    names: UInt64[Array, "rows 2"],
+    window: int,
+    weights: UInt8[Array, " keys_plus_1"],
+    entry: int,
+) -> Recognised:
+    """Looks up every row's key once. `weights` by key row, 0 and last: not shown, so `entry`."""
+    n = len(names)
+    known = Recognised(
+        find_keys(table, names),
+        np.empty(n, np.uint8),
+        np.empty(n, np.bool_),
+        np.empty(n, np.uint16),
+    )
+    word, (rows, *facts) = np.uint64(window % 2**64), known
+    describe_rows(names.reshape(-1), word, rows, weights, entry, *facts)
+    return known
+
+
+def add_rows(
+    table: KeyTable, found: Array, rows: KeyRows, places: Int64[Array, " some"] | None = None
+) -> None:
+    """Adds the increments of accepted rows to their keys: to all lanes, or to those at `places`."""
+    width = rows.lanes.shape[1]
+    if width:
+        add_lanes(table.pending, found, rows.lanes, np.arange(width) if places is None else places)
     if rows.hits.shape[1]:
         add_hits(table.pending, found, rows.hits)
+
+
+def add_counts(
+    table: KeyTable,
+    found: Array,
+    first: Bool[Array, " rows"],
+    lanes: tuple[Int64[Array, " some"], Int64[Array, " others"]],
+) -> None:
+    """Counts rows: in the lanes that count all, and in those that count a unit once a group."""
+    units, rows = lanes
+    add_given(table.pending, found, first, units, rows)
 
 
 def _room(array: Array, rows: int) -> Array:
@@ -159,11 +221,3 @@ def _room(array: Array, rows: int) -> Array:
     larger = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-def find_keys(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Int64[Array, " rows"]:
-    """The key row of every name, -1 for names never seen; changes nothing."""
-    found = np.empty(len(names), np.int64)
-    order = visiting_order(names[:, 0], len(table.slots))
-    peek_rows(names, order, table.slots, table.names, found)
-    return found

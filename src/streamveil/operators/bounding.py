@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import isqrt
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from streamveil.errors import PlanError
-from streamveil.operators.kernels import (
-    GROW_POOL,
-    GROW_TABLE,
-    bound_rows,
-    settle_names,
-    spread,
+from streamveil.errors import PlanError, StoreError
+from streamveil.operators.probing import GROW_POOL, GROW_TABLE
+from streamveil.operators.unit_kernels import (
+    ALL,
+    CLASSES,
+    COMPACT,
+    GRANULE,
+    HIDDEN,
+    INLINE,
+    INLINE_GROUPS,
+    NOTHING,
+    UNLIMITED,
+    WIDE,
+    WORDS,
+    bound_inline,
+    bound_pooled,
+    resettle,
 )
-from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
+from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 
-SMALLEST = 64  # slots of a new table, entries of a new pool
-CLASSES = 20  # block sizes 4 * 2**class
+Firsts = Literal["none", "hidden", "all"]  # for which groups `Passed.first` is asked
+SMALLEST = 64  # slots of a new table, granules of a new pool
 LARGEST_ROWS = 2**32 - 1
+LARGEST_GROUPS = 2**16 - 1  # of one unit in a compact slot; it enters no more
+LARGEST_BLOCK = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +48,14 @@ class Bounds:
         n_k times its reach per row, spread over triggers in any way; `l2_squared` bounds the sum
         over k of n_k**2. What passes depends on the unit's own rows and on public outputs only, so
         rows of every other unit pass identically with and without it. A unit remembers groups by
-        16 bits: two groups that share them are charged as one, which only charges more.
-    Memory: about 17 bytes a unit and 3 to 4 bytes for each of its groups, before table slack.
+        16 bits. Two groups that share them are charged as one, (a + b)**2 >= a**2 + b**2, so a
+        unit is never charged less; and it is not new to the second, so it counts as a unit in, and
+        takes a slot for, the first alone. Groups are forgotten where nothing depends on them:
+        without `per_group` and `quadratic`, only hidden groups are remembered, of which there are
+        at most `slots`; a group that is shown stays shown.
+    Memory: 16 bytes a slot, at 0.64 to 0.8 units a slot; for `max_rows` below 2**14 with at most 3
+        `slots` that is all. Else 2 or 3 bytes for each of a unit's groups, in blocks of 4, 8, 12,
+        16, 24 ... groups (32 bytes a slot with more than one limit, or one from 2**16 on).
 
     >>> Bounds(max_rows=32, per_group=1).l2_squared
     32
@@ -91,13 +110,9 @@ class Bounds:
         return self.units_l2_squared if self.slots is None else self.slots
 
     @property
-    def groups_matter(self) -> bool:
-        """Whether passing depends on the group of a row."""
-        return (
-            self.quadratic is not None
-            or self.slots is not None
-            or (self.per_group or LARGEST_ROWS) < (self.max_rows or LARGEST_ROWS)
-        )
+    def limits_groups(self) -> bool:
+        """Whether there is a limit for each group that `max_rows` does not imply."""
+        return (self.per_group or LARGEST_ROWS) < (self.max_rows or LARGEST_ROWS)
 
 
 class UnitRows(NamedTuple):
@@ -113,56 +128,93 @@ class Passed(NamedTuple):
     """The unit stage's answer for each row."""
 
     accepted: Bool[Array, " rows"]
-    first: Bool[Array, " rows"]  # accepted, and the unit's first accepted row in its group
+    first: Bool[Array, " rows"]  # accepted, the unit's first in its group; of groups that matter
+
+
+class Shape(NamedTuple):
+    """How the units of one scope are laid out: what follows from the bounds alone."""
+
+    layout: int  # INLINE, COMPACT or WIDE
+    remembered: int  # NOTHING, HIDDEN or ALL: the groups that later decisions depend on
+    width: int  # bytes of a sum of weights; 0: not kept
+
+    @classmethod
+    def of(cls, bounds: Bounds, firsts: Firsts) -> Shape:
+        """The smallest layout that serves these bounds."""
+        grouped = bounds.quadratic is not None or bounds.limits_groups
+        remembered = NOTHING if bounds.slots is None else HIDDEN
+        if grouped or firsts == "all" or (firsts == "hidden" and bounds.slots is None):
+            remembered = ALL
+        limit = _or_largest(bounds.quadratic, bounds.scale**2)
+        largest = min(
+            _or_largest(bounds.per_group, bounds.scale),
+            _or_largest(bounds.max_rows, bounds.scale),
+            isqrt(limit),
+        )
+        width = 0 if not grouped or (bounds.quadratic is None and largest == 1) else _width(largest)
+        slots, rows = bounds.slots or 0, bounds.max_rows
+        if remembered != ALL and rows is not None and rows < 2**14 and slots <= INLINE_GROUPS:
+            return cls(layout=INLINE, remembered=remembered, width=0)
+        totals = [total for total in (rows, limit) if total is not None and total < UNLIMITED]
+        small = len(totals) == 1 and totals[0] < 2**16 and slots < 2**4
+        return cls(layout=COMPACT if small else WIDE, remembered=remembered, width=width)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one slot."""
+        return 8 * WORDS[self.layout]
+
+    @property
+    def group_bytes(self) -> int:
+        """Of one remembered group, outside the slot."""
+        return 0 if self.layout == INLINE or self.remembered == NOTHING else 2 + self.width
 
 
 @dataclass(repr=False)  # secret
 class UnitTable:
-    """Open addressing by the high bits of the fingerprint; groups of a unit in pooled blocks.
+    """Open addressing by the high bits of the fingerprint; see `unit_kernels` for a slot's words.
 
-    Slots are in fingerprint order up to probing, so rows visited in that order touch memory in
-    order, and growing is one sequential pass. `meta` holds: units, entries of the pool in use,
-    then the head of the free list of each block size.
+    Slots are in fingerprint order up to probing, so growing is one sequential pass. A table grows
+    by a quarter: it is never much emptier than it must be. `meta` holds: units, granules of the
+    pool in use, the first free block of each size, then the shape.
     """
 
-    unit: Array
-    rows: Array  # empty when nothing limits rows
-    spent: Array  # quanta**2; empty without the quadratic filter
-    slots: Array  # empty without slots
-    used: Array
-    block: Array
-    pool_group: Array
-    pool_sum: Array
-    meta: Array
+    slots: UInt64[Array, " words"]
+    pool: UInt32[Array, " words"]
+    meta: Int64[Array, " cells"]
 
-    NAMES = ("unit", "rows", "spent", "slots", "used", "block", "pool_group", "pool_sum", "meta")
+    NAMES = ("slots", "pool", "meta")
 
     @classmethod
-    def empty(cls, bounds: Bounds, *, by_group: bool) -> UnitTable:
-        """No unit yet. `by_group`: remember groups even if only to tell first rows."""
-        entries = SMALLEST if by_group or bounds.groups_matter else 0
-        limit = (bounds.quadratic or 0) * bounds.scale**2
-        largest = min(
-            bounds.per_group or LARGEST_ROWS,
-            bounds.max_rows or LARGEST_ROWS,
-            int(limit**0.5) if limit else LARGEST_ROWS,
-        )
+    def empty(cls, bounds: Bounds, firsts: Firsts = "none") -> UnitTable:
+        """No unit yet."""
+        shape = Shape.of(bounds, firsts)
         return cls(
-            np.zeros(SMALLEST, np.uint64),
-            np.zeros(SMALLEST if bounds.max_rows else 0, _word(bounds.max_rows or 0)),
-            np.zeros(SMALLEST if limit else 0, _word(limit)),
-            np.zeros(0 if bounds.slots is None else SMALLEST, np.uint16),
-            np.zeros(SMALLEST if entries else 0, np.uint16),
-            np.zeros(SMALLEST if entries else 0, np.uint32),
-            np.zeros(entries, np.uint16),
-            np.zeros(entries, np.uint8 if largest < 2**8 else _word(largest)),
-            np.concatenate([np.zeros(2, np.int64), np.full(CLASSES, -1, np.int64)]),
+            np.zeros(SMALLEST * WORDS[shape.layout], np.uint64),
+            np.zeros(SMALLEST * shape.group_bytes, np.uint32),
+            np.array([0] * (2 + CLASSES) + list(shape), np.int64),
         )
+
+    @property
+    def shape(self) -> Shape:
+        """How it is laid out."""
+        return Shape(*self.meta[2 + CLASSES :].tolist())
 
     @property
     def units(self) -> int:
         """Units with at least one accepted row."""
         return int(self.meta[0])
+
+    @property
+    def capacity(self) -> int:
+        """Slots, free ones too."""
+        return len(self.slots) // WORDS[self.shape.layout]
+
+    @property
+    def granules(self) -> tuple[int, int]:
+        """Granules of the pool: in use (with free blocks), and there are."""
+        words = self.shape.group_bytes  # of a granule: as many as a group has bytes
+        return int(self.meta[1]), len(self.pool) // words if words else 0
 
     @property
     def nbytes(self) -> int:
@@ -172,9 +224,8 @@ class UnitTable:
 
 def unit_stage(table: UnitTable, rows: UnitRows, bounds: Bounds) -> Passed:
     """Decides every row and charges its unit, in place. Any split by unit gives the same answer."""
-    n = len(rows.unit)
+    n, shape = len(rows.unit), table.shape
     accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    order = visiting_order(rows.unit, len(table.unit))
     limits = np.array(
         [
             _or_largest(bounds.max_rows),
@@ -186,65 +237,58 @@ def unit_stage(table: UnitTable, rows: UnitRows, bounds: Bounds) -> Passed:
     )
     at = 0
     while at < n:
-        at, full = bound_rows(
-            *rows,
-            order,
-            at,
-            limits,
-            table.unit,
-            table.rows,
-            table.spent,
-            table.slots,
-            table.used,
-            table.block,
-            table.pool_group,
-            table.pool_sum,
-            table.meta,
-            accepted,
-            first,
-        )
+        if shape.layout == INLINE:
+            at, full = bound_inline(
+                rows.unit, rows.group, rows.hidden, at, limits, shape.remembered,
+                table.slots, table.meta, accepted, first,
+            )  # fmt: skip
+        else:
+            at, full = bound_pooled(
+                *rows, at, limits, _settings(shape, bounds), table.slots, table.pool, table.meta,
+                accepted, first,
+            )  # fmt: skip
         if full == GROW_TABLE:
-            _grow_table(table)
+            grow_table(table)
         elif full == GROW_POOL:
-            _grow_pool(table)
+            grow_pool(table)
     return Passed(accepted, first)
 
 
-def visiting_order(names: UInt64[Array, " rows"], capacity: int) -> Int64[Array, " rows"]:
-    """Rows in table order, so that memory is visited in pieces that fit the cache.
-
-    Depends on the state's size, never on the batch's: a replay visits in the same order.
-    """
-    bits = min(max(capacity.bit_length() - 15, 0), 11)
-    if bits == 0:
-        return np.arange(len(names), dtype=np.int64)
-    return spread(names, bits)
+def _settings(shape: Shape, bounds: Bounds) -> Int64[Array, " 5"]:
+    """What `bound_pooled` must know of the shape."""
+    most_groups = LARGEST_GROUPS if shape.layout == COMPACT else LARGEST_ROWS
+    counts_rows = shape.layout == COMPACT and bounds.max_rows is not None
+    return np.array(
+        [shape.layout, shape.remembered, counts_rows, shape.width, most_groups], np.int64
+    )
 
 
-def _grow_table(table: UnitTable) -> None:
-    old = table.unit
-    filled = np.flatnonzero(old)
-    capacity = 2 * len(old)
-    places = np.zeros(capacity, np.uint64)
-    target = settle_names(old[filled], places)
-    table.unit = places
-    for name in ("rows", "spent", "slots", "used", "block"):
-        column = getattr(table, name)
-        if len(column):
-            larger = np.zeros(capacity, column.dtype)
-            larger[target] = column[filled]
-            setattr(table, name, larger)
+def grow_table(table: UnitTable) -> None:
+    """Makes room for a quarter more units."""
+    words, capacity = WORDS[table.shape.layout], table.capacity
+    larger = np.zeros(words * (capacity + max(SMALLEST, capacity // 4)), np.uint64)
+    resettle(table.slots, larger, words)
+    table.slots = larger
 
 
-def _grow_pool(table: UnitTable) -> None:
-    for name in ("pool_group", "pool_sum"):
-        column = getattr(table, name)
-        setattr(table, name, np.concatenate([column, np.zeros_like(column)]))
+def grow_pool(table: UnitTable) -> None:
+    """Makes room for a quarter more groups."""
+    words, (_, granules) = table.shape.group_bytes, table.granules
+    granules += max(16 * SMALLEST, granules // 4)
+    if granules >= LARGEST_BLOCK:
+        raise StoreError(
+            f"the privacy units of one scope have entered more than {LARGEST_BLOCK * GRANULE:,}"
+            " groups, which is all that one table can hold.\n"
+            "  to fix  bound units more tightly, give a unit period, or set a memory limit"
+        )
+    larger = np.zeros(granules * words, np.uint32)
+    larger[: len(table.pool)] = table.pool
+    table.pool = larger
 
 
-def _word(largest: int) -> type[np.unsignedinteger]:
-    return np.uint16 if largest < 2**16 else np.uint32
+def _width(largest: int) -> int:
+    return 1 if largest < 2**8 else 2 if largest < 2**16 else 4
 
 
 def _or_largest(bound: int | None, scale: int = 1) -> int:
-    return 2**62 if bound is None else bound * scale
+    return UNLIMITED if bound is None else bound * scale

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -13,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.operators.aggregate import KeyRows, add_rows, find_keys, key_stage
-from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
-from streamveil.operators.distinct import recall, see
+from streamveil.operators import folding
+from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.facts import Facts, described, facts_of
 from streamveil.operators.keys import Types, encode_keys
@@ -34,36 +32,23 @@ from streamveil.operators.rows import (
     Lane,
     Prepared,
     RowProgram,
-    groups_of,
-    lane_hits,
-    lane_quanta,
     names_of,
-    prepare,
 )
 from streamveil.operators.selection import Address, GaussianSelection
 from streamveil.operators.state import (
     State,
-    constant,
     parts,
-    slices,
-    spread_out,
     to_bytes,
-    types_from_bytes,
-    types_to_bytes,
 )
 from streamveil.operators.weighted import weighted_loss
-from streamveil.operators.windows import LATE, Schedule, assign, period_closes
+from streamveil.operators.windows import Schedule, period_closes
 from streamveil.privacy.calibrate import root_up
 from streamveil.privacy.guarantee import Approx, Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise
-from streamveil.types import Array, Bool, Int64, UInt8, UInt64
+from streamveil.types import Array, Bool, Int64, UInt64
 
 COLLISION_BITS = 64
-NEVER = "not a public key"
-GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
-ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
-BOUNDED = "over the contribution bound"
 
 
 class Default(NamedTuple):
@@ -72,14 +57,6 @@ class Default(NamedTuple):
     name: str
     value: Any
     reason: str
-
-
-class Pairs(NamedTuple):
-    """(row, window) pairs that may count, with their place in the unit's scope."""
-
-    rows: Int64[Array, " pairs"]
-    windows: Int64[Array, " pairs"]
-    periods: Int64[Array, " pairs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +87,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 2  # 2: windows remember when each key was shown
+    version: int = 3  # 2: windows remember when each key was shown; 3: units in slots of words
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -167,6 +144,20 @@ class GroupBy:
         """Places of the plain lanes that count different values."""
         return tuple(p for p, lane in enumerate(self.plain_lanes) if lane.kind == "distinct")
 
+    @cached_property
+    def firsts(self) -> Firsts:
+        """For which keys it matters that a unit is new to them.
+
+        The table selection counts units only until it shows a key. If no aggregate counts them,
+        nothing depends on them afterwards.
+        """
+        totalling = self.totalling
+        if all(lane.kind != "units" for lane in self.plain_lanes):
+            return "none"
+        counted = any(lane.kind == "units" for lane in totalling.lanes)
+        until_shown = isinstance(totalling.selection, TableOpening) and totalling.shared is None
+        return "hidden" if until_shown and not counted else "all"
+
     # ---- the operator protocol
 
     def init(self) -> State:
@@ -175,189 +166,15 @@ class GroupBy:
 
     def fold(self, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
         """See `Operator.fold`."""
-        prepared, pairs = self.arrive(state, batch, noise)
-        made = self._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
-        delta = self.accept(state, prepared, pairs) | made
-        delta["turned"] = to_bytes(json.dumps(prepared.turned).encode())
-        _count(state.turned, prepared.turned)
-        if batch.rows.num_columns:
-            delta["types"] = types_to_bytes(state.types or ())
-        return delta
+        return folding.fold(self, state, batch, noise)
 
-    def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
+    def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, folding.Pairs]:
         """The row stage and the windows: what may count, and reasons for the rest."""
-        program = self._program(batch.rows.schema)
-        if state.types is None:
-            empty = batch.rows.schema.empty_table()
-            state.types = tuple(key(empty).type for key in program.keys)
-            self._name_public(state.types)
-        name_key = noise.derive("group-by/keys")
-        prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key)
-        _count(prepared.turned, batch.rejected)
-        rows, windows, turned = assign(self.schedule, prepared.event_us, batch.step)
-        _count(prepared.turned, turned)
-        pairs = Pairs(rows, windows, self._periods(prepared.event_us[rows]))
-        pairs = self._drop(pairs, self._in_open_period(pairs.periods, batch.step), LATE, prepared)
-        if self.public is not None and self.key_names:
-            known = self._is_public(prepared.names, state.types, name_key)
-            pairs = self._drop(pairs, known[pairs.rows], NEVER, prepared)
-        return prepared, pairs
-
-    def accept(self, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
-        """The unit stage, then the key stage; returns what they changed."""
-        rows = None if self._one_each(pairs, prepared) else pairs.rows
-        names = prepared.names if rows is None else prepared.names[rows]
-        unit = prepared.unit if rows is None else prepared.unit[rows]
-        passed = self._pass_units(state, pairs, names, unit)
-        kept = np.flatnonzero(passed.accepted)
-        n = len(names)
-        _count(prepared.turned, {BOUNDED: n - len(kept)} if n > len(kept) else {})
-        windows, source = pairs.windows[kept], pairs.rows[kept]
-        names, first = names[kept], passed.first[kept]
-        found, fresh = self._find_keys(state, prepared, windows, names, source)
-        values = {p: self.plain_lanes[p].value for p in self.distinct_lanes}
-        columns = {
-            place: (prepared.values[value][1][source], prepared.cells[value][source])
-            for place, value in values.items()
-        }
-        seen, cells = see(state.seen, columns, windows)
-        lanes = lane_quanta(self.plain_lanes, prepared, source, first, seen)
-        hits = lane_hits(self.trees, prepared, source)
-        self._add(state, windows, found, KeyRows(lanes, hits))
-        given = [p for p, lane in enumerate(self.plain_lanes) if lane.kind not in GIVEN]
-        return {
-            "unit": unit[kept],
-            "window": constant(windows),
-            "period": constant(pairs.periods[kept]),
-            "row": found.astype(np.int32),
-            "lanes": lanes[:, given],
-            "hits": hits.astype(np.int32),
-            **fresh,
-            **cells,
-        }
-
-    def _one_each(self, pairs: Pairs, prepared: Prepared) -> bool:
-        """Whether the pairs are simply all rows."""
-        return self.schedule.overlap == 1 and len(pairs.rows) == len(prepared.unit)
-
-    def _pass_units(
-        self,
-        state: State,
-        pairs: Pairs,
-        names: UInt64[Array, "pairs 2"],
-        unit: UInt64[Array, " pairs"],
-    ) -> Passed:
-        group = groups_of(names, pairs.windows + self._round_marks(state, names, pairs.windows))
-        weight, hidden = self.public_facts(state, names, pairs.windows)
-        rows = UnitRows(unit, group, weight, hidden)
-        n = len(unit)
-        passed = Passed(np.zeros(n, np.bool_), np.zeros(n, np.bool_))
-        for period, mine in parts(pairs.periods):
-            part = UnitRows(*(column[mine] for column in rows))
-            passed.accepted[mine], passed.first[mine] = self._bound(state, period, part)
-        return passed
-
-    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
-        """The unit stage of one scope; an engine may keep its units elsewhere."""
-        return unit_stage(self._units(state, period), rows, self.bounds)
-
-    def _round_marks(
-        self, state: State, names: UInt64[Array, "pairs 2"], windows: Int64[Array, " pairs"]
-    ) -> Int64[Array, " pairs"] | int:
-        """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
-        if not isinstance(self.totalling, RoundTotalling):
-            return 0
-        marks = np.zeros(len(names), np.int64)
-        for window, mine in parts(windows):
-            held = state.windows[window]
-            marks[mine] = self.totalling.rounds_of(held, find_keys(held.table, names[mine]))
-        return marks * ROUND_MARK
-
-    def _find_keys(
-        self,
-        state: State,
-        prepared: Prepared,
-        windows: Int64[Array, " kept"],
-        names: UInt64[Array, "kept 2"],
-        source: Int64[Array, " kept"],
-    ) -> tuple[Int64[Array, " kept"], dict[str, Array]]:
-        """Key rows of accepted pairs, and the keys met for the first time."""
-        found = np.zeros(len(names), np.int64)
-        made: list[tuple[int, Array, pa.Array]] = []
-        for window, mine in parts(windows):
-            table = state.windows[window].table
-            start = table.keys
-            met = key_stage(table, names[mine])
-            found[mine] = met.rows
-            if len(met.fresh):
-                rows = source[mine][met.fresh]
-                encoded = encode_keys([k.take(pa.array(rows)) for k in prepared.keys], len(rows))
-                table.name_keys(start, encoded)
-                made.append((window, names[mine][met.fresh], encoded))
-        cells = [cell for _, _, encoded in made for cell in encoded.to_pylist()]
-        return found, {
-            "new_window": np.repeat([w for w, _, _ in made], [len(n) for _, n, _ in made]).astype(
-                np.int64
-            ),
-            "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *(n for _, n, _ in made)]),
-            "new_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
-            "new_bytes": to_bytes(b"".join(cells)),
-        }
-
-    def _add(
-        self,
-        state: State,
-        windows: Int64[Array, " kept"],
-        found: Int64[Array, " kept"],
-        rows: KeyRows,
-    ) -> None:
-        for window, mine in parts(windows):
-            add_rows(
-                state.windows[window].table, found[mine], KeyRows(rows.lanes[mine], rows.hits[mine])
-            )
-
-    def public_facts(
-        self, state: State, names: UInt64[Array, "pairs 2"], windows: Int64[Array, " pairs"]
-    ) -> tuple[UInt8[Array, " pairs"], Bool[Array, " pairs"]]:
-        """The weight of every pair's group and whether the group is not yet shown: public."""
-        n, rule = len(names), self.totalling.rule
-        if rule is None and self.bounds.slots is None:
-            return np.ones(n, np.uint8), np.ones(n, np.bool_)
-        weight = np.zeros(n, np.uint8)
-        for window, mine in parts(windows):
-            held = state.windows[window]
-            weight[mine] = held.weight_of(find_keys(held.table, names[mine]))
-        hidden = weight == 0
-        weight[hidden] = 1 if rule is None else rule.entry
-        return weight, hidden
+        return folding.arrive(self, state, batch, noise)
 
     def apply(self, state: State, delta: Mapping[str, Array]) -> None:
         """See `Operator.apply`."""
-        if "types" in delta and state.types is None:
-            state.types = types_from_bytes(delta["types"])
-        _count(state.turned, json.loads(bytes(delta["turned"])))
-        public = pa.array(slices(delta["public_bytes"], delta["public_ends"]), pa.large_binary())
-        for window in delta["made"].tolist():
-            state.windows[window] = self._blank(delta["public_names"], public)
-        recall(state.seen, delta)
-        keys = slices(delta["new_bytes"], delta["new_ends"])
-        for window in np.unique(delta["new_window"]).tolist():
-            self._add_fresh(state, window, delta, keys)
-        n = len(delta["row"])
-        found = delta["row"].astype(np.int64)
-        windows = spread_out(delta["window"], n)
-        names = np.empty((n, 2), np.uint64)
-        for window, mine in parts(windows):
-            names[mine] = state.windows[window].table.names[found[mine]]
-        pairs = Pairs(found, windows, spread_out(delta["period"], n))
-        passed = self._pass_units(state, pairs, names, delta["unit"])
-        lanes = np.ones((n, len(self.plain_lanes)), np.int64)
-        given = [p for p, lane in enumerate(self.plain_lanes) if lane.kind not in GIVEN]
-        lanes[:, given] = delta["lanes"]
-        for place, lane in enumerate(self.plain_lanes):
-            if lane.kind == "units":
-                lanes[:, place] = passed.first
-        self._add(state, windows, found, KeyRows(lanes, delta["hits"]))
+        folding.replay(self, state, delta)
 
     def release(self, state: State, step: int, noise: Noise) -> list[Release]:
         """See `Operator.release`."""
@@ -433,14 +250,12 @@ class GroupBy:
 
     def _units(self, state: State, period: int) -> UnitTable:
         if period not in state.units:
-            by_group = any(lane.kind == "units" for lane in self.plain_lanes)
-            state.units[period] = UnitTable.empty(self.bounds, by_group=by_group)
+            state.units[period] = UnitTable.empty(self.bounds, self.firsts)
         return state.units[period]
 
-    def _periods(self, event_us: Int64[Array, " pairs"]) -> Int64[Array, " pairs"]:
-        if self.period_us is None:
-            return np.zeros(len(event_us), np.int64)
-        return event_us // self.period_us
+    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+        """The unit stage of one scope; an engine may keep its units elsewhere."""
+        return unit_stage(self._units(state, period), rows, self.bounds)
 
     def _closes(self, period: int) -> int | None:
         if self.period_us is None:
@@ -454,14 +269,6 @@ class GroupBy:
         closes = [self._closes(int(number)) for number in numbers]
         still = np.array([last is None or step <= last for last in closes], np.bool_)
         return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
-
-    def _drop(
-        self, pairs: Pairs, keep: Bool[Array, " pairs"], reason: str, prepared: Prepared
-    ) -> Pairs:
-        if keep.all():
-            return pairs
-        _count(prepared.turned, {reason: int((~keep).sum())})
-        return Pairs(*(column[keep] for column in pairs))
 
     def _public_columns(self, types: Types) -> list[pa.Array]:
         columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
@@ -520,14 +327,6 @@ class GroupBy:
             open_keys(self.totalling, held, np.arange(len(names), dtype=np.int64))
         return held
 
-    def _add_fresh(
-        self, state: State, window: int, delta: Mapping[str, Array], keys: list[bytes]
-    ) -> None:
-        mine = np.flatnonzero(delta["new_window"] == window)
-        if len(mine):
-            encoded = pa.array([keys[i] for i in mine], pa.large_binary())
-            state.windows[window].table.add_keys(delta["new_names"][mine], encoded)
-
     def _stamp(self, table: pa.Table, window: int, trigger: int) -> pa.Table:
         n = table.num_rows
         if not self.schedule.whole:
@@ -551,8 +350,3 @@ def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
     if bounds.scale > 1:  # a group costs one squared quantum of weight or more
         touched = bounds.l2_squared * bounds.scale**2
     return Fraction(lane.reach) * root_up(Fraction(squared)), touched
-
-
-def _count(into: dict[str, int], more: Mapping[str, int]) -> None:
-    for reason, n in more.items():
-        into[reason] = into.get(reason, 0) + n

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.operators.hashing import as_integers, is_text, text_buffers
-from streamveil.types import Array, Int64, UInt64
+from streamveil.types import Array, Int64, UInt8, UInt64
 
 Types = tuple[pa.DataType, ...]
 WORD = 8
@@ -51,6 +51,30 @@ def decode_keys(keys: pa.Array, types: Types) -> list[pa.Array]:
         columns.append(_untagged(pa.array([cell for cell, _ in cells], pa.large_binary()), kind))
         rows = [rest for _, rest in cells]
     return columns
+
+
+def cells_of(keys: list[pa.Array]) -> tuple[UInt8[Array, " bytes"], Int64[Array, " keys"]]:
+    """The bytes of all keys one after the other, and where each ends."""
+    pieces, ends, start = [np.zeros(0, np.uint8)], [np.zeros(0, np.int64)], 0
+    for part in keys:
+        data, offsets = text_buffers(part)
+        pieces.append(data[offsets[0] : offsets[-1]])
+        ends.append(offsets[1:] - offsets[0] + start)
+        start += len(pieces[-1])
+    return np.concatenate(pieces), np.concatenate(ends)
+
+
+def from_cells(data: UInt8[Array, " bytes"], ends: Int64[Array, " keys"]) -> pa.Array:
+    r"""The inverse of `cells_of`, as one array.
+
+    >>> from_cells(*cells_of([encode_keys([pa.array(["a", "bc"])], 2)])).to_pylist()
+    [b'\x01a', b'\x01bc']
+    """
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(ends),
+        [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))],
+    )  # fmt: skip
 
 
 def sort_keys(keys: pa.Array) -> Int64[Array, " rows"]:

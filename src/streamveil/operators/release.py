@@ -115,12 +115,6 @@ class WindowState:
             int(arrays["trigger"]),
         )
 
-    def weight_of(self, rows: Int64[Array, " rows"]) -> UInt8[Array, " rows"]:
-        """The weights of some keys by row number; 0 for keys that are not shown (or row -1)."""
-        by_row = np.zeros(self.table.keys + 1, np.uint8)
-        by_row[self.open_rows] = self.weights
-        return by_row[rows]  # row -1 reads the last cell, which belongs to no key
-
 
 class Released(NamedTuple):
     """Noisy totals of the shown keys, in the order they were shown."""

@@ -123,7 +123,9 @@ def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: byt
     n = int(good.sum())
     return Prepared(
         fingerprints(unit, unit_key),
-        np.zeros(n, np.int64) if event is None else np.asarray(event).astype(np.int64, copy=False),
+        np.broadcast_to(np.int64(0), n)
+        if event is None
+        else np.asarray(event).astype(np.int64, copy=False),
         keys,
         names_of(keys, n, name_key),
         [_split(value) for value in values],

@@ -75,7 +75,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 2  # 2: buffers of 30 bits, noise in shorter pieces
+    version: int = 3  # 2: buffers of 30 bits, noise in shorter pieces; 3: units in slots of words
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule
@@ -261,7 +261,7 @@ class SketchQuery:
         rows = UnitRows(unit, np.zeros(n, np.uint16), np.ones(n, np.uint8), np.ones(n, np.bool_))
         for period, mine in parts(periods):
             if period not in state.units:
-                state.units[period] = UnitTable.empty(self.bounds, by_group=False)
+                state.units[period] = UnitTable.empty(self.bounds)
             part = UnitRows(*(column[mine] for column in rows))
             accepted[mine] = unit_stage(state.units[period], part, self.bounds).accepted
         return accepted

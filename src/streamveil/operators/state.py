@@ -93,21 +93,38 @@ def parts(values: Int64[Array, " rows"]) -> Iterator[tuple[int, Index]]:
     """
     if len(values) == 0:
         return
-    if (values == values[0]).all():
+    if is_constant(values):
         yield int(values[0]), slice(None)
         return
     for value in np.unique(values).tolist():
         yield value, np.flatnonzero(values == value)
 
 
+def is_constant(values: Int64[Array, " rows"]) -> bool:
+    """Whether all of at least one value are equal; known at once where one item is repeated."""
+    return bool(len(values)) and (values.strides == (0,) or bool((values == values[0]).all()))
+
+
+def evened(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    """The same values; one item, repeated without memory, where all are equal."""
+    return np.broadcast_to(values[0], len(values)) if is_constant(values) else values
+
+
+def chosen(values: Int64[Array, " rows"], places: Int64[Array, " some"]) -> Int64[Array, " some"]:
+    """The values at some places; one item stays one item."""
+    if len(values) and values.strides == (0,):
+        return np.broadcast_to(values[0], len(places))
+    return values[places]
+
+
 def constant(values: Int64[Array, " rows"]) -> Int64[Array, " few"]:
     """One entry where all are equal; see `spread_out`."""
-    return values[:1] if len(values) and (values == values[0]).all() else values
+    return values[:1].copy() if is_constant(values) else values
 
 
 def spread_out(values: Int64[Array, " few"], rows: int) -> Int64[Array, " rows"]:
     """The inverse of `constant`."""
-    return np.full(rows, values[0]) if len(values) == 1 else values
+    return np.broadcast_to(values[0], rows) if len(values) == 1 else values
 
 
 def to_bytes(data: bytes) -> UInt8[Array, " bytes"]:

@@ -125,7 +125,7 @@ def assign(
     """
     if schedule.whole:
         rows = np.arange(len(event_us), dtype=np.int64)
-        return rows, np.zeros(len(rows), np.int64), {}
+        return rows, np.broadcast_to(np.int64(0), len(rows)), {}
     rows, windows = candidates(schedule, event_us)
     numbers, places = np.unique(windows, return_inverse=True)
     last = np.array([_or_never(schedule.last_step(int(w))) for w in numbers], np.int64)

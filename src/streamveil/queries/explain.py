@@ -400,17 +400,10 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
 
 def unit_bytes(operator: GroupBy) -> tuple[int, int]:
     """Bytes of a privacy unit, and of each group it is in, at the usual fill of the tables."""
-    from streamveil.operators.bounding import UnitTable
+    from streamveil.operators.bounding import Shape
 
-    by_group = any(lane.kind == "units" for lane in operator.plain_lanes)
-    table = UnitTable.empty(operator.bounds, by_group=by_group)
-    slot = sum(
-        column.itemsize
-        for column in (table.unit, table.rows, table.spent, table.slots, table.used, table.block)
-        if len(column)
-    )
-    pool = (table.pool_group.itemsize + table.pool_sum.itemsize) * bool(len(table.pool_group))
-    return round(slot / FILL), round(pool / FILL)
+    shape = Shape.of(operator.bounds, operator.firsts)
+    return round(shape.slot_bytes / FILL), round(shape.group_bytes / FILL)
 
 
 def group_bytes(operator: GroupBy) -> int:

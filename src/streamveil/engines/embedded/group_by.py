@@ -53,7 +53,7 @@ class EmbeddedGroupBy(GroupBy):
         """Whether a table is too large to be one: it may double while it takes these rows."""
         tables = [table, *state.units.values()]
         held = sum(one.nbytes for one in tables if isinstance(one, UnitTable))
-        doubled = held + table.nbytes + 2 * rows * table.nbytes // len(table.unit)
+        doubled = held + table.nbytes + 2 * rows * table.nbytes // table.capacity
         return table.units >= LARGE or not self.room.holds(doubled)
 
     def _make_room(self, state: State) -> None:
@@ -102,14 +102,14 @@ class EmbeddedGroupBy(GroupBy):
 
     def _loaded(self, state: State, arrays: Mapping[str, Array], period: int) -> Any:
         """The units of a scope, whether they were saved as one table or in partitions."""
-        if f"unit{period}/unit" in arrays:
+        if f"unit{period}/{UnitTable.NAMES[0]}" in arrays:
             table = table_of(arrays, f"unit{period}")
             if self._divides(state, table, 0):
                 return PartedTable.of(table, self.room, self._no_units())
             return copied(table)
         parted = PartedTable(self.room, self._no_units())
         for part in range(PARTS):
-            if f"{place(period, part)}/unit" in arrays:
+            if f"{place(period, part)}/{UnitTable.NAMES[0]}" in arrays:
                 parted.put(part, copied(table_of(arrays, place(period, part))))
         return parted
 

@@ -1,0 +1,324 @@
+"""One micro-batch through a group-by: from rows to a changed state, and from a logged delta again.
+
+Per row there is one look-up of its key (which tells what bounding may know of it), one visit to its
+unit, and one addition. Where all rows share a window or a period, which is the rule, nothing is
+divided and nothing copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Batch
+from streamveil.operators.aggregate import (
+    KeyRows,
+    Recognised,
+    add_counts,
+    add_rows,
+    enter,
+    recognise,
+)
+from streamveil.operators.bounding import Passed, UnitRows
+from streamveil.operators.distinct import recall, see
+from streamveil.operators.dp_sqlp import RoundTotalling
+from streamveil.operators.kernels import keep_rows
+from streamveil.operators.keys import cells_of, encode_keys, from_cells
+from streamveil.operators.rows import Lane, Prepared, groups_of, lane_hits, lane_quanta, prepare
+from streamveil.operators.state import (
+    State,
+    chosen,
+    constant,
+    evened,
+    parts,
+    spread_out,
+    to_bytes,
+    types_from_bytes,
+    types_to_bytes,
+)
+from streamveil.operators.windows import LATE, assign
+from streamveil.privacy.noise import Noise
+from streamveil.types import Array, Bool, Int64, UInt64
+
+if TYPE_CHECKING:
+    from streamveil.operators.group_by import GroupBy
+
+NEVER = "not a public key"
+BOUNDED = "over the contribution bound"
+GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
+ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
+
+
+class Pairs(NamedTuple):
+    """(row, window) pairs that may count, with their place in the unit's scope."""
+
+    rows: Int64[Array, " pairs"]
+    windows: Int64[Array, " pairs"]  # of one item, repeated, where all are equal
+    periods: Int64[Array, " pairs"]  # the same
+
+
+class Kept(NamedTuple):
+    """The accepted pairs."""
+
+    places: Int64[Array, " kept"]
+    unit: UInt64[Array, " kept"]
+    rows: Array  # of their key tables
+    first: Bool[Array, " kept"]
+
+
+def fold(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
+    """See `Operator.fold`."""
+    prepared, pairs = arrive(operator, state, batch, noise)
+    made = operator._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
+    delta = accept(operator, state, prepared, pairs) | made
+    delta["turned"] = to_bytes(json.dumps(prepared.turned).encode())
+    count(state.turned, prepared.turned)
+    if batch.rows.num_columns:
+        delta["types"] = types_to_bytes(state.types or ())
+    return delta
+
+
+def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
+    """The row stage and the windows: what may count, and reasons for the rest."""
+    program = operator._program(batch.rows.schema)
+    if state.types is None:
+        empty = batch.rows.schema.empty_table()
+        state.types = tuple(key(empty).type for key in program.keys)
+        operator._name_public(state.types)
+    name_key = noise.derive("group-by/keys")
+    prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key)
+    count(prepared.turned, batch.rejected)
+    rows, windows, turned = assign(operator.schedule, prepared.event_us, batch.step)
+    count(prepared.turned, turned)
+    pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
+    if operator.period_us is not None:
+        pairs = pairs._replace(periods=prepared.event_us[rows] // operator.period_us)
+        still_open = operator._in_open_period(pairs.periods, batch.step)
+        pairs = drop(pairs, still_open, LATE, prepared)
+    if operator.public is not None and operator.key_names:
+        known = operator._is_public(prepared.names, state.types, name_key)
+        pairs = drop(pairs, known[pairs.rows], NEVER, prepared)
+    return prepared, Pairs(pairs.rows, evened(pairs.windows), evened(pairs.periods))
+
+
+def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
+    """The unit stage, then the key stage; returns what they changed."""
+    whole = operator.schedule.overlap == 1 and len(pairs.rows) == len(prepared.unit)
+    names = prepared.names if whole else prepared.names[pairs.rows]
+    unit = prepared.unit if whole else prepared.unit[pairs.rows]
+    known = recognised(operator, state, names, pairs.windows)
+    passed = pass_units(operator, state, unit, known, pairs.periods)
+    fresh = enter_keys(state, prepared, pairs, names, (passed.accepted, known.rows))
+    kept = keep(passed, unit, known.rows)
+    over = len(unit) - len(kept.unit)
+    count(prepared.turned, {BOUNDED: over} if over else {})
+    source = kept.places if whole else pairs.rows[kept.places]
+    windows = chosen(pairs.windows, kept.places)
+    columns = {}
+    for place in operator.distinct_lanes:
+        value = operator.plain_lanes[place].value
+        columns[place] = prepared.values[value][1][source], prepared.cells[value][source]
+    seen, cells = see(state.seen, columns, windows)
+    brought = brought_lanes(operator.plain_lanes)
+    firsts = {at: seen[place] for at, place in enumerate(brought) if place in seen}
+    own = tuple(operator.plain_lanes[place] for place in brought)
+    lanes = lane_quanta(own, prepared, source, kept.first, firsts)
+    hits = lane_hits(operator.trees, prepared, source)
+    add(operator, state, windows, kept, KeyRows(lanes, hits))
+    return {
+        "unit": kept.unit,
+        "window": constant(windows),
+        "period": constant(chosen(pairs.periods, kept.places)),
+        "row": kept.rows,
+        "lanes": lanes,
+        "hits": hits.astype(np.int32),
+        **fresh,
+        **cells,
+    }
+
+
+def recognised(
+    operator: GroupBy,
+    state: State,
+    names: UInt64[Array, "pairs 2"],
+    windows: Int64[Array, " pairs"],
+) -> Recognised:
+    """What the unit stage may know of every pair's key: all but the key rows is public."""
+    n, rule = len(names), operator.totalling.rule
+    entry = 1 if rule is None else rule.entry
+    found = [
+        (mine, recognise(state.windows[window].table, names[mine], window,
+                         shown_weights(operator, state, window), entry))
+        for window, mine in parts(windows)
+    ]  # fmt: skip
+    if len(found) == 1 and isinstance(found[0][0], slice):
+        known = found[0][1]
+    else:
+        known = Recognised(np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(n, np.bool_),
+                           np.empty(n, np.uint16))  # fmt: skip
+        for mine, some in found:
+            for column, values in zip(known, some, strict=True):
+                column[mine] = values
+    return in_rounds(operator, state, known, names, windows)
+
+
+def shown_weights(operator: GroupBy, state: State, window: int) -> Array:
+    """The weight of every key row; 0 where it is not shown, or where bounding does not ask."""
+    held = state.windows[window]
+    weights = np.zeros(held.table.keys + 1, np.uint8)
+    if operator.totalling.rule is not None or operator.bounds.slots is not None:
+        weights[held.open_rows] = held.weights
+    return weights
+
+
+def in_rounds(
+    operator: GroupBy,
+    state: State,
+    known: Recognised,
+    names: UInt64[Array, "pairs 2"],
+    windows: Int64[Array, " pairs"],
+) -> Recognised:
+    """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
+    if not isinstance(operator.totalling, RoundTotalling):
+        return known
+    marks = np.zeros(len(names), np.int64)
+    for window, mine in parts(windows):
+        marks[mine] = operator.totalling.rounds_of(state.windows[window], known.rows[mine])
+    return known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
+
+
+def pass_units(
+    operator: GroupBy,
+    state: State,
+    unit: UInt64[Array, " pairs"],
+    known: Recognised,
+    periods: Int64[Array, " pairs"],
+) -> Passed:
+    """The unit stage in every scope that pairs fall into."""
+    rows = UnitRows(unit, known.group, known.weight, known.hidden)
+    found = [
+        (mine, operator._bound(state, period, UnitRows(*(column[mine] for column in rows))))
+        for period, mine in parts(periods)
+    ]
+    if len(found) == 1 and isinstance(found[0][0], slice):
+        return found[0][1]
+    passed = Passed(np.zeros(len(unit), np.bool_), np.zeros(len(unit), np.bool_))
+    for mine, some in found:
+        passed.accepted[mine], passed.first[mine] = some
+    return passed
+
+
+def enter_keys(
+    state: State,
+    prepared: Prepared,
+    pairs: Pairs,
+    names: UInt64[Array, "pairs 2"],
+    found: tuple[Bool[Array, " pairs"], Int64[Array, " pairs"]],
+) -> dict[str, Array]:
+    """Gives a row to every key met for the first time; completes the rows of accepted pairs."""
+    accepted, rows = found
+    made: list[tuple[int, Array, pa.Array]] = []
+    for window, mine in parts(pairs.windows):
+        table = state.windows[window].table
+        start, mine_rows = table.keys, rows[mine]
+        fresh = enter(table, names[mine], accepted[mine], mine_rows)
+        rows[mine] = mine_rows  # nothing where it is a view
+        if len(fresh):
+            source = pa.array(pairs.rows[mine][fresh])
+            encoded = encode_keys([key.take(source) for key in prepared.keys], len(fresh))
+            table.name_keys(start, encoded)
+            made.append((window, names[mine][fresh], encoded))
+    data, ends = cells_of([encoded for _, _, encoded in made])
+    sizes = [len(new) for _, new, _ in made]
+    return {
+        "new_window": np.repeat(np.array([w for w, _, _ in made], np.int64), sizes),
+        "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *(new for _, new, _ in made)]),
+        "new_ends": ends,
+        "new_bytes": data,
+    }
+
+
+def keep(passed: Passed, unit: UInt64[Array, " pairs"], rows: Int64[Array, " pairs"]) -> Kept:
+    """The accepted pairs, gathered."""
+    n = int(np.count_nonzero(passed.accepted))
+    kept = Kept(
+        np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.int32), np.empty(n, np.bool_)
+    )
+    keep_rows(passed.accepted, unit, rows, passed.first, *kept)
+    return kept
+
+
+def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
+    """Places of the lanes whose increments a row brings with it."""
+    return [place for place, lane in enumerate(lanes) if lane.kind not in GIVEN]
+
+
+def add(
+    operator: GroupBy, state: State, windows: Int64[Array, " kept"], kept: Kept, rows: KeyRows
+) -> None:
+    """Adds accepted pairs to their keys; `rows` holds the lanes that are not given."""
+    lanes = operator.plain_lanes
+    units, given = (
+        np.array([p for p, lane in enumerate(lanes) if lane.kind == kind], np.int64)
+        for kind in ("units", "rows")
+    )
+    brought = np.array(brought_lanes(lanes), np.int64)
+    for window, mine in parts(windows):
+        table, found = state.windows[window].table, kept.rows[mine]
+        add_counts(table, found, kept.first[mine], (units, given))
+        add_rows(table, found, KeyRows(rows.lanes[mine], rows.hits[mine]), brought)
+
+
+def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
+    """See `Operator.apply`."""
+    if "types" in delta and state.types is None:
+        state.types = types_from_bytes(delta["types"])
+    count(state.turned, json.loads(bytes(delta["turned"])))
+    public = from_cells(delta["public_bytes"], delta["public_ends"])
+    for window in delta["made"].tolist():
+        state.windows[window] = operator._blank(delta["public_names"], public)
+    recall(state.seen, delta)
+    keys = from_cells(delta["new_bytes"], delta["new_ends"])
+    for window, mine in parts(delta["new_window"]):
+        table = state.windows[window].table
+        table.add_keys(delta["new_names"][mine], keys.take(pa.array(np.arange(len(keys))[mine])))
+    found = delta["row"].astype(np.int64)
+    windows = spread_out(delta["window"], len(found))
+    known = remembered(operator, state, found, windows)
+    periods = spread_out(delta["period"], len(found))
+    passed = pass_units(operator, state, delta["unit"], known, periods)
+    kept = Kept(found[:0], delta["unit"], found, passed.first)
+    add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
+
+
+def remembered(
+    operator: GroupBy, state: State, found: Int64[Array, " rows"], windows: Int64[Array, " rows"]
+) -> Recognised:
+    """What `recognised` said, from the key rows."""
+    n, rule = len(found), operator.totalling.rule
+    names, weight = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
+    for window, mine in parts(windows):
+        names[mine] = state.windows[window].table.names[found[mine]]
+        weight[mine] = shown_weights(operator, state, window)[found[mine]]
+    hidden = weight == 0
+    weight[hidden] = 1 if rule is None else rule.entry
+    known = Recognised(found, weight, hidden, groups_of(names, windows))
+    return in_rounds(operator, state, known, names, windows)
+
+
+def drop(pairs: Pairs, keep: Bool[Array, " pairs"], reason: str, prepared: Prepared) -> Pairs:
+    """Leaves pairs out and counts them."""
+    if keep.all():
+        return pairs
+    count(prepared.turned, {reason: int((~keep).sum())})
+    return Pairs(*(column[keep] for column in pairs))
+
+
+def count(into: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds counts by reason."""
+    for reason, n in more.items():
+        into[reason] = into.get(reason, 0) + n
