@@ -1,13 +1,11 @@
 """The published system: its trees are Honaker's, its rounds restart, its noise is kept."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.errors import PlanError
-from streamveil.mechanisms.counters import HonakerCounter
-from streamveil.operators.dp_sqlp import RoundSelection, tree_step
+from streamveil.operators.dp_sqlp import RoundSelection
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 from streamveil.queries.plan import Bounding
@@ -21,19 +19,6 @@ def published(**changes):
         "preset": "dp-sqlp", "bounding": Bounding(max_rows=4), "budget": ROOMY,
         "aggregates": AGGREGATES[:1] + AGGREGATES[3:], **changes,
     })  # fmt: skip
-
-
-@given(st.integers(1, 40), st.integers(0, 2**32))
-def test_a_tree_step_is_the_counter_step(horizon, seed):
-    counter, noise = HonakerCounter(horizon=horizon, sigma=5), SeededNoise(seed)
-    names = np.random.default_rng(seed).integers(0, 2**63, (7, 2)).astype(np.uint64)
-    state = counter.init(7)
-    tree = state.whole.copy(), state.real.copy()
-    for t in range(1, horizon + 1):
-        draws, x = noise.at("t", t), np.arange(7) * t
-        wanted, state = counter.step(state, x, draws, names)
-        found = tree_step(counter, tree, np.full(7, t), x.copy(), (draws, names))
-        np.testing.assert_allclose(found, wanted)
 
 
 @settings(max_examples=40)

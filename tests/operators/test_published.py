@@ -209,3 +209,23 @@ def test_arrays_that_may_not_be_written_are_copied_first():
     step(grove, state, 1, [1, 2, 3, 4], (SeededNoise(1).at("t"), np.zeros((4, 2), np.uint64)))
     assert int(state["keys"][0]) == 4
     assert state["whole"][:4, 0].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_huge_sums_are_exact(levels):
+    """The same noise beside sums beyond the integers of float64: estimates differ by the sums."""
+    grove, steps = Grove(levels=levels, sigma=1000.0), 1 << (levels - 1)
+    huge = 2**58 + 1
+
+    def totals(first):
+        trees = np.zeros((1, levels), np.int64), np.zeros((1, levels), np.int64)
+        names, row = np.array([[3, 4]], np.uint64), np.zeros(1, np.int64)
+        found = []
+        for t in range(1, steps + 1):
+            draws = SeededNoise(2).at("huge", t)
+            x = np.array([first if t == 1 else 0])
+            [total] = grove.advance(trees, row, np.array([t]), x, (draws, names, 1))
+            found.append(int(total))
+        return np.array(found)
+
+    assert_array_equal(totals(huge) - totals(0), np.full(steps, huge))

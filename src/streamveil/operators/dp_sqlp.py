@@ -12,14 +12,11 @@ from scipy.special import ndtr, ndtri
 
 from streamveil.mechanisms.counters import HonakerCounter
 from streamveil.mechanisms.counters.protocol import State as CounterState
-from streamveil.mechanisms.counters.tree import refined_variances
 from streamveil.operators.outputs import Totals
 from streamveil.operators.published import Grove, restart
 from streamveil.operators.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
 from streamveil.operators.selection import Address
 from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.noise import Draws
-from streamveil.privacy.samplers import rounded_gaussian_for
 from streamveil.types import Array, Bool, Float64, Int64, UInt64
 
 Thresholds = Literal["rigorous", "published"]
@@ -126,7 +123,8 @@ class RoundTotalling(Totalling):
     """Algorithm 3: one Honaker tree per key and lane, whose leaves are the key's releases.
 
     Proof: a unit's rows in one (key, lane) sum to at most rows * reach, over all its keys together
-        too, so the trees move by at most sqrt(levels) * rows * reach in L2.
+        too, so the trees move by at most sqrt(levels) * rows * reach in L2. `Grove` runs them with
+        one draw each, which tells no more.
     Error: keys between two releases keep the value of their last one.
     """
 
@@ -158,14 +156,12 @@ class RoundTotalling(Totalling):
         for place, lane in enumerate(self.lanes):
             counter = self.counters[place]
             assert isinstance(counter, HonakerCounter)  # noqa: S101  (a type narrowing)
-            counted = state.lanes[place]
-            part = counted.whole[:, now], counted.real[:, now]
+            trees = state.lanes[place].whole.T.copy(), state.lanes[place].real.T.copy()
             draws = at.noise.at("dp-sqlp/release", at.job, place, at.window, trigger)
-            noisy = tree_step(counter, part, leaf, pending[rows, place + 1],
-                              (draws, table.names[rows]))  # fmt: skip
-            whole, real = counted.whole.copy(), counted.real.copy()
-            whole[:, now], real[:, now] = part
-            state.lanes[place] = CounterState(trigger, whole, real)
+            noisy = Grove.of(counter).advance(
+                trees, now, leaf, pending[rows, place + 1], (draws, table.names[rows], 1)
+            )
+            state.lanes[place] = CounterState(trigger, trees[0].T, trees[1].T)
             quantum = float(lane.quantum)
             chosen["last"][place, now] = noisy * quantum
             if len(now):
@@ -179,40 +175,3 @@ class RoundTotalling(Totalling):
         known = int(state.selection["keys"][0])
         rounds = np.append(state.selection["round"][:known], np.zeros(1, np.int64))
         return np.asarray(rounds[np.where(rows < known, rows, -1)])
-
-
-def tree_step(
-    counter: HonakerCounter,
-    tree: tuple[Int64[Array, "levels keys"], Float64[Array, "levels keys"]],
-    index: Int64[Array, " keys"],
-    increments: Int64[Array, " keys"],
-    at: tuple[Draws, UInt64[Array, "keys 2"]],
-) -> Float64[Array, " keys"]:
-    """`HonakerCounter.step` for keys that are at different steps, in place."""
-    whole, real = tree
-    draws, names = at
-    top = counter.levels - 1
-    level = np.zeros(len(index), np.int64)
-    for bit in range(1, top + 2):
-        level[index % (1 << bit) == 0] = bit
-    done = np.minimum(level, top)
-    weights, sigma = refined_variances(counter.levels), float(counter.sigma)
-    noise = np.zeros((top + 1, len(index)))
-    most = int(done.max(initial=0)) + 1
-    if len(index):
-        drawn = rounded_gaussian_for(draws, names, np.zeros((len(index), most)), sigma)
-        noise[:most] = drawn.T
-    block = increments.copy()
-    estimate = block + noise[0]
-    for inner in range(most - 1):
-        closes = np.flatnonzero(done > inner)
-        block[closes] += whole[inner, closes]
-        inside = estimate[closes] + real[inner, closes]
-        weight = weights[inner + 1]
-        whole_estimate = block[closes] + noise[inner + 1, closes]
-        estimate[closes] = weight * whole_estimate + (1 - weight) * inside
-        whole[inner, closes], real[inner, closes] = 0, 0.0
-    keys, again = np.arange(len(index)), level > top
-    whole[done, keys] = np.where(again, whole[done, keys] + block, block)
-    real[done, keys] = np.where(again, real[done, keys] + estimate, estimate)
-    return np.asarray(real.sum(axis=0))
