@@ -166,13 +166,13 @@ def test_forced_fallback_gives_the_same_noise(monkeypatch):
         monkeypatch.setitem(rounded.LAWS, law, doubtful)
     for module in (inverse, choice):
         monkeypatch.setattr(module, "laplace_table", never_sure(samplers.laplace_table()))
-    fill = tables.fill
 
-    def doubt(words, law, stride, out, sure):
-        fill(words, law, stride, np.zeros_like(out), sure)
-        sure[:] = False
+    def doubt(words, table, stride, out):
+        if stride is None:
+            out[:] = 0
+        return list(range(len(words)))
 
-    monkeypatch.setattr(tables, "fill", doubt)
+    monkeypatch.setattr(tables, "doubts", doubt)
     asked = count_calls(monkeypatch, exact, "locate")
     slow = {name: call(NOISE.at("forced")) for name, call in calls.items()}
     for name, expected in fast.items():
@@ -221,16 +221,15 @@ def test_table_lookup_finds_the_first_threshold(sigma):
     ]  # fmt: skip
     words = np.concatenate([*edges, RNG.integers(0, 2**63, 20_000, dtype=np.uint64)])
     words &= np.uint64(2**63 - 1)
-    out, sure = np.zeros(len(words), np.int64), np.empty(len(words), np.bool_)
-    tables.fill(words, (table.cells, table.threshold, table.shift), 1, out, sure)
+    out = np.full(len(words), -77)
+    doubtful = tables.doubts(words, table, None, out)
     rising = table.threshold[::-1]
     expected = len(rising) - np.searchsorted(rising, words, side="right")
-    assert np.array_equal(~sure, np.isin(words, table.threshold))
-    assert np.array_equal(out, np.where(sure, expected, 0))
-    negative = np.zeros(len(words), np.int64)
-    law = (table.cells, table.threshold, table.shift)
-    tables.fill(words | np.uint64(2**63), law, 3, negative, sure)
-    assert np.array_equal(negative, -3 * out)
+    assert doubtful == np.flatnonzero(np.isin(words, table.threshold)).tolist()
+    expected[doubtful] = 0
+    assert np.array_equal(out, expected)
+    assert tables.doubts(words | np.uint64(2**63), table, 3, out) == doubtful
+    assert np.array_equal(out, -2 * expected)
 
 
 @pytest.mark.parametrize("sigma", [3, 900, 50_000])

@@ -13,9 +13,8 @@ from streamveil.mechanisms.counters import (
     KaryTreeCounter,
     SmoothTreeCounter,
     SqrtToeplitzCounter,
-    dense,
     kernels,
-    toeplitz,
+    noise,
 )
 from streamveil.privacy.noise import SilentNoise
 from tests.mechanisms.counters.oracle import factors
@@ -43,7 +42,7 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
         impulse[unit.step] = spread
         return offset + impulse
 
-    for module in (kernels, toeplitz, dense):
+    for module in (kernels, noise):
         monkeypatch.setattr(module, "gaussian_about", unit)
     state, estimates = counter.init(horizon), []
     for t in range(horizon):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -15,18 +15,12 @@ from streamveil.mechanisms.counters.haar import (
     column_norm,
     column_weights,
     haar_read,
+    haar_std,
     least_maximum,
     variance_parts,
 )
-from streamveil.mechanisms.counters.keyed import keyed_step
-from streamveil.mechanisms.counters.protocol import (
-    Estimates,
-    Ids,
-    Increments,
-    State,
-    checked_times,
-    zeros,
-)
+from streamveil.mechanisms.counters.keyed import Keyed
+from streamveil.mechanisms.counters.protocol import Ids, checked_times
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, Int64
@@ -37,7 +31,7 @@ ROUNDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnytimeHaarCounter:
+class AnytimeHaarCounter(Keyed):
     """Running totals with noise drawn by address, whose horizon nobody knows.
 
     Algorithm: a weighted Haar basis (see `HaarCounter`) over 2^40 steps, with the level weights
@@ -57,7 +51,6 @@ class AnytimeHaarCounter:
     (1.0, False)
     """
 
-    keyed: ClassVar[bool] = True
     sigma: Exact | float  # noise scale for sensitivity 1, quanta
     tuned: int = 2**20  # steps over which the error is near-optimal
 
@@ -97,24 +90,7 @@ class AnytimeHaarCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        unit = variance_parts(checked_times(t, self.horizon), LEVELS)
-        variance = sum(part / w for part, w in zip(unit, self.weights, strict=True))
-        return np.asarray(np.sqrt(float(self.sigma) ** 2 * variance + 1 / 12))
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Counter`."""
-        return 16
-
-    def init(self, keys: int, t: int = 0) -> State:
-        """See `Counter.init`."""
-        return zeros(t, keys, whole=2, real=0)
-
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
-    ) -> tuple[Estimates, State]:
-        """See `Counter.step`; `draws` must have the same address at every step."""
-        return keyed_step(self, state, increments, draws, ids)
+        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
 
     def read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None

@@ -10,14 +10,13 @@ import numpy as np
 
 from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import feedback
-from streamveil.mechanisms.counters.noise import gaussian_about
+from streamveil.mechanisms.counters.noise import remembering_step
 from streamveil.mechanisms.counters.protocol import (
     Estimates,
     Ids,
     Increments,
     State,
     checked_times,
-    column,
     next_step,
     zeros,
 )
@@ -129,11 +128,7 @@ class DenseCounter:
         t, differences = next_step(self.horizon, state), _prepared(self.horizon)[0]
         scale = float(differences[t - 1, t - 1])
         offset = weighted_history(differences[t - 1, : t - 1], state.real)
-        fresh = gaussian_about(draws, ids, offset, feedback.up(self.sigma) * scale)
-        total = state.whole[0] + column(increments, state.keys) + fresh
-        real = state.real.copy()
-        real[t - 1] = (fresh - offset) / scale
-        return total, State(t, total[None, :], real)
+        return remembering_step(state, increments, (offset, scale, self.sigma), draws, ids)
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numba import njit
@@ -13,15 +13,8 @@ from scipy.optimize import minimize
 
 from streamveil.errors import require_one_of, require_positive
 from streamveil.mechanisms.counters import feedback
-from streamveil.mechanisms.counters.keyed import keyed_step, node_words
-from streamveil.mechanisms.counters.protocol import (
-    Estimates,
-    Ids,
-    Increments,
-    State,
-    checked_times,
-    zeros,
-)
+from streamveil.mechanisms.counters.keyed import Keyed, node_words
+from streamveil.mechanisms.counters.protocol import Ids, checked_times
 from streamveil.mechanisms.counters.schedule import check_horizon
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
@@ -35,7 +28,7 @@ SIGN_SHIFT = np.uint64(63)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HaarCounter:
+class HaarCounter(Keyed):
     """Running totals with noise from a weighted Haar basis (a dyadic bridge), drawn by address.
 
     Algorithm: N_t = sigma sum_j q_j tri_j(t) g(block of level j that holds t), tri_j the tent of
@@ -62,7 +55,6 @@ class HaarCounter:
     (1.0, 4.13)
     """
 
-    keyed: ClassVar[bool] = True
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # noise scale for sensitivity 1, quanta
     aim: Literal["max", "mean", "two-sided"] = "max"
@@ -99,25 +91,7 @@ class HaarCounter:
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        times = checked_times(t, self.horizon)
-        unit = variance_parts(times, self.levels)
-        variance = sum(part / w for part, w in zip(unit, self.weights, strict=True))
-        return np.asarray(np.sqrt(float(self.sigma) ** 2 * variance + 1 / 12))
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Counter`."""
-        return 16
-
-    def init(self, keys: int, t: int = 0) -> State:
-        """See `Counter.init`."""
-        return zeros(t, keys, whole=2, real=0)
-
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
-    ) -> tuple[Estimates, State]:
-        """See `Counter.step`; `draws` must have the same address at every step."""
-        return keyed_step(self, state, increments, draws, ids)
+        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
 
     def read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
@@ -253,6 +227,15 @@ def column_norm(weights: tuple[float, ...]) -> float:
     norms = column_weights(len(weights) - 1)
     square = sum(Fraction(w) * Fraction(c) for w, c in zip(weights, norms, strict=True))
     return float(np.sqrt(float(square))) * feedback.UP
+
+
+def haar_std(
+    times: Int64[Array, " times"], weights: tuple[float, ...], sigma: Exact | float
+) -> Float64[Array, " times"]:
+    """Standard deviation of the rounded noise of these weights."""
+    unit = variance_parts(times, len(weights) - 1)
+    variance = sum(part / w for part, w in zip(unit, weights, strict=True))
+    return np.asarray(np.sqrt(float(sigma) ** 2 * variance + 1 / 12))
 
 
 def variance_parts(t: Int64[Array, " times"], levels: int) -> list[Float64[Array, " times"]]:

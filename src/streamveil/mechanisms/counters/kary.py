@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
 from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import feedback
-from streamveil.mechanisms.counters.keyed import keyed_step
-from streamveil.mechanisms.counters.protocol import (
-    Estimates,
-    Ids,
-    Increments,
-    State,
-    checked_times,
-    zeros,
-)
+from streamveil.mechanisms.counters.keyed import Keyed
+from streamveil.mechanisms.counters.protocol import Ids, checked_times
 from streamveil.mechanisms.counters.schedule import check_horizon
 from streamveil.privacy.guarantee import Loss, Pure
 from streamveil.privacy.noise import Draws
@@ -30,7 +22,7 @@ LARGEST_LEVELS = 12  # tried by `best_arity`
 
 
 @dataclass(frozen=True, kw_only=True)
-class KaryTreeCounter:
+class KaryTreeCounter(Keyed):
     """Running totals from a tree with k children per node, adding and subtracting blocks.
 
     Algorithm: a prefix is written in balanced base k; a digit adds that many blocks of its level,
@@ -53,7 +45,6 @@ class KaryTreeCounter:
     (13, 3, 'epsilon=1')
     """
 
-    keyed: ClassVar[bool] = True
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one block's Laplace noise, quanta
     k: int | None = None  # odd; None: the best for this horizon
@@ -94,21 +85,6 @@ class KaryTreeCounter:
         times = checked_times(t, self.horizon)
         blocks = np.abs(balanced_digits(times, self.arity, self.levels)).sum(axis=0)
         return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Counter`."""
-        return 16
-
-    def init(self, keys: int, t: int = 0) -> State:
-        """See `Counter.init`."""
-        return zeros(t, keys, whole=2, real=0)
-
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
-    ) -> tuple[Estimates, State]:
-        """See `Counter.step`; `draws` must have the same address at every step."""
-        return keyed_step(self, state, increments, draws, ids)
 
     def read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None

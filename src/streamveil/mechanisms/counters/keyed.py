@@ -8,7 +8,7 @@ and every step compares it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from streamveil.mechanisms.counters.protocol import (
     State,
     column,
     next_step,
+    zeros,
 )
 from streamveil.privacy.noise import Draws, Noise
 from streamveil.types import Array, Int64, UInt64
@@ -31,7 +32,7 @@ def draws_for(counter: Counter, noise: Noise, purpose: str, *path: int | bytes, 
 
 
 class Readable(Protocol):
-    """A keyed counter, as `keyed_step` needs it."""
+    """What `Keyed` needs of the counter it is part of."""
 
     @property
     def horizon(self) -> int:
@@ -43,14 +44,28 @@ class Readable(Protocol):
         """The release of step t from the exact totals alone."""
 
 
-def keyed_step(
-    counter: Readable, state: State, increments: Increments, draws: Draws, ids: Ids | None
-) -> tuple[Estimates, State]:
-    """One step of a counter whose state is the exact total (row 0) and the mark (row 1)."""
-    t = next_step(counter.horizon, state)
-    total = state.whole[0] + column(increments, state.keys)
-    marks = check_mark(state.whole[1], mark_of(draws))
-    return counter.read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
+class Keyed:
+    """The state and the step of every keyed counter: the exact total (row 0), the mark (row 1)."""
+
+    keyed: ClassVar[bool] = True
+
+    @property
+    def state_bytes(self) -> int:
+        """See `Counter`."""
+        return 16
+
+    def init(self, keys: int, t: int = 0) -> State:
+        """See `Counter.init`."""
+        return zeros(t, keys, whole=2, real=0)
+
+    def step(
+        self: Readable, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    ) -> tuple[Estimates, State]:
+        """See `Counter.step`; `draws` must have the same address at every step."""
+        t = next_step(self.horizon, state)
+        total = state.whole[0] + column(increments, state.keys)
+        marks = check_mark(state.whole[1], mark_of(draws))
+        return self.read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
 
 
 def node_words(

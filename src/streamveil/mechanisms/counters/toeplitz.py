@@ -11,14 +11,13 @@ from numba import njit
 
 from streamveil.errors import require_one_of, require_positive
 from streamveil.mechanisms.counters import feedback
-from streamveil.mechanisms.counters.noise import gaussian_about
+from streamveil.mechanisms.counters.noise import remembering_step
 from streamveil.mechanisms.counters.protocol import (
     Estimates,
     Ids,
     Increments,
     State,
     checked_times,
-    column,
     next_step,
     zeros,
 )
@@ -115,11 +114,7 @@ class SqrtToeplitzCounter:
         scale = float(self._scales()[t - 1])
         weights = np.ascontiguousarray(inverse_coefficients(self.horizon)[t - 1 : 0 : -1])
         offset = -scale * weighted_history(weights, state.real)
-        fresh = gaussian_about(draws, ids, offset, feedback.up(self.sigma) * scale)
-        total = state.whole[0] + column(increments, state.keys) + fresh
-        real = state.real.copy()
-        real[t - 1] = (fresh - offset) / scale
-        return total, State(t, total[None, :], real)
+        return remembering_step(state, increments, (offset, scale, self.sigma), draws, ids)
 
     def _scales(self) -> Float64[Array, " horizon"]:
         return column_scales(self.horizon, self.weighting)

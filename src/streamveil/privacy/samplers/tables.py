@@ -40,7 +40,7 @@ LARGEST_SIGMA = 2**22  # two tables of sigma near 3,000
 FRACTION = 256  # bits of the fixed-point construction
 LOSS = 64  # bits of it that rounding may spoil, see `tails`
 CELL_BITS = (10, 15)  # 8 KB to 256 KB of cells: beyond, cache misses cost more than they save
-AT_ONCE = 1 << 15  # draws whose words are in the cache together
+AT_ONCE = 1 << 16  # draws whose words are in the cache together
 
 MASK, SIGN_SHIFT, ONE = np.uint64(2**63 - 1), np.uint64(63), np.uint64(1)
 NEXT, NEXT_MASK = np.uint64(40), np.uint64(2**40 - 1)  # bits of v after those of the cell
@@ -132,12 +132,31 @@ def table_word(word, cells, threshold, shift):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def fill(words, law, stride, out, sure):  # type: ignore[no-untyped-def]
-    """Adds stride times the draw of every word, but for those that are not sure."""
+def fill(words, law, out, doubtful):  # type: ignore[no-untyped-def]
+    """Draws for every word; how many are not sure, listed in `doubtful` and drawn as 0."""
     cells, threshold, shift = law
+    found = 0
     for i in range(len(words)):
-        k, sure[i] = table_word(words[i], cells, threshold, shift)
-        out[i] += stride * k * sure[i]
+        out[i], sure = table_word(words[i], cells, threshold, shift)
+        if not sure:
+            out[i], doubtful[found] = 0, i
+            found += 1
+    return found
+
+
+@njit(cache=True)
+def fill_more(words, law, stride, out, doubtful):  # type: ignore[no-untyped-def]
+    """As `fill`, but adds stride times the draws to what is there."""
+    cells, threshold, shift = law
+    found = 0
+    for i in range(len(words)):
+        k, sure = table_word(words[i], cells, threshold, shift)
+        if sure:
+            out[i] += stride * k
+        else:
+            doubtful[found] = i
+            found += 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -168,36 +187,46 @@ def discrete_gaussian(
     array([-2,  2,  3, -1,  0, -4])
     """
     variance = variance_of(sigma)
-    out = np.zeros(shape, np.int64)
-    if draws.silent or not out.size:
-        return out
-    terms = [(draws, variance, 1)]
+    if draws.silent:
+        return np.zeros(shape, np.int64)
+    out = np.empty(shape, np.int64)
+    flat, terms = out.reshape(-1), [(draws, variance, 1)]
     if variance > LARGEST_TABLE**2:
         split = parts(variance)
         terms = [
             (draws.at("first"), split.first, 1),
             (draws.at("second"), split.second, split.stride),
         ]
-    flat = out.reshape(-1)
     for start in range(0, len(flat), AT_ONCE):
-        for source, part, stride in terms:
-            add(source, part, stride, flat[start : start + AT_ONCE], start)
+        here = flat[start : start + AT_ONCE]
+        for nth, (source, part, stride) in enumerate(terms):
+            law, words = thresholds(part), source.words(len(here), start)
+            for i in doubts(words, law, stride if nth else None, here):
+                here[i] += stride * settled(source, part, int(words[i]), start + i)
     return out
 
 
-def add(draws: Draws, variance: Fraction, stride: int, out: Int64[Array, " n"], start: int) -> None:
-    """Adds stride times a draw from one table to each entry; they are the draws from `start` on."""
-    table, sure = thresholds(variance), np.empty(len(out), np.bool_)
-    words = draws.words(len(out), start)
-    fill(words, (table.cells, table.threshold, table.shift), stride, out, sure)
-    for i in np.flatnonzero(~sure).tolist():
-        k = exact.locate(
-            int(words[i]),
-            exact.tail_at(draws, start + i),
-            lambda k: threshold_at(variance, k),
-            lambda p: 0,
-        )
-        out[i] += stride * (-k if int(words[i]) >> 63 else k)
+def doubts(
+    words: UInt64[Array, " n"], table: Thresholds, stride: int | None, out: Int64[Array, " n"]
+) -> list[int]:
+    """Fills `out` or, with a stride, adds to it; the draws that were left out for want of bits."""
+    law, doubtful = (table.cells, table.threshold, table.shift), np.empty(len(words), np.int64)
+    if stride is None:
+        found = fill(words, law, out, doubtful)
+    else:
+        found = fill_more(words, law, stride, out, doubtful)
+    return list(doubtful[:found].tolist())
+
+
+def settled(draws: Draws, variance: Fraction, word: int, index: int) -> int:
+    """The draw of a word that equals a threshold, from its further bits."""
+    k = exact.locate(
+        word,
+        exact.tail_at(draws, index),
+        lambda k: threshold_at(variance, k),
+        lambda p: 0,
+    )
+    return -k if word >> 63 else k
 
 
 def threshold_at(variance: Fraction, k: int) -> tuple[exact.Number, exact.Number]:
