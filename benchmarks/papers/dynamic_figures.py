@@ -16,7 +16,8 @@ STYLE = {
     "trivial": ("0.6", ":"), "static reference": ("0.2", ":"),
     "static reference, residuals": ("0.2", "-."), "two streams": ("C3", "-"),
     "interval tree, published": ("C1", "--"), "interval tree, ours": ("C1", "-"),
-    "rerun": ("C4", "-"), "snapshot+delta": ("C5", "-"), "continual MWEM": ("C0", "-"),
+    "rerun": ("C4", "-"), "snapshot+delta": ("C5", "-"),
+    "snapshot+delta, triggered": ("C5", "--"), "continual MWEM": ("C0", "-"),
     "counter on the histogram": ("C2", "--"), "counter on the queries": ("C2", ":"),
     "counter on residuals (default)": ("C2", "-"),
 }  # fmt: skip
@@ -41,7 +42,7 @@ def lines(axes, data: list[dict], x: str) -> None:
 
 def turnover() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
-    lines(left, rows("E1"), "steps")
+    lines(left, rows("E1") + rows("E1_long"), "steps")
     left.set(xlabel="steps (a quarter of the table replaced in each)",
              ylabel="largest error / records", title="3,000 records")  # fmt: skip
     left.set_xticks([16, 64, 256, 1024], ["16", "64", "256", "1,024"])
