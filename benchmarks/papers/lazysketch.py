@@ -5,7 +5,8 @@ Figure 4: (a) CPU time and (b) error against memory, (c) error against depth, (d
 ordering (lazy below punctual) at the paper's widths, our form ten times or more below both; error
 that stops falling where noise rules; time that stays flat in memory but for punctual, which grows
 with the width. New: throughput against slack, error against round length, counters, estimators, the
-epsilon that textbook noise really needs.
+epsilon that textbook noise really needs, what noise costs; heavy hitters over 16 releases, against
+the beam, over traces of other shapes, and beside references without privacy (`lazysketch_heavy`).
 
 Streams: bounded Zipf, 2^20 arrivals over 10^6 ids. Errors: mean relative error of the true top 15,
 averaged over 0.62, 0.81 and 1 of the stream, since at a power of two the paper's tree is at its
@@ -19,50 +20,41 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 import warnings
+from collections import deque
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from numba import njit
 
-from benchmarks.sketches import (
-    BUDGET,
-    IDS,
-    LENGTH,
-    TIMES,
-    TOP,
-    finder,
-    judge,
-    lazy,
-    trace,
-    zipf,
-)
+from benchmarks.papers.lazysketch_heavy import HEAVY, Trace
+from benchmarks.papers.lazysketch_plots import FIGURES, bars, draw, sweep
+from benchmarks.sketches import BUDGET, IDS, LENGTH, TIMES, TOP, lazy, trace, zipf
 from streamveil.mechanisms.sketches import CountMin, CountSketch
 from streamveil.mechanisms.sketches.cells import CellCounter
+from streamveil.mechanisms.sketches.gaussian import (
+    PIECE,
+    new_scratch,
+    round_about,
+    standard_pairs,
+)
+from streamveil.mechanisms.sketches.kernels import finish
+from streamveil.mechanisms.sketches.keystream import GROUP, fill, key_schedule
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
 
-mpl.use("Agg")
-
-FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 RESULTS = Path(__file__).parents[1] / "results" / "lazysketch.json"
 KILOBYTES = (24, 72, 240, 720, 2400)
 SKEWS = (1.05, 1.1, 1.3, 1.7, 2.1, 2.5)
 EPSILONS = (0.05, 0.1, 0.3, 1.0, 3.0)
 DEPTHS = (1, 2, 3, 5, 9)
-STYLES = {
-    "CMS (not private)": ("k", "s", ":"), "CS (not private)": ("0.5", "D", ":"),
-    "PunctualCMS, paper": ("C3", "v", "--"), "LazyCMS, paper": ("C1", "o", "--"),
-    "LazyCMS, ours": ("C0", "o", "-"), "LazyCMS, ours, lag": ("C2", "^", "-"),
-    "LazyCS, ours": ("C4", "P", "-"), "LazyCMS, ours, 24 KB": ("C5", "X", "-"),
-}  # fmt: skip
 # widths that the paper names at 24 KB; bytes per cell otherwise
 LAZY_WIDTHS = {24: 55, 72: 150, 240: 588, 720: 1935, 2400: 8000}
+PUNCTUAL_BYTES = 92  # a cell of our tree over 2^20 pushes
 PUNCTUAL_WIDTHS = {24: 33, 72: 100, 240: 333, 720: 1000, 2400: 3333}
 
 
@@ -174,41 +166,6 @@ def _analytic(make, kilobytes, trial, fields):
     return make(kilobytes, trial, **fields)
 
 
-def sweep(values, one, trials: int) -> dict:
-    """{line: [(value, mean, standard error), ...]}."""
-    out: dict = {}
-    for value in values:
-        rows = [one(value, trial) for trial in range(trials)]
-        for name in rows[0]:
-            cells = np.array([row[name] for row in rows])
-            spread = float(cells.std(ddof=1) / np.sqrt(trials)) if trials > 1 else 0.0
-            out.setdefault(name, []).append((float(value), float(cells.mean()), spread))
-    return out
-
-
-def draw(lines: dict, name: str, x: str, y: str, title: str, *, logs: str = "xy") -> None:
-    """One picture with error bars."""
-    figure, axes = plt.subplots(figsize=(7.4, 4.2))
-    for number, (label, points) in enumerate(lines.items()):
-        at, mean, bar = np.array(points).T
-        colour, marker, dash = STYLES.get(label, (f"C{number}", "o", "-"))
-        axes.errorbar(at, mean, yerr=bar, label=label, color=colour, marker=marker, ls=dash, ms=5,
-                      capsize=3, lw=1.3)  # fmt: skip
-    if "x" in logs:
-        axes.set_xscale("log")
-        ticks = sorted({p[0] for points in lines.values() for p in points})
-        axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
-        axes.minorticks_off()
-    if "y" in logs:
-        axes.set_yscale("log")
-    axes.set(xlabel=x, ylabel=y, title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    figure.savefig(FIGURES / f"sketches_{name}.png", dpi=110)
-    plt.close(figure)
-
-
 ERROR = "mean relative error, top 15"
 
 
@@ -247,6 +204,18 @@ def paper_stream(places, width, punctual, sigma) -> float:
     return noise.sum() + exact.sum()
 
 
+def one_by_one(width: int, keys: np.ndarray) -> dict[str, float]:
+    """DataSketches, called once a key."""
+    try:
+        from datasketches import count_min_sketch
+    except ImportError:
+        return {}
+    sketch, held = count_min_sketch(3, width), keys.tolist()
+    start = time.thread_time()
+    deque(map(sketch.update, held), maxlen=0)
+    return {"DataSketches (not private)": (time.thread_time() - start) * LENGTH / len(held)}
+
+
 def figure_4a(trials: int) -> dict:
     def one(kilobytes, trial):
         keys = stream(1.3, 0)[0]
@@ -256,7 +225,7 @@ def figure_4a(trials: int) -> dict:
             "LazyCMS, ours": ours(kilobytes, 0).open(SeededNoise(0)),
             "LazyCS, ours": ours(kilobytes, 0, kind="count-sketch").open(SeededNoise(0)),
         }
-        out = {}
+        out = one_by_one(kilobytes * 1000 // 12, keys[: 2**14])
         for name, sketch in kept.items():
             start = time.thread_time()
             sketch.update(keys)
@@ -264,11 +233,17 @@ def figure_4a(trials: int) -> dict:
         for name, config, length in (
             ("LazyCMS, paper", paper_lazy(kilobytes, 0), 2**16),
             ("PunctualCMS, paper", paper_punctual(kilobytes, 0), 2**8),
+            ("PunctualCS, paper", paper_punctual(kilobytes, 0, kind="count-sketch"), 2**8),
         ):
             places = config.layout.columns(keys[:length]).astype(np.int64)
             start = time.thread_time()
             paper_stream(places, config.width, int(name.startswith("Punctual")), config.sigma)
             out[name] = (time.thread_time() - start) * LENGTH / length
+        width = kilobytes * 1000 // (3 * PUNCTUAL_BYTES)
+        live = lazy(width, round=1, block=width, counter="tree").open(SeededNoise(0))
+        start = time.thread_time()
+        live.update(keys[: 2**8])
+        out["PunctualCMS, ours"] = (time.thread_time() - start) * LENGTH / 2**8
         return out
 
     one(24, 0)
@@ -392,64 +367,76 @@ def figure_spent(trials: int) -> dict:
     return lines
 
 
-def heavy(keys: np.ndarray, values, make, trials: int, name: str, x: str) -> dict:
-    """Precision, recall and error of the top 256 for several finders of one trace."""
-    names, counts = np.unique(keys, return_counts=True)
-    top = np.argpartition(-counts, 256)[:256]
-
-    def one(value, trial):
-        live = make(value, trial).open(SeededNoise(trial))
-        live.update(keys)
-        return judge(live.published().top(256), names[top], counts[top])
-
-    results = sweep(values, one, trials)
-    shares = {label: points for label, points in results.items() if label != "error"}
-    draw(shares, f"heavy_{name}", x, "share", "Top 256 of 26.6 million addresses", logs="x")
-    draw({"error": results["error"]}, f"heavy_{name}_error", x, "mean relative error of the found",
-         "Top 256 of 26.6 million addresses")  # fmt: skip
-    return results
+@njit(cache=True)
+def repeated(stage, keys, tables, scratch, times) -> None:
+    """One stage of a push, again and again, on a piece of cells."""
+    pending, buffer, shown = tables
+    for number in range(times):
+        if stage == 0:
+            fill(keys, 32 * number, scratch.words, PIECE // 2 // GROUP)
+        elif stage == 1:
+            standard_pairs(scratch.words, PIECE // 2, PIECE // 2, scratch.normal)
+        elif stage == 2:
+            round_about(26.8, 2.0**-20, scratch.normal, buffer, scratch.noise)
+        else:
+            finish(shown, pending, buffer, scratch.noise, np.int32(2**26), np.int32(10))
 
 
-def figure_heavy_memory(trials: int, keys: np.ndarray) -> dict:
-    def make(megabytes, seed):
-        width = (int(megabytes * 1e6) // 12 - 65_792) // 6
-        return finder(width, len(keys), seed=seed)
-
-    return heavy(keys, (1.0, 1.5, 2.0, 2.6, 4.0, 8.0), make, min(trials, 3), "memory", "memory, MB")
-
-
-def figure_heavy_epsilon(trials: int, keys: np.ndarray) -> dict:
-    def make(epsilon, seed):
-        return finder(25_000, len(keys), epsilon, seed=seed)
-
-    return heavy(keys, (0.05, 0.1, 0.3, 1.0, 2.0), make, min(trials, 3), "epsilon",
-                 "epsilon (2.6 MB, delta 1e-6)")  # fmt: skip
+def figure_noise_cost(trials: int) -> dict:
+    """CPU ns of one noised cell by stage, beside ready-made normals."""
+    keys = key_schedule(SeededNoise(1).at("cost"))
+    scratch, times = new_scratch(), 2000
+    tables = np.zeros(PIECE, np.int16), np.zeros(PIECE, np.int32), np.zeros(PIECE, np.int32)
+    rng, fast = np.random.default_rng(1), np.random.Generator(np.random.SFC64(1))
+    many, single = np.empty(2**18), np.empty(2**18, np.float32)
+    stages = ("AES-256 in counter mode", "Gaussian pairs", "rounding about a buffer",
+              "buffer, shown, pending")  # fmt: skip
+    tasks = {name: (lambda stage=stage: repeated(stage, keys, tables, scratch, times),
+                    PIECE * times) for stage, name in enumerate(stages)}  # fmt: skip
+    tasks |= {
+        "ready normals, PCG64, double": (lambda: rng.standard_normal(out=many), many.size),
+        "ready normals, PCG64, single": (
+            lambda: rng.standard_normal(dtype=np.float32, out=single), many.size),
+        "ready normals, SFC64, single": (
+            lambda: fast.standard_normal(dtype=np.float32, out=single), many.size),
+        "os.urandom, 8 bytes": (lambda: os.urandom(2**18), 2**15),
+    }  # fmt: skip
+    rows = {name: [] for name in tasks}
+    for number in range(2 * trials + 1):
+        for name, (task, draws) in tasks.items():
+            start = time.thread_time_ns()
+            task()
+            if number:  # the first round compiles
+                rows[name].append((time.thread_time_ns() - start) / draws)
+    bars(rows, "noise_cost", "CPU ns a draw", "What the noise of one cell costs", stages)
+    return rows
 
 
 FIGURES_BY_NAME = {
     "4a": figure_4a, "4b": figure_4b, "4c": figure_4c, "4d": figure_4d, "4e": figure_4e,
     "4f": figure_4f, "rounds": figure_rounds, "counters": figure_counters,
     "estimators": figure_estimators, "slack": figure_slack, "spent": figure_spent,
-    "heavy_memory": figure_heavy_memory, "heavy_epsilon": figure_heavy_epsilon,
+    "noise_cost": figure_noise_cost,
 }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--only", nargs="*", choices=FIGURES_BY_NAME)
+    parser.add_argument("--only", nargs="*", choices=[*FIGURES_BY_NAME, *HEAVY])
     parser.add_argument("--trace", help="a file of uint32 addresses")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     FIGURES.mkdir(parents=True, exist_ok=True)
     saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    keys = None
-    for name in options.only or FIGURES_BY_NAME:
+    traced = None
+    for name in options.only or [*FIGURES_BY_NAME, *HEAVY]:
         start = time.perf_counter()
-        if name.startswith("heavy"):
-            if keys is None:
+        if name in HEAVY:
+            if traced is None:
                 keys = np.fromfile(options.trace, np.uint32) if options.trace else trace()
-            saved[name] = FIGURES_BY_NAME[name](options.trials, keys)
+                traced = Trace(keys)
+            saved[name] = HEAVY[name](min(options.trials, 3), traced)
         else:
             saved[name] = FIGURES_BY_NAME[name](options.trials)
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)

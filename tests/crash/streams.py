@@ -147,13 +147,24 @@ def questions(name: str) -> list[np.ndarray]:
     return [points_where(source, text) for text in QUESTIONS]
 
 
+def sketch_work(name: str) -> Work:
+    """A sketch job."""
+    from tests.crash.sketch_jobs import work_of_plan  # built from what is above
+
+    return work_of_plan(name)
+
+
 JOBS: dict[str, Callable[[], Work]] = {
     "toy": lambda: toy_work(8, 20, 2),
     "long toy": lambda: toy_work(60, 50, 3),
     "visits": visits_work,
     "people": people_work,
+    "heavy": lambda: sketch_work("heavy"),
+    "frequency": lambda: sketch_work("frequency"),
 }
-RELEASES = {"toy": 4, "long toy": 20, "visits": 6, "people": 6 + len(QUESTIONS)}
+RELEASES = {
+    "toy": 4, "long toy": 20, "visits": 6, "people": 6 + len(QUESTIONS), "heavy": 6, "frequency": 7,
+}  # fmt: skip
 
 
 def work(name: str, folder: Path) -> Work:
