@@ -555,8 +555,8 @@ def large() -> Table:
 
 
 EXPERIMENTS: dict[str, Callable[[], Table]] = {
-    "E1": e1, "E1_long": e1_long, "E1_sizes": e1_sizes, "E2": e2, "E3": e3, "E4": e4, "E5": e5, "E6": e6,
-    "E10": e10, "E12": e12, "E13": e13, "E14": e14, "large": large,
+    "E1": e1, "E1_long": e1_long, "E1_sizes": e1_sizes, "E2": e2, "E3": e3, "E4": e4, "E5": e5,
+    "E6": e6, "E10": e10, "E12": e12, "E13": e13, "E14": e14, "large": large,
 }  # fmt: skip
 
 
