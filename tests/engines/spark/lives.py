@@ -5,6 +5,7 @@ Arguments: case number, data, state, out, master.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -25,6 +26,36 @@ def start(case: int, folder: Path, master: str = "local[2]") -> subprocess.Popen
     )  # fmt: skip
 
 
+def cluster(folder: Path, port: int) -> list[subprocess.Popen[bytes]]:
+    """A standalone master and two workers of one core, each in a process group of its own."""
+    import pyspark
+
+    from streamveil.engines.spark.java import java_home
+
+    home = Path(pyspark.__file__).parent
+    environment = os.environ | {
+        "JAVA_HOME": java_home(), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }  # fmt: skip
+    kind, at = "org.apache.spark.deploy", f"spark://127.0.0.1:{port}"
+    commands = [
+        [f"{kind}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        *[
+            [f"{kind}.worker.Worker", "-c", "1", "-m", "1g", "--webui-port", "0", "-d",
+             str(folder / f"worker{n}"), at]
+            for n in range(2)
+        ],
+    ]  # fmt: skip
+    return [
+        subprocess.Popen(
+            [str(home / "bin" / "spark-class"), *command], env=environment, cwd=folder,
+            start_new_session=True, stdout=subprocess.DEVNULL,
+            stderr=(folder / "cluster").open("ab"),
+        )
+        for command in commands
+    ]  # fmt: skip
+
+
 def live(case: int, folder: Path, master: str) -> None:
     """One life, to the end."""
     from streamveil.engines.spark.session import session
@@ -37,7 +68,8 @@ def live(case: int, folder: Path, master: str) -> None:
     keys = Keys(noise=SeededNoise(SEED), insecure=True)
     plan = CASES[case].plan(folder / "data", folder / "out")
     layout = Layout(shards=CASES[case].shards)
-    paths = {"spark.executorEnv.PYTHONPATH": str(ROOT)}
+    found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(found)}
     with SparkJob(
         plan, state=folder / "state", session=session(master, **paths), layout=layout, keys=keys
     ) as job:

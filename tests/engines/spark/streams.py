@@ -45,6 +45,8 @@ class Case:
     moments: bool = False
     counter: str = "auto"
     two_keys: bool = False
+    distinct: bool = False
+    preset: str = "default"
     rows: int = 900
     shards: int = 3
 
@@ -93,6 +95,11 @@ class Case:
                 Aggregate(name=function, function=function, expression="value", low=-1.0, high=1.0)
                 for function in ("avg", "variance", "stddev")
             ]
+        if self.distinct:
+            aggregates += [
+                Aggregate(name="kinds", function="count_distinct", expression="other"),
+                Aggregate(name="stamps", function="count_distinct", expression="ts"),
+            ]
         keys = [KeyColumn(name="key", expression="key")]
         if self.two_keys:
             keys.append(KeyColumn(name="other", expression="other"))
@@ -107,7 +114,7 @@ class Case:
             bounding=Bounding(max_rows=None if self.quadratic else 6, quadratic=self.quadratic,
                               max_rows_per_group=None if self.quadratic else self.per_group),
             sink=out and SinkSpec(name="out", kind="files", options={"path": str(out)}),
-            options=options, counter=self.counter,
+            options=options, counter=self.counter, preset=self.preset,
         )  # fmt: skip
 
     def _clock(self) -> Clock:
@@ -134,6 +141,10 @@ CASES = [
     Case(name="quantile", seed=9, public=True, quantile=True, clock="rows", shards=2),
     Case(name="grow_two", seed=10, window=GROW, two_keys=True, text=True, period=SPAN),
     Case(name="once", seed=11, clock="once", shards=2),
+    Case(name="distinct", seed=12, window=TUMBLE, distinct=True, shards=3),
+    Case(name="distinct_public", seed=13, clock="rows", public=True, distinct=True, text=True),
+    Case(name="rounds", seed=14, window=TUMBLE, preset="dp-sqlp", per_group=None, shards=3),
+    Case(name="rounds_long", seed=15, window=GROW, preset="dp-sqlp", rows=4000, shards=2),
 ]
 
 

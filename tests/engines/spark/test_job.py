@@ -7,10 +7,10 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,33 +246,62 @@ def test_kill_9_of_an_executor_changes_nothing(tmp_path):
     (tmp_path / "out").mkdir()
     CASES[0].write(tmp_path / "data")
     process = lives.start(0, tmp_path, "local-cluster[2,1,1024]")
-    killed = 0
-    try:
-        for count in (0, 1):
-            wait_for(tmp_path, count, process)
-            killed += kill_executor(process)
-    except BaseException:
-        end(process)
-        raise
-    finish(process)
-    assert killed
+    assert kills(tmp_path, process, [process]) > 1
     assert published(tmp_path / "out") == embedded(CASES[0], tmp_path)
     assert charges(tmp_path) == 1
 
 
-def kill_executor(process):
-    """Kills one executor of the group, once it is there; how many were killed."""
-    for _ in range(600):
-        listed = subprocess.run(
-            ["ps", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True,
-            check=False,
-        ).stdout  # fmt: skip
-        found = [line.split()[0] for line in listed.splitlines()
-                 if "CoarseGrainedExecutorBackend" in line]  # fmt: skip
-        if found:
-            os.kill(int(found[0]), signal.SIGKILL)
-            return 1
-        if process.poll() is not None:
-            return 0
-        time.sleep(0.1)
+@pytest.mark.slow
+def test_kill_9_of_executors_of_two_workers_changes_nothing(tmp_path):
+    (tmp_path / "out").mkdir()
+    CASES[2].write(tmp_path / "data")
+    port = 20_000 + os.getpid() % 10_000
+    workers = lives.cluster(tmp_path, port)
+    try:
+        process = lives.start(2, tmp_path, f"spark://127.0.0.1:{port}")
+        assert kills(tmp_path, process, workers) > 1
+    finally:
+        for worker in workers:
+            end(worker)
+    assert published(tmp_path / "out") == embedded(CASES[2], tmp_path)
+    assert charges(tmp_path) == 1
+
+
+def kills(folder, process, groups):
+    """Kills an executor before the first release and one after it; returns how many."""
+    killed = 0
+    try:
+        for count in (0, 1):
+            wait_for(folder, count, process)
+            killed += kill_executor(process, groups, count)
+    except BaseException:
+        end(process)
+        raise
+    finish(process)
+    return killed
+
+
+def executors(groups):
+    """The executors among the processes of some groups."""
+    found, wanted = [], {group.pid for group in groups}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            group = int((folder / "stat").read_text().rpartition(")")[2].split()[2])
+            if group in wanted and b"ExecutorBackend" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def kill_executor(process, groups, chosen):
+    """Kills one executor, once both are there; how many were killed."""
+    limit = time.monotonic() + 200
+    while process.poll() is None:
+        assert time.monotonic() < limit
+        found = executors(groups)
+        if len(found) > 1:
+            time.sleep(1)  # let it work
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found[chosen], signal.SIGKILL)
+                return 1
+        time.sleep(0.05)
     return 0

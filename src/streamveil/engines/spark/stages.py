@@ -16,17 +16,24 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.engines.spark.moving import Counts, Rows
-from streamveil.operators.aggregate import KeyRows, KeyTable, add_rows, find_keys, key_stage
-from streamveil.operators.bounding import UnitRows, unit_stage
+from streamveil.operators.aggregate import (
+    KeyRows,
+    KeyTable,
+    Recognised,
+    add_rows,
+    key_stage,
+    recognise,
+)
 from streamveil.operators.distinct import see
 from streamveil.operators.dp_sqlp import RoundTotalling
-from streamveil.operators.group_by import BOUNDED, ROUND_MARK, GroupBy
+from streamveil.operators.folding import BOUNDED, ROUND_MARK, arrive, pass_units
+from streamveil.operators.group_by import GroupBy
 from streamveil.operators.keys import encode_keys
 from streamveil.operators.release import WindowState
 from streamveil.operators.rows import Prepared, groups_of, lane_hits, lane_quanta
 from streamveil.operators.state import Index, State, parts
 from streamveil.privacy.noise import Noise
-from streamveil.types import Array, Bool, Int64, UInt8, UInt64
+from streamveil.types import Array, Int64, UInt8, UInt64
 
 Facts = dict[str, Array]  # of the shown groups, all public: window, name, weight, round
 LATER = ("rows", "units", "distinct")  # lanes that are filled where a row is accepted or gathered
@@ -42,7 +49,7 @@ def admit(
 ) -> tuple[list[Rows], Counts]:
     """Per-row work: expressions, windows, names. Rows by unit shard, and counts of the others."""
     state = State()
-    prepared, pairs = operator.arrive(state, Batch(rows, step, False, "{}"), noise)  # noqa: FBT003
+    prepared, pairs = arrive(operator, state, Batch(rows, step, False, "{}"), noise)  # noqa: FBT003
     source: Index = pairs.rows
     n = len(pairs.rows)
     if n == len(prepared.unit) and operator.schedule.overlap == 1:
@@ -78,16 +85,9 @@ def bound(
 
     Returns rows by key shard, summed per group where nothing is lost by it.
     """
-    names, window, period = rows["names"], rows["window"], rows["period"]
-    weight, hidden, mark = shown.look_up(names, window)
-    n = len(rows)
-    all_rows = UnitRows(rows["unit"], groups_of(names, window + mark), weight, hidden)
-    accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    for number, mine in parts(period):
-        accepted[mine], first[mine] = unit_stage(
-            operator._units(state, number),
-            UnitRows(*(column[mine] for column in all_rows)), operator.bounds,
-        )  # fmt: skip
+    names, n = rows["names"], len(rows)
+    known = shown.recognise(names, rows["window"])
+    accepted, first = pass_units(operator, state, rows["unit"], known, rows["period"])
     kept = np.flatnonzero(accepted)
     lanes = np.ones((n, len(operator.plain_lanes)), np.int64)
     lanes[:, travelling(operator)] = rows["lanes"]
@@ -200,39 +200,47 @@ def rounds_of(
 
 @dataclass(frozen=True)
 class Shown:
-    """The facts of all shards, by window: where a group is found, its weight and its round."""
+    """What bounding may know of the groups of all shards, by window: where, weight and round."""
 
-    windows: dict[int, tuple[KeyTable, UInt8[Array, " shown"], Int64[Array, " shown"]]]
+    windows: dict[int, tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]]
     entry: int  # weight of a group that is not shown
+    restarts: bool
 
     @classmethod
     def of(cls, operator: GroupBy, facts: Facts) -> Shown:
         """Ready to look up."""
-        found = {}
+        found, rule = {}, operator.totalling.rule
+        weighed = rule is not None or operator.bounds.slots is not None
         for window, mine in parts(facts["window"]):
             table = KeyTable.empty(0)
             table.add_names(np.ascontiguousarray(facts["name"][mine]))
-            found[window] = table, facts["weight"][mine], facts["round"][mine]
-        rule = operator.totalling.rule
-        return cls(found, 1 if rule is None else rule.entry)
+            weights = np.append(facts["weight"][mine] * np.uint8(weighed), np.uint8(0))
+            found[window] = table, weights, facts["round"][mine]
+        restarts = isinstance(operator.totalling, RoundTotalling)
+        return cls(found, 1 if rule is None else rule.entry, restarts)
 
-    def look_up(
-        self, names: UInt64[Array, "rows 2"], window: Int64[Array, " rows"]
-    ) -> tuple[UInt8[Array, " rows"], Bool[Array, " rows"], Int64[Array, " rows"]]:
-        """As `GroupBy.public_facts`, and the marks of rounds."""
+    def recognise(
+        self, names: UInt64[Array, "rows 2"], windows: Int64[Array, " rows"]
+    ) -> Recognised:
+        """As `folding.recognised`, but for the key rows, which are elsewhere."""
         n = len(names)
-        weight, mark = np.full(n, self.entry, np.uint8), np.zeros(n, np.int64)
-        hidden = np.ones(n, np.bool_)
-        for number, mine in parts(window):
-            if number not in self.windows:
-                continue
-            table, weights, rounds = self.windows[number]
-            rows = find_keys(table, np.ascontiguousarray(names[mine]))
-            hit = rows >= 0
-            hidden[mine] = ~hit
-            weight[mine] = np.where(hit, weights[rows], self.entry)
-            mark[mine] = np.where(hit, rounds[rows] * ROUND_MARK, 0)
-        return weight, hidden, mark
+        known = Recognised(
+            np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(n, np.bool_),
+            np.empty(n, np.uint16),
+        )  # fmt: skip
+        marks = np.zeros(n if self.restarts else 0, np.int64)
+        nothing = KeyTable.empty(0), np.zeros(1, np.uint8), np.zeros(0, np.int64)
+        for window, mine in parts(windows):
+            table, weights, rounds = self.windows.get(window, nothing)
+            own = np.ascontiguousarray(names[mine])
+            some = recognise(table, own, window, weights, self.entry)
+            for column, values in zip(known, some, strict=True):
+                column[mine] = values
+            if self.restarts:
+                marks[mine] = np.append(rounds, np.int64(0))[some.rows]  # -1 reads the zero
+        if self.restarts:
+            known = known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
+        return known
 
 
 def merged(releases: list[Release]) -> list[Release]:
