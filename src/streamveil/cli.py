@@ -128,7 +128,9 @@ def run(
         str, typer.Option(help="embedded, or spark (the extra 'spark').")
     ] = "embedded",
     master: Annotated[str, typer.Option(help="Spark's master, with --engine spark.")] = "local[*]",
-    shards: Annotated[int, typer.Option(help="Hash partitions, with --engine spark.")] = 4,
+    shards: Annotated[
+        int | None, typer.Option(help="Hash partitions of a new state, with --engine spark: 8.")
+    ] = None,
     storage: Annotated[
         str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
     ] = None,
@@ -157,22 +159,17 @@ def run(
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     last = None
-    if engine == "spark":
-        if shared is not None:
-            raise PlanError("--ledger is not there with --engine spark yet; leave one of them out")
-        from streamveil.runtime.on_spark import spark
-
-        on = spark(master=master, shards=shards, storage=storage)
-        with on.start(planned.plan, state=state, secret=secret, once=once) as spread:
-            for release in spread:
-                last = release
-        show_last(last, planned.plan)
-        return
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
     with progress_bar(planned.plan, seen, quiet=quiet) as listen:
-        job = start(planned.plan, state=state, secret=secret, progress=listen, pace=pace,
-                    ledger=shared)  # fmt: skip
+        common = {"state": state, "secret": secret, "progress": listen, "ledger": shared}
+        if engine == "spark":
+            from streamveil.runtime.on_spark import spark
+
+            on = spark(master=master, shards=shards, storage=storage)
+            job: Any = on.start(planned.plan, once=once, **common)
+        else:
+            job = start(planned.plan, pace=pace, **common)
         with job:
             for release in job:
                 last = release
