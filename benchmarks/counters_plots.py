@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 
 from streamveil.mechanisms.counters import (
     AnytimeBltCounter,
+    AnytimeHaarCounter,
     BinaryTreeCounter,
     BltCounter,
     HaarCounter,
@@ -35,6 +36,7 @@ COLOURS = {
     "Haar": "#1a73e8",
     "BLT": "#d93025",
     "anytime BLT": "#f29900",
+    "anytime Haar": "#12b5cb",
     "square root": "#188038",
     "hybrid": "#a0703c",
     "k-ary, Laplace": "#8430ce",
@@ -116,6 +118,7 @@ def memory(path: Path) -> None:
         "Haar": HaarCounter(horizon=T, sigma=SIGMA),
         "hybrid": HybridCounter(sigma=SIGMA),
         "anytime BLT": AnytimeBltCounter(sigma=SIGMA, tuned=T),
+        "anytime Haar": AnytimeHaarCounter(sigma=SIGMA, tuned=T),
         "square root": SqrtToeplitzCounter(horizon=T, sigma=SIGMA),
     }
     figure, axes = plt.subplots(figsize=(7.5, 4.2))
@@ -127,7 +130,7 @@ def memory(path: Path) -> None:
         axes.annotate(
             name,
             (counter.state_bytes, error),
-            xytext=(-7 if left else 7, 4),
+            xytext=(-7 if left else 7, -9 if name == "Haar" else 4),
             textcoords="offset points",
             color=COLOURS[name],
             ha="right" if left else "left",
@@ -150,21 +153,24 @@ def memory(path: Path) -> None:
 
 def unknown(path: Path) -> None:
     """What not knowing the end costs."""
-    t = np.unique(np.rint(np.geomspace(1, 2**20, 700)).astype(np.int64))
+    t = np.unique(np.rint(np.geomspace(1, 10**6, 700)).astype(np.int64))
     best = root_squared_norm(t)
     counters = {
         "hybrid": HybridCounter(sigma=SIGMA),
+        "anytime Haar": AnytimeHaarCounter(sigma=SIGMA),
         "anytime BLT": AnytimeBltCounter(sigma=SIGMA),
         "BLT": BltCounter(horizon=2**20, sigma=SIGMA),
     }
     figure, axes = plt.subplots(figsize=(7.5, 4.2))
     for name, counter in counters.items():
-        axes.plot(t, curve(counter, t) / best, color=COLOURS[name], lw=1.2)
+        width = 0.6 if "Haar" in name else 1.2
+        axes.plot(t, curve(counter, t) / best, color=COLOURS[name], lw=width)
     axes.text(2e3, 1.95, "hybrid (epochs of doubling length)", color=COLOURS["hybrid"])
-    axes.text(3e3, 1.36, "anytime BLT, tuned for t up to 2^20", color=COLOURS["anytime BLT"])
+    axes.text(70, 1.62, "anytime Haar, no stored noise", color=COLOURS["anytime Haar"])
+    axes.text(1.1, 1.2, "anytime BLT, tuned to 2^20", color=COLOURS["anytime BLT"])
     axes.text(1.9, 2.2, "BLT made for 2^20", color=COLOURS["BLT"])
     axes.axhline(1, color="black", lw=0.8, ls="--")
-    axes.set(xscale="log", xlabel="release t", ylim=(0.8, 2.5), xlim=(1, 2**20))
+    axes.set(xscale="log", xlabel="release t", ylim=(0.8, 2.5), xlim=(1, 10**6))
     axes.set_title(
         "Standard deviation relative to a square-root counter made for exactly t releases",
         loc="left",
