@@ -1,7 +1,8 @@
 """The command line. Every command is a few lines over the library.
 
 Exit codes: 0 done, 1 unexpected failure, 2 wrong use or a refused query, 3 over budget, 4 state or
-ledger, 5 source, 6 an audit refuted the claim, 130 interrupted (what is committed stays; run again to resume).
+ledger, 5 source, 6 an audit refuted the claim, 130 interrupted (what is committed stays; run again
+to resume).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from streamveil import __version__
 from streamveil.batch import Release
-from streamveil.commands import answers, audit, ledger, tuning
+from streamveil.commands import answers, audit, bench, dashboard, ledger, tuning
 from streamveil.commands.common import (
     QueryFile,
     StateFolder,
@@ -71,6 +72,10 @@ app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --ke
     answers.read
 )
 app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000")(audit.audit)
+app.command("bench", epilog="Example: streamveil bench --records 5000000")(bench.bench)
+app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
+    dashboard.dashboard
+)
 
 
 def main() -> None:

@@ -1,0 +1,129 @@
+"""What the page shows: a few groups over time, the last release, what changed, what was spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.derived import Answers
+from streamveil.derived.releases import Moment, Releases
+from streamveil.errors import PlanError
+from streamveil.types import Array, Float64
+
+LINES = 6  # groups of a chart
+POINTS = 240  # releases of a chart, evenly chosen when there are more
+ROWS = 25  # of a table
+LABEL = 30  # characters of one column of a key
+
+
+@dataclass(frozen=True)
+class Line:
+    """One group over time; NaN where it was not shown."""
+
+    label: str
+    value: Float64[Array, " moments"]
+    low: Float64[Array, " moments"]
+    high: Float64[Array, " moments"]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One number of the releases, for its largest groups."""
+
+    name: str
+    ticks: tuple[str, ...]  # one per release
+    breaks: tuple[int, ...]  # where a window starts
+    lines: tuple[Line, ...]
+    bias: str
+
+
+def charts(answers: Answers) -> list[Chart]:
+    """One chart for each number."""
+    releases = answers.releases
+    moments = chosen(releases.moments)
+    return [chart(releases, name, moments) for name in releases.answers]
+
+
+def chosen(moments: list[Moment]) -> list[Moment]:
+    """Evenly, the last one included."""
+    places = np.unique(np.linspace(0, len(moments) - 1, POINTS).round().astype(int))
+    return [moments[place] for place in places]
+
+
+def chart(releases: Releases, name: str, moments: list[Moment]) -> Chart:
+    """The groups with the largest last values."""
+    last = releases.moments[-1]
+    order = np.argsort(-releases.column(last, name), kind="stable")[:LINES]
+    keys = releases.keys(last).take(pa.array(order))
+    labels = key_labels(releases.table(last).take(pa.array(order)), releases.key_names)
+    found = {end: np.full((len(order), len(moments)), np.nan) for end in ("", "_low", "_high")}
+    for place, moment in enumerate(moments):
+        at = pa.compute.index_in(keys, value_set=releases.keys(moment))
+        shown = at.is_valid().to_numpy(zero_copy_only=False)
+        rows = at.fill_null(0).to_numpy()[shown]
+        for end, cells in found.items():
+            cells[shown, place] = releases.column(moment, name + end)[rows]
+    lines = tuple(
+        Line(label, *(found[end][row] for end in found)) for row, label in enumerate(labels)
+    )
+    breaks = [i for i in range(1, len(moments)) if moments[i].window != moments[i - 1].window]
+    ticks = tuple(tick(releases, moment) for moment in moments)
+    return Chart(name, ticks, tuple(breaks), lines, bias_of(releases, name))
+
+
+def key_labels(table: pa.Table, names: list[str]) -> list[str]:
+    """Keys as short texts."""
+    rows = table.select(names).to_pylist() if names else [{} for _ in range(table.num_rows)]
+    return [", ".join("none" if v is None else str(v)[:LABEL] for v in row.values()) or "all rows"
+            for row in rows]  # fmt: skip
+
+
+def tick(releases: Releases, moment: Moment) -> str:
+    """A release on the axis: its trigger, and the day or time of its window."""
+    table = releases.table(moment)
+    if "window_start" not in table.column_names or not table.num_rows:
+        return str(moment.trigger)
+    start: Any = table["window_start"][0].as_py()
+    at = start if isinstance(start, str) else f"{start:%Y-%m-%d %H:%M}".removesuffix(" 00:00")
+    return f"{at} · {moment.trigger}"
+
+
+def bias_of(releases: Releases, name: str) -> str:
+    """What the intervals do not cover."""
+    outputs = (releases.facts or {}).get("outputs", [])
+    return next((str(one.get("bias", "")) for one in outputs if one["name"] == name), "")
+
+
+def last_release(answers: Answers) -> tuple[pa.Table, tuple[str, ...]]:
+    """The largest groups of the last release by its first number, and notes."""
+    name = answers.releases.answers[0]
+    found = answers.top(name, ROWS)
+    return found.table.slice(0, ROWS), found.notes
+
+
+def changes(answers: Answers) -> tuple[pa.Table, tuple[str, ...]] | None:
+    """What changed most since the release before, beyond its interval first; None at the first."""
+    name = answers.releases.answers[0]
+    try:
+        found = answers.difference(name)
+    except PlanError:
+        return None
+    sd = np.maximum(found.table[name + "_sd"].to_numpy(), 1e-300)
+    size = np.abs(found.table[name].to_numpy()) / sd
+    order = np.argsort(-size, kind="stable")[:ROWS]
+    return found.table.take(pa.array(order)), found.notes
+
+
+def ledger_record(path: Path) -> dict[str, Any] | None:
+    """The deployment record of a ledger, if there is one."""
+    from streamveil.privacy.ledger import Ledger
+
+    if not path.is_file():
+        return None
+    with Ledger.load(path) as ledger:
+        record: dict[str, Any] = ledger.export()
+        return record

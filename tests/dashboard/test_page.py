@@ -1,0 +1,135 @@
+"""The page shows what was released and spent, escapes it, and needs nothing from outside."""
+
+import builtins
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.connectors.sinks import FilesSink
+from streamveil.dashboard import draw, page, series, write
+from streamveil.errors import MissingExtraError
+from streamveil.privacy.noise import SeededNoise
+from tests.derived.streams import released
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+HOSTILE = "<script>alert('$x$')</script>"
+
+
+class Tags(HTMLParser):
+    """Collects tags and texts, and checks that they nest."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parsed(path):
+    tags = Tags()
+    tags.feed(path.read_text())
+    assert tags.open == []
+    return tags
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """A finished job with a key that looks like markup, and a mean that not all keys have."""
+    n = 3000
+    table = pa.table({
+        "user": np.arange(n) % 900,
+        "page": [HOSTILE if i % 3 else f"page {i % 5}" for i in range(n)],
+        "ms": np.linspace(0, 9, n), "ts": pa.array(np.arange(n) * 1_000_000, pa.timestamp("us")),
+    })  # fmt: skip
+    query = (
+        sv.memory(table, event_time="ts", name="clicks").protect("user", per="1 hour")
+        .window(sv.tumble("20 minutes")).group_by("page")
+        .agg(n=sv.count(), ms=sv.sum("ms", bounds=(0, 9))).bound(max_rows=4)
+        .release(every="5 minutes", start="1970-01-01", steps=8,
+                 budget=sv.Budget(epsilon=20, delta=1e-3), name="a & b")
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("job") / "s"
+    assert list(query.run(state=str(folder), noise=SeededNoise(1), insecure=True))
+    return folder
+
+
+def test_a_state_directory_becomes_one_page(state, tmp_path):
+    tags = parsed(write(state, tmp_path / "d.html"))
+    names = [tag for tag, _ in tags.seen]
+    assert names.count("svg") == 2
+    assert names.count("h1") == 1
+    assert "script" not in names, "a key became markup"
+    outside = [v for _, attrs in tags.seen for k, v in attrs.items()
+               if k in ("src", "href") and v and not v.startswith("#")]  # fmt: skip
+    assert outside == []
+    text = "".join(tags.text)
+    for part in ("a & b", "Ledger", "What changed", "budget spent", "certain", HOSTILE,
+                 "rows of one unit beyond max_rows = 4"):  # fmt: skip
+        assert part in text
+    again = write(state, tmp_path / "e.html").read_bytes()
+    assert again == (tmp_path / "d.html").read_bytes(), "the page depends on something else"
+
+
+def test_numbers_of_the_page_are_the_released_ones(state):
+    answers = sv.answers(state)
+    for chart in series.charts(answers):
+        assert len(chart.ticks) == len(answers.moments)
+        assert len(chart.breaks) == len({m.window for m in answers.moments}) - 1
+        for place, moment in enumerate(answers.moments):
+            table = answers.releases.table(moment)
+            known = dict(zip(table["page"].to_pylist(), table[chart.name].to_pylist(), strict=True))
+            for line in chart.lines:
+                value = known.get(line.label)
+                shown = line.value[place]
+                assert np.isnan(shown) if value is None else shown == value
+    figure = draw.figure_of(chart)
+    assert len(figure.axes[0].get_legend().get_texts()) == len(chart.lines)
+
+
+def test_a_sinks_folder_without_facts_or_ledger(tmp_path):
+    sink = FilesSink(str(tmp_path / "out"), "csv")
+    for release in released("public")[:2]:
+        sink.write("job", release.window, release.trigger, release.table)
+    text = "".join(parsed(write(tmp_path / "out", tmp_path / "d.html")).text)
+    assert "No ledger was given" in text
+    assert "releases" in text
+
+
+def test_many_releases_are_thinned_to_the_last(monkeypatch):
+    moments = [series.Moment(0, trigger) for trigger in range(1, 2001)]
+    few = series.chosen(moments)
+    assert len(few) == series.POINTS
+    assert few[0], few[-1] == (moments[0], moments[-1])
+    assert few == sorted(set(few))
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=r"streamveil\[dashboard\]"):
+        draw.figure_of(series.Chart("n", ("1",), (), (), ""))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(12345.6, "12,346"), (1.23456, "1.23"), (7, "7"), (-0.5, "-0.5")]
+)
+def test_numbers_are_for_people(value, shown):
+    assert page.number(value) == shown
