@@ -21,7 +21,7 @@ ARROWS = {
     "datasets": set(),
     "derived": {"operators", "mechanisms", "privacy"},  # reads releases, wherever they are
 }  # fmt: skip
-TOP = {"__init__", "__main__", "cli", "commands", "demo", "dashboard"}  # the rim may import everything
+TOP = {"__init__", "__main__", "cli", "commands", "demo", "dashboard"}  # may import everything
 
 
 def layer(path):
