@@ -11,6 +11,7 @@ from streamveil.errors import HorizonError
 from streamveil.mechanisms.dynamic import Changes, InsertionOnly, LiveTable
 from streamveil.mechanisms.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.mechanisms.dynamic.continual_mwem import ContinualMwem
+from streamveil.mechanisms.dynamic.pack import pack
 from streamveil.mechanisms.dynamic.signed_counter import (
     SignedCounter,
     TreeCounter,
@@ -62,6 +63,24 @@ def test_without_noise_it_is_the_table(mechanism):
     if not kept_for_ever:
         with pytest.raises(HorizonError):
             table.tick()
+
+
+@pytest.mark.parametrize("mechanism", list(exact_mechanisms()), ids=lambda m: type(m).__name__)
+def test_answers_hold_no_data_and_asking_changes_nothing(mechanism):
+    table = LiveTable.open(mechanism, SeededNoise(1), "t")
+    for updates in random_stream(2, 9, 6):
+        table.change(*arrays(updates))
+        table.tick()
+    before = pack([table.state])
+    answers = table.answers()
+    assert all(not np.shares_memory(answers.values, part) for part in before.values())
+    assert answers.values.dtype == np.float64
+    assert answers.synthetic is None or answers.synthetic.dtype == np.float64
+    answers.values[:] = -1
+    table.error_bound()
+    after = pack([table.state])
+    assert all((before[name] == after[name]).all() for name in before)
+    assert "labels" not in repr(answers)
 
 
 @pytest.mark.parametrize("mechanism", list(exact_mechanisms()), ids=lambda m: type(m).__name__)

@@ -232,9 +232,13 @@ def test_a_meter_refuses_before_anything_is_drawn():
 def test_shares_follow_their_closed_forms():
     rho = Share.of(Budget(epsilon=1, delta=1e-6))
     assert float(rho.amount) == pytest.approx(0.024356, abs=1e-6)
-    assert float(Share.of(Budget(epsilon=1, delta=1e-9)).amount) == pytest.approx(
-        0.014973, abs=1e-6
-    )
+    for epsilon, delta, amount in (
+        (1, 1e-9, 0.014973),
+        (0.5, 1e-6, 0.0066415),
+        (2, 1e-6, 0.088153),
+    ):
+        found = Share.of(Budget(epsilon=epsilon, delta=delta)).amount
+        assert float(found) == pytest.approx(amount, rel=1e-4)
     assert float(Share.for_noise(Budget(epsilon=1, delta=1e-6)).spread(1, 1)) == pytest.approx(
         4.2247, abs=1e-3
     )

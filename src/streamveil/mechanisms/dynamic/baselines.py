@@ -142,8 +142,8 @@ class Rerun:
         state.latest = released(self.static, state.live, self.part, place.inside(state.t))
 
     def answers(self, state: TableState) -> Answers:
-        """See `DynamicMechanism`."""
-        return state.latest
+        """See `DynamicMechanism`. A copy: what a reader does with it stays with the reader."""
+        return combine([(1.0, state.latest)], self.queries.size)
 
     def bound(self, state: TableState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
