@@ -26,6 +26,7 @@ CLASSES = 240  # of groups of about equal size
 BINS = 8  # of group sizes, for the share of dropped rows
 SLOPE = 6.0  # how sharply the chance to be shown rises around its middle
 LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds the total
+CAUTION = 2.0  # deviations by which totals are taken too low where groups are public
 GOLDEN = 0x9E3779B97F4A7C15
 STEEP, HEAVY, REPEATS = (1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `Outlook.family`
 UNKNOWN_OPENING = 8.0  # where every group is shown from the start: the unit of references
@@ -222,24 +223,26 @@ def errors(outlook: Outlook, settings: Settings, noise: Noise) -> Errors:
     Error: a group of total T is shown with chance 1 / (1 + (middle / T)^6), where the middle is
         the number of rows that bring as many accepted units as the selection asks for. A shown
         group errs by its dropped rows and by Gaussian noise that grows as the cube root of its
-        total beyond the reference; a hidden one by its total.
+        total beyond the reference; a hidden one by its total. Where all groups are public, the
+        middle is where a weight starts to fall.
     """
     drawn = draw_stream(outlook)
     opening = noise.opening(settings.slots, settings.share)
-    middle = 1.3 * opening
-    start = opening or UNKNOWN_OPENING
     base = noise.spread * sqrt(settings.rows) / (noise.mu * settings.share)
-    reference = settings.reference / (1 + LUCK * base / start)
-    limits = np.array([settings.rows, float(settings.slots), reference, 0.0])
-    for _ in range(3):
-        limits[3] = middle
-        kept, entered = admit(drawn.ends, drawn.size, drawn.first, drawn.time, limits)
+    middle, reference, slots = CAUTION * base, settings.reference, inf
+    if opening:
+        middle, slots = 1.3 * opening, float(settings.slots)
+        reference = settings.reference / (1 + LUCK * base / opening)
+    limits = np.array([settings.rows, slots, reference, middle])
+    kept, entered = admit(drawn.ends, drawn.size, drawn.first, drawn.time, limits)
+    for _ in range(2 * (opening > 0)):
         hidden = drawn.size * drawn.time < middle
         share = drawn.weight[entered].sum() / max(drawn.weight[hidden].sum(), 1e-9)
-        middle = opening / max(float(share), 0.02)
+        limits[3] = middle = opening / max(float(share), 0.02)
+        kept, entered = admit(drawn.ends, drawn.size, drawn.first, drawn.time, limits)
     totals, counts = drawn.totals, drawn.counts
     lost = totals * dropped(drawn, kept, middle)
-    shown = 1 / (1 + (middle / totals) ** SLOPE)
+    shown = 1 / (1 + (middle / totals) ** SLOPE) if opening else np.ones(len(totals))
     sd = base * np.maximum(1, totals / reference) ** (1 / 3)
     near = sd * sqrt(2 / pi) * np.exp(-(lost**2) / (2 * sd**2)) + lost * erf(lost / (sd * sqrt(2)))
     far = lost + sd * np.sqrt(2 * np.log(1 + counts))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.engines.outlook import (
+    CAUTION,
     UNKNOWN_OPENING,
     Noise,
     Outlook,
@@ -67,6 +68,7 @@ class Sizing:
         chosen = self._choose(half=0.0)
         weighable = chosen is not None or "weight_reference" in self.plan.options
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
+        rule = None if rule is None else replace(rule, caution=CAUTION)
         bounds = replace(self._bounds(rule), scale=1 if rule is None else rule.scale)
         counters = self._counters(self.lanes, bounds, mu**2, rule)
         return replace(self._totalling(counters), rule=rule), bounds

@@ -62,7 +62,8 @@ class Totalling:
         place = driver(self.lanes)
         lane, total = self.lanes[place], totals.estimate[place]
         largest = 1.0 if lane.kind in COUNTING else lane.reach * float(lane.quantum)
-        return np.asarray(np.abs(total) / largest)
+        caution = 0.0 if self.rule is None else self.rule.caution
+        return np.asarray((np.abs(total) - caution * np.sqrt(totals.variance[place])) / largest)
 
 
 @dataclass(repr=False)  # secret

@@ -28,12 +28,15 @@ class WeightRule:
     Algorithm: a key enters with `entry`; from then on its weight is the smallest so far of
         entry * (reference / forecast of its total)^(1/3), rounded down, at least one quantum. With
         noise 1 / w and cost w^2 per row, the sum over keys of their noise is least when the
-        weights fall as the cube root of the totals.
+        weights fall as the cube root of the totals. Totals are taken `caution` deviations too low:
+        keys that are public from the start have no total yet when their weight is first asked for,
+        and a weight never rises again.
     """
 
     scale: int  # quanta of weight one
     entry: int  # of a key that is not shown, or just shown; 1..scale
     reference: float  # total up to which a key keeps its first weight
+    caution: float = 0.0
 
     def next(
         self, weights: UInt8[Array, " keys"], totals: Float64[Array, " keys"], share: float

@@ -324,18 +324,19 @@ def admitted(
     half = float(getattr(selection, "half", 0.0))
     weights, spread, scale = np.ones(len(sizes)), np.ones(len(sizes)), 1.0
     if rule is not None:
-        reference = rule.reference / (1 + LUCK * sd / max(half, sd))
+        luck = 0.0 if rule.caution else LUCK * sd / max(half, sd)
+        reference = rule.reference / (1 + luck)
         spread = np.maximum(1, sizes / reference) ** (1 / 3)
         weights, scale = 1 / spread, rule.entry / rule.scale
     size, time = sizes[sample.cell], np.arange(len(sample.cell)) / len(sample.cell)
-    middle = half
+    middle = half if rule is None or half else rule.caution * sd
     for _ in range(3):
         hidden = size * time < middle
         weight = scale * np.where(hidden, 1.0, weights[sample.cell])
         keep = passes(sample, bounding, Facts(hidden, weight), bounds.slots)
         entered = keep & hidden
         share = float(entered.sum()) / max(float(hidden.sum()), 1.0)
-        middle = half / max(share, 0.02)
+        middle = half / max(share, 0.02) if half else middle
     return keep, spread
 
 
