@@ -30,6 +30,7 @@ from streamveil.mechanisms.dynamic import (  # noqa: E402
     SignedCounter,
     SnapshotDelta,
     TreeCounter,
+    TriggeredSnapshots,
     TwoStream,
 )
 from streamveil.mechanisms.linear import (  # noqa: E402
@@ -57,6 +58,9 @@ def mechanisms(steps: int) -> dict:
         "interval tree (MWEM)": FullyDynamic.repaired(mwem, RHO, horizon=steps),
         "two streams (noise)": TwoStream(static=noisy, share=RHO, horizon=steps),
         "snapshot+delta (noise)": SnapshotDelta(static=noisy, share=RHO, horizon=steps, every=16),
+        "triggered snapshots (noise)": TriggeredSnapshots(
+            static=noisy, share=RHO, most=2 * steps
+        ),
         "rerun (MWEM)": Rerun(static=mwem, share=RHO, steps=steps),
         "continual MWEM": ContinualMwem(queries=CELLS, share=RHO, horizon=steps),
         "root counter (residuals)": SignedCounter(
