@@ -1,5 +1,7 @@
 """Sketch aggregates as operators: bounded, replayable, resumable."""
 
+from datetime import timedelta
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -185,6 +187,21 @@ def test_the_guarantee_covers_all_windows_and_memory_is_known_before():
     assert query().nbytes <= 300_000
     assert query(k=3).nbytes <= 2_000_000
     assert operator.sd(1) > 0
+
+
+def test_periods_that_share_no_window_compose_and_others_are_a_group():
+    from dataclasses import replace
+
+    day = Neighbours("u", bound=3, period=timedelta(microseconds=40))
+    shared = query(period_us=40)
+    shared = replace(shared, sketch=replace(shared.sketch, protects=day))
+    apart = query(period_us=40, schedule=TUMBLING)
+    apart = replace(apart, sketch=replace(apart.sketch, protects=day))
+    assert not shared.guarantee.separate
+    assert apart.guarantee.separate
+    year = [one.guarantee.over(365) for one in (shared, apart)]
+    assert year[0].loss.rho() > 300 * year[1].loss.rho()
+    assert year[1].loss.gaussian == 365 * apart.guarantee.loss.gaussian
 
 
 @pytest.mark.parametrize(

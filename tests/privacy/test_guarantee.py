@@ -246,6 +246,12 @@ def test_a_day_becomes_a_week_by_composition_or_by_group_privacy() -> None:
         Guarantee(USER, Gdp(1)).over(7)
 
 
+def test_large_groups_are_beyond_any_epsilon_and_raise_nothing() -> None:
+    loss = (Gdp("0.7") + Loss(distance=Fraction(1, 2**50))).group(365)
+    assert loss.delta_at(1e5) == 1.0
+    assert loss.epsilon(1e-7) == math.inf
+
+
 def test_the_sentence_says_who_what_how_much_and_how_long() -> None:
     guarantee = Guarantee(USER, Gdp("0.97"), horizon=1000)
     words = guarantee.sentence(1e-9)

@@ -41,7 +41,7 @@ from streamveil.operators.state import (
     to_bytes,
 )
 from streamveil.operators.weighted import weighted_loss
-from streamveil.operators.windows import Schedule, period_closes
+from streamveil.operators.windows import Schedule, period_closes, periods_apart
 from streamveil.privacy.calibrate import root_up
 from streamveil.privacy.guarantee import Approx, Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
@@ -129,9 +129,7 @@ class GroupBy:
 
     @property
     def _separate(self) -> bool:
-        """Whether different periods of a unit never meet in one window."""
-        size, period = self.schedule.size_us, self.period_us
-        return bool(period and size and period % size == 0 and self.schedule.overlap == 1)
+        return periods_apart(self.schedule, self.period_us)
 
     @property
     def plain_lanes(self) -> tuple[Lane, ...]:

@@ -32,7 +32,7 @@ from streamveil.mechanisms.sketches.table import SketchTable
 from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
 from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
-from streamveil.operators.windows import LATE, Schedule, assign, period_closes
+from streamveil.operators.windows import LATE, Schedule, assign, period_closes, periods_apart
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
@@ -108,7 +108,8 @@ class SketchQuery:
     def guarantee(self) -> Guarantee:
         """See `Operator.guarantee`."""
         loss = self.sketch.guarantee.loss + Loss(delta=Fraction(self.max_units, 2**COLLISION_BITS))
-        return Guarantee(self.sketch.protects, loss, self.schedule.steps)
+        apart = periods_apart(self.schedule, self.period_us)
+        return Guarantee(self.sketch.protects, loss, self.schedule.steps, apart)
 
     @property
     def tables(self) -> tuple[SketchTable, ...]:

@@ -155,6 +155,12 @@ def candidates(
     return rows, first[rows] + nth
 
 
+def periods_apart(schedule: Schedule, period_us: int | None) -> bool:
+    """Whether different periods of a unit never meet in one window."""
+    size = schedule.size_us
+    return bool(period_us and size and period_us % size == 0 and schedule.overlap == 1)
+
+
 def period_closes(schedule: Schedule, period: int, period_us: int) -> int | None:
     """The last step that may take rows of a unit-period; None when steps carry no time."""
     if schedule.every_us == 0:

@@ -144,7 +144,8 @@ class Loss:
         size = self.group_size
         if size > 1:
             base = replace(self, group_size=1).delta_at(epsilon / size)
-            return min(1.0, base * exp(convert.log_geometric_sum(epsilon / size, size)))
+            growth = convert.log_geometric_sum(epsilon / size, size)
+            return min(1.0, base * exp(growth)) if growth < 700 else float(base > 0)
         slack, core = convert.exact_above(self.delta), self._core_delta(epsilon)
         if self.distance:
             slack += convert.exact_above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
