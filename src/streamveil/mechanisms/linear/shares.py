@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -31,12 +32,14 @@ def floor_to_grid(value: Exact | float) -> Fraction:
     return Fraction(math.floor(Fraction(value) * GRID), GRID)
 
 
+@lru_cache(maxsize=1024)  # the same few shares are spent again and again
 def floor_root(value: Exact) -> Fraction:
     """A fraction just below the square root of `value`: never above it."""
     value = Fraction(value)
     return Fraction(math.isqrt(value.numerator * GRID**2 // value.denominator), GRID)
 
 
+@lru_cache(maxsize=1024)
 def ceil_root(value: Exact) -> Fraction:
     """A fraction just above the square root of `value`: never below it."""
     value = Fraction(value)
