@@ -7,7 +7,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.operators.hashing import name_column, name_columns, siphash_many
+from streamveil.operators.hashing import first_words, name_column, name_columns
+from streamveil.operators.siphash import siphash_many
+from tests.operators.twins import sip128
 
 KEY = bytes(range(32))
 
@@ -24,6 +26,35 @@ def test_siphash_matches_the_authors_first_vector():
     assert sip(b"").hex() == "a3817f04ba25a8e66df67214c7550293"
     # vectors_sip128[1]: message 00
     assert sip(b"\0").hex() == "da87c1d86b99af44347659119b22fc45"
+
+
+@given(st.lists(st.binary(max_size=40), max_size=60), st.integers(0, 3), st.booleans())
+def test_all_lanes_equal_the_plain_twin(messages, long, padded):
+    messages = [*messages, *[bytes(range(256)) * 3] * long]
+    data = b"".join(messages) + bytes(8) * padded  # with and without room behind the last one
+    offsets = np.cumsum([0, *(len(message) for message in messages)])
+    found = siphash_many(
+        np.frombuffer(data or b"\0", np.uint8), offsets, np.uint64(3), np.uint64(2**64 - 5)
+    )
+    wanted = [sip128(message, 3, 2**64 - 5) for message in messages]
+    np.testing.assert_array_equal(found, np.array(wanted, np.uint64).reshape(-1, 2))
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=20)), min_size=1))
+def test_first_words_are_those_of_the_names(values):
+    numbers = [None if value is None else len(value) for value in values]
+    for column in (pa.array(values, pa.string()), pa.array(numbers, pa.int64())):
+        names = name_column(column, KEY)
+        np.testing.assert_array_equal(first_words(column, KEY), names[:, 0])
+
+
+def test_pieces_make_no_difference():
+    values = np.arange(20_000) ** 3
+    names = name_column(pa.array(values), KEY)
+    np.testing.assert_array_equal(first_words(pa.array(values), KEY), names[:, 0])
+    np.testing.assert_array_equal(
+        name_column(pa.array(values[8_190:8_195]), KEY), names[8_190:8_195]
+    )
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))

@@ -66,3 +66,39 @@ def key_rows(names, accepted, known):
             fresh.append(i)
         rows.append(known.get(name, -1))
     return rows, fresh
+
+
+def sip128(message, k0, k1):
+    """SipHash-2-4-128 of one message, in Python's own integers."""
+    mask = 2**64 - 1
+
+    def turned(x, b):
+        return (x << b | x >> 64 - b) & mask
+
+    def rounds(v, n):
+        v0, v1, v2, v3 = v
+        for _ in range(n):
+            v0 = v0 + v1 & mask
+            v2 = v2 + v3 & mask
+            v1, v3 = turned(v1, 13) ^ v0, turned(v3, 16) ^ v2
+            v0 = turned(v0, 32) + v3 & mask
+            v2 = v2 + v1 & mask
+            v3, v1 = turned(v3, 21) ^ v0, turned(v1, 17) ^ v2
+            v2 = turned(v2, 32)
+        return [v0, v1, v2, v3]
+
+    v = [0x736F6D6570736575 ^ k0, 0x646F72616E646F6D ^ k1 ^ 0xEE]
+    v += [0x6C7967656E657261 ^ k0, 0x7465646279746573 ^ k1]
+    size = len(message)
+    padded = message + bytes(7 - size % 8) + bytes([size & 0xFF])
+    for at in range(0, len(padded), 8):
+        word = int.from_bytes(padded[at : at + 8], "little")
+        v[3] ^= word
+        v = rounds(v, 2)
+        v[0] ^= word
+    v[2] ^= 0xEE
+    v = rounds(v, 4)
+    low = v[0] ^ v[1] ^ v[2] ^ v[3]
+    v[1] ^= 0xDD
+    v = rounds(v, 4)
+    return low, v[0] ^ v[1] ^ v[2] ^ v[3]

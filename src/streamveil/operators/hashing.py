@@ -14,16 +14,18 @@ collision of those would cost is charged to delta by `operators.guarantee`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numba import njit
 
+from streamveil.operators.siphash import siphash_many
 from streamveil.types import Array, Int64, UInt8, UInt64
 
+PIECE = 8_192  # integers enciphered at a time
 NULL_WORDS = (0x6E756C6C, 0xFFFFFFFFFFFFFFFF)  # the block that stands for a null
 
 
@@ -56,6 +58,19 @@ def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "
         block = np.array([NULL_WORDS], "<u8")
         names = np.where(nulls[:, None], _encrypt(block, key), names)
     return names
+
+
+def first_words(column: pa.Array, key: bytes) -> UInt64[Array, " rows"]:
+    """The first 64 bits of the names of one column."""
+    if column.null_count:
+        return np.ascontiguousarray(name_column(column, key)[:, 0])
+    if is_text(column.type):
+        return siphash_many(*text_buffers(column), *_words(key, b"text0"), halves=1)[:, 0]
+    values = as_integers(column)
+    words = np.empty(len(values), np.uint64)
+    for start, names in _pieces(values, key, 0):
+        words[start : start + len(names)] = names[:, 0]
+    return words
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -130,10 +145,25 @@ def text_buffers(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array,
 
 def encipher(values: Int64[Array, " rows"], key: bytes, place: int) -> UInt64[Array, "rows 2"]:
     """One AES-256 block per integer: a secret permutation, so names never collide."""
-    blocks = np.empty((len(values), 2), "<u8")
-    blocks[:, 0] = values.view(np.uint64)
+    names = np.empty((len(values), 2), "<u8")
+    for start, piece in _pieces(values, key, place):
+        names[start : start + len(piece)] = piece
+    return names
+
+
+def _pieces(
+    values: Int64[Array, " rows"], key: bytes, place: int
+) -> Iterator[tuple[int, UInt64[Array, "piece 2"]]]:
+    """The names of a few values at a time, in memory that is used again: it stays in the cache."""
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 (see _encrypt)
+    rows = min(len(values), PIECE)
+    blocks, names = np.empty((rows, 2), "<u8"), np.empty((rows + 1, 2), "<u8")
     blocks[:, 1] = place
-    return _encrypt(blocks, key)
+    for start in range(0, len(values), PIECE):
+        part = values[start : start + PIECE]
+        blocks[: len(part), 0] = part.view(np.uint64)
+        encryptor.update_into(blocks[: len(part)].reshape(-1).data.cast("B"), names.data.cast("B"))
+        yield start, names[: len(part)]
 
 
 def _encrypt(blocks: UInt64[Array, "rows 2"], key: bytes) -> UInt64[Array, "rows 2"]:
@@ -146,66 +176,3 @@ def _words(key: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:
     block = np.frombuffer(purpose.ljust(16, b"\0"), "<u8").reshape(1, 2)
     low, high = struct.unpack("<QQ", _encrypt(block, key).tobytes())
     return np.uint64(low), np.uint64(high)
-
-
-@njit(inline="always")
-def _rotate(x: np.uint64, b: int) -> np.uint64:  # pragma: no cover (compiled)
-    return np.uint64((x << np.uint64(b)) | (x >> np.uint64(64 - b)))
-
-
-@njit(inline="always")
-def _rounds(
-    v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64, n: int
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:  # pragma: no cover (compiled)
-    for _ in range(n):
-        v0 = np.uint64(v0 + v1)
-        v1 = _rotate(v1, 13) ^ v0
-        v0 = _rotate(v0, 32)
-        v2 = np.uint64(v2 + v3)
-        v3 = _rotate(v3, 16) ^ v2
-        v0 = np.uint64(v0 + v3)
-        v3 = _rotate(v3, 21) ^ v0
-        v2 = np.uint64(v2 + v1)
-        v1 = _rotate(v1, 17) ^ v2
-        v2 = _rotate(v2, 32)
-    return v0, v1, v2, v3
-
-
-@njit(cache=True)
-def siphash_many(
-    data: UInt8[Array, " bytes"],
-    offsets: Int64[Array, " rows_plus_1"],
-    k0: np.uint64,
-    k1: np.uint64,
-) -> UInt64[Array, "rows 2"]:
-    """SipHash-2-4 with 128-bit results of data[offsets[i]:offsets[i + 1]] for every i."""
-    n = len(offsets) - 1
-    out = np.empty((n, 2), np.uint64)
-    for i in range(n):
-        start, end = offsets[i], offsets[i + 1]
-        v0 = np.uint64(0x736F6D6570736575) ^ k0
-        v1 = np.uint64(0x646F72616E646F6D) ^ k1 ^ np.uint64(0xEE)
-        v2 = np.uint64(0x6C7967656E657261) ^ k0
-        v3 = np.uint64(0x7465646279746573) ^ k1
-        at = start
-        while end - at >= 8:
-            word = np.uint64(0)
-            for j in range(8):
-                word |= np.uint64(data[at + j]) << np.uint64(8 * j)
-            v3 ^= word
-            v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 2)
-            v0 ^= word
-            at += 8
-        word = np.uint64((end - start) & 0xFF) << np.uint64(56)
-        for j in range(end - at):
-            word |= np.uint64(data[at + j]) << np.uint64(8 * j)
-        v3 ^= word
-        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 2)
-        v0 ^= word
-        v2 ^= np.uint64(0xEE)
-        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 4)
-        out[i, 0] = v0 ^ v1 ^ v2 ^ v3
-        v1 ^= np.uint64(0xDD)
-        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 4)
-        out[i, 1] = v0 ^ v1 ^ v2 ^ v3
-    return out

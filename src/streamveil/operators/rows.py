@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.errors import PlanError, SourceError
-from streamveil.operators.hashing import is_nameable, name_column, name_columns
+from streamveil.operators.hashing import first_words, is_nameable, name_column, name_columns
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
 RowFunction = Callable[[pa.Table], pa.Array]
@@ -138,8 +138,10 @@ def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: byt
 def fingerprints(units: pa.Array, key: bytes) -> UInt64[Array, " rows"]:
     """64-bit keyed fingerprints of privacy units; 0 is kept free."""
     _check(units.type, "the privacy unit")
-    words = np.ascontiguousarray(name_column(units, key)[:, 0])
-    return np.where(words == 0, np.uint64(1), words)
+    words = first_words(units, key)
+    if not words.all():
+        words[words == 0] = 1
+    return words
 
 
 def names_of(keys: list[pa.Array], rows: int, key: bytes) -> UInt64[Array, "rows 2"]:
