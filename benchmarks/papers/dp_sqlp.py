@@ -315,10 +315,10 @@ def workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def figure10(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Four metrics against the number of rows that one user may contribute."""
     stream = load("plain", *given.size, given.cache)
-    for rows in (1, 2, 4, 8, 16, 24, 32, 40, 50):
+    for rows in given.contributions:
         for name, release, bound in (
             ("dp-sqlp", {**PRESET, "thresholds": "published"}, {"max_rows": rows}),
-            ("ours", {"entry_weight": 0.4}, {"max_rows": rows, "max_squared_rows": 2}),
+            ("ours", stream.expected, {"max_rows": rows, "max_squared_rows": 2}),
         ):
             arm = partial(operator_arm, release, bound)
             found = repeat(stream, name, 100, given.seeds, arm=arm)
@@ -381,6 +381,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--grid", nargs="+", default=GRID)
+    parser.add_argument("--contributions", nargs="+", type=int, help="C in figure10",
+                        default=[1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 50])  # fmt: skip
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--batches", nargs="+", type=int, default=[100_000, 250_000, 500_000])
     parser.add_argument("--stream", type=Path, help="table2: a Parquet file, in order of time")

@@ -355,7 +355,8 @@ class Sizing:
         budget = self.plan.budget
         if budget.is_pure:
             raise PlanError(
-                "the group-by uses Gaussian noise, which needs a delta.\n"
+                "the group-by needs a delta, whatever its noise: two privacy units look alike with"
+                f" probability {float(self.collision):g}.\n"
                 "  to fix  give a delta, for example one far below 1 / (number of units)"
             )
         if budget.delta is None:

@@ -155,7 +155,8 @@ NONE = "none: must be given"
 OPTIONS: dict[str, Option] = {
     "epsilon": Option(number_text, G, NONE, "privacy loss of one unit; or `rho`, or `mu`"),
     "delta": Option(
-        number_text, G, "0 (pure; needs public groups)", "probability that epsilon does not hold"
+        number_text, G, "0 (pure; GROUP BY and sketches need one)",
+        "probability that epsilon does not hold",
     ),
     "privacy_unit_column": Option(
         row_value, G, NONE, "who is protected: a column or per-row expression"
