@@ -108,8 +108,8 @@ Python).
 deletes the record and inserts it with its new values |
 | `id` | column that names a record. A deletion of no record and an insertion of one that is there \
 change nothing |
-| `lives` | how often one id may be inserted, updates included (default 1); the guarantee is for \
-all its lives |
+| `lives` | how often one id may be inserted, updates included; the guarantee is for \
+all its lives. With 1, the default, an update only deletes |
 
 Answers are `COUNT(*)`, `COUNT(x)` and `COUNTIF(condition)`, over all records or grouped by sets of
 declared columns: `GROUP BY a, b`, `GROUPING SETS`, `CUBE`, `ROLLUP`. WHERE decides which records
