@@ -120,7 +120,7 @@ def default_rows(plan: Plan, design: Design) -> tuple[Row, ...]:
     }  # fmt: skip
     rows = [(name, *said) for name, said in quiet.items() if name not in given]
     if not design.source.lives > 1 and design.source.record:
-        rows.append(("lives", "1", "an id comes once, so an update only deletes; more lives cost more"))
+        rows.append(("lives", "1", "an id comes once: an update only deletes; more cost more"))
     return tuple(rows)
 
 
