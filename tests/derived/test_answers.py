@@ -189,6 +189,10 @@ def test_files_of_a_sink_answer_like_releases(design, tmp_path):
     told = sv.answers(tmp_path / "csv" / "job", query=query(design)).difference("v", END, SINCE)
     np.testing.assert_allclose(told.table["v_sd"], memory.difference("v", END, SINCE).table["v_sd"])
     assert (bare.table["v_sd"].to_numpy() > told.table["v_sd"].to_numpy()).all()
+    both = sv.answers(tmp_path / "csv" / "job", query=query(design))
+    assert both.top("n", 3).notes == memory.top("n", 3).notes
+    spans = [each.last("v", 7, (1, 3)).table["v"].to_numpy() for each in (both, memory)]
+    np.testing.assert_allclose(*spans)
 
 
 def test_questions_without_an_answer_say_why(tmp_path):

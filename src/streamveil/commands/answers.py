@@ -147,6 +147,6 @@ def place(text: str | None) -> Any:
 
 def show(found: Derived, title: str, out: Path | None) -> None:
     """The rows and what to know about them."""
-    show_or_write(found.table, f"{title} ({found.confidence:.4g} intervals)", out, MOST)
+    show_or_write(found.table, f"{title} ({100 * found.confidence:.4g} % intervals)", out, MOST)
     for note in found.notes:
         typer.echo(f"note: {note}")

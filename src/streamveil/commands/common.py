@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from streamveil.queries.plan import SourceSpec
 from streamveil.queries.sql import Planned, Script, parse_script
 
 SHOWN_ROWS = 10
+FACTS = ("opened", "noise_weight", "window_end")  # in files, not on the terminal
 
 QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
 Releases = Annotated[
@@ -64,16 +66,40 @@ def _named(script: Script, wanted: str) -> Planned:
 
 
 def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
-    """The first rows of a table."""
+    """The first rows of a table; an interval takes one column, facts for programs take none."""
+    names = table.column_names
+    answers = [name for name in names if {name + "_low", name + "_high"} <= set(names)]
+    ends = {name + end for name in answers for end in ("_sd", "_low", "_high")}
     shown = Table(title=title)
-    for column in table.column_names:
-        shown.add_column(column)
+    columns = [name for name in names if name not in ends and name not in FACTS]
+    for name in columns:
+        shown.add_column(name, justify="right" if name in answers else "left")
+        if name in answers:
+            shown.add_column("interval", justify="right")
     for row in table.slice(0, most).to_pylist():
-        shown.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+        cells = []
+        for name in columns:
+            cells.append(text_of(row[name]))
+            if name in answers:
+                cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
+        shown.add_row(*cells)
     console = Console()
     console.print(shown)
     if table.num_rows > most:
         console.print(f"… and {table.num_rows - most:,} more rows")
+
+
+def text_of(value: Any) -> str:
+    """A cell for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}".removesuffix(" 00:00")
+    return str(value)
 
 
 def write_rows(table: pa.Table, path: Path) -> None:
@@ -101,7 +127,8 @@ def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHO
         print_rows(table, title, most)
         return
     write_rows(table, out)
-    typer.echo(f"{table.num_rows:,} rows: {out}")
+    word = "row" if table.num_rows == 1 else "rows"
+    typer.echo(f"{table.num_rows:,} {word}: {out}")
 
 
 def open_ledger(path: Path) -> Any:

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Release
 from streamveil.derived.intervals import Interval, deviations, plain, ratio
-from streamveil.derived.joint import Cell, Ends, Joint, shown_at
+from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, shown_at
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
 from streamveil.errors import PlanError
-from streamveil.operators.facts import Facts, facts_of, read_facts
+from streamveil.operators.facts import Facts
 from streamveil.types import Array
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ At = int | tuple[int, int] | None
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
+    " (CSV and JSON files need the query; variances, quantiles and the preset dp-sqlp stay wide)"
 )
 DELTA = "intervals of means use the delta method, as in the releases themselves"
 
@@ -275,16 +276,15 @@ class Answers:
 
     def _hidden(self, name: str, moment: Moment, groups: int) -> tuple[Facts | None, float, int]:
         """What kept groups hidden at a release, what one unit can add to them, how many count."""
-        facts = read_facts(self.releases.table(moment).schema)
+        facts = self.releases.facts
         if facts is None:
             return None, np.nan, groups
-        if facts["hidden"] is None:
+        hidden = self.releases.hidden(moment)
+        if hidden is None:
             return None, 0.0, 0  # groups are public: all are shown
         output = Joint(self.releases, None).output(name)
-        lanes = output["lanes"] if output["function"] in ("count", "count_units", "sum",
-                                                          "count_distinct") else []  # fmt: skip
-        most = facts["lanes"][lanes[0]]["most"] if lanes else np.nan
-        return facts["hidden"], most, groups
+        lanes = output["lanes"] if output["function"] in LINEAR else []
+        return hidden, facts["lanes"][lanes[0]]["most"] if lanes else np.nan, groups
 
 
 def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
@@ -301,14 +301,14 @@ def answers(source: Iterable[Release] | str | Path, *, query: Query | None = Non
     Releases carry what is needed in the metadata of their schema; CSV and JSON files lose it, so
     for them give the `query`.
     """
-    facts = None
+    operator = None
     if query is not None:
         from streamveil.engines.compile import compile_plan
         from streamveil.queries.combine import combined_plan
 
-        facts = facts_of(compile_plan(combined_plan(query.plan)))
+        operator = compile_plan(combined_plan(query.plan))
     if not isinstance(source, str | Path):
-        return Answers(of_releases(source, facts))
+        return Answers(of_releases(source, operator))
     from streamveil.runtime.published import is_state, of_state
 
-    return Answers(of_state(source) if is_state(source) else of_folder(source, facts))
+    return Answers(of_state(source) if is_state(source) else of_folder(source, operator))

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import Release
 from streamveil.errors import PlanError, SourceError, nearest
-from streamveil.operators.facts import Facts, read_facts
+from streamveil.operators.facts import Facts, facts_of, hidden_facts, read_facts
+from streamveil.operators.group_by import GroupBy
 from streamveil.operators.keys import encode_keys
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
@@ -39,9 +40,12 @@ class Moment(NamedTuple):
 
 
 class Releases:
-    """Releases of one job, read when they are needed."""
+    """Releases of one job, read when they are needed.
 
-    def __init__(self, loads: Mapping[Moment, Load], facts: Facts | None = None) -> None:
+    Their facts come with them, or from the `operator` of their query.
+    """
+
+    def __init__(self, loads: Mapping[Moment, Load], operator: GroupBy | None = None) -> None:
         if not loads:
             raise SourceError(
                 "there is no release to answer from.\n"
@@ -50,7 +54,9 @@ class Releases:
         self.loads = dict(sorted(loads.items()))
         self._held: OrderedDict[Moment, pa.Table] = OrderedDict()
         self._keys: dict[Moment, pa.Array] = {}
-        self.facts = read_facts(self.table(self.moments[0]).schema) or facts
+        self.operator = operator
+        told = None if operator is None else facts_of(operator)
+        self.facts = read_facts(self.table(self.moments[0]).schema) or told
 
     @property
     def moments(self) -> list[Moment]:
@@ -82,7 +88,21 @@ class Releases:
     def step(self, moment: Moment) -> int | None:
         """The step of the job that made a release."""
         facts = read_facts(self.table(moment).schema)
-        return None if facts is None else int(facts["step"])
+        if facts is not None:
+            return int(facts["step"])
+        if self.operator is None:
+            return None
+        return self.operator.schedule.first_step(moment.window) + moment.trigger - 1
+
+    def hidden(self, moment: Moment) -> Facts | None:
+        """What kept groups hidden at a release; None when groups are public, or nothing is known.
+
+        See `operators.facts.hidden_facts`.
+        """
+        facts = read_facts(self.table(moment).schema)
+        if facts is not None or self.operator is None:
+            return (facts or {}).get("hidden")
+        return hidden_facts(self.operator, moment.trigger)
 
     @property
     def key_names(self) -> list[str]:
@@ -101,10 +121,7 @@ class Releases:
     def require_answer(self, name: str) -> str:
         """The name, if it is one of a noisy number."""
         if name not in self.answers:
-            raise PlanError(
-                f"'{name}' is no number of these releases{nearest(name, self.answers)};"
-                f" they have: {', '.join(self.answers)}"
-            )
+            raise PlanError(f"'{name}' is no number of these releases{nearest(name, self.answers)}")
         return name
 
     def keys(self, moment: Moment) -> pa.Array:
@@ -121,15 +138,15 @@ class Releases:
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
 
 
-def of_releases(releases: Iterable[Release], facts: Facts | None = None) -> Releases:
+def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) -> Releases:
     """Releases in memory; of two with the same place, which are equal, one is kept."""
     loads: dict[Moment, Load] = {}
     for release in releases:
         loads[Moment(release.window, release.trigger)] = _held(release.table)
-    return Releases(loads, facts)
+    return Releases(loads, operator)
 
 
-def of_folder(path: str | Path, facts: Facts | None = None) -> Releases:
+def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
     """What the files sink wrote: `<path>/<job>/window=W/trigger=T.parquet` (or csv, json)."""
     home = Path(path)
     if not home.is_dir():
@@ -143,7 +160,7 @@ def of_folder(path: str | Path, facts: Facts | None = None) -> Releases:
     if len(found) > 1:
         jobs = ", ".join(sorted(folder.name for folder in found))
         raise SourceError(f"'{home}' holds releases of several jobs ({jobs}); name one folder")
-    return Releases(next(iter(found.values()), {}), facts)
+    return Releases(next(iter(found.values()), {}), operator)
 
 
 def _held(table: pa.Table) -> Load:
