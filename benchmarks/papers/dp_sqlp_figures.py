@@ -1,6 +1,8 @@
 """Draws what `dp_sqlp.py` measured: errors beside the paper, latency, the choice of C.
 
 python benchmarks/papers/dp_sqlp_figures.py [--results benchmarks/results/dp_sqlp.json]
+
+It also prints the tables of docs/dp-sqlp.md.
 """
 
 from __future__ import annotations
@@ -39,8 +41,11 @@ def errors(rows: list[dict[str, Any]], triggers: int) -> None:
     figure, axes = plt.subplots(1, 4, figsize=(14, 3.8))
     for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
         heights = [found[arm][metric]["mean"] for arm in arms]
+        spreads = [found[arm][metric]["sd"] for arm in arms]
         colours = [COLOURS.get(arm, "tab:blue" if arm == "tuned" else "tab:gray") for arm in arms]
-        axis.bar_label(axis.bar(range(len(arms)), heights, color=colours), fmt="%.3g", fontsize=7)
+        bars = axis.bar(range(len(arms)), heights, yerr=spreads, color=colours)
+        axis.bar_label(bars, fmt="%.3g", fontsize=7)
+        axis.set_yscale("log" if metric != "keys" else "linear")
         axis.axhline(PAPER[triggers][metric], color="black", linestyle="--", label="paper, Table 1")
         axis.set_xticks(range(len(arms)), arms, rotation=60, ha="right")
         axis.set_title(title)
@@ -52,10 +57,10 @@ def errors(rows: list[dict[str, Any]], triggers: int) -> None:
 
 
 def latency(rows: list[dict[str, Any]]) -> None:
-    """Figure 9: time per micro-batch against its size."""
+    """Figure 9: time per micro-batch against its size, and against workers on Spark."""
     if not any(row["experiment"] == "figure9" for row in rows):
         return
-    figure, axis = plt.subplots(figsize=(6, 4))
+    figure, (axis, beside) = plt.subplots(1, 2, figsize=(11, 4))
     for arm in ("dp-sqlp-rigorous", "ours"):
         mine = [r for r in rows if r["experiment"] == "figure9" and r["arm"] == arm]
         mine.sort(key=lambda row: row["rows"])
@@ -66,8 +71,19 @@ def latency(rows: list[dict[str, Any]]) -> None:
                       color=COLOURS[arm])  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="records in a micro-batch",
              ylabel="milliseconds",
-             title="Time of one micro-batch, one process")  # fmt: skip
+             title="embedded engine, one process")  # fmt: skip
     axis.legend(fontsize=8)
+    for count, colour in ((1, "tab:gray"), (2, "tab:blue")):
+        mine = [r for r in rows if r["experiment"] == "workers" and r["workers"] == count]
+        mine.sort(key=lambda row: row["rows"])
+        middle = [row["median_s"] for row in mine]
+        spread = [[m - row["least_s"] for m, row in zip(middle, mine, strict=True)],
+                  [row["most_s"] - m for m, row in zip(middle, mine, strict=True)]]  # fmt: skip
+        beside.errorbar([row["rows"] for row in mine], middle, spread, marker="o", capsize=3,
+                        label=f"workers: {count}", color=colour)  # fmt: skip
+    beside.set(xlabel="records in a micro-batch", ylabel="seconds", ylim=(0, None),
+               title="ours on Spark: median, least and most of 4 steps")  # fmt: skip
+    beside.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "figures" / "dp-sqlp-latency.png", dpi=110)
     plt.close(figure)
@@ -93,6 +109,32 @@ def contributions(rows: list[dict[str, Any]]) -> None:
     plt.close(figure)
 
 
+def shorten(value: float) -> str:
+    """A figure as the tables write it."""
+    return f"{value / 1e6:.2f}M" if value >= 999_500 else f"{value:,.0f}"
+
+
+def tables(rows: list[dict[str, Any]]) -> None:
+    """The tables of the page, for the terminal: mean over seeds, largest deviation in words."""
+    wanted = [row for row in rows if row["experiment"] in ("table", "table2")]
+    places = sorted({(r["experiment"], r["users"], r["stream"], r["triggers"]) for r in wanted})
+    for place in places:
+        print("\n", *place)
+        here = {r["arm"]: r for r in wanted
+                if (r["experiment"], r["users"], r["stream"], r["triggers"]) == place}  # fmt: skip
+        for arm in (arm for arm in ORDER if arm in here):
+            row, end = here[arm], here[arm]["end"]
+            worst = max(100 * part["sd"] / max(part["mean"], 1) for part in end.values())
+            cells = [shorten(end[name]["mean"]) for name in METRICS]
+            day = row["day"]
+            cells += [f"{day['keys']['mean']:,.0f}", f"{day['relative_l1']['mean']:.3f}"]
+            print(
+                f"| `{arm}` | {' | '.join(cells)} |",
+                f"{row['seeds']} seeds,"
+                f" sd <= {worst:.1f} %, {row['seconds']:.0f} s, delta {row.get('delta') or 0:.2g}",
+            )
+
+
 def main() -> None:
     """Draws all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,6 +146,7 @@ def main() -> None:
         errors(rows, triggers)
     latency(rows)
     contributions(rows)
+    tables(rows)
 
 
 if __name__ == "__main__":
