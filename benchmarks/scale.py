@@ -36,8 +36,8 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.cli import size_of
 from streamveil.engines.compile import compile_plan
-from streamveil.engines.embedded.group_by import within
-from streamveil.operators.group_by import BOUNDED
+from streamveil.engines.embedded.group_by import LARGE, within
+from streamveil.operators.folding import BOUNDED
 from streamveil.privacy.budget import Budget
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
@@ -169,7 +169,7 @@ def prepared(folder: Path, bounds: str, memory: int | None) -> tuple[Timed, Work
 def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "first"  # compiles what is not
-        drive(folder, prepared(folder, bounds, memory)[1], loading(2 * LOAD, keys))
+        drive(folder, prepared(folder, bounds, memory)[1], loading(2 * LARGE, keys))
         folder = Path(name) / "measured"
         timed, work = prepared(folder, bounds, memory)
         drive(folder, work, loading(users, keys))

@@ -319,18 +319,16 @@ def copy_part(
     slots: UInt64[Array, " words"],
     pool: UInt32[Array, " words"],
     kind: Int64[Array, " 3"],
-    part: tuple[int, int],
+    places: Int64[Array, " units"],
     new: UInt64[Array, " words"],
     new_pool: UInt32[Array, " words"],
 ) -> int:
-    """Puts the units of one part of so many into an empty table; returns the granules it takes."""
+    """Puts the units at some places into an empty table; returns the granules it takes."""
     layout, words, link = kind
     wide = np.uint64(len(new) // words)
     block_shift = np.uint64(0 if layout == WIDE else 36)
     taken = 0
-    for start in range(0, len(slots), words):
-        if slots[start] == 0 or np.int64(slots[start] % np.uint64(part[1])) != part[0]:
-            continue
+    for start in places:
         place = words * home(slots[start], wide)
         while new[place] != 0:
             place += words

@@ -10,7 +10,7 @@ from streamveil.operators.bounding import SMALLEST, UnitTable, grow_pool, grow_t
 from streamveil.operators.probing import LOAD
 from streamveil.operators.unit_kernels import WORDS, copy_part, measure_parts
 
-EARLY = 0.25  # share of its fill by which the first table of a set grows before the last
+EARLY = 0.1  # share of its fill by which the first table of a set grows before the last
 
 
 def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
@@ -19,6 +19,11 @@ def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
     kind = np.array([shape.layout, WORDS[shape.layout], 2 + shape.width], np.int64)
     sizes = np.zeros((parts, 2), np.int64)
     measure_parts(table.slots, kind, sizes)
+    names = table.slots[:: WORDS[shape.layout]]
+    filled = np.flatnonzero(names)
+    homes = (names[filled] % np.uint64(parts)).astype(np.uint16)
+    order = filled[np.argsort(homes, kind="stable")] * WORDS[shape.layout]
+    places = np.split(order, np.cumsum(sizes[:-1, 0]))
     for part, (units, granules) in enumerate(sizes.tolist()):
         capacity = max(SMALLEST, int(units / (LOAD * (1 - EARLY))) + 1)
         room = max(SMALLEST, int(granules * (1 + EARLY)) + 1)
@@ -26,7 +31,7 @@ def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
         pool = np.zeros(room * shape.group_bytes, np.uint32)
         meta = table.meta.copy()
         meta[: -len(shape)] = 0
-        meta[:2] = units, copy_part(table.slots, table.pool, kind, (part, parts), slots, pool)
+        meta[:2] = units, copy_part(table.slots, table.pool, kind, places[part], slots, pool)
         yield UnitTable(slots, pool, meta)
 
 
