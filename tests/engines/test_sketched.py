@@ -49,6 +49,18 @@ def test_frequencies_are_shown_for_public_keys_only(tmp_path):
     assert found["n"][0].as_py() == pytest.approx(ones, rel=0.02)
 
 
+def test_answers_across_releases_say_that_collisions_are_not_in_the_interval(tmp_path):
+    asked = query("APPROX_FREQUENCY(k) AS n", ", public_groups = [1, 2]")
+    with run(asked.plan, state=tmp_path / "a", noise=SilentNoise(), insecure=True) as job:
+        released = list(job)
+    answers = sv.answers(released)
+    changed = answers.difference("n")
+    assert any("collisions" in note for note in changed.notes)
+    assert any("collisions" in note for note in sv.answers(tmp_path / "a").difference("n").notes)
+    before, after = (release.table["n"].to_pylist() for release in released[-2:])
+    assert changed.table["n"].to_pylist() == [b - a for a, b in zip(before, after, strict=True)]
+
+
 def test_the_job_keeps_its_budget_and_resumes_to_the_same_bytes(tmp_path):
     asked = query("HEAVY_HITTERS(k, k => 4, memory => 400000, bits => 13) AS n")
     guarantee = operator_of(asked.plan).guarantee

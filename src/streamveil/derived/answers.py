@@ -18,7 +18,7 @@ from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, shown_at
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
 from streamveil.errors import PlanError
-from streamveil.operators.facts import Facts
+from streamveil.operators.facts import Facts, read_note
 from streamveil.types import Array
 
 if TYPE_CHECKING:
@@ -249,7 +249,8 @@ class Answers:
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)
         notes += [f"{name}: {facts['bias']}" for name, facts in outputs.items() if "bias" in facts]
-        return joint, notes
+        said = read_note(self.releases.table(self.releases.moments[0]).schema)
+        return joint, notes if said is None else [*notes, said]
 
     def _derived(
         self, name: str, joint: Joint, found: Interval, level: float, notes: list[str]

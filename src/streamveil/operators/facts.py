@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
 
 KEY = b"streamveil"
+NOTE = b"streamveil.note"
 VERSION = 1
 FLAGS = ("non_negative", "integer", "monotone")
 Facts = dict[str, Any]
@@ -156,3 +157,14 @@ def read_facts(schema: pa.Schema) -> Facts | None:
     text = (schema.metadata or {}).get(KEY)
     facts: Facts = json.loads(text) if text else {}
     return facts if facts.get("version") == VERSION else None
+
+
+def noted(table: pa.Table, note: str) -> pa.Table:
+    """A release with a sentence that everything derived from it must repeat."""
+    return table.replace_schema_metadata({NOTE: note.encode()})
+
+
+def read_note(schema: pa.Schema) -> str | None:
+    """The sentence of a release, if it carries one."""
+    text = (schema.metadata or {}).get(NOTE)
+    return None if text is None else text.decode()

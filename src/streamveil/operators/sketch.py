@@ -30,6 +30,7 @@ from streamveil.mechanisms.sketches.keys import key_words
 from streamveil.mechanisms.sketches.keystream import key_schedule
 from streamveil.mechanisms.sketches.table import SketchTable
 from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.operators.facts import noted
 from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
 from streamveil.operators.windows import LATE, Schedule, assign, period_closes, periods_apart
@@ -44,6 +45,7 @@ BOUNDED = "over the contribution bound"
 NULL_KEY = "null key"
 OUT_OF_RANGE = "key out of range"
 COLLISION_BITS = 64
+COLLISIONS = "a sketch's intervals cover its noise, not its collisions; rare keys are never shown"
 NORMAL_95 = 1.959963984540054
 
 
@@ -322,7 +324,7 @@ class SketchQuery:
             ):
                 columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
-        return pa.table(columns)
+        return noted(pa.table(columns), COLLISIONS)
 
     def _periods(self, event_us: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         if self.period_us is None:
