@@ -134,7 +134,9 @@ left to pay with; no interval). The same question about the same step is free, i
 ## What every number comes with
 For an output `n`: `n`, `n_sd` (standard deviation of its noise), `n_low` and `n_high` (interval of
 `confidence`), and for each release `window_start`, `window_end` and `trigger`. The interval does
-not cover the bias of bounding, which `EXPLAIN PRIVACY` names.
+not cover the bias of bounding, which `EXPLAIN PRIVACY` names. `opened` (the first trigger that
+showed the group) and, where groups carry weights, `noise_weight` tell how releases are correlated:
+differences, recent sums and ratios of several follow from them, see [answers](answers.md).
 """
 
 AGGREGATE_NOTES = {
