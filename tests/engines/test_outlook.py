@@ -22,6 +22,7 @@ from streamveil.engines.outlook import (
     choose,
     choose_flat,
     errors,
+    expected,
     regret,
     row_law,
     tail_of,
@@ -41,13 +42,16 @@ NOISE = Noise(mu=0.96, spread=2.1, half=18.6)
 
 
 def query(bound=None, keys=None, value=None, steps=20, **options):
+    return compile_plan(planned(bound, keys, value, steps, **options))
+
+
+def planned(bound=None, keys=None, value=None, steps=20, **options):
     kinds = [("user", pa.int64()), ("key", pa.int64()), ("v", pa.int64())]
     asked = sv.count() if value is None else sv.sum("v", bounds=value)
     stream = sv.memory(pa.schema(kinds).empty_table()).protect(unit="user")
     grouped = stream.group_by("key", keys=keys).agg(n=asked)
     grouped = grouped if bound is None else grouped.bound(**bound)
-    made = grouped.release(every=sv.rows(10**9), steps=steps, budget=BUDGET, **options)
-    return compile_plan(made.plan)
+    return grouped.release(every=sv.rows(10**9), steps=steps, budget=BUDGET, **options).plan
 
 
 def test_the_law_of_rows_has_the_mean_and_the_tail():
@@ -164,6 +168,26 @@ def test_options_that_are_given_win_over_the_forecast():
     assert operator.bounds.slots == 3
     assert rule.entry / rule.scale == pytest.approx(0.25, abs=0.01)
     assert rule.reference == 40
+
+
+def test_explain_forecasts_all_groups_where_sizes_are_expected():
+    from streamveil.queries.explain import explain
+
+    made = planned(**EXPECTED, expected_repeats=0.1)
+    text = str(explain(made, forecast=True))
+    lines = [line.split("  ") for line in text.splitlines() if "repeats, tail" in line]
+    operator, outlook = compile_plan(made), expected(made.options, 1)
+    assert len(lines) == len(outlook.family()) == 2
+    shown = [float([cell for cell in line if cell][1].replace(",", "")) for line in lines]
+    noise = Noise(mu=0.96 * 0.66, spread=1.7, half=18.6)
+    rule = operator.totalling.rule
+    settings = Settings(rows=2 * (rule.scale / rule.entry) ** 2, slots=2, share=0.68,
+                        reference=rule.reference)  # fmt: skip
+    for keys, one in zip(shown, outlook.family(), strict=True):
+        assert keys == pytest.approx(errors(one, settings, noise).keys, rel=0.3)
+    assert "as expected" not in str(explain(planned({"max_rows": 4}), forecast=True))
+    public = str(explain(planned(keys=sv.public([1, 2]), **EXPECTED), forecast=True))
+    assert "as expected" in public
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -218,7 +218,14 @@ def draw_stream(outlook: Outlook) -> Drawn:
 
 
 def errors(outlook: Outlook, settings: Settings, noise: Noise) -> Errors:
-    """The expected errors of a count.
+    """The expected errors of a count with some settings."""
+    opening = noise.opening(settings.slots, settings.share)
+    base = noise.spread * sqrt(settings.rows) / (noise.mu * settings.share)
+    return errors_of(outlook, settings, base, opening)
+
+
+def errors_of(outlook: Outlook, settings: Settings, base: float, opening: float) -> Errors:
+    """The expected errors of a count whose small groups have noise `base` at the last release.
 
     Error: a group of total T is shown with chance 1 / (1 + (middle / T)^6), where the middle is
         the number of rows that bring as many accepted units as the selection asks for. A shown
@@ -227,8 +234,6 @@ def errors(outlook: Outlook, settings: Settings, noise: Noise) -> Errors:
         middle is where a weight starts to fall.
     """
     drawn = draw_stream(outlook)
-    opening = noise.opening(settings.slots, settings.share)
-    base = noise.spread * sqrt(settings.rows) / (noise.mu * settings.share)
     middle, reference, slots = CAUTION * base, settings.reference, inf
     if opening:
         middle, slots = 1.3 * opening, float(settings.slots)

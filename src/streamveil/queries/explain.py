@@ -18,6 +18,7 @@ from scipy.special import ndtr
 from streamveil.queries import explain_table as tables
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.explain_memory import Limit, Sizes, unit_rows
+from streamveil.queries.explain_outlook import HEADING, outlook_rows
 from streamveil.queries.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.queries.plan import Clock, Plan, TableSource, Window
 
@@ -76,6 +77,9 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
     ]
     if forecast:
         sections.insert(3, forecast_section(operator, triggers))
+        if rows := outlook_rows(plan, operator):
+            title = "FORECAST on streams as expected (of the first count or sum)"
+            sections.insert(4, Section(title, tuple(rows), HEADING))
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
 
 
