@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +28,14 @@ from streamveil.queries.plan import (
 from streamveil.queries.sql import parse_script
 from streamveil.queries.table import points_where
 from streamveil.runtime.job import Work
+from streamveil.runtime.store import SCRATCH
 from tests.runtime import toy
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 ROWS, DAYS, STEP_US = 3_000, 2, 8 * HOUR_US
 BATCH = 250
+SWEPT_BYTES = 8_000  # of unit tables in memory
 
 
 @cache
@@ -158,16 +161,29 @@ JOBS: dict[str, Callable[[], Work]] = {
     "toy": lambda: toy_work(8, 20, 2),
     "long toy": lambda: toy_work(60, 50, 3),
     "visits": visits_work,
+    "swept visits": visits_work,  # units in partitions, most of them on disk
     "people": people_work,
     "heavy": lambda: sketch_work("heavy"),
     "frequency": lambda: sketch_work("frequency"),
 }
 RELEASES = {
-    "toy": 4, "long toy": 20, "visits": 6, "people": 6 + len(QUESTIONS), "heavy": 6, "frequency": 7,
+    "toy": 4, "long toy": 20, "visits": 6, "swept visits": 6, "people": 6 + len(QUESTIONS),
+    "heavy": 6, "frequency": 7,
 }  # fmt: skip
 
 
 def work(name: str, folder: Path) -> Work:
     """A job that publishes files into a folder."""
     made = JOBS[name]()
-    return Work(**{**vars(made), "sink": FilesSink(str(folder / "out"), "json")})
+    changes: dict[str, Any] = {"sink": FilesSink(str(folder / "out"), "json")}
+    if name == "swept visits":
+        changes["operator"] = swept(made.operator, folder / "state" / SCRATCH)
+    return Work(**{**vars(made), **changes})
+
+
+def swept(operator: Any, scratch: Path) -> Any:
+    """The same operator with so little memory that units are swept from disk."""
+    from streamveil.engines.embedded.group_by import embedded
+    from streamveil.engines.embedded.tables import Room
+
+    return embedded(operator, Room(SWEPT_BYTES, scratch))
