@@ -9,8 +9,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 from streamveil.errors import HorizonError
-from streamveil.mechanisms.dynamic import FullyDynamic, LiveTable, Records
-from streamveil.mechanisms.linear import Marginals, Mwem, Share, noisy_histogram, noisy_queries
+from streamveil.mechanisms.dynamic import Bag, FullyDynamic, LiveTable, Records, Repaired
+from streamveil.mechanisms.linear import (
+    Marginals,
+    Mwem,
+    Place,
+    Share,
+    noisy_histogram,
+    noisy_queries,
+)
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 from tests.mechanisms.dynamic.streams import Plain, arrays, random_stream
 
@@ -321,3 +328,14 @@ def test_no_address_is_drawn_twice():
             table.change(*arrays(updates))
             table.tick()
         assert len(seen) == len(set(seen)) > 40
+
+
+def test_a_restart_after_many_deletions_at_once_does_not_take_half_for_the_size():
+    cells = Marginals((4,), ((),))
+    bucket = Repaired(static=Mwem(queries=cells), most_rounds=2)
+    place = Place(SilentNoise(), "restart")
+    state = bucket.open(Bag.of(np.zeros(40_000, np.int64)), 7, Share("zcdp", 1), place)
+    assert state.rounds == 2
+    bucket.step(state, Bag.of(np.zeros(36_000, np.int64)), place)
+    assert state.round == 2
+    assert bucket.answers(state).values[0] == pytest.approx(4000)

@@ -146,7 +146,8 @@ class Repaired:
         state.round += 1
         _, base, deletions, _ = self._split(state.share)
         here = place.inside(b"round", state.round)
-        size = state.size if self.static.adaptive else None
+        # the estimate is right when it is new; later, a step may have deleted more than half
+        size = state.size if self.static.adaptive and state.round == 1 else None
         part = base.scale(Fraction(1, state.rounds))
         state.base = released(self.static, state.live, part, here.inside(b"base"), size)
         state.count = 0
