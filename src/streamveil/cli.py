@@ -59,22 +59,11 @@ app = typer.Typer(
     name="streamveil",
     help="Differentially private answers over data that never stops changing.",
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
-    "4 state or ledger, 5 source, 130 interrupted.",
+    "4 state or ledger, 5 source, 6 refuted by an audit, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     add_completion=False,
-)
-app.add_typer(ledger.app, name="ledger")
-app.command("tune", epilog="Example: streamveil tune q.sql --sample public.parquet")(tuning.tune)
-app.add_typer(answers.app, name="derive")
-app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
-    answers.read
-)
-app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000")(audit.audit)
-app.command("bench", epilog="Example: streamveil bench --records 5000000")(bench.bench)
-app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
-    dashboard.dashboard
 )
 
 
@@ -323,6 +312,19 @@ def inspect(
     for row in summary.rows():
         table.add_row(*row)
     Console(soft_wrap=True, highlight=False).print(table)
+
+
+app.add_typer(ledger.app, name="ledger")
+app.command("tune", epilog="Example: streamveil tune q.sql --sample public.parquet")(tuning.tune)
+app.add_typer(answers.app, name="derive")
+app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
+    answers.read
+)
+app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000")(audit.audit)
+app.command("bench", epilog="Example: streamveil bench --records 5000000")(bench.bench)
+app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
+    dashboard.dashboard
+)
 
 
 def _version(wanted: bool) -> None:

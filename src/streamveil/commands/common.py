@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from streamveil.errors import PlanError, require_one_of
+from streamveil.errors import PlanError
 from streamveil.queries.plan import SourceSpec
 from streamveil.queries.sql import Planned, Script, parse_script
 
 SHOWN_ROWS = 10
+ENDINGS = ("csv", "json", "parquet", "arrow")
 FACTS = ("opened", "noise_weight", "window_end")  # in files, not on the terminal
 
 QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads standard input.")]
@@ -105,10 +106,8 @@ def text_of(value: Any) -> str:
 def write_rows(table: pa.Table, path: Path) -> None:
     """All rows, in the format that the name ends in."""
     kind = path.suffix.lstrip(".")
-    try:
-        require_one_of("the ending of --out", kind, ("csv", "json", "parquet", "arrow"))
-    except ValueError as error:
-        raise PlanError(str(error)) from None
+    if kind not in ENDINGS:
+        raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
     if kind == "csv":
         pyarrow.csv.write_csv(table, path)
     elif kind == "parquet":

@@ -1,0 +1,170 @@
+"""Commands about what was released and spent, as a new user would type them."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from streamveil import cli
+from streamveil.commands import bench
+from streamveil.commands.audit import REFUTED
+from streamveil.errors import BudgetError, PlanError, StoreError
+
+QUERY = """
+CREATE STREAM visits WITH (source = 'files', path = '{folder}/visits.parquet', event_time = 'ts');
+CREATE SINK pages WITH (sink = 'files', path = '{folder}/out', format = 'csv');
+INSERT INTO pages
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, delta = 1e-6, privacy_unit_column = person,
+         privacy_unit_period = INTERVAL 1 DAY, max_rows_contributed = 2, max_rows_per_group = 1,
+         start = '2026-01-01', end = '2026-01-02')
+       window_start, ward, COUNT(*) AS n, SUM(age, contribution_bounds_per_row => (0, 100)) AS age
+FROM TUMBLE(TABLE visits, DESCRIPTOR(ts), size => INTERVAL 1 DAY)
+GROUP BY window_start, ward
+EMIT EVERY INTERVAL 6 HOUR;
+"""
+
+
+def call(*arguments):
+    """What a command prints; errors come as they are raised."""
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A job that has run, charged to a shared ledger."""
+    home = tmp_path_factory.mktemp("commands")
+    people = 3000
+    rng = np.random.default_rng(1)
+    hours = np.sort(rng.integers(0, 24, people))
+    pq.write_table(pa.table({
+        "ts": pa.array(1_767_225_600_000_000 + hours * 3_600_000_000, pa.timestamp("us", "UTC")),
+        "person": np.arange(people), "ward": rng.choice(["north", "south", "west"], people),
+        "age": rng.integers(0, 100, people),
+    }), home / "visits.parquet")  # fmt: skip
+    (home / "q.sql").write_text(QUERY.format(folder=home))
+    made = call("ledger", "create", home / "l", "--unit", "person", "--per", "1 day",
+                "--epsilon", "4", "--delta", "1e-6")  # fmt: skip
+    assert made.exit_code == 0
+    assert "epsilon=4, delta=1e-06" in made.stdout
+    done = call(
+        "run", home / "q.sql", "--state", home / "q.veil", "--quiet", "--ledger", home / "l"
+    )
+    assert done.exit_code == 0
+    return home
+
+
+def test_a_second_job_is_refused_by_the_shared_ledger(folder):
+    with pytest.raises(BudgetError, match="would overspend the ledger 'l'"):
+        call("run", folder / "q.sql", "--state", folder / "b.veil", "--quiet",
+             "--ledger", folder / "l")  # fmt: skip
+    again = call("run", folder / "q.sql", "--state", folder / "q.veil", "--quiet",
+                 "--ledger", folder / "l")  # fmt: skip
+    assert again.exit_code == 0
+    record = json.loads(call("ledger", "export", folder / "l").stdout)
+    assert [charge["charge"] for charge in record["charges"]] == ["pages"]
+    with pytest.raises(StoreError, match="never changed"):
+        call("ledger", "create", folder / "l", "--unit", "person", "--epsilon", "9")
+    with pytest.raises(PlanError, match="not complete"):
+        call("ledger", "create", folder / "m", "--unit", "person")
+
+
+def test_read_lists_picks_and_writes(folder, tmp_path):
+    places = call("read", folder / "q.veil", "--list").stdout.split()
+    assert places == [f"20454/{t}" for t in range(1, 5)]
+    charged = (folder / "q.veil" / "ledger").read_bytes()
+    for kind in ("csv", "json", "parquet", "arrow"):
+        out = tmp_path / f"r.{kind}"
+        done = call("read", folder / "q.veil", "--trigger", 3, "--key", "ward=north", "--out", out)
+        assert done.stdout.startswith("1 row: ")
+        assert out.stat().st_size > 0
+    table = pa.ipc.open_stream(tmp_path / "r.arrow").read_all()
+    assert table["ward"].to_pylist() == ["north"]
+    first = call("read", folder / "q.veil").stdout
+    assert first == call("read", folder / "q.veil").stdout
+    assert "north" in call("read", folder / "out").stdout
+    assert (folder / "q.veil" / "ledger").read_bytes() == charged
+    for arguments, words in (
+        (("--trigger", "9"), "there is no release 9"),
+        (("--key", "ward"), "column=value"),
+        (("--out", "x.xls"), "must end in"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            call("read", folder / "q.veil", *arguments)
+
+
+def test_derive_answers_from_state_and_files_alike(folder, tmp_path):
+    state, files = folder / "q.veil", folder / "out"
+    for question in (
+        ("difference", "n", "--since", "20454/1"),
+        ("last", "age", "--triggers", "2"),
+        ("ratio", "age", "n", "--triggers", "2"),
+        ("top", "n", "-k", "2"),
+    ):
+        name, *rest = question
+        outs = [tmp_path / f"{name}{place}.csv" for place in (1, 2)]
+        done = call("derive", name, state, *rest, "--out", outs[0])
+        assert done.exit_code == 0
+        assert "note: " in done.stdout
+        call("derive", name, files, *rest, "--sql", folder / "q.sql", "--out", outs[1])
+        assert outs[0].read_text().splitlines()[0] == outs[1].read_text().splitlines()[0]
+        one, two = (np.genfromtxt(out, delimiter=",", skip_header=1)[:, 1:5] for out in outs)
+        np.testing.assert_allclose(one, two, rtol=1e-9)
+    assert "correlation" in call("derive", "difference", files, "n").stdout
+    with pytest.raises(PlanError, match="WINDOW/TRIGGER"):
+        call("derive", "difference", state, "n", "--at", "noon")
+
+
+def test_dashboard_writes_its_page(folder, tmp_path):
+    done = call("dashboard", folder / "q.veil", "--out", tmp_path / "d.html")
+    assert "d.html" in done.stdout
+    assert "Ledger" in (tmp_path / "d.html").read_text()
+    call("dashboard", folder / "out", "--out", tmp_path / "e.html", "--ledger", folder / "l")
+    assert "budget spent" in (tmp_path / "e.html").read_text()
+
+
+def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
+    from streamveil.audit import reduced
+
+    seen = call("audit", folder / "q.sql", "--trials", 400)
+    assert seen.exit_code == 0
+    assert "the claim stands" in seen.stdout
+    assert seen.stdout.count("stands") == 9
+
+    def refuted(plan, copies, alpha, change, tell):
+        yield reduced.Verdict("one", "unbroken", 3.0, 2.0, 1e-6, 4)
+
+    monkeypatch.setattr(reduced, "attacks", refuted)
+    caught = call("audit", folder / "q.sql")
+    assert caught.exit_code == REFUTED
+    assert "REFUTED" in caught.stdout
+    planted = call("audit", folder / "q.sql", "--plant")
+    assert planted.exit_code == 0
+    assert "as it must be" in planted.stdout
+
+
+def test_bench_measures_this_machine(monkeypatch):
+    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(bench, "DRAWS", 1000)
+    monkeypatch.setattr(bench, "KEYS", 1000)
+    monkeypatch.setattr(bench, "SMALL", 3)
+    found = json.loads(call("bench", "--records", 10_000, "--json").stdout)
+    assert found.keys() == {"machine", *bench.MEASURES}
+    assert all(value > 0 for value, _ in list(found.values())[1:])
+    with pytest.raises(PlanError, match="at least"):
+        call("bench", "--records", 5)
+
+
+def test_every_command_has_an_example_and_a_sentence():
+    groups = {"": cli.app} | {g.name: g.typer_instance for g in cli.app.registered_groups}
+    for group, app in groups.items():
+        for command in app.registered_commands:
+            name = command.name or command.callback.__name__
+            shown = call(*group.split(), name, "--help").stdout
+            assert (command.callback.__doc__ or "").split(".")[0].split("\n")[0][:30] in " ".join(
+                shown.split()
+            )
+            if name not in ("demo", "inspect"):
+                assert "Example:" in shown, name
