@@ -7,6 +7,7 @@ parts double one after the other. A restart reads the checkpoint once and repeat
 log. A tiny micro-batch costs a constant.
 
     python benchmarks/scale.py [--users 100000 1000000 10000000] [--bounds "C=32"] [--memory 4GB]
+    python benchmarks/scale.py --stream clicks-10000000-0.0-int.parquet  (`throughput.py` makes it)
     python benchmarks/scale.py --plot
 
 Every size runs in a process of its own. Users arrive in micro-batches of 100,000 new ones (that is
@@ -32,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from streamveil.batch import Batch
 from streamveil.cli import size_of
@@ -44,7 +46,7 @@ from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import peak_bytes, resident_bytes
 from streamveil.runtime.store import SCRATCH
-from throughput import machine
+from throughput import machine, private
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "scale.png"
@@ -195,6 +197,26 @@ def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str,
         }  # fmt: skip
 
 
+def stream(data: Path) -> dict[str, Any]:
+    """A whole click stream from Parquet through the durable engine, once: 100 releases to files."""
+    rows = pq.ParquetFile(data).metadata.num_rows
+    every = -(-rows // 100)
+    with tempfile.TemporaryDirectory() as name:
+        wall, cpu = time.perf_counter(), time.process_time()
+        private(data, Path(name), rows, every, BOUNDS["C=32"])
+        spent = {"wall s": time.perf_counter() - wall, "cpu s": time.process_time() - cpu}
+        cpu = time.process_time()
+        private(data, Path(name), rows, every, BOUNDS["C=32"])
+        return {
+            "records": rows, "batch": every, **spent,
+            "records per CPU second": rows / spent["cpu s"],
+            "starting again at the end, cpu s": time.process_time() - cpu,
+            "peak memory, bytes": peak_bytes(),
+            "releases": len(list((Path(name) / "out").rglob("*.parquet"))),
+            "files, bytes": sum(p.stat().st_size for p in (Path(name) / "state").iterdir()),
+        }  # fmt: skip
+
+
 def apart(users: int, keys: int, bounds: str, memory: str | None) -> dict[str, Any]:
     """One measurement in a process of its own."""
     command = [sys.executable, __file__, "--one", "--users", str(users), "--keys", str(keys)]
@@ -246,6 +268,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=list(BOUNDS))
     parser.add_argument("--memory", help="a limit such as 4GB: units beyond it are swept")
+    parser.add_argument("--stream", type=Path, help="run this click stream once, and nothing else")
     parser.add_argument("--plot", action="store_true", help="only draw what was measured")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -255,7 +278,11 @@ def main() -> None:
         print(json.dumps(measure(options.users[0], options.keys, options.bounds[0], memory)))
         return
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for word in [] if options.plot else options.bounds:
+    if options.stream:
+        result["whole stream"] = {**stream(options.stream), "machine": machine()}
+        print(json.dumps(result["whole stream"]))
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    for word in [] if options.plot or options.stream else options.bounds:
         for users in options.users:
             found = apart(users, options.keys, word, options.memory)
             found["machine"] = {**machine(), "load": os.getloadavg()[0]}

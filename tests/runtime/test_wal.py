@@ -131,6 +131,17 @@ def test_a_checkpoint_replaces_what_came_before(tmp_path: Path) -> None:
     assert bytes(saved.releases[0].data) == b"release 3"
 
 
+def test_a_checkpoint_of_another_run_or_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.write(tmp_path, EPOCH, record(3))
+    with pytest.raises(StoreError, match="another run"):
+        checkpoint.read(tmp_path, "other")
+    monkeypatch.setattr(checkpoint, "VERSION", 7)
+    with pytest.raises(StoreError, match="version 1; this streamveil reads version 7"):
+        checkpoint.read(tmp_path, EPOCH)
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, EPOCH, record(3))
     path = tmp_path / "checkpoint-000000000003"
