@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from streamveil.queries.query import Query
 
 At = int | tuple[int, int] | None
+SHOWN = 20  # rows of an answer as text
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
@@ -48,6 +49,22 @@ class Derived:
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
         return self.table
+
+    def __str__(self) -> str:
+        rows = [self.table.column_names]
+        rows += [[cell(value) for value in row.values()]
+                 for row in self.table.slice(0, SHOWN).to_pylist()]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True))
+                 for row in rows]  # fmt: skip
+        more = self.table.num_rows - SHOWN
+        lines += [f"… and {more:,} more rows"] if more > 0 else []
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def cell(value: Any) -> str:
+    """One value, for people."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
