@@ -1,0 +1,69 @@
+"""Weights of public keys and of sums under attack: the claim stands, uncharged rows are found."""
+
+from dataclasses import replace
+
+import pytest
+
+import streamveil.queries.builder as sv
+from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
+from streamveil.engines.compile import compile_plan
+from streamveil.privacy.noise import SeededNoise
+from tests.audit.test_pipeline import EMPTY, crowd, lone
+
+COPIES, NOISES = 2_500, (SeededNoise(21), SeededNoise(22))
+KEYS = sv.public([1000 * copy + key for copy in range(COPIES) for key in range(3)])
+COUNT, SUM = {"n": sv.count()}, {"s": sv.sum("value", bounds=(-1, 1))}
+
+
+def weighted(measures, **options):
+    query = (
+        sv.memory(EMPTY, event_time="at").protect(unit="unit").group_by("key", keys=KEYS)
+        .agg(**measures).bound(max_squared_rows=4)
+        .release(every=sv.rows(10**9), steps=5, budget=sv.Budget(epsilon=2, delta=0.01),
+                 entry_weight=0.5, weight_reference=4, **options)
+    )  # fmt: skip
+    return compile_plan(query.plan)
+
+
+# key 0 is large by step 2, so that its rows are charged little from step 3 on
+LARGE = Scenario(
+    name="many rows on a large key, some on small ones", steps=5,
+    background=tuple((*row[:4], 1.0) for row in crowd([0], 90) + crowd([1, 2], 2)),
+    added=lone(*[(0, 4)] * 9, *[(1, 4)] * 2, (2, 5)),
+)  # fmt: skip
+SMALL = replace(LARGE, name="all rows before any weight has fallen", added=lone(*[(0, 1)] * 4))
+
+
+@pytest.mark.parametrize("run", [unbroken, restarted])
+@pytest.mark.parametrize("scenario", [LARGE, SMALL], ids=lambda s: s.name)
+@pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
+def test_the_claim_stands(measures, scenario, run):
+    operator = weighted(measures)
+    assert operator.totalling.rule is not None
+    found = audit(operator, scenario, NOISES, COPIES, run=run)
+    assert not found.violates(operator.guarantee.epsilon)
+    assert found.epsilon(0.01) > 0.1  # and the attack is no blank
+
+
+@pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
+def test_rows_that_are_not_charged_are_found(measures):
+    operator = weighted(measures)
+    faulty = replace(operator, bounds=replace(operator.bounds, quadratic=64))
+    scenario = replace(SMALL, added=lone(*[(0, 1)] * 16))
+    assert audit(faulty, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
+
+
+@pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
+def test_weights_that_are_charged_but_not_noised_are_found(measures, monkeypatch):
+    """Rows of a large key cost little; were its noise not larger, they would show."""
+    from streamveil.operators import release
+
+    honest, operator = release.weighted_step, weighted(measures)
+    scenario = replace(LARGE, added=lone(*[(0, 4)] * 40))
+
+    def quiet(counter, state, increments, at, share):
+        return honest(counter, state, increments, at, share * 0 + 1.0)
+
+    assert not audit(operator, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
+    monkeypatch.setattr(release, "weighted_step", quiet)
+    assert audit(operator, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
