@@ -150,12 +150,13 @@ def enter(
     rows: Int64[Array, " rows"],
 ) -> Int64[Array, " new"]:
     """Completes `rows` where it is -1 and the row accepted; returns which rows brought new keys."""
-    source = np.empty(np.count_nonzero(accepted & (rows < 0)), np.int64)
+    missing = np.flatnonzero(accepted & (rows < 0))
+    source = np.empty(len(missing), np.int64)
     table.meta[1] = 0
     flat, at = names.reshape(-1), 0
-    while at < len(names):
+    while at < len(missing):
         at, full = enter_rows(
-            flat, accepted, at, table.slots, table.names.reshape(-1), table.meta, rows, source
+            flat, missing, at, table.slots, table.names.reshape(-1), table.meta, rows, source
         )
         if full == GROW_TABLE:
             table._grow_slots(table.keys)
@@ -212,7 +213,7 @@ def add_counts(
 ) -> None:
     """Counts rows: in the lanes that count all, and in those that count a unit once a group."""
     units, rows = lanes
-    add_given(table.pending, found, first, units, rows)
+    add_given(table.pending.reshape(-1), found, first, units, rows, table.pending.shape[1])
 
 
 def _room(array: Array, rows: int) -> Array:

@@ -137,6 +137,7 @@ class Shape(NamedTuple):
     layout: int  # INLINE, COMPACT or WIDE
     remembered: int  # NOTHING, HIDDEN or ALL: the groups that later decisions depend on
     width: int  # bytes of a sum of weights; 0: not kept
+    growth: int = 100  # percent by which a full table grows
 
     @classmethod
     def of(cls, bounds: Bounds, firsts: Firsts) -> Shape:
@@ -174,9 +175,8 @@ class Shape(NamedTuple):
 class UnitTable:
     """Open addressing by the high bits of the fingerprint; see `unit_kernels` for a slot's words.
 
-    Slots are in fingerprint order up to probing, so growing is one sequential pass. A table grows
-    by a quarter: it is never much emptier than it must be. `meta` holds: units, granules of the
-    pool in use, the first free block of each size, then the shape.
+    Slots are in fingerprint order up to probing, so growing is one sequential pass. `meta` holds:
+    units, granules of the pool in use, the first free block of each size, then the shape.
     """
 
     slots: UInt64[Array, " words"]
@@ -264,17 +264,18 @@ def _settings(shape: Shape, bounds: Bounds) -> Int64[Array, " 5"]:
 
 
 def grow_table(table: UnitTable) -> None:
-    """Makes room for a quarter more units."""
+    """Makes room for more units."""
     words, capacity = WORDS[table.shape.layout], table.capacity
-    larger = np.zeros(words * (capacity + max(SMALLEST, capacity // 4)), np.uint64)
+    more = max(SMALLEST, capacity * table.shape.growth // 100)
+    larger = np.zeros(words * (capacity + more), np.uint64)
     resettle(table.slots, larger, words)
     table.slots = larger
 
 
 def grow_pool(table: UnitTable) -> None:
-    """Makes room for a quarter more groups."""
+    """Makes room for more groups."""
     words, (_, granules) = table.shape.group_bytes, table.granules
-    granules += max(16 * SMALLEST, granules // 4)
+    granules += max(16 * SMALLEST, granules * table.shape.growth // 100)
     if granules >= LARGEST_BLOCK:
         raise StoreError(
             f"the privacy units of one scope have entered more than {LARGEST_BLOCK * GRANULE:,}"

@@ -226,7 +226,8 @@ def enter_keys(
         table = state.windows[window].table
         start, mine_rows = table.keys, rows[mine]
         fresh = enter(table, names[mine], accepted[mine], mine_rows)
-        rows[mine] = mine_rows  # nothing where it is a view
+        if not isinstance(mine, slice):  # else it is the array itself
+            rows[mine] = mine_rows
         if len(fresh):
             source = pa.array(pairs.rows[mine][fresh])
             encoded = encode_keys([key.take(source) for key in prepared.keys], len(fresh))

@@ -91,7 +91,7 @@ def describe_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 @njit(cache=True)
 def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
-    accepted: Bool[Array, " rows"],
+    missing: Int64[Array, " some"],
     at: int,
     t_slots: UInt64[Array, " slots"],
     t_names: UInt64[Array, " key_words"],
@@ -99,20 +99,21 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     found: Int64[Array, " rows"],
     source: Int64[Array, " rows"],
 ) -> tuple[int, int]:
-    """The key row of every accepted name, new names being appended; stops where something grows.
+    """The key row of missing names, new ones being appended; stops where something grows.
 
-    Rows that are already found (not -1) keep their answer. `meta` holds the keys there are;
-    source[k] becomes the batch row that brought new key k.
+    `meta` holds the keys there are; source[k] becomes the batch row that brought new key k.
     """
     capacity = len(t_slots)
     wide = np.uint64(capacity)
     most = np.int64(LOAD * capacity)
-    n = len(found)
-    for i in range(at, n):
-        if i + SOON < n and found[i + SOON] < 0:
-            prefetch(t_slots, home(names[2 * (i + SOON)], wide))
-        if not accepted[i] or found[i] >= 0:
-            continue
+    n = len(missing)
+    for place in range(at, n):
+        if place + AHEAD < n:
+            prefetch(t_slots, home(names[2 * missing[place + AHEAD]], wide))
+        if place + SOON < n:
+            word = t_slots[home(names[2 * missing[place + SOON]], wide)]
+            prefetch(t_names, 2 * np.int64(word & LOW_HALF) - 2)
+        i = missing[place]
         low, high = names[2 * i], names[2 * i + 1]
         slot, probes = home(low, wide), 0
         row = np.int64(-1)
@@ -130,9 +131,9 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
         if row < 0:
             row = meta[0]
             if row >= most or probes > MOST_PROBES:
-                return i, GROW_TABLE
+                return place, GROW_TABLE
             if 2 * row >= len(t_names):
-                return i, GROW_POOL
+                return place, GROW_POOL
             t_names[2 * row] = low
             t_names[2 * row + 1] = high
             t_slots[slot] = (low << WORD) | np.uint64(row + 1)
@@ -189,18 +190,22 @@ def keep_rows(  # noqa: PLR0913 (one pass instead of five)
 
 @njit(cache=True)
 def add_given(
-    pending: Int64[Array, "keys lanes"],
+    pending: Int64[Array, " cells"],
     found: Array,
     first: Bool[Array, " rows"],
     units: Int64[Array, " some"],
     rows: Int64[Array, " others"],
+    lanes: int,
 ) -> None:
     """Adds one to every lane in `rows`, and to those in `units` where a unit is new."""
     for i in range(len(found)):
+        if i + SOON < len(found):
+            prefetch(pending, lanes * np.int64(found[i + SOON]))
+        cell = lanes * np.int64(found[i])
         for lane in units:
-            pending[found[i], lane] += first[i]
+            pending[cell + lane] += first[i]
         for lane in rows:
-            pending[found[i], lane] += 1
+            pending[cell + lane] += 1
 
 
 @njit(cache=True)

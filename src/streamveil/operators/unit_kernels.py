@@ -38,6 +38,7 @@ NOTHING, HIDDEN, ALL = 0, 1, 2  # groups that are remembered
 GRANULE = 4  # groups
 CLASSES = 60  # sizes of blocks: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... granules
 INLINE_GROUPS = 3
+TOTAL_BITS, TOTAL = 14, np.uint64(0x3FFF)
 UNLIMITED = 1 << 62
 HALF, HIGH = 0xFFFFFFFF, np.uint64(32)
 ONES, TOPS = np.uint64(0x0001000100010001), np.uint64(0x8000800080008000)
@@ -45,7 +46,7 @@ LANE_0, LANE_1, LANE_2 = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF), np.uint64(0xF
 
 
 @njit(cache=True)
-def bound_inline(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
+def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     unit: UInt64[Array, " rows"],
     group: UInt16[Array, " rows"],
     hidden: Bool[Array, " rows"],
@@ -62,6 +63,7 @@ def bound_inline(  # noqa: PLR0913, C901 (one loop over structure-of-arrays stat
     wide = np.uint64(capacity)
     most = np.int64(LOAD * capacity)
     max_rows, max_slots = limits[0], limits[3]
+    remembers = remembered == HIDDEN
     for row in range(at, len(unit)):
         if row + AHEAD < len(unit):
             prefetch(slots, 2 * home(unit[row + AHEAD], wide))
@@ -74,29 +76,26 @@ def bound_inline(  # noqa: PLR0913, C901 (one loop over structure-of-arrays stat
                 slot = 0
         known = slots[2 * slot] == name
         state = slots[2 * slot + 1]
-        if np.int64(state & np.uint64(0x3FFF)) >= max_rows:
+        used = (state >> np.uint64(TOTAL_BITS)) & np.uint64(3)
+        differs = (state >> np.uint64(16)) ^ (np.uint64(group[row]) * ONES)
+        inside = (np.uint64(1) << (np.uint64(16) * used)) - np.uint64(1)
+        met = ((differs - ONES) & ~differs & TOPS & inside) != 0
+        enters = remembers & hidden[row] & (not met)
+        refused = np.int64(state & TOTAL) >= max_rows
+        refused |= enters & (np.int64(used) >= max_slots)
+        if refused:
             continue
-        entered = False
-        if remembered == HIDDEN and hidden[row]:
-            tag = np.uint64(group[row])
-            used = np.int64((state >> np.uint64(14)) & np.uint64(3))
-            met = False
-            for i in range(used):
-                held = (state >> np.uint64(16 + 16 * i)) & np.uint64(0xFFFF)
-                met = met or held == tag
-            if not met:
-                if used >= max_slots:
-                    continue
-                state = (state | (tag << np.uint64(16 + 16 * used))) + np.uint64(1 << 14)
-                entered = True
         if not known:
             if meta[0] >= most or probes > MOST_PROBES:
                 return row, GROW_TABLE
             slots[2 * slot] = name
             meta[0] += 1
+        if enters:
+            state |= np.uint64(group[row]) << (np.uint64(16) * (used + np.uint64(1)))
+            state += np.uint64(1 << TOTAL_BITS)
         slots[2 * slot + 1] = state + np.uint64(1)
         accepted[row] = True
-        first[row] = entered
+        first[row] = enters
     return len(unit), DONE
 
 

@@ -10,6 +10,7 @@ from streamveil.operators.bounding import SMALLEST, UnitTable, grow_pool, grow_t
 from streamveil.operators.probing import LOAD
 from streamveil.operators.unit_kernels import WORDS, copy_part, measure_parts
 
+GROWTH = 25  # percent by which one of many tables grows: it is never much emptier than it must be
 EARLY = 0.1  # share of its fill by which the first table of a set grows before the last
 
 
@@ -31,6 +32,7 @@ def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
         pool = np.zeros(room * shape.group_bytes, np.uint32)
         meta = table.meta.copy()
         meta[: -len(shape)] = 0
+        meta[-1] = GROWTH
         meta[:2] = units, copy_part(table.slots, table.pool, kind, places[part], slots, pool)
         yield UnitTable(slots, pool, meta)
 
@@ -53,3 +55,10 @@ def grow_ahead(table: UnitTable, share: float) -> None:
         grow_table(table)
     if pool_is_crowded(table, share):
         grow_pool(table)
+
+
+def gradual(table: UnitTable) -> UnitTable:
+    """The same units in a table that grows in smaller steps."""
+    meta = table.meta.copy()
+    meta[-1] = GROWTH
+    return UnitTable(table.slots, table.pool, meta)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.engines.embedded.split import grow_ahead, split
+from streamveil.engines.embedded.split import gradual, grow_ahead, split
 from streamveil.errors import StoreError
 from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.types import Array
@@ -55,7 +55,7 @@ class PartedTable:
         self.stored: list[Layout | None] = [None] * PARTS
         self.unit_counts = [0] * PARTS
         self.sizes = [0] * PARTS
-        self._empty = empty
+        self._empty = gradual(empty)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
