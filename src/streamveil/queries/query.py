@@ -29,7 +29,7 @@ class Query:
     def run(self, state: str, **options: Any) -> Iterator[Release]:
         """Runs or resumes the query with its durable state in the directory `state`.
 
-        Options are those of `streamveil.runtime.run.run`: secret, noise, engine, insecure,
+        Options are those of `streamveil.runtime.run.run`: secret, noise, engine, ledger, insecure,
         progress, pace. With engine=streamveil.spark(session) it runs on Spark; options are then
         secret, noise, insecure and once.
         """
