@@ -92,7 +92,30 @@ def test_vectors_are_counted_by_coordinate(name):
         vectors.step(states, steps[0][:, :2], SilentNoise().at("x"))
 
 
-@pytest.mark.parametrize("name", ["blt", "haar", "k-ary-tree"])
+@pytest.mark.parametrize("name", NAMES)
+def test_real_vectors_through_every_counter(name):
+    """Fixed-point reals in, estimates of their totals with the stated deviation out."""
+    counter, grams = examples(9)[name], Quanta(quantum=Fraction(1, 8), low=-3, high=10)
+    vectors, keys = VectorCounter(counter=counter, width=2), 6000
+    values = np.random.default_rng(2).uniform(-5, 12, (9, 1, 2)).repeat(keys, axis=1)
+    values[3, 0, 1] = np.nan
+    exact = np.cumsum(grams.encode(values), axis=0)
+    silent, noisy = vectors.init(keys), vectors.init(keys)
+    for t in range(9):
+        rows = grams.encode(values[t])
+        assert np.abs(rows).max() <= grams.largest
+        plain, silent = vectors.step(silent, rows, SilentNoise().at("x"))
+        np.testing.assert_array_equal(grams.decode(plain), exact[t] / 8)
+        draws = SeededNoise(7).at("v") if counter.keyed else SeededNoise(7).at("v", t)
+        released, noisy = vectors.step(noisy, rows, draws)
+    error = grams.decode(released) - exact[-1] / 8
+    stated = float(counter.std(np.array([9]))[0]) / 8
+    assert np.abs(error.std(axis=0) / stated - 1).max() < 0.075  # eight deviations, kurtosis 6
+    assert np.abs(error.std(axis=0) / (1.1 * stated) - 1).min() > 0.03
+    assert np.abs(error.mean(axis=0)).max() < 7 * stated / keys**0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_coordinates_have_independent_noise(name):
     vectors = VectorCounter(counter=examples(9)[name], width=2)
     ids = np.arange(2 * SAMPLES, dtype=np.uint64).reshape(-1, 2)

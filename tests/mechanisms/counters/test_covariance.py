@@ -7,19 +7,29 @@ import pytest
 
 from streamveil.mechanisms.counters import (
     AnytimeBltCounter,
+    AnytimeHaarCounter,
+    BinaryTreeCounter,
     BltCounter,
     DenseCounter,
     HaarCounter,
+    HonakerCounter,
+    HybridCounter,
     KaryTreeCounter,
     SmoothTreeCounter,
     SqrtToeplitzCounter,
     kernels,
     noise,
+    smooth,
+    tree,
 )
+from streamveil.mechanisms.counters.haar import haar_path
+from streamveil.mechanisms.counters.kary import blocks_of
 from streamveil.privacy.noise import SilentNoise
 from tests.mechanisms.counters.oracle import factors
 
 SIGMA = 4.0
+NODES = 3000  # that a tree draws, at most
+UNIT = 2**40  # quanta of one unit of a tree's integer noise
 
 FEEDBACK = {
     "blt": (BltCounter(horizon=1000, sigma=SIGMA), 1000),
@@ -55,6 +65,71 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
     np.testing.assert_allclose(covariance, decoder @ decoder.T, rtol=1e-7, atol=1e-7)
 
 
+TREES = {
+    "binary": BinaryTreeCounter(horizon=1000, sigma=SIGMA),
+    "honaker": HonakerCounter(horizon=100, sigma=SIGMA),  # its dense oracle is slow
+    "smooth": SmoothTreeCounter(horizon=1000, sigma=SIGMA),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_stored_tree_noise_has_the_covariance_of_the_dense_decoder(name, monkeypatch):
+    """Key j gets one unit of noise, in the j-th node that is drawn: column j of a decoder."""
+    counter, drawn = TREES[name], [0]
+
+    def unit(draws, ids, keys, rows, sigma):
+        noise = np.zeros((rows, keys), np.int64)
+        noise[np.arange(rows), drawn[0] + np.arange(rows)] = UNIT
+        drawn[0] += rows
+        return noise
+
+    for module in (tree, smooth):
+        monkeypatch.setattr(module, "gaussian_rows", unit)
+    state, estimates, nothing = counter.init(NODES), [], np.zeros(NODES, np.int64)
+    for _ in range(counter.horizon):
+        noisy, state = counter.step(state, nothing, SilentNoise().at("x"))
+        estimates.append(noisy / UNIT)
+    assert drawn[0] <= NODES
+    assert_same_covariance(np.array(estimates), factors(counter, counter.horizon)[0])
+
+
+def haar_row(counter, t):
+    """What each node adds to the noise at t, from the path that a read takes."""
+    sizes = counter.weights, 1.0
+    return {
+        (node.level, node.index): node.to_float(*sizes) for node in haar_path(t, counter.levels)
+    }
+
+
+def kary_row(counter, t):
+    return {(level, i): sign for level, i, sign in blocks_of(t, counter.arity, counter.levels)}
+
+
+@pytest.mark.parametrize(
+    ("counter", "row"),
+    [
+        (HaarCounter(horizon=1000, sigma=SIGMA), haar_row),
+        (HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"), haar_row),
+        (AnytimeHaarCounter(sigma=SIGMA, tuned=1000), haar_row),
+        (KaryTreeCounter(horizon=1000, sigma=SIGMA), kary_row),
+        (KaryTreeCounter(horizon=1000, sigma=SIGMA, k=3), kary_row),
+    ],
+)
+def test_addressed_noise_has_the_covariance_of_the_dense_decoder(counter, row):
+    rows = [row(counter, t) for t in range(1, 1001)]
+    place = {node: i for i, node in enumerate(sorted({node for r in rows for node in r}))}
+    made = np.zeros((1000, len(place)))
+    for t, entries in enumerate(rows):
+        for node, size in entries.items():
+            made[t, place[node]] = size
+    assert_same_covariance(made, factors(counter, 1000)[0])
+
+
+def assert_same_covariance(found, decoder):
+    expected = decoder @ decoder.T
+    np.testing.assert_allclose(found @ found.T, expected, rtol=1e-7, atol=1e-7 * expected.max())
+
+
 @pytest.mark.parametrize(
     "counter",
     [
@@ -63,6 +138,10 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
         HaarCounter(horizon=1000, sigma=SIGMA, aim="two-sided"),
         KaryTreeCounter(horizon=1000, sigma=SIGMA),
         SmoothTreeCounter(horizon=1000, sigma=SIGMA),
+        BinaryTreeCounter(horizon=1000, sigma=SIGMA),
+        SqrtToeplitzCounter(horizon=1000, sigma=SIGMA),
+        AnytimeHaarCounter(sigma=SIGMA, tuned=1000),
+        HybridCounter(sigma=SIGMA),
     ],
     ids=lambda counter: type(counter).__name__,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import mpmath
 import numpy as np
 import pytest
@@ -103,6 +105,23 @@ def test_weights_are_a_minimum():
     least, weights = largest(np.array(counter.weights)), np.array(counter.weights)
     for _ in range(300):
         assert largest(weights * np.exp(rng.normal(0, 0.02, len(weights)))) >= least * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3, 10, 365, 10**4, 2**20])
+@pytest.mark.parametrize("aim", ["max", "mean"])
+def test_weights_are_found_for_any_horizon_and_kept(horizon, aim):
+    start = process_time()
+    counter = HaarCounter(horizon=horizon, sigma=2.0**20, aim=aim)
+    found = counter.weights
+    assert process_time() - start < 10
+    assert min(found) > 0
+    assert 1 <= counter.sensitivity < 1 + 1e-9
+    t = np.unique(np.geomspace(1, horizon, 500).astype(int))
+    error = (counter.std(t) / 2**20).max()
+    assert error < max(1.0, np.log(horizon) / np.pi + 0.701) * 1.55  # of the lower bound
+    start = process_time()
+    assert HaarCounter(horizon=horizon, sigma=3, aim=aim).weights is found
+    assert process_time() - start < 0.01
 
 
 def test_limits_are_named():
