@@ -18,6 +18,7 @@ from streamveil.types import Array, Exact, Float64, Int64
 
 SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement
 BLOCK = 4096  # questions compared at a time
+REPLAY = 4.0  # step towards what was measured before; see `Mwem.replays`
 MOST_HALTS = 100  # a correction costs one pass over the domain
 
 
@@ -140,11 +141,16 @@ class Pmw:
         return gap, 2 * abs(gap) if self.step is None else self.step
 
     def ask_all(self, state: PmwState, queries: Queries, place: Place) -> Answers:
-        """All questions of a class in order: equal in law to asking one after another, faster."""
+        """All questions of a class in order, comparing many at a time.
+
+        Settings for practice also move the weights towards what was measured before, after every
+        correction: post-processing, which leaves more of the later questions EASY.
+        """
         exact = queries.exact(state.histogram)
         values = np.empty(queries.size)
         at = 0
         fitted = Weights.of(queries, state.weights)
+        measured: list[tuple[int, float]] = []
         guesses = self.size * fitted.answers()
         while at < queries.size:
             to = min(at + BLOCK, queries.size)
@@ -161,6 +167,10 @@ class Pmw:
                 values[at] = math.ldexp(answer.value, -self.shift)
                 gap, step = self._step(values[at], float(guesses[at]))
                 fitted.move_by(at, math.copysign(step, gap))
+                measured.append((at, min(1.0, max(0.0, values[at] / self.size))))
+                for query, share in measured if self.step is None else ():
+                    fitted.move(query, share, REPLAY)
+                fitted.rescale()
                 guesses = self.size * fitted.answers()
                 at += 1
         state.weights = fitted.distribution
