@@ -38,17 +38,22 @@ def errors(rows: list[dict[str, Any]], triggers: int) -> None:
     arms = [arm for arm in ORDER if arm in found]
     if not arms:
         return
-    figure, axes = plt.subplots(1, 4, figsize=(14, 3.8))
+    figure, axes = plt.subplots(1, 4, figsize=(14, 3.4), sharey=True)
     for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
-        heights = [found[arm][metric]["mean"] for arm in arms]
+        lengths = [found[arm][metric]["mean"] for arm in arms]
         spreads = [found[arm][metric]["sd"] for arm in arms]
         colours = [COLOURS.get(arm, "tab:blue" if arm == "tuned" else "tab:gray") for arm in arms]
-        bars = axis.bar(range(len(arms)), heights, yerr=spreads, color=colours)
-        axis.bar_label(bars, fmt="%.3g", fontsize=7)
-        axis.set_yscale("log" if metric != "keys" else "linear")
-        axis.axhline(PAPER[triggers][metric], color="black", linestyle="--", label="paper, Table 1")
-        axis.set_xticks(range(len(arms)), arms, rotation=60, ha="right")
+        bars = axis.barh(range(len(arms)), lengths, xerr=spreads, color=colours)
+        axis.bar_label(bars, [shorten(length) for length in lengths], fontsize=8, padding=4)
+        axis.axvline(PAPER[triggers][metric], color="black", linestyle="--", label="paper, Table 1")
+        if metric != "keys":
+            axis.set_xscale("log")
+            axis.set_xlim(0.6 * min(lengths), 6 * max(lengths))
+        else:
+            axis.set_xlim(0, 1.3 * max(lengths))
         axis.set_title(title)
+    axes[0].set_yticks(range(len(arms)), arms)
+    axes[0].invert_yaxis()
     axes[0].legend(fontsize=8)
     figure.suptitle(f"59 million records, (6, 1e-9) per user, {triggers} triggers, end of day")
     figure.tight_layout()
@@ -81,6 +86,7 @@ def latency(rows: list[dict[str, Any]]) -> None:
                   [row["most_s"] - m for m, row in zip(middle, mine, strict=True)]]  # fmt: skip
         beside.errorbar([row["rows"] for row in mine], middle, spread, marker="o", capsize=3,
                         label=f"workers: {count}", color=colour)  # fmt: skip
+    beside.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f}k")
     beside.set(xlabel="records in a micro-batch", ylabel="seconds", ylim=(0, None),
                title="ours on Spark: median, least and most of 4 steps")  # fmt: skip
     beside.legend(fontsize=8)
