@@ -1,21 +1,24 @@
 """How fast is the private group-by on Spark, against Spark's own aggregation without privacy?
 
 Question: records a second on local[2] at micro-batches of a million records, both in the same run
-and over the same files; the fixed cost of a micro-batch; state bytes per key and unit; and where
-the time goes. Expected: at least half the speed of the aggregation without privacy, because rows
-cross into Python twice and are sorted by unit once more.
+and over the same files, by wall and by CPU time of all processes; the same on local[1]; the fixed
+cost of a micro-batch; how state and steps grow from 0.1 to 10 million keys; and where the time
+goes. Expected: about the speed of the aggregation without privacy, because Spark moves only packed
+columns, and rows are combined before the second shuffle as Spark's own are before the first.
 
-    python benchmarks/spark.py [--steps 5] [--rows 1000000]
+    python benchmarks/spark.py [--part compare] [--master local[2]]
+    python benchmarks/spark.py --part compare --master local[1]
+    python benchmarks/spark.py --part keys
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import shutil
-import statistics
 import tempfile
 import time
 import warnings
@@ -29,10 +32,11 @@ from streamveil.connectors.files import FilesSource
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.spark import stages
 from streamveil.engines.spark.columns import unpack
+from streamveil.engines.spark.feeds import FilesReading
 from streamveil.engines.spark.moving import Piece, joined
 from streamveil.engines.spark.session import session
 from streamveil.engines.spark.shards import Shards
-from streamveil.engines.spark.splits import Reading, footers, plan_step
+from streamveil.engines.spark.splits import footers, plan_step
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
@@ -41,6 +45,7 @@ from streamveil.runtime.spark import SparkJob
 from streamveil.runtime.spark_state import Layout
 
 KEYS, UNITS, SMALL = 1_000_000, 5_000_000, 1_000
+MANY = (100_000, 1_000_000, 10_000_000)
 OUT = Path(__file__).parent / "results" / "spark.json"
 SHARDS = 4
 
@@ -74,62 +79,102 @@ def plan_of(folder: Path, rows: int, steps: int) -> Plan:
     )  # fmt: skip
 
 
-def private(spark, folder: Path, work: Path, rows: int, steps: int) -> tuple[list[float], Path]:
-    """Seconds of every step."""
-    state = work / f"state-{rows}"
+def clock() -> tuple[float, float]:
+    """Wall time, and CPU seconds of this process and everything it started."""
+    return time.perf_counter(), sum(cpu_of(process) for process in family())
+
+
+def family() -> list[Path]:
+    """This process and its descendants."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parents.setdefault(int(fields(folder)[1]), []).append(int(folder.name))
+    found, todo = [], [os.getpid()]
+    while todo:
+        found.append(todo.pop())
+        todo += parents.get(found[-1], [])
+    return [Path(f"/proc/{process}") for process in found]
+
+
+def fields(folder: Path) -> list[str]:
+    """What the kernel tells of a process, from its state on."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
+
+
+def cpu_of(folder: Path) -> float:
+    """CPU seconds of a process and of its children that have ended."""
+    with contextlib.suppress(OSError):
+        return sum(map(int, fields(folder)[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def steps_of(ends: list[tuple[float, float]]) -> list[list[float]]:
+    """Wall and CPU seconds of every step."""
+    return np.diff(np.array(ends), axis=0).round(3).tolist()
+
+
+def warm(steps: list[list[float]]) -> list[float]:
+    """The median step, wall and CPU, without the first two: code is still being compiled."""
+    return np.median(np.array(steps[2:] or steps), axis=0).tolist()
+
+
+def private(spark, plan: Plan, state: Path) -> list[list[float]]:
+    """Wall and CPU seconds of every step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         job = SparkJob(
-            plan_of(folder, rows, steps), state=state, session=spark, layout=Layout(shards=SHARDS),
+            plan, state=state, session=spark, layout=Layout(shards=SHARDS),
             keys=Keys(noise=SeededNoise(1), insecure=True),
         )  # fmt: skip
-    ends = [time.perf_counter()]
+    ends = [clock()]
     with job:
-        ends += [time.perf_counter() for _ in job]
-    return np.diff(ends).tolist(), state
+        ends += [clock() for _ in job]
+    return steps_of(ends)
 
 
-def plain(spark, folder: Path, work: Path, rows: int) -> list[float]:
+def plain(spark, folder: Path, checkpoint: Path) -> list[list[float]]:
     """The same query without privacy, by Spark's own streaming aggregation."""
     from pyspark.sql import functions as f
 
     spark.conf.set("spark.sql.shuffle.partitions", str(SHARDS))
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
 
     def publish(frame, _batch) -> None:
         frame.toArrow()
-        ends.append(time.perf_counter())
+        ends.append(clock())
 
     rows_of = spark.readStream.schema("user long, key long, value double")
     frame = rows_of.option("maxFilesPerTrigger", 1).parquet(str(folder))
     clamped = f.greatest(f.lit(-1.0), f.least(f.lit(1.0), f.col("value")))
     answer = frame.groupBy("key").agg(f.count("*").alias("n"), f.sum(clamped).alias("total"))
-    ends.append(time.perf_counter())
+    ends.append(clock())
     query = (
         answer.writeStream.outputMode("complete").foreachBatch(publish)
-        .option("checkpointLocation", str(work / f"plain-{rows}")).start()
+        .option("checkpointLocation", str(checkpoint)).start()
     )  # fmt: skip
     query.processAllAvailable()
     query.stop()
-    return np.diff(ends).tolist()
+    return steps_of(ends)
 
 
 def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
     """Seconds of each stage's own code for the last of a few steps, one core, without Spark."""
     plan, noise = plan_of(folder, rows, steps), SeededNoise(1)
     operator, source = compile_plan(plan), FilesSource(str(folder))
-    reading, groups = Reading(source.schema(), plan.clock, None), footers(source, None)
+    reading, groups = FilesReading(source.schema(), plan.clock, None), footers(source, None)
     unit, key, spent = operator.init(), operator.init(), {}
     key.types = (pa.int64(),)
     nothing = stages.Shown({}, 1, restarts=False)
     for step in range(1, min(steps, 3) + 1):
         marks = [time.perf_counter()]
-        parts = [reading.rows(split, step) for split in plan_step(groups, plan.clock, step)]
+        parts = [reading.rows(split.text(), step) for split in plan_step(groups, plan.clock, step)]
         marks.append(time.perf_counter())
-        admitted = [(stages.admit(operator, rows, step, noise, SHARDS)[0], at[0])
-                    for rows, at in parts]  # fmt: skip
+        admitted = [(stages.admit(operator, part.table, step, noise, SHARDS)[0], part.place)
+                    for part in parts]  # fmt: skip
         marks.append(time.perf_counter())
-        cells = [Piece(int(at), rows).to_bytes() for shards, at in admitted for rows in shards]
+        cells = [Piece(at, rows).to_bytes() for shards, at in admitted for rows in shards]
         marks.append(time.perf_counter())
         pieces = joined([Piece.from_bytes(cell) for cell in cells])
         marks.append(time.perf_counter())
@@ -169,43 +214,79 @@ def state_of(state: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--part", choices=["compare", "keys"], default="compare")
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="streamveil-bench-"))
+    load = os.getloadavg()[0]
     try:
-        write(work / "data", given.steps, given.rows, 1)
-        write(work / "small", 5, SMALL, 2)
-        result = measure(session(given.master), work, given)
+        spark = session(given.master)
+        made = compare(spark, work, given) if given.part == "compare" else growth(spark, work)
     finally:
         shutil.rmtree(work)
-    OUT.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
-
-
-def measure(spark, work: Path, given) -> dict[str, object]:
-    """Everything, the two compared runs one after the other."""
-    load = os.getloadavg()[0]
-    bare = plain(spark, work / "data", work, given.rows)
-    own, state = private(spark, work / "data", work, given.rows, given.steps)
-    fixed, _ = private(spark, work / "small", work, SMALL, 5)
-    bare_fixed = plain(spark, work / "small", work, SMALL)
-    warm = statistics.median(own[1:]), statistics.median(bare[1:])
-    return {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(),
-                    "pyspark": spark.version, "master": given.master, "load before": load,
-                    "load after": os.getloadavg()[0]},
-        "seed": 1, "rows per step": given.rows, "shards": SHARDS,
-        "private seconds per step": own, "plain seconds per step": bare,
-        "private records per second, warm": given.rows / warm[0],
-        "plain records per second, warm": given.rows / warm[1],
-        "share of plain speed": warm[1] / warm[0],
-        "fixed seconds per step, private": statistics.median(fixed[2:]),
-        "fixed seconds per step, plain": statistics.median(bare_fixed[2:]),
-        "operators alone, one core": operators(work / "data", given.rows, given.steps),
-        "state": state_of(state),
+    name = given.part if given.part == "keys" else given.master
+    made["machine"] = {
+        "cores": os.cpu_count(), "python": platform.python_version(), "pyspark": spark.version,
+        "master": given.master, "load before": load, "load after": os.getloadavg()[0],
     }  # fmt: skip
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    OUT.write_text(json.dumps({**known, name: made}, indent=2) + "\n")
+    print(json.dumps(made, indent=2))
+
+
+def compare(spark, work: Path, given) -> dict[str, object]:
+    """Both runs over the same files, the one without privacy before and after the other."""
+    write(work / "data", given.steps, given.rows, 1)
+    write(work / "small", 8, SMALL, 2)
+    plan, small = (
+        plan_of(work / name, rows, steps)
+        for name, rows, steps in (("data", given.rows, given.steps), ("small", SMALL, 8))
+    )
+    before = plain(spark, work / "data", work / "plain")
+    own = private(spark, plan, work / "state")
+    after = plain(spark, work / "data", work / "plain again")
+    fixed = private(spark, small, work / "small state")
+    bare_fixed = plain(spark, work / "small", work / "plain small")
+    mine, theirs = warm(own), np.mean([warm(before), warm(after)], axis=0).tolist()
+    return {
+        "seed": 1, "rows per step": given.rows, "shards": SHARDS,
+        "seconds of every step [wall, CPU], private": own,
+        "seconds of every step [wall, CPU], plain": [before, after],
+        "records per second, private": given.rows / mine[0],
+        "records per second, plain": given.rows / theirs[0],
+        "share of plain speed [wall, CPU]": [theirs[0] / mine[0], theirs[1] / mine[1]],
+        "seconds of a small step [wall, CPU], private": warm(fixed),
+        "seconds of a small step [wall, CPU], plain": warm(bare_fixed),
+        "operators alone, one core": operators(work / "data", given.rows, given.steps),
+        "state": state_of(work / "state"),
+    }  # fmt: skip
+
+
+def growth(spark, work: Path) -> dict[str, object]:
+    """State and the time of a step over so many keys: three steps bring them, four meet them again.
+
+    The last step closes the window and is left out.
+    """
+    made: dict[str, object] = {}
+    for keys in MANY:
+        folder = work / f"keys-{keys}"
+        folder.mkdir()
+        rng = np.random.default_rng(keys)
+        every = -(-keys // 3)
+        for step, rows in enumerate([every] * 7):
+            new = np.arange(rows) + step * every if step < 3 else rng.integers(0, keys, rows)
+            table = pa.table({"user": rng.integers(0, keys, rows), "key": new,
+                              "value": rng.normal(size=rows)})  # fmt: skip
+            pq.write_table(table, folder / f"{step:03d}.parquet", row_group_size=250_000)
+        state = work / f"state-{keys}"
+        steps = private(spark, plan_of(folder, every, 7), state)
+        made[str(keys)] = {"rows per step": every, "seconds of every step [wall, CPU]": steps,
+                           "state": state_of(state)}  # fmt: skip
+        shutil.rmtree(state)
+        shutil.rmtree(folder)
+    return made
 
 
 if __name__ == "__main__":

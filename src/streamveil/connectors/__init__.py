@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from streamveil.connectors.base import Chunk, Sink, Source
+from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
@@ -15,6 +16,7 @@ SOURCES: dict[str, Callable[..., Source]] = {"files": FilesSource, "memory": Mem
 SINKS: dict[str, Callable[..., Sink]] = {
     "files": FilesSink,
     "console": ConsoleSink,
+    "delta": DeltaSink,
     "memory": MemorySink,
 }
 

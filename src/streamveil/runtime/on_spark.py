@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamveil.privacy.noise import Noise
     from streamveil.queries.plan import Plan
     from streamveil.runtime.progress import Listener
-    from streamveil.runtime.spark import SparkJob
+    from streamveil.runtime.spark import Publish, SparkJob
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class SparkEngine:
     shards: int | None = None
     storage: str | None = None
     tasks: int | None = None
+    publish: Publish | None = None
 
     def start(  # noqa: PLR0913  (the options of `Query.run`)
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
@@ -48,17 +49,21 @@ class SparkEngine:
         return SparkJob(
             plan, state=state, session=made, layout=layout, keys=Keys(secret, noise, insecure),
             once=once, progress=progress, ledger=None if ledger is None else Path(ledger),
+            publish=self.publish,
         )  # fmt: skip
 
 
 def spark(
     session: Any = None, *, master: str = "local[*]", shards: int | None = None,
-    storage: str | None = None, tasks: int | None = None,
+    storage: str | None = None, tasks: int | None = None, publish: Publish | None = None,
 ) -> SparkEngine:  # fmt: skip
     """Runs a query on Spark: on your session, or on one started on `master`.
 
     `shards` (8 unless given: about as many as the cores you may ever want) and `storage` (a URI of
     shard state that all executors reach) are fixed when the state is created. `tasks`, how many
-    run each stage, may change at every start: two for each core, unless given.
+    run each stage, may change at every start: two for each core, unless given. `publish(frame,
+    release)` writes a release, given as Spark's DataFrame too, to a database, say. It runs on the
+    driver, after the query's sink, and comes again with the same content after a crash: it must
+    key what it writes by (job, `release.window`, `release.trigger`).
     """
-    return SparkEngine(session, master, shards, storage, tasks)
+    return SparkEngine(session, master, shards, storage, tasks, publish)

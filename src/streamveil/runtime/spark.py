@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,18 +21,20 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors import open_sink
-from streamveil.connectors.base import Sink
+from streamveil.connectors.base import Sink, declared_schema
 from streamveil.connectors.files import FilesSource
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.sketched import is_sketched
 from streamveil.engines.spark import stages, tasks
+from streamveil.engines.spark.feeds import FilesReading, Reading, options_for
+from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.moving import total
 from streamveil.engines.spark.shards import KEPT, Shards
-from streamveil.engines.spark.source import NAME, StepSource, options_for
-from streamveil.engines.spark.splits import Reading
+from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State, types_to_bytes
-from streamveil.queries.plan import Plan
+from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Keys
@@ -50,6 +52,7 @@ from streamveil.runtime.spark_state import (
     missing,
 )
 
+Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
 CONF = {  # of the job's own Spark session; the user's stays as it is
     "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
@@ -65,8 +68,9 @@ class SparkJob:
     def __init__(  # noqa: PLR0913  (what `SparkEngine.start` was given)
         self, plan: Plan, *, state: str | Path, session: Any, layout: Layout | None = None,
         keys: Keys | None = None, once: bool = False, progress: Listener | None = None,
-        ledger: Path | None = None,
+        ledger: Path | None = None, publish: Publish | None = None,
     ) -> None:  # fmt: skip
+        self.publish = publish
         self.plan, self.session, self.once = plan, session, once
         self.layout, self.tell = layout or Layout(), progress or silent
         self.operator = operator_of(plan)
@@ -144,7 +148,8 @@ class SparkJob:
     # ---- running
 
     def _options(self) -> dict[str, str]:
-        return options_for(self.plan.source.options, self.plan.clock, self._arrival)
+        source = self.plan.source
+        return options_for(source.kind, source.options, self.plan.clock, self._arrival)
 
     @property
     def _arrival(self) -> str | None:
@@ -153,7 +158,7 @@ class SparkJob:
 
     def _setup(self, shards: int, secret: SecretFrom) -> tasks.Setup:
         """What tasks need; the types of the keys follow from the schema alone."""
-        schema = FilesSource(**self.plan.source.options).schema()
+        schema = schema_of(self.plan)
         check_schema(self.plan, schema)
         wanted = pa.schema([schema.field(name) for name in needed_columns(self.plan, schema)])
         state = State()
@@ -162,8 +167,14 @@ class SparkJob:
         packed = tasks.Packed.of(self.plan, self.operator)
         return tasks.Setup(
             packed, shards, shards, self.shards, secret, types,
-            Reading(wanted, self.plan.clock, self._arrival),
+            self._reading(wanted),
         )  # fmt: skip
+
+    def _reading(self, wanted: pa.Schema) -> Reading:
+        source = self.plan.source
+        if source.kind == "kafka":
+            return KafkaReading(Topic.of(source.options), wanted)
+        return FilesReading(wanted, self.plan.clock, self._arrival)
 
     def _wait(self, query: Any) -> None:
         """Returns when the job is done or has failed; keeps the reason."""
@@ -197,6 +208,8 @@ class SparkJob:
         for release in stages.merged(releases):
             if self.sink is not None:
                 self.sink.write(self.plan.name, release.window, release.trigger, release.table)
+            if self.publish is not None:
+                self.publish(frame.sparkSession.createDataFrame(release.table), release)
             self.out.put(release)
             self.published += 1
         rejected = total([self.mark.rejected, report["turned"]])
@@ -232,13 +245,34 @@ class SparkJob:
 
 
 def operator_of(plan: Plan) -> GroupBy:
-    """The group-by of a plan, when its shards can run apart."""
-    if plan.source.kind != "files":
+    """The group-by of a plan, when its source and its shards can be read and run apart."""
+    kind = plan.source.kind
+    if isinstance(plan.source, TableSource):
         raise PlanError(
-            f"Spark cannot read the source '{plan.source.kind}' here.\n"
-            "  to fix  use files, or run on the embedded engine"
+            "changing tables run on the embedded engine.\n  to fix  use --engine embedded"
+        )
+    if kind not in ("files", "kafka"):
+        raise PlanError(
+            f"the source '{kind}' cannot be read on Spark: its order must be public and the same in"
+            " every replay.\n"
+            "  to fix  land it in Parquet files and read these, or run on the embedded engine"
+        )
+    if kind == "kafka" and plan.clock.kind != "wall":
+        raise PlanError("a topic has no end: give the query a wall clock with a start")
+    if is_sketched(plan):
+        raise PlanError(
+            "sketches run on the embedded engine: they fit one process whatever the stream.\n"
+            "  to fix  use --engine embedded"
         )
     return compile_plan(plan)
+
+
+def schema_of(plan: Plan) -> pa.Schema:
+    """The columns of a plan's source."""
+    options = plan.source.options
+    if plan.source.kind == "kafka":
+        return declared_schema(Topic.of(options).columns)
+    return FilesSource(**options).schema()
 
 
 def explained(error: Exception) -> StreamveilError:

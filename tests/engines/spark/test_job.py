@@ -19,6 +19,7 @@ from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import SeededNoise
 from streamveil.runtime.keys import Keys
+from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run
 from tests.engines.spark import lives
 from tests.engines.spark.streams import CASES, published
@@ -100,6 +101,61 @@ def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
     assert calls[0].items() <= after.items()
     assert after == embedded(case, tmp_path)
     assert charges(tmp_path) == 1
+
+
+def test_a_function_publishes_what_the_sink_publishes_and_may_fail(session, tmp_path):
+    case, seen, told = CASES[4], {}, []
+    case.write(tmp_path / "data")
+
+    def publish(frame, release):
+        if release.step == 2 and not told:
+            told.append(None)
+            raise StoreError("the database is away")
+        seen.setdefault((release.window, release.trigger), []).append(frame.count())
+
+    plan = case.plan(tmp_path / "data", tmp_path / "out")
+    engine = spark(session, shards=3, publish=publish)
+    start = {"state": tmp_path / "state", "noise": SEEDED.noise, "insecure": True}
+    with engine.start(plan, **start) as first, pytest.raises(StoreError, match="is away"):
+        list(first)
+    progress = []
+    with engine.start(plan, **start, progress=progress.append) as second:
+        made = {(r.window, r.trigger): r.table.num_rows for r in second}
+    assert {place: counts[-1] for place, counts in seen.items()}.items() >= made.items()
+    assert published(tmp_path / "out") == embedded(case, tmp_path)
+    assert progress[-1].step == 3
+    assert progress[-1].counters["bytes"] > 0
+
+
+def test_counts_rows_and_rejects_as_the_embedded_engine_does(session, tmp_path):
+    case = CASES[5]
+    plan = case.plan(case.write(tmp_path / "data"))
+    found, wanted = [], []
+    with spark(session).start(plan, state=tmp_path / "state", noise=SEEDED.noise, insecure=True,
+                              progress=found.append) as running:  # fmt: skip
+        list(running)
+    with run(plan, state=tmp_path / "embedded", noise=SEEDED.noise, insecure=True,
+             progress=wanted.append) as running:  # fmt: skip
+        list(running)
+    assert wanted[-1].counters.items() >= found[-1].rejected.items()
+    assert sum(found[-1].rejected.values()) > 0
+    assert found[-1].rows == wanted[-1].rows == case.rows
+
+
+def test_shards_may_live_behind_a_uri_and_tasks_may_change(session, tmp_path):
+    case = CASES[0]
+    plan = case.plan(case.write(tmp_path / "data"), tmp_path / "out")
+    start = {"state": tmp_path / "state", "noise": SEEDED.noise, "insecure": True}
+    storage = f"file://{tmp_path}/bucket"
+    with spark(session, shards=5, storage=storage, tasks=1).start(plan, **start) as running:
+        next(iter(running))
+    with spark(session, storage=storage, tasks=3).start(plan, **start) as running:
+        list(running)
+    assert published(tmp_path / "out") == embedded(case, tmp_path)
+    assert not list((tmp_path / "state").rglob("*.state"))
+    other = plan.__class__(**{**plan.__dict__, "name": "other"})
+    with pytest.raises(StoreError, match="another state"):
+        spark(session, storage=storage).start(other, **{**start, "state": tmp_path / "second"})
 
 
 @pytest.fixture(scope="module")

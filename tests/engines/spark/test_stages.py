@@ -15,16 +15,10 @@ import pytest
 from streamveil.connectors.files import FilesSource
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.spark import stages
+from streamveil.engines.spark.feeds import FilesReading
 from streamveil.engines.spark.moving import Piece, Rows, joined
 from streamveil.engines.spark.shards import Shards
-from streamveil.engines.spark.splits import (
-    Reading,
-    Split,
-    digest,
-    footers,
-    last_step,
-    plan_step,
-)
+from streamveil.engines.spark.splits import digest, footers, last_step, plan_step
 from streamveil.errors import SourceError, StoreError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock
@@ -50,7 +44,7 @@ def staged(case, plan, rng):
     schema = source.schema()
     wanted = pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
     arrival = "seen" if case.clock == "event" else None
-    reading, groups = Reading(wanted, plan.clock, arrival), footers(source, arrival)
+    reading, groups = FilesReading(wanted, plan.clock, arrival), footers(source, arrival)
     shards = range(case.shards)
     units, keys = [operator.init() for _ in shards], [operator.init() for _ in shards]
     kinds = types_of(operator, wanted, noise)
@@ -60,12 +54,11 @@ def staged(case, plan, rng):
     for step in range(1, last_step(groups, plan.clock) + 1):
         sent = []
         for split in plan_step(groups, plan.clock, step):
-            rows, position = reading.rows(split, step)
-            for start in range(0, len(position), PIECE):
-                parts, _ = stages.admit(
-                    operator, rows.slice(start, PIECE), step, noise, case.shards
-                )
-                sent.append([Piece(int(position[start]), part) for part in parts])
+            read = reading.rows(split.text(), step)
+            for start in range(0, read.table.num_rows, PIECE):
+                rows = read.table.slice(start, PIECE)
+                parts, _ = stages.admit(operator, rows, step, noise, case.shards)
+                sent.append([Piece(read.place + start, part) for part in parts])
         facts = [stages.shown_facts(operator, state) for state in keys]
         known = {name: np.concatenate([f[name] for f in facts]) for name in facts[0]}
         shown = stages.Shown.of(operator, known)
@@ -149,18 +142,22 @@ def test_combining_loses_nothing():
     assert all((found[key] == wanted[key]).all() for key in wanted)
 
 
-def test_every_row_belongs_to_one_step_and_keeps_its_position(tmp_path):
+def test_every_row_belongs_to_one_step_and_keeps_its_place(tmp_path):
     case = Case(name="x", seed=1)
     source = FilesSource(str(case.write(tmp_path / "data")))
     groups = footers(source, "seen")
     clock = Clock(kind="event", every=HOUR, start_us=0, end_us=6 * HOUR, arrival="seen")
-    reading = Reading(pa.schema([("seen", pa.timestamp("us", "UTC"))]), clock, "seen")
-    positions = [
-        reading.rows(Split.parse(split.text()), step)[1]
+    columns = ["unit", "seen"]
+    schema = pa.schema([source.schema().field(name) for name in columns])
+    reading = FilesReading(schema, clock, "seen")
+    found = [
+        reading.rows(split.text(), step)
         for step in range(1, 7)
         for split in plan_step(groups, clock, step)
     ]
-    assert sorted(np.concatenate(positions).tolist()) == list(range(case.rows))
+    found.sort(key=lambda read: read.place)  # stable: steps follow time, and rows are in its order
+    whole = pa.concat_tables(chunk.rows for chunk in source.read(None, 10_000, columns))
+    assert pa.concat_tables(read.table for read in found).equals(whole)
     assert any(len(plan_step(groups, clock, step)) < len(groups) for step in range(1, 7))
 
 
@@ -205,3 +202,22 @@ def test_shards_live_behind_a_uri_too(tmp_path):
     shards = Shards(f"file://{tmp_path}")
     shards.write("unit", 3, 7, {"a": np.arange(3)})
     assert Shards(str(tmp_path)).read("unit", 3, 7)["a"].tolist() == [0, 1, 2]
+
+
+def test_shards_live_in_file_systems_of_fsspec(tmp_path):
+    pytest.importorskip("fsspec")
+    shards = Shards("memory://bucket/state")
+    assert not shards.started()
+    for version in (1, 2):
+        shards.write("unit", 0, version, {"a": np.arange(3) + version})
+    assert Shards("memory://bucket/state").read("unit", 0, 2)["a"].tolist() == [2, 3, 4]
+    assert shards.has("unit", 2, 1)
+    assert shards.started()
+    shards.drop(1)
+    with pytest.raises(StoreError, match="missing"):
+        shards.read("unit", 0, 1)
+
+
+def test_an_unknown_file_system_is_named(tmp_path):
+    with pytest.raises(StoreError, match="nosuch://"):
+        Shards("nosuch://bucket").write("unit", 0, 1, {"a": np.arange(3)})

@@ -21,7 +21,6 @@ from streamveil.connectors.base import micros, select
 from streamveil.connectors.files import FilesSource, fit, guarded
 from streamveil.errors import PlanError, SourceError
 from streamveil.queries.plan import Clock
-from streamveil.types import Array, Int64
 
 
 @dataclass(frozen=True)
@@ -146,33 +145,28 @@ def last_step(groups: list[Group], clock: Clock) -> int:
     return steps if clock.steps is None else min(steps, clock.steps)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What a task needs to know to read a split."""
+def rows_of(
+    split: Split, schema: pa.Schema, clock: Clock, at: tuple[str | None, int]
+) -> tuple[pa.Table, dict[str, int]]:
+    """The rows of a split that belong to a step, and fields that were no values by reason.
 
-    schema: pa.Schema  # of the wanted columns
-    clock: Clock
-    arrival: str | None  # column that decides the step; 'event' clock only
+    `at`: the column of arrivals, for the 'event' clock, and the step.
+    """
+    arrival, step = at
+    table = guarded(Path(split.path), lambda: read_group(split, schema.names))
+    table, rejected = fit(table.slice(split.skip, split.rows), schema)
+    if clock.kind != "event" or arrival is None or clock.start_us is None:
+        return table, rejected
+    time = micros(table.column(arrival), arrival)
+    known = np.asarray(time.is_valid())
+    us = np.asarray(time.fill_null(clock.start_us - 1))
+    inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
+    mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
+    return (table if mine.all() else table.filter(pa.array(mine))), rejected
 
-    def rows(self, split: Split, step: int) -> tuple[pa.Table, Int64[Array, " rows"]]:
-        """The rows of a split that belong to a step, and their global positions.
 
-        Rows without a valid arrival belong to no step.
-        """
-        table = guarded(Path(split.path), lambda: self._group(split)).slice(split.skip, split.rows)
-        table, _ = fit(table, self.schema)
-        position = np.arange(table.num_rows, dtype=np.int64) + split.base + split.skip
-        clock = self.clock
-        if clock.kind != "event" or self.arrival is None or clock.start_us is None:
-            return table, position
-        time = micros(table.column(self.arrival), self.arrival)
-        known = np.asarray(time.is_valid())
-        us = np.asarray(time.fill_null(clock.start_us - 1))
-        inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
-        mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
-        return (table, position) if mine.all() else (table.filter(pa.array(mine)), position[mine])
-
-    def _group(self, split: Split) -> pa.Table:
-        file = pq.ParquetFile(Path(split.path), memory_map=True)
-        select(file.schema_arrow, self.schema.names, f"'{Path(split.path).name}'")
-        return file.read_row_group(split.group, columns=self.schema.names)
+def read_group(split: Split, names: list[str]) -> pa.Table:
+    """Some columns of a whole row group."""
+    file = pq.ParquetFile(Path(split.path), memory_map=True)
+    select(file.schema_arrow, names, f"'{Path(split.path).name}'")
+    return file.read_row_group(split.group, columns=names)

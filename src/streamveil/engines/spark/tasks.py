@@ -13,9 +13,9 @@ from pyspark import cloudpickle
 
 from streamveil.batch import Release
 from streamveil.engines.spark import stages
+from streamveil.engines.spark.feeds import Reading
 from streamveil.engines.spark.moving import Piece, Rows, joined, total
 from streamveil.engines.spark.shards import Shards
-from streamveil.engines.spark.splits import Reading, Split
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State, types_from_bytes
 from streamveil.privacy.noise import Noise
@@ -73,12 +73,13 @@ def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
     def task(batches: Batches) -> Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for text in (text for batch in batches for text in batch.column(0).to_pylist()):
-            rows, position = setup.reading.rows(Split.parse(text), step)
-            for start in range(0, len(position), ROWS):
-                some = rows.slice(start, ROWS)
+            read, rejected = setup.reading.rows(text, step), None
+            for start in range(0, max(read.table.num_rows, 1), ROWS):
+                some = read.table.slice(start, ROWS)
                 admitted, turned = stages.admit(operator, some, step, noise, setup.shards)
-                report = {"rows": some.num_rows, "turned": turned}
-                yield sent(setup, int(position[start]), admitted, report)
+                rejected = read.rejected if rejected is None else {}
+                report = {"rows": some.num_rows, "turned": total([turned, rejected])}
+                yield sent(setup, read.place + start, admitted, report)
 
     return task
 

@@ -1,0 +1,157 @@
+"""A Kafka topic of JSON messages, read by Spark's tasks through librdkafka: no jar is needed.
+
+A step takes, of every partition, the messages whose broker timestamp lies before the step's public
+time (Kafka's own look-up by time), up to what has arrived when the step is planned. The ranges go
+to Spark's log before any message is read. The canonical order is (partition, offset).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from streamveil.connectors.files import fit, json_rows
+from streamveil.engines.spark.feeds import PIECE, Read, Seen
+from streamveil.errors import MissingExtraError, PlanError, SourceError
+from streamveil.queries.plan import Clock
+
+PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
+WAIT = 30.0  # seconds without an answer before a step fails, to be repeated
+AT_ONCE = 50_000  # messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """Where the messages are. `config` names a JSON file of further librdkafka settings."""
+
+    servers: str
+    topic: str
+    columns: dict[str, str] = field(default_factory=dict)
+    config: str | None = None  # read where a task runs: credentials travel with no task
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Topic:
+        """From the options of a source."""
+        for name in ("servers", "topic", "columns"):
+            if not options.get(name):
+                raise PlanError(f"the source 'kafka' needs '{name}'")
+        unknown = options.keys() - {"servers", "topic", "columns", "config"}
+        if unknown:
+            raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}'")
+        return cls(**options)
+
+    def consumer(self) -> Any:
+        """A consumer that never skips a lost range in silence."""
+        try:
+            from confluent_kafka import Consumer
+        except ImportError:
+            raise MissingExtraError("reading Kafka", "kafka") from None
+        more = {} if self.config is None else json.loads(Path(self.config).read_text())
+        return Consumer({
+            **more, "bootstrap.servers": self.servers, "group.id": "streamveil",
+            "enable.auto.commit": False, "auto.offset.reset": "error",
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Range:
+    """The messages [start, stop) of a partition."""
+
+    partition: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class KafkaFeed:
+    """See `Feed`. What is seen: for every partition, where a step starts and stops."""
+
+    topic: Topic
+    clock: Clock
+
+    def nothing(self) -> Seen:
+        """See `Feed`."""
+        return {"ranges": {}}
+
+    def seen(self, before: Seen, due: float) -> Seen:
+        """See `Feed`."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        consumer = self.topic.consumer()
+        try:
+            known = consumer.list_topics(self.topic.topic, timeout=WAIT)
+            partitions = sorted(known.topics[self.topic.topic].partitions)
+            places = [TopicPartition(self.topic.topic, p) for p in partitions]
+            ends = [consumer.get_watermark_offsets(place, timeout=WAIT) for place in places]
+            asked = [TopicPartition(self.topic.topic, p, int(due * 1000)) for p in partitions]
+            later = {f.partition: f.offset for f in consumer.offsets_for_times(asked, timeout=WAIT)}
+        except KafkaException:
+            raise SourceError("the brokers do not answer; the step will be planned again") from None
+        finally:
+            consumer.close()
+        ranges = {}
+        for p, (low, high) in zip(partitions, ends, strict=True):
+            start = before["ranges"].get(str(p), [0, low])[1]
+            stop = later[p] if later[p] >= 0 else high
+            ranges[str(p)] = [start, max(start, stop)]
+        return {"ranges": ranges}
+
+    def has(self, seen: Seen, step: int) -> bool:
+        """See `Feed`; a topic has no end."""
+        return True
+
+    def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
+        """See `Feed`."""
+        found = [
+            [json.dumps(asdict(Range(int(p), low, min(low + PIECE, stop))))]
+            for p, (start, stop) in sorted(seen["ranges"].items(), key=lambda item: int(item[0]))
+            for low in range(start, stop, PIECE)
+        ]
+        yield from found or [[]]
+
+
+@dataclass(frozen=True)
+class KafkaReading:
+    """See `Reading`."""
+
+    topic: Topic
+    schema: pa.Schema  # of the wanted columns
+
+    def rows(self, split: str, step: int) -> Read:
+        """See `Reading`. A message that is no JSON object is counted."""
+        part = Range(**json.loads(split))
+        text, malformed = json_rows(list(self._messages(part)), self.schema.names)
+        table, rejected = fit(text, self.schema)
+        if malformed:
+            rejected = {**rejected, "malformed row": malformed}
+        return Read(table, (part.partition << PARTITION_BITS) + part.start, rejected)
+
+    def _messages(self, part: Range) -> Iterator[bytes]:
+        """The values of a range; offsets that hold no message (transactions) are passed over."""
+        from confluent_kafka import TopicPartition
+
+        consumer = self.topic.consumer()
+        try:
+            here = TopicPartition(self.topic.topic, part.partition, part.start)
+            consumer.assign([here])
+            place = part.start
+            while place < part.stop:
+                messages = consumer.consume(min(AT_ONCE, part.stop - place), timeout=WAIT)
+                for message in messages:
+                    if message.error():
+                        raise SourceError(
+                            "a range of the topic cannot be read; was it deleted by retention?\n"
+                            "  to fix  keep messages longer than a job may stand still"
+                        )
+                    if message.offset() < part.stop:
+                        yield message.value() or b"null"
+                place = consumer.position([here])[0].offset
+                if not messages and place < part.stop:
+                    raise SourceError("the brokers do not answer; the step will be repeated")
+        finally:
+            consumer.close()

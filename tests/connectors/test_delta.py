@@ -1,0 +1,43 @@
+"""The Delta sink: every release once, whatever is repeated."""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+import pytest
+
+from streamveil.connectors import open_sink
+from streamveil.errors import MissingExtraError, SourceError
+
+
+def release(values):
+    return pa.table({"key": values, "n": [1.5] * len(values), "trigger": [1] * len(values)})
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(MissingExtraError, match=r"streamveil\[delta\]"):
+        open_sink("delta", {"path": str(tmp_path)})
+
+
+def test_every_release_is_there_once(tmp_path):
+    deltalake = pytest.importorskip("deltalake")
+    path = str(tmp_path / "table")
+    for _ in range(2):  # the second life repeats all
+        sink = open_sink("delta", {"path": path})
+        for window in (0, 1):
+            for trigger in (1, 2):
+                sink.write("job", window, trigger, release(["a", f"{window}{trigger}"]))
+        sink.close()
+    found = deltalake.DeltaTable(path)
+    assert pa.table(found.to_pyarrow_table()).num_rows == 8
+    assert found.version() == 3
+
+
+def test_another_release_of_the_same_identity_is_refused(tmp_path):
+    pytest.importorskip("deltalake")
+    sink = open_sink("delta", {"path": str(tmp_path / "table")})
+    sink.write("job", 0, 1, release(["a"]))
+    with pytest.raises(SourceError, match="another release"):
+        sink.write("job", 0, 1, release(["b"]))

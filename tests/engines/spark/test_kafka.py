@@ -1,0 +1,114 @@
+"""A topic on Spark, on the mock broker of librdkafka: the releases of the same rows in files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamveil.engines.spark.feeds import feed_of, options_for
+from streamveil.engines.spark.kafka import KafkaReading, Topic
+from streamveil.errors import MissingExtraError, PlanError
+from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.plan import Clock, SourceSpec
+from streamveil.runtime.run import run
+from tests.engines.spark.streams import CASES
+
+COLUMNS = {"unit": "BIGINT", "key": "BIGINT", "value": "DOUBLE"}
+MISSING = [
+    name for name in ("pyspark", "confluent_kafka") if importlib.util.find_spec(name) is None
+]
+needs_all = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def broker():
+    """A topic of two partitions: 300 good rows and two messages that are none."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": "none", "test.mock.num.brokers": 1})
+    found = producer.list_topics(timeout=20).brokers[1]
+    rng = np.random.default_rng(3)
+    rows = {
+        "unit": rng.integers(0, 60, 300), "key": rng.integers(1, 5, 300),
+        "value": rng.normal(size=300),
+    }  # fmt: skip
+    for place in range(300):
+        row = {name: column[place].item() for name, column in rows.items()}
+        producer.produce("t", json.dumps(row).encode(), partition=int(place >= 170))
+    for odd in (b"{broken", None):
+        producer.produce("t", odd, partition=1)
+    producer.flush()
+    yield f"{found.host}:{found.port}", pa.table(rows)
+    del producer
+
+
+def clock(steps):
+    start = (int(time.time()) - 100) * SECOND
+    return Clock(kind="wall", every=10 * SECOND, start_us=start, steps=steps)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(MissingExtraError, match=r"streamveil\[kafka\]"):
+        Topic(servers="x:1", topic="t").consumer()
+
+
+def test_options_are_checked():
+    with pytest.raises(PlanError, match="needs 'topic'"):
+        Topic.of({"servers": "x:1"})
+    with pytest.raises(PlanError, match="no option 'group'"):
+        Topic.of({"servers": "x:1", "topic": "t", "columns": COLUMNS, "group": "g"})
+
+
+@needs_all
+def test_a_step_has_the_rows_of_its_ranges_and_a_replay_the_same(broker):
+    servers, rows = broker
+    source = {"servers": servers, "topic": "t", "columns": COLUMNS}
+    feed = feed_of(options_for("kafka", source, clock(2), None))
+    start = {"step": 0, **feed.nothing()}
+    seen = {"step": 1, **feed.seen(start, time.time())}
+    wanted = pa.schema([(name, rows.schema.field(name).type) for name in COLUMNS])
+    reading = KafkaReading(Topic.of(source), wanted)
+    for _ in range(2):
+        parts = [reading.rows(split, 1) for piece in feed.splits(start, seen, 1) for split in piece]
+        parts.sort(key=lambda part: part.place)
+        assert pa.concat_tables(part.table for part in parts).equals(rows)
+        assert [part.rejected for part in parts] == [{}, {"malformed row": 2}]
+    after = {"step": 2, **feed.seen(seen, time.time())}
+    assert list(feed.splits(seen, after, 2)) == [[]]
+
+
+@needs_all
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:insecure noise")
+def test_releases_are_those_of_the_same_rows_in_files(broker, session, tmp_path):
+    from streamveil.runtime.on_spark import spark
+
+    servers, rows = broker
+    pq.write_table(rows, tmp_path / "a.parquet")
+    plan = CASES[5].plan(tmp_path)
+    options = {"servers": servers, "topic": "t", "columns": COLUMNS}
+    source = SourceSpec(name="s", kind="kafka", options=options)
+    live = replace(plan, source=source, clock=clock(2))
+    start = {"noise": SeededNoise(1), "insecure": True}
+    told = []
+    with spark(session, shards=2).start(
+        live, state=tmp_path / "spark", once=True, progress=told.append, **start
+    ) as running:
+        found = list(running)
+    files = replace(plan.source, event_time=None)
+    again = replace(plan, source=files, clock=clock(2))
+    wanted = list(run(again, state=tmp_path / "embedded", **start))
+    assert [(r.window, r.trigger) for r in found] == [(r.window, r.trigger) for r in wanted]
+    assert all(a.table.equals(b.table) for a, b in zip(found, wanted, strict=True))
+    assert told[-1].rejected["malformed row"] == 2
+    assert told[-1].rows == rows.num_rows
