@@ -7,12 +7,16 @@ import pytest
 from scipy import stats
 
 import streamveil as sv
+from streamveil.audit.pipeline import unbroken
+from streamveil.batch import Batch
 from streamveil.connectors.sinks import FilesSink
 from streamveil.derived import noise as noises
 from streamveil.derived.answers import UNKNOWN
 from streamveil.derived.intervals import ratio
 from streamveil.derived.joint import Joint
+from streamveil.engines.compile import compile_plan
 from streamveil.errors import PlanError, SourceError
+from streamveil.privacy.noise import SilentNoise
 from tests.derived.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
 from tests.statistics import (
     ALPHA,
@@ -238,3 +242,19 @@ def test_known_mixes_refuse_steps_beyond_the_horizon():
     counter = sv.counters.BltCounter(horizon=4, sigma=1)
     with pytest.raises(ValueError, match="between 1 and 4"):
         noises.known_mix(counter, 5)
+
+
+def test_a_query_without_groups_is_one_row():
+    table = pa.table({"u": np.arange(900), "v": np.linspace(0, 1, 900)})
+    query = (
+        sv.memory(table, name="all").protect("u").agg(n=sv.count(), v=sv.sum("v", bounds=(0, 1)))
+        .bound(max_rows=1)
+        .release(every=sv.rows(300), steps=3, budget=sv.Budget(mu=1, delta=1e-6))
+    )  # fmt: skip
+    batches = [Batch(table.slice(300 * i, 300), i + 1, True, "{}") for i in range(3)]
+    answers = sv.answers(unbroken(compile_plan(query.plan), batches, SilentNoise()))
+    found = answers.difference("n", 3, 1).table
+    assert found.column_names == ["n", "n_sd", "n_low", "n_high"]
+    assert found["n"].to_pylist() == [600]
+    assert answers.ratio("v", "n").table.num_rows == 1
+    assert answers.top("n", 1).table["certain"].to_pylist() == [True]

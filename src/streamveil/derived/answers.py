@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from streamveil.batch import Release
 from streamveil.derived.intervals import Interval, deviations, plain, ratio
-from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, shown_at
+from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
 from streamveil.errors import PlanError
@@ -222,7 +221,7 @@ class Answers:
         return tuple(terms)
 
     def _require_total(self, name: str) -> None:
-        facts = Joint(self.releases, None).output(self.releases.require_answer(name))
+        facts = output_of(self.releases, self.releases.require_answer(name))
         if facts.get("function") not in (None, "count", "sum"):
             raise PlanError(
                 f"'{name}' is no total: what arrived lately does not follow from two of its values"
@@ -254,8 +253,8 @@ class Answers:
         cells = list(dict.fromkeys(cell for part in parts for cell, _ in part.terms))
         for cell in cells:
             self.releases.require_answer(cell.name)
-        keys, absent = shown_at(self.releases, [cell.moment for cell in cells])
-        joint, notes = Joint(self.releases, keys), []
+        joint, absent = joint_at(self.releases, [cell.moment for cell in cells])
+        notes = []
         if absent:
             notes.append(
                 f"{absent:,} groups are left out: one of the releases did not show them yet"
@@ -273,24 +272,12 @@ class Answers:
         self, name: str, joint: Joint, found: Interval, level: float, notes: list[str]
     ) -> Derived:
         """Key columns and the interval, in the order of the keys."""
-        shown = self.releases.table(self._showing(joint))
-        places = pc.index_in(joint.keys, value_set=self.releases.keys(self._showing(joint)))
-        table = shown.select(self.releases.key_names).take(places)
+        names, columns = list(self.releases.key_names), list(joint.labels.columns)
         whole = joint.output(name).get("function") in ("count", "count_units", "count_distinct")
         for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
-            cells = np.rint(column).astype(np.int64) if whole and not suffix else column
-            table = table.append_column(name + suffix, pa.array(cells))
-        if not self.releases.key_names:
-            table = table.slice(0, len(joint.keys))
-        return Derived(table.replace_schema_metadata(None), level, tuple(notes))
-
-    def _showing(self, joint: Joint) -> Moment:
-        """A release that shows all of the keys."""
-        return next(
-            moment for moment in reversed(self.moments)
-            if pc.all(pc.is_in(joint.keys, value_set=self.releases.keys(moment))).as_py()
-            is not False
-        )  # fmt: skip
+            names.append(name + suffix)
+            columns.append(np.rint(column).astype(np.int64) if whole and not suffix else column)
+        return Derived(pa.table(columns, names), level, tuple(notes))
 
     def _hidden(self, name: str, moment: Moment, groups: int) -> tuple[Facts | None, float, int]:
         """What kept groups hidden at a release, what one unit can add to them, how many count."""
@@ -300,7 +287,7 @@ class Answers:
         hidden = self.releases.hidden(moment)
         if hidden is None:
             return None, 0.0, 0  # groups are public: all are shown
-        output = Joint(self.releases, None).output(name)
+        output = output_of(self.releases, name)
         lanes = output["lanes"] if output["function"] in LINEAR else []
         return hidden, facts["lanes"][lanes[0]]["most"] if lanes else np.nan, groups
 

@@ -49,6 +49,14 @@ class Joint:
 
     releases: Releases
     keys: Keys
+    showing: Moment  # a release that shows all of them
+
+    @property
+    def labels(self) -> pa.Table:
+        """The key columns."""
+        table = self.releases.table(self.showing)
+        places = pc.index_in(self.keys, value_set=self.releases.keys(self.showing))
+        return table.select(self.releases.key_names).take(places)
 
     def at(self, moment: Moment, name: str) -> Float64[Array, " keys"]:
         """A column for the keys, in their order; NaN for keys that the release does not show."""
@@ -175,12 +183,17 @@ class Joint:
 
     def output(self, name: str) -> Facts:
         """The facts of one aggregate."""
-        outputs = self.facts.get("outputs", ())
-        found: Facts = next((one for one in outputs if one["name"] == name), {})
-        return found
+        return output_of(self.releases, name)
 
 
-def shown_at(releases: Releases, moments: list[Moment]) -> tuple[Keys, int]:
+def output_of(releases: Releases, name: str) -> Facts:
+    """What releases say of one of their numbers."""
+    outputs = (releases.facts or {}).get("outputs", ())
+    found: Facts = next((one for one in outputs if one["name"] == name), {})
+    return found
+
+
+def joint_at(releases: Releases, moments: list[Moment]) -> tuple[Joint, int]:
     """The keys that all of these releases show, in the order of the last; and how many do not."""
     first, *others = dict.fromkeys(reversed(moments))
     keys = releases.keys(first)
@@ -188,4 +201,4 @@ def shown_at(releases: Releases, moments: list[Moment]) -> tuple[Keys, int]:
     for moment in others:
         kept = pc.and_(kept, pc.is_in(keys, value_set=releases.keys(moment)))
     found = keys.filter(kept)
-    return found, len(keys) - len(found)
+    return Joint(releases, found, first), len(keys) - len(found)
