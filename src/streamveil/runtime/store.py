@@ -89,8 +89,8 @@ class CheckpointPolicy:
 
     log_bytes: int = 32 << 20  # never before the log has this size
     log_per_state: float = 2.0  # log bytes per byte of the last checkpoint
-    effort_seconds: float = 2.0  # work to repeat after a crash, at least
-    effort_per_write: float = 16.0  # work to repeat per second of writing a checkpoint
+    effort_seconds: float = 1.5  # work to repeat after a crash, at least
+    effort_per_write: float = 5.0  # work to repeat per second of writing a checkpoint
 
 
 class Store:

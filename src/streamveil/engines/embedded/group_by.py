@@ -22,7 +22,7 @@ from streamveil.operators.state import State
 from streamveil.types import Array
 
 LARGE = 1 << 19  # units from which on a table is divided
-WORK = 160 << 20  # bytes for micro-batches being read, folded and written
+WORK = 200 << 20  # bytes for micro-batches being read, folded and written
 SMALLEST_SHARE = 16 << 20  # bytes of units below which a limit is refused
 
 
