@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+import mpmath
 import numpy as np
 import pytest
 
 from streamveil.mechanisms import crossing, crossing_kernels
 from streamveil.mechanisms.crossing import Crossing, CrossingState, Forward, bridges, smallest
 from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.samplers.quantiles import gaussian_quantile
 from tests.statistics import (
     SAMPLES,
     assert_different_law,
@@ -144,6 +146,86 @@ def test_a_path_through_a_point_has_the_conditional_law(fixed):
     nodes = {4: (0, 8, 1.4), 2: (0, 4, 0.7), 6: (4, 8, 0.7), 1: (0, 2, 1.0), 7: (6, 8, 1.0)}
     for at, (left, right, spread) in nodes.items():
         assert_fits(seen[:, at] - (seen[:, left] + seen[:, right]) / 2, gaussian(spread))
+
+
+@pytest.mark.parametrize("fixed", [0, 1, 11])
+def test_float64_paths_stay_near_those_of_multiprecision(fixed):
+    """The measured side of `SLACK`: how far rounding moves what is compared with a threshold.
+
+    Ends and values are large against the spreads, spreads uneven: the worst for cancellation.
+    """
+    of = Crossing(top=40.0, spreads=(0.5, 3.0, 0.7, 9.0), thresholds=(60.0,) * 16)
+    mp, table, cursor = mpmath.mp.clone(), crossing.gaussian_table(), np.zeros(1, np.int64)
+    mp.prec = 200
+    words = NOISE.at("near", fixed).words(20 * 15).reshape(20, 15).copy()
+    words[0, :] = np.uint64(2**62)  # the middle of the law, as often as possible
+    worst, spreads = 0.0, [mp.mpf(q) for q in of.spreads]
+    for row in words:
+        path = np.empty(17)
+        path[0], path[16], value, cursor[0] = 431.7, -389.1, 77.3, 0
+        ends, goal = (mp.mpf(path[0]), mp.mpf(path[16])), mp.mpf(value)
+        crossing_kernels.build_path(path, 16, fixed, value, of.world, table, row, cursor)
+        draws = [spelled(mp, int(word)) for word in row]
+        exact = exact_path(mp, ends, draws, spreads, fixed, goal)
+        worst = max(worst, max(abs(float(mp.mpf(a) - b)) for a, b in zip(path, exact, strict=True)))
+    assert worst < 2.0**-44 * 430  # of the largest number
+    assert worst > 0
+
+
+def spelled(mp, word):
+    """The draw that a word spells, its further bits being in the middle."""
+    p = (mp.mpf(word % 2**63) + 0.5) / 2**64
+    return (1 - 2 * (word >> 63)) * gaussian_quantile(mp, p)
+
+
+def exact_path(mp, ends, draws, spreads, fixed, goal):
+    """`build_path` in multiprecision, by its definition."""
+    size, nodes = len(draws) + 1, [mp.mpf(0), *draws, mp.mpf(0)]
+    tents = {}
+    for level, spread in enumerate(spreads, start=1):
+        start = fixed >> level << level
+        inside = fixed - start
+        if fixed and inside:
+            tent = mp.mpf(2 * min(inside, 2**level - inside)) / 2**level
+            tents[start + 2**level // 2] = tent * spread
+    if fixed:
+        mean = ends[0] + (ends[1] - ends[0]) * fixed / size
+        shift = goal - mean - sum(weight * nodes[i] for i, weight in tents.items())
+        variance = sum(weight**2 for weight in tents.values())
+        for i, weight in tents.items():
+            nodes[i] += weight * shift / variance
+    path = [ends[0], *nodes[1:size], ends[1]]
+    for level in range(len(spreads), 0, -1):
+        half = 2**level // 2
+        for middle in range(half, size, 2 * half):
+            mean = (path[middle - half] + path[middle + half]) / 2
+            path[middle] = mean + spreads[level - 1] * nodes[middle]
+    return path
+
+
+def test_a_touch_makes_few_comparisons():
+    """The other side of `SLACK`: words of a touch, each of which enters at most two comparisons."""
+    of = Crossing(top=8.0, spreads=(2.0,) * 8, thresholds=(60.0,) * 256)
+    ids, used = IDS[:2000], []
+    state = of.init(2000)
+    for t in (1, 30, 100, 101, 200):
+        asked = Counting(NOISE.at("words", t))
+        state = of.touch(state, t, np.full(2000, t // 10), asked, ids)
+        used.append(asked.words / 2000)
+    assert max(used) < 1.05 * crossing.FIRST_WORDS  # hardly any key needs a second helping
+
+
+class Counting:
+    """Counts the words that are asked for."""
+
+    silent = False
+
+    def __init__(self, draws):
+        self.draws, self.words = draws, 0
+
+    def words_for(self, ids, n):
+        self.words += len(ids) * n
+        return self.draws.words_for(ids, n)
 
 
 @pytest.mark.parametrize("p", [0.9, 0.5, 0.3, 1e-3, 1e-9, 1e-30, 1e-280])
