@@ -26,8 +26,8 @@ Error: none in law for real Gaussians; see Numerics.
 Memory: 24 bytes a block, at most log2(horizon) + 1 blocks for a key that expects no crossing.
 Numerics: float64. A comparison can differ from that of the real numbers only when they are within
     the rounding of the noise: measured against multiprecision, 2^-44 of the largest number. With
-    the 40 words of a touch at most, a density of at most 1 / (spread sqrt(2 pi)) and numbers of up
-    to ten spreads that is 2^-36, `SLACK`: measured and declared, not proved. A union over
+    the 40 words that hardly a touch exceeds, a density of at most 1 / (spread sqrt(2 pi)) and
+    numbers of some ten spreads that is about 2^-36, `SLACK`: declared, not proved. A union over
     everything a touch might compare (all levels of all steps) comes to about 10^-6 at 1,000 steps
     and is no use. Noise kept on an integer lattice, with doubtful coins decided in
     multiprecision, would make every comparison exact.
