@@ -55,7 +55,8 @@ options but `source` and `event_time` are the connector's own |
 changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \
 at the end of the run |
-| `CREATE SINK name WITH (sink = '...', ...)` | where releases go |
+| `CREATE SINK name WITH (sink = '...', ...)` | where releases go: `files` (Parquet, CSV, JSON \
+lines), `delta`, `console` |
 | `INSERT INTO sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there |
 | `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
 
