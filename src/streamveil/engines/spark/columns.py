@@ -1,7 +1,7 @@
 """Named columns as bytes, for the shuffle and for the state of shards.
 
-`head size u32 · crc32 u32 · head | columns`, each part padded to 8 bytes. The head is JSON: facts
-of the whole, and of each column its name, dtype, shape, and how it is stored. A column of equal
+`head size u32 · crc32 u32 · head | columns`, each part padded to 8 bytes; the checksum starts from
+the head's size and covers all that follows. The head is JSON: facts of the whole, and of each column its name, dtype, shape, and how it is stored. A column of equal
 items is stored as one, integers in a narrow range as their distances from the least. Reading
 copies nothing that was stored as it is.
 """
@@ -47,7 +47,7 @@ def pack(facts: dict[str, Any], columns: dict[str, Array]) -> list[memoryview]:
     ]  # fmt: skip
     text = json.dumps({"facts": facts, "columns": layout}, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + PREFIX.size) % ALIGNMENT)
-    parts, crc = [memoryview(text)], zlib.crc32(text)
+    parts, crc = [memoryview(text)], zlib.crc32(text, len(text))
     for column in stored.values():
         data = np.ascontiguousarray(column.items).reshape(-1).view(np.uint8).data
         for part in (data, memoryview(bytes(-len(data) % ALIGNMENT))):
@@ -62,7 +62,7 @@ def unpack(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
     if len(whole) < PREFIX.size:
         raise StoreError("packed columns are cut short")
     size, crc = PREFIX.unpack(whole[: PREFIX.size])
-    if zlib.crc32(whole[PREFIX.size :]) != crc:
+    if zlib.crc32(whole[PREFIX.size :], size) != crc:
         raise StoreError("packed columns do not match their checksum")
     head = json.loads(bytes(whole[PREFIX.size : PREFIX.size + size]))
     place, columns = PREFIX.size + size, {}
