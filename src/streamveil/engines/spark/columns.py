@@ -1,9 +1,10 @@
 """Named columns as bytes, for the shuffle and for the state of shards.
 
 `head size u32 · crc32 u32 · head | columns`, each part padded to 8 bytes; the checksum starts from
-the head's size and covers all that follows. The head is JSON: facts of the whole, and of each column its name, dtype, shape, and how it is stored. A column of equal
-items is stored as one, integers in a narrow range as their distances from the least. Reading
-copies nothing that was stored as it is.
+the head's size and covers all that follows. The head is JSON: facts of the whole, and of each
+column its name, dtype, shape, and how it is stored. A column of equal items is stored as one,
+integers in a narrow range as their distances from the least. Reading copies nothing that was stored
+as it is.
 """
 
 from __future__ import annotations
