@@ -39,9 +39,10 @@ class GaussianThresholds:
     Numerics: thresholds are rounded up.
 
     >>> from streamveil.mechanisms.counters import BltCounter
-    >>> test = GaussianThresholds(counter=BltCounter(horizon=100, sigma=3), beta=1e-9)
+    >>> counter = BltCounter(horizon=100, sigma=30)
+    >>> test = GaussianThresholds(counter=counter, quanta=10, beta=1e-9)
     >>> round(test.threshold(99), 1), round(test.threshold(100), 1)
-    (46.5, 40.6)
+    (29.4, 25.9)
     """
 
     counter: Counter  # of units, in quanta
