@@ -123,6 +123,9 @@ def test_dashboard_writes_its_page(folder, tmp_path):
     assert "Ledger" in (tmp_path / "d.html").read_text()
     call("dashboard", folder / "out", "--out", tmp_path / "e.html", "--ledger", folder / "l")
     assert "budget spent" in (tmp_path / "e.html").read_text()
+    assert "correlation" in (tmp_path / "e.html").read_text()
+    call("dashboard", folder / "out", "--out", tmp_path / "f.html", "--sql", folder / "q.sql")
+    assert "correlation" not in (tmp_path / "f.html").read_text()
 
 
 def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):

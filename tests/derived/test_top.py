@@ -97,6 +97,8 @@ def test_released_groups_are_ranked(design):
     best = np.argsort(-exact)[:5]
     assert exact[best[-1]] <= np.sort(exact[table["k"].to_numpy()])[-5:][0]
     hidden = "public" in design
+    worst, certain = table["rank_worst"].to_pylist(), table["certain"].to_pylist()
+    assert [rank is not None and rank <= 5 for rank in worst] == certain
     assert any("not shown" in note for note in found.notes) != hidden
     if hidden:
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamveil.commands.common import Out, Releases, read_query, show_or_write
+from streamveil.commands.common import Out, Releases, Sql, query_of, show_or_write
 from streamveil.errors import PlanError
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ At = Annotated[
 ]
 Level = Annotated[
     float | None, typer.Option(help="Of the intervals; default: that of the releases.")
-]
-Sql = Annotated[
-    Path | None,
-    typer.Option("--sql", help="The query, for CSV and JSON files, which hold no facts of it."),
 ]
 
 
@@ -129,9 +125,8 @@ def top(
 def opened(source: Path, sql: Path | None) -> Answers:
     """Everything that was released."""
     from streamveil.derived import answers
-    from streamveil.queries.query import Query
 
-    return answers(source, query=None if sql is None else Query(read_query(sql).plan))
+    return answers(source, query=query_of(sql))
 
 
 def place(text: str | None) -> Any:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from streamveil.errors import PlanError
 from streamveil.queries.plan import SourceSpec
+from streamveil.queries.query import Query
 from streamveil.queries.sql import Planned, Script, parse_script
 
 SHOWN_ROWS = 10
@@ -35,6 +36,10 @@ Tables = Annotated[
 Wanted = Annotated[
     str | None, typer.Option("--query", help="Name of the query, when the script has several.")
 ]
+Sql = Annotated[
+    Path | None,
+    typer.Option("--sql", help="The query, for CSV and JSON files, which hold no facts of it."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(help="Write the rows to this file: .csv, .json, .parquet or .arrow."),
@@ -49,6 +54,11 @@ def read_query(path: Path, tables: list[str] | None = None, wanted: str | None =
         raise PlanError(f"the query file '{path}' cannot be read") from None
     script = parse_script(text, dict(_table(item) for item in tables or []))
     return script.query if wanted is None else _named(script, wanted)
+
+
+def query_of(path: Path | None) -> Query | None:
+    """The query of a file, if one was named."""
+    return None if path is None else Query(read_query(path).plan)
 
 
 def _table(item: str) -> tuple[str, SourceSpec]:
@@ -98,6 +108,8 @@ def text_of(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
+    if value is None:
+        return "none"
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}".removesuffix(" 00:00")
     return str(value)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamveil.commands.common import Releases
+from streamveil.commands.common import Releases, Sql, query_of
 
 
 def dashboard(
@@ -17,6 +17,7 @@ def dashboard(
     ledger: Annotated[
         Path | None, typer.Option(help="A ledger, when SOURCE is a sink's folder.")
     ] = None,
+    sql: Sql = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Writes a web page: charts with intervals, the largest groups, what changed, the ledger.
@@ -26,7 +27,7 @@ def dashboard(
     """
     from streamveil.dashboard import write
 
-    path = write(source, out, ledger).absolute()
+    path = write(source, out, ledger, query_of(sql)).absolute()
     typer.echo(f"page: {path}")
     if show:
         webbrowser.open(path.as_uri())

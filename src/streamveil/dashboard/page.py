@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from streamveil.dashboard import series
 from streamveil.dashboard.draw import svg
 from streamveil.derived import Answers, answers
+
+if TYPE_CHECKING:
+    from streamveil.queries.query import Query
 
 STYLE = """
 :root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }
@@ -37,16 +40,21 @@ DECIMALS = 3
 HEADINGS = {"rank_best": "rank at best", "rank_worst": "rank at worst", "certain": "certain"}
 
 
-def write(source: str | Path, out: str | Path, ledger: str | Path | None = None) -> Path:
+def write(
+    source: str | Path,
+    out: str | Path,
+    ledger: str | Path | None = None,
+    query: Query | None = None,
+) -> Path:
     """Writes the page of a state directory or a sink's folder; returns where it is.
 
     Shown are released numbers, what follows from them, and the ledger: all of it public. Of a state
-    directory its own ledger is read; for a sink's folder, name one.
+    directory its own ledger is read; for a sink's folder, name one. CSV and JSON need the `query`.
     """
     where = Path(ledger) if ledger is not None else Path(source) / "ledger"
     record = series.ledger_record(where / "ledger" if where.is_dir() else where)
     path = Path(out)
-    path.write_text(html(answers(source), record), encoding="utf-8")
+    path.write_text(html(answers(source, query=query), record), encoding="utf-8")
     return path
 
 
@@ -91,7 +99,7 @@ def tiles(found: Answers, record: dict[str, Any] | None) -> str:
     moments = found.moments
     last = found.releases.table(moments[-1])
     boxes = [
-        ("releases", f"{len(moments):,}", f"{len({m.window for m in moments}):,} windows"),
+        ("releases", f"{len(moments):,}", f"in {len({m.window for m in moments}):,} window(s)"),
         ("groups in the last", f"{last.num_rows:,}", series.tick(found.releases, moments[-1])),
     ]
     text = "".join(
@@ -159,7 +167,7 @@ def cells(row: dict[str, Any], names: list[str], numbers: list[str]) -> str:
         elif isinstance(value, bool):
             made.append(f'<td class="n yes">{"yes" if value else ""}</td>')
         elif name in HEADINGS:
-            made.append(f'<td class="n">{value:,}</td>')
+            made.append(f'<td class="n">{"open" if value is None else f"{value:,}"}</td>')
         else:
             made.append(f"<td>{escape('none' if value is None else str(value))}</td>")
     return "".join(made)

@@ -293,8 +293,12 @@ class Answers:
 
 
 def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
-    """The possible groups, best first, with the ranks that they may have."""
-    columns = {"rank_best": ranked.best, "rank_worst": ranked.worst, "certain": ranked.certain}
+    """The possible groups, best first, with the ranks that they may have.
+
+    The worst rank is null where groups that are not shown might come before.
+    """
+    worst = pa.array(ranked.worst, mask=ranked.worst > table.num_rows)
+    columns = {"rank_best": ranked.best, "rank_worst": worst, "certain": ranked.certain}
     for name, column in columns.items():
         table = table.append_column(name, pa.array(column))
     return table.take(pa.array(ranked.order))
