@@ -9,6 +9,7 @@ equal memory, since one flat table serves them and they keep the keys.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +19,7 @@ from benchmarks.sketches import finder, judge, trace
 from streamveil.mechanisms.sketches import CountMin, Found
 from streamveil.privacy.noise import SeededNoise
 
-K, RELEASES, BLOCK = 256, 16, 2**16
+K, RELEASES, BLOCK = 256, 16, 2**20
 MEGABYTES = (1.0, 1.5, 2.0, 2.6, 4.0, 8.0)
 TITLE = "Top 256 of 26.6 million addresses"
 ITEM_BYTES = 18  # of a slot of frequent items: key, count, state
@@ -47,6 +48,11 @@ class Trace:
             start = end
         return out
 
+    @cached_property
+    def blocks(self) -> list[tuple[list[int], list[int]]]:
+        """The whole stream in counted blocks."""
+        return blocks_of(self.keys)
+
     def judge(self, found, release: int = -1) -> dict[str, float]:
         """Precision, recall and error against the exact top K."""
         counts = self.counts[release]
@@ -58,6 +64,15 @@ class Trace:
         counts = self.counts[release]
         true = np.flatnonzero(counts >= self.ends[release] / K)
         return judge(found, self.names[true], counts[true])
+
+
+def blocks_of(keys: np.ndarray) -> list[tuple[list[int], list[int]]]:
+    """Keys and their counts, block by block."""
+    out = []
+    for start in range(0, len(keys), BLOCK):
+        names, counts = np.unique(keys[start : start + BLOCK], return_counts=True)
+        out.append((names.tolist(), counts.tolist()))
+    return out
 
 
 def width_of(megabytes: float) -> int:
@@ -74,7 +89,7 @@ def candidates(sketch, traced: Trace, release: int = -1) -> Found:
 
 
 class FrequentItems:
-    """DataSketches' frequent items, fed with the counts of short blocks."""
+    """DataSketches' frequent items, fed with the counts of blocks."""
 
     def __init__(self, megabytes: float) -> None:
         from datasketches import frequent_items_error_type, frequent_items_sketch
@@ -82,12 +97,9 @@ class FrequentItems:
         size = int(np.log2(megabytes * 1e6 / ITEM_BYTES))
         self.sketch, self.kind = frequent_items_sketch(size), frequent_items_error_type
 
-    def update(self, keys: np.ndarray) -> None:
-        add = self.sketch.update
-        for start in range(0, len(keys), BLOCK):
-            names, counts = np.unique(keys[start : start + BLOCK], return_counts=True)
-            for name, count in zip(names.tolist(), counts.tolist(), strict=True):
-                add(name, count)
+    def update(self, counted: list[tuple[list[int], list[int]]]) -> None:
+        for names, counts in counted:
+            deque(map(self.sketch.update, names, counts), maxlen=0)
 
     def top(self) -> Found:
         rows = self.sketch.get_frequent_items(self.kind.NO_FALSE_NEGATIVES)[:K]
@@ -127,7 +139,7 @@ def figure_memory(trials: int, traced: Trace) -> dict:
                 "error, CMS (not private)": known["error"]}  # fmt: skip
         if trial == 0:  # the same at every trial
             items = FrequentItems(megabytes)
-            items.update(traced.keys)
+            items.update(traced.blocks)
             frequent[megabytes] = traced.judge(items.top())
         return out | {
             "DataSketches (not private)": frequent[megabytes]["recall"],
@@ -163,7 +175,7 @@ def figure_releases(trials: int, traced: Trace) -> dict:
                       ", CMS and all keys (not private)":
                       traced.judge(candidates(plain, traced, release), release)}  # fmt: skip
             if items is not None:
-                items.update(fresh)
+                items.update(blocks_of(fresh))
                 judged[", DataSketches (not private)"] = traced.judge(items.top(), release)
             for label, values in judged.items():
                 for name, value in values.items():

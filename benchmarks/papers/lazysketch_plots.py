@@ -17,6 +17,8 @@ STYLES = {
     "LazyCMS, ours": ("C0", "o", "-"), "LazyCMS, ours, lag": ("C2", "^", "-"),
     "PunctualCS, paper": ("C6", "<", "--"), "PunctualCMS, ours": ("C7", "v", "-"),
     "DataSketches (not private)": ("C8", "d", ":"), "LazyCS, ours": ("C4", "P", "-"),
+    "recall": ("C0", "o", "-"), "precision": ("C1", "x", "--"),
+    "recall, threshold": ("C2", "s", "-"), "precision, threshold": ("C3", "+", "--"),
     "LazyCMS, ours, 24 KB": ("C5", "X", "-"),
 }  # fmt: skip
 
@@ -40,7 +42,7 @@ def draw(lines: dict, name: str, x: str, y: str, title: str, *, logs: str = "xy"
         at, mean, bar = np.array(points).T
         colour, marker, dash = STYLES.get(label, (f"C{number}", "o", "-"))
         axes.errorbar(at, mean, yerr=bar, label=label, color=colour, marker=marker, ls=dash, ms=5,
-                      capsize=3, lw=1.3)  # fmt: skip
+                      capsize=3, lw=1.3, zorder=2 if dash == "-" else 3)  # fmt: skip
     if "x" in logs:
         axes.set_xscale("log")
         ticks = sorted({p[0] for points in lines.values() for p in points})
