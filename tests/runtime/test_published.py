@@ -76,6 +76,11 @@ def test_what_the_archive_lost_in_a_crash_comes_back_from_the_log(tmp_path):
         with Job(folder, work(), SEEDED):
             pass
         assert (folder / published.ARCHIVE).read_bytes()[: len(whole)] == whole
+    for place in (len(whole) - 9, len(whole) // 2):  # a page of zeros, its neighbours written
+        (folder / published.ARCHIVE).write_bytes(whole[:place] + bytes(8) + whole[place + 8 :])
+        with Job(folder, work(), SEEDED):
+            pass
+        assert (folder / published.ARCHIVE).read_bytes() == whole
     (folder / published.ARCHIVE).write_bytes(b"x" * 40)
     with pytest.raises(StoreError, match="damaged"):
         published.of_state(folder)

@@ -137,7 +137,7 @@ class Job:
             operator.apply(self._state, record.delta)
             if record.place.closed:
                 require_same(record.releases, self._release(record.place.step))
-                self._archive.keep(record.releases)
+                self._archive.restore(record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
 

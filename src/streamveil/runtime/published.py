@@ -44,7 +44,8 @@ class Archive:
     def __init__(self, directory: Path, epoch: str, sink: Sink | None) -> None:
         self.path, self.epoch = directory / ARCHIVE, epoch
         self._fd = -1
-        self._held: set[Moment] = set()
+        self._end = 0  # of the file
+        self._held: dict[Moment, Entry] = {}
         self.active = not keeps(sink)
         if self.active:
             self._open()
@@ -57,12 +58,30 @@ class Archive:
         if not self.path.exists():
             head = {"version": VERSION, "epoch": self.epoch}
             disk.create(self.path, frame.encode(head, {}))
-        entries, end = index(self.path, self.epoch)
-        self._held = set(entries)
+        self._held, end = index(self.path, self.epoch)
         with disk.crash_only("open", self.path):
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._cut(end)
+
+    def _cut(self, end: int) -> None:
+        """Drops what lies at or after an offset; writing goes on there."""
+        self._held = {place: entry for place, entry in self._held.items() if entry.offset < end}
+        with disk.crash_only("repair", self.path):
             os.ftruncate(self._fd, end)
             os.lseek(self._fd, end, os.SEEK_SET)
+        self._end = end
+
+    def restore(self, releases: tuple[wal.Published, ...]) -> None:
+        """As `keep`, for releases that the log still holds: what a power failure left is compared.
+
+        The archive is in the order of the log and whole up to its last sync, so from the first
+        frame that does not read back, everything is written again.
+        """
+        for one in releases if self.active else ():
+            entry = self._held.get(Moment(one.window, one.trigger))
+            if entry is not None and not holds(self.path, entry, one.data):
+                self._cut(entry.offset)
+        self.keep(releases)
 
     def keep(self, releases: tuple[wal.Published, ...]) -> None:
         """Adds what is not there yet."""
@@ -73,8 +92,9 @@ class Archive:
             if place not in self._held:
                 head = {"window": one.window, "trigger": one.trigger, "step": one.step}
                 with disk.crash_only("write the releases in", self.path.parent):
-                    disk.write_all(self._fd, frame.encode(head, {}, [one.data]))
-                self._held.add(place)
+                    size = disk.write_all(self._fd, frame.encode(head, {}, [one.data]))
+                self._held[place] = Entry(one.step, self._end)
+                self._end += size
 
     def sync(self) -> None:
         """Makes everything durable; the log may then be dropped."""
@@ -125,6 +145,14 @@ def committed(path: Path, entry: Entry) -> bytes:
             return bytes(frame.read(file, size - entry.offset).blobs[0])
     except frame.TornFrameError:
         raise wal.damaged(path) from None
+
+
+def holds(path: Path, entry: Entry, data: bytes | memoryview) -> bool:
+    """Whether the archive gives back these bytes."""
+    try:
+        return committed(path, entry) == bytes(data)
+    except StoreError:
+        return False
 
 
 def is_state(path: str | Path) -> bool:
