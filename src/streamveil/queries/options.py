@@ -183,7 +183,8 @@ OPTIONS: dict[str, Option] = {
         whole, S, "C (no bound per group)", "c: at most c rows of a unit in one (window, group)"
     ),
     "max_squared_rows": Option(
-        whole, S, "not used", "B: instead of c, accept while the sum of (rows per group)^2 <= B"
+        whole, S, "not used; by forecast with `expected_rows` where no bound is given",
+        "B: instead of c, accept while the sum of (rows per group)^2 <= B",
     ),
     "rho": Option(number_text, S, "not used", "budget in zCDP instead of epsilon"),
     "mu": Option(number_text, S, "not used", "budget in Gaussian DP instead of epsilon"),
@@ -226,16 +227,22 @@ OPTIONS: dict[str, Option] = {
     "selection_share": Option(
         real, S, "by the number of aggregates", "share of mu^2 for a 'gaussian' selection"
     ),
-    "mu_share": Option(real, S, "2/3", "share of mu for the values beside a 'table' selection"),
+    "mu_share": Option(
+        real, S, "2/3; by forecast with `expected_rows`",
+        "share of mu for the values beside a 'table' selection",
+    ),
     "hidden_groups": Option(
-        whole, S, "3 at most", "groups not yet shown that one unit may enter ('table' selection)"
+        whole, S, "3 at most; by forecast with `expected_rows`", "groups not yet shown that one unit may enter ('table' selection)"
     ),
     "weights": Option(
         word, S, "'adaptive'", "large groups pay less and are counted less precisely; or 'flat'"
     ),
-    "entry_weight": Option(real, S, "0.5", "weight of a group not yet shown"),
+    "entry_weight": Option(
+        real, S, "0.5; by forecast with `expected_rows`", "weight of a group not yet shown"
+    ),
     "weight_reference": Option(
-        real, S, "by forecast", "total up to which a group keeps its entry weight"
+        real, S, "three times the units that show half of all groups; by forecast with "
+        "`expected_rows`", "total up to which a group keeps its entry weight",
     ),
     "delta_share": Option(
         real, S, "0.5", "share of delta for the thresholds of discovered groups"
