@@ -232,7 +232,8 @@ OPTIONS: dict[str, Option] = {
         "share of mu for the values beside a 'table' selection",
     ),
     "hidden_groups": Option(
-        whole, S, "3 at most; by forecast with `expected_rows`", "groups not yet shown that one unit may enter ('table' selection)"
+        whole, S, "3 at most; by forecast with `expected_rows`",
+        "groups not yet shown that one unit may enter ('table' selection)",
     ),
     "weights": Option(
         word, S, "'adaptive'", "large groups pay less and are counted less precisely; or 'flat'"
