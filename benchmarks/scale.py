@@ -256,6 +256,7 @@ def draw(result: dict[str, Any]) -> None:
         axes[place].grid(alpha=0.3)
         axes[place].legend(fontsize=7)
     axes[0].set(yscale="log", ylim=(0.3, 2000))
+    axes[2].set(yscale="log", ylim=(10, 500))
     axes[1].text(0.98, 0.02, "dotted: the slowest of all", transform=axes[1].transAxes,
                  ha="right", fontsize=7)  # fmt: skip
     figure.tight_layout()
