@@ -33,7 +33,7 @@ from streamveil.mechanisms.sketches.lanes import leading_zeros, shift_left
 from streamveil.mechanisms.sketches.precise import precise_rounded
 from streamveil.types import Array, UInt64
 
-PIECE = 512  # cells noised together: little work space beside a first-level cache
+PIECE = 1024  # cells noised together: little work space beside a first-level cache
 DOUBT = 2e-6  # bound on the error of a single-precision standard Gaussian (largest seen 1e-6)
 FINE_DOUBT = 2.0**-40  # bound on the error of one in double precision (largest seen 2^-50)
 LOW_EDGE, HIGH_EDGE = 2**18, 2**12  # upper words of u so near 0 or 2^32 go to double precision
