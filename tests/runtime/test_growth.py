@@ -123,8 +123,8 @@ def live_a_day(folder: Path, batches: int) -> None:
     assert len(list((folder / "out").rglob("*.parquet"))) == 96
 
 
-def test_a_day_of_three_thousand_micro_batches(tmp_path: Path) -> None:
-    live_a_day(tmp_path, 3_000)
+def test_a_day_of_fifteen_hundred_micro_batches(tmp_path: Path) -> None:
+    live_a_day(tmp_path, 1_500)
 
 
 @pytest.mark.slow

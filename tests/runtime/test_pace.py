@@ -45,9 +45,9 @@ def released(what: Plan, folder: Path, rows: int | None) -> tuple[list[Any], int
 
 
 def test_a_hundred_records_or_all_of_them(tmp_path: Path) -> None:
-    small, batches = released(plan(40_000, 9_000), tmp_path / "small", SMALLEST)
-    assert batches == 400
-    whole, batches = released(plan(40_000, 9_000), tmp_path / "whole", 40_000)
+    small, batches = released(plan(20_000, 5_000), tmp_path / "small", SMALLEST)
+    assert batches == 200
+    whole, batches = released(plan(20_000, 5_000), tmp_path / "whole", 20_000)
     assert batches == 2
     assert small == whole
     assert len(whole[-1]["n"]) > 5
