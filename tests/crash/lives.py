@@ -17,9 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from streamveil.derived.releases import Moment
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime.job import Job
-from streamveil.runtime.store import LEDGER, CheckpointPolicy
+from streamveil.runtime.published import ARCHIVE, index, of_state
+from streamveil.runtime.published import committed as archive_bytes
+from streamveil.runtime.store import LEDGER, CheckpointPolicy, read_header
 from tests.crash import streams
 from tests.crash.faults import Fault, install
 from tests.crash.power import Power, record
@@ -137,6 +140,14 @@ def published(folder: Path) -> dict[str, bytes]:
     out = folder / "out"
     files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".partial"]
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+
+def archived(folder: Path) -> dict[Moment, bytes]:
+    """Every release that can be read again, as committed; every one must read back whole."""
+    state = folder / "state"
+    releases = of_state(state)
+    entries, _ = index(state / ARCHIVE, str(read_header(state).epoch))  # type: ignore[union-attr]  # there is one
+    return {place: archive_bytes(state / ARCHIVE, entries[place]) for place in releases.moments}
 
 
 def spent(folder: Path) -> list[Any]:

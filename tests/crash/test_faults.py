@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.faults import KINDS, Fault, Kind
-from tests.crash.lives import FAULTED, SURVIVED, UNTOUCHED, Server, published, spent
+from tests.crash.lives import FAULTED, SURVIVED, UNTOUCHED, Server, archived, published, spent
 from tests.crash.streams import RELEASES
 
 MOST_CALLS = 400
@@ -54,6 +54,7 @@ def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int =
     kind = fault.kind
     assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
+    kept = archived(folder / "unbroken")
     assert len(expected) == RELEASES[job]
     killed = -signal.SIGKILL if "kill" in kind else FAULTED
     wanted = SURVIVED if kind == "short" else killed
@@ -68,5 +69,6 @@ def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int =
         assert server.run(broken, job) == SURVIVED, f"{kind} at call {at}"
         assert published(broken) == expected, f"{kind} at call {at}"
         assert spent(broken) == charged, f"{kind} at call {at}"
+        assert archived(broken) == kept, f"{kind} at call {at}"
         shutil.rmtree(broken)
     assert 4 < at < MOST_CALLS - every, "the faults were not injected"

@@ -16,7 +16,7 @@ import pytest
 
 from streamveil.errors import StreamveilError
 from streamveil.runtime import checkpoint, store, wal
-from tests.crash.lives import SURVIVED, Server, published, spent
+from tests.crash.lives import SURVIVED, Server, archived, published, spent
 from tests.crash.power import Omitted, Power
 
 SEED = 20_261_120
@@ -45,6 +45,7 @@ def lose_power(server: Server, folder: Path, job: str, power: Power, *, again: b
     """Runs a job once and resumes it from every image; the number of images."""
     assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
+    kept = archived(folder / "unbroken")
     (folder / "life").mkdir()
     recorded = Power(**{**vars(power), "images": str(folder / "images")})
     assert server.run(folder / "life", job, power=recorded) == SURVIVED
@@ -63,6 +64,7 @@ def lose_power(server: Server, folder: Path, job: str, power: Power, *, again: b
         assert server.run(disk, job) == SURVIVED, what
         assert published(disk) == expected, what
         assert spent(disk) == charged, what
+        assert archived(disk) == kept, what
         shutil.rmtree(image)
     return len(images)
 
