@@ -15,6 +15,7 @@ from streamveil.mechanisms.linear.shares import Meter, Place, Share
 from streamveil.mechanisms.linear.weights import Weights
 from streamveil.types import Array, Float64, Int64
 
+QUIET = 1 / 64  # noise of a measurement, as a fraction of all records, that replays bear
 Measured = list[tuple[int, float]]  # (query, its measured answer as a fraction of all records)
 
 
@@ -29,8 +30,8 @@ class Mwem:
         `rounds` None chooses their number from the noisy size (preset 'practical'); the preset
         'theorem' takes the number that minimises the proved bound and averages the iterates, which
         is what the bound is about. `replays` repeats all measured steps in every round, without
-        further privacy cost: one made errors 1 to 3 times smaller at all sizes tried, more did not
-        (preset 'theorem': none).
+        further privacy cost. None: once where the noise of a measurement is small (`QUIET`), which
+        made errors 1.4 to 3 times smaller; where it is large replays do harm.
     Protects: tables that differ in one record present or absent; with a public `size_hat` also one
         record replaced, because every query moves by at most 1 either way.
     Guarantee: the share. Pure: T choices and T measurements of epsilon / 2T each. zCDP: rho / T a
@@ -45,7 +46,7 @@ class Mwem:
     rounds: int | None = None
     most_rounds: int = 40
     step: float = 4.0
-    replays: int = 1
+    replays: int | None = None
     size_share: Fraction = Fraction(1, 20)
     preset: str = "practical"
 
@@ -101,6 +102,13 @@ class Mwem:
         worth = 0.01 * amount * size_hat if share.kind == "pure" else amount * (size_hat / 20) ** 2
         return int(min(self.most_rounds, worth))
 
+    def replays_for(self, part: Share, size_hat: float) -> int:
+        """How often all earlier measurements are repeated in each round, from public numbers."""
+        if self.replays is not None:
+            return self.replays
+        noise = part.scale(Fraction(1, 2)).deviation(1, 1)
+        return int(self.preset == "practical" and noise <= QUIET * size_hat)
+
     def release(
         self,
         histogram: Int64[Array, " N"],
@@ -144,7 +152,7 @@ class Mwem:
         weights = Weights.uniform(self.queries)
         average = np.zeros(self.queries.domain)
         measured: Measured = []
-        replays = 0 if self.preset == "theorem" else self.replays
+        replays = self.replays_for(part, size_hat)
         rounds, unit = 0, 1 << self.queries.shift
         while meter.fits(part):
             meter.charge(part)
