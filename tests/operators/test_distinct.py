@@ -1,6 +1,5 @@
 """COUNT(DISTINCT x): SQL without noise; no unit moves it further than is paid for."""
 
-from dataclasses import replace
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -18,9 +17,8 @@ from streamveil.operators.group_by import lane_move
 from streamveil.operators.rows import FIRSTS, lane_quanta
 from streamveil.operators.weighted import weighted_loss
 from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries.plan import Aggregate, Bounding, SourceSpec, Window
+from streamveil.queries.plan import Aggregate, Bounding, Window
 from streamveil.runtime.run import run as run_plan
-from streamveil.runtime.spark import operator_of
 from tests.operators.streams import (
     BOUNDINGS,
     LOOSE,
@@ -30,7 +28,6 @@ from tests.operators.streams import (
     batches,
     bounded,
     compiled,
-    plan_of,
     run,
     sql,
 )
@@ -240,14 +237,6 @@ CLICKS = pa.table({
 SQL = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6,
     privacy_unit_column = user_id, max_rows_contributed = 2)
   page, COUNT(DISTINCT city) AS cities FROM clicks GROUP BY page"""
-
-
-def test_spark_refuses_it_before_it_starts():
-    source = SourceSpec(name="s", kind="files", event_time="ts", options={"path": "none"})
-    plan = plan_of(aggregates=DISTINCT[:1], key_set=ALL, source=source)
-    with pytest.raises(PlanError, match="embedded engine only"):
-        operator_of(plan)
-    assert operator_of(replace(plan, aggregates=DISTINCT[1:2])).key_names == ("k",)
 
 
 def test_explain_names_its_noise_and_memory():
