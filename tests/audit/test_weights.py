@@ -34,8 +34,9 @@ LARGE = Scenario(
 SMALL = replace(LARGE, name="all rows before any weight has fallen", added=lone(*[(0, 1)] * 4))
 
 
-@pytest.mark.parametrize("run", [unbroken, restarted])
-@pytest.mark.parametrize("scenario", [LARGE, SMALL], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("scenario", "run"), [(LARGE, restarted), (SMALL, unbroken)], ids=["large", "small"]
+)
 @pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
 def test_the_claim_stands(measures, scenario, run):
     operator = weighted(measures)

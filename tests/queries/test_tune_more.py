@@ -6,6 +6,7 @@ import pytest
 import streamveil as sv
 from streamveil.engines.compile import compile_plan
 from streamveil.errors import PlanError
+from streamveil.queries import tune_more
 from streamveil.queries.plan import Bounding
 from streamveil.queries.tune_more import draw, epsilon_for, lines, tune_over
 from tests.queries.test_tune import KEYS, clicks, plan
@@ -27,7 +28,8 @@ def test_bounds_on_values_weigh_clamping_against_noise():
 @pytest.mark.parametrize(("options", "name"), [
     ({}, "selection_share"), ({"selection": "table"}, "mu_share"),
 ])  # fmt: skip
-def test_the_split_of_the_budget(options, name):
+def test_the_split_of_the_budget(options, name, monkeypatch):
+    monkeypatch.setattr(tune_more, "SHARES", (0.5, 2 / 3, 0.8))
     table = clicks(2_000)
     bounding = Bounding(quadratic=4)
     made = plan(table, bounding, {"n": sv.count()}, **options)
