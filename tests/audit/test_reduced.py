@@ -45,18 +45,18 @@ def test_the_reduced_query_keeps_what_matters(name):
         assert {row[0] for row in scenario.added} == {999}
 
 
-@pytest.mark.parametrize("name", ["public", "found"])
+@pytest.mark.parametrize("name", ["public", pytest.param("found", marks=pytest.mark.slow)])
 def test_claims_stand(name):
     heard = []
-    found = list(attacks(QUERIES[name].plan, TRIALS, 1e-6, tell=heard.append))
+    found = list(attacks(QUERIES[name].plan, TRIALS // 2, 1e-6, tell=heard.append))
     assert len(found) == len(heard) == 8
     assert all(verdict.stands for verdict in found)
     assert all(0 <= verdict.proven < verdict.claimed for verdict in found)
 
 
 def test_half_of_the_noise_is_caught():
-    found = list(attacks(QUERIES["public"].plan, TRIALS, 1e-6, halved, tell=lambda _: None))
-    assert any(not verdict.stands for verdict in found)
+    found = attacks(QUERIES["public"].plan, TRIALS, 1e-6, halved, tell=lambda _: None)
+    assert any(not verdict.stands for verdict in found)  # the first is enough
 
 
 def test_sketches_are_refused():

@@ -45,7 +45,7 @@ def test_it_is_that_of_the_dense_decoder(name, opened):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("opened", [1, LATE])
+@pytest.mark.parametrize("opened", [pytest.param(1, marks=pytest.mark.slow), LATE])
 def test_it_is_that_of_the_code_that_runs(name, opened):
     counter, noise = examples(HORIZON)[name], SeededNoise(31)
     keys = SAMPLES // 2
@@ -119,9 +119,9 @@ def test_facts_bring_back_a_counter_with_the_same_noise(name):
 
 
 def test_long_runs_are_quick_and_steps_are_checked():
-    counter = BltCounter(horizon=100_000, sigma=9)
-    opened = np.array([1, 70_000, 100_000])
-    found = covariance(counter, 100_000, 90_000, opened)
+    counter = BltCounter(horizon=10_000, sigma=9)
+    opened = np.array([1, 7_000, 10_000])
+    found = covariance(counter, 10_000, 9_000, opened)
     assert found[0] > found[1] > found[2] == 0
     with pytest.raises(ValueError, match="between 1 and"):
-        covariance(counter, 100_001, 1, opened)
+        covariance(counter, 10_001, 1, opened)

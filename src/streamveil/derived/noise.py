@@ -147,13 +147,19 @@ def feedback_mix(
 def _(counter: BltCounter, t: int) -> Mix:
     """B = A D C^-1: B_tj = D_j - sum_i drain_i sum_(u = j+1..t) D_u keep_i^(u-1-j)."""
     plan = counter.schedule
-    pairs = np.array([plan.scales(u) for u in range(1, t + 1)])
-    scales, noise = pairs[:, 0], pairs[:, 1]
+    pairs = scales_up_to(counter, min(1 << (t - 1).bit_length(), counter.horizon))  # type: ignore[arg-type]  # a frozen dataclass
+    scales, noise = pairs[:t, 0], pairs[:t, 1]
     parts = scales.copy()
     for keep, drain in zip(plan.keep, plan.drain, strict=True):
         later = lfilter([1.0], [1.0, -keep], scales[::-1])[::-1]
         parts[:-1] -= drain * later[1:]
     return feedback_mix(parts, scales, float(counter.sigma), noise)
+
+
+@lru_cache(maxsize=64)
+def scales_up_to(counter: BltCounter, steps: int) -> Float64[Array, "steps 2"]:
+    """D_t and v_t of the first steps."""
+    return np.array([counter.schedule.scales(u) for u in range(1, steps + 1)])
 
 
 @mix.register
