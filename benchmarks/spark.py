@@ -265,7 +265,7 @@ def compare(spark, work: Path, given) -> dict[str, object]:
 
 
 def growth(spark, work: Path) -> dict[str, object]:
-    """State and the time of a step over so many keys: three steps bring them, four meet them again.
+    """State and the time of a step over so many keys: three steps bring them, two meet them again.
 
     The last step closes the window and is left out.
     """
@@ -275,13 +275,13 @@ def growth(spark, work: Path) -> dict[str, object]:
         folder.mkdir()
         rng = np.random.default_rng(keys)
         every = -(-keys // 3)
-        for step, rows in enumerate([every] * 7):
+        for step, rows in enumerate([every] * 5):
             new = np.arange(rows) + step * every if step < 3 else rng.integers(0, keys, rows)
             table = pa.table({"user": rng.integers(0, keys, rows), "key": new,
                               "value": rng.normal(size=rows)})  # fmt: skip
             pq.write_table(table, folder / f"{step:03d}.parquet", row_group_size=250_000)
         state = work / f"state-{keys}"
-        steps = private(spark, plan_of(folder, every, 7), state)
+        steps = private(spark, plan_of(folder, every, 5), state)
         made[str(keys)] = {"rows per step": every, "seconds of every step [wall, CPU]": steps,
                            "state": state_of(state)}  # fmt: skip
         shutil.rmtree(state)
