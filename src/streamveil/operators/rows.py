@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from streamveil.errors import PlanError, SourceError
 from streamveil.operators.hashing import first_words, is_nameable, name_column, name_columns
+from streamveil.operators.kernels import MIX
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
 RowFunction = Callable[[pa.Table], pa.Array]
 LaneKind = Literal["rows", "units", "valid", "sum", "square", "node", "distinct"]
 FIRSTS = 2  # one first appearance more at a step, one less later; see `operators.distinct`
-MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)

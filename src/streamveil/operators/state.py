@@ -132,12 +132,6 @@ def to_bytes(data: bytes) -> UInt8[Array, " bytes"]:
     return np.frombuffer(data, np.uint8)
 
 
-def slices(data: UInt8[Array, " bytes"], ends: Int64[Array, " cells"]) -> list[bytes]:
-    """The pieces of concatenated bytes."""
-    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-    return [data[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
-
-
 def types_to_bytes(types: Types) -> UInt8[Array, " bytes"]:
     """Arrow types of the key columns, as bytes."""
     schema = pa.schema([pa.field(str(i), kind) for i, kind in enumerate(types)])
