@@ -141,7 +141,7 @@ def test_a_file_answers_once_without_declarations(folder):
     )
     assert (code, errors) == (0, "")
     assert "north" in shown
-    assert "n_sd" in shown
+    assert "interval" in shown
 
 
 @pytest.mark.parametrize(
