@@ -260,7 +260,10 @@ def test_refusals(select, options, emit, message):
         ("CREATE STRAEM t WITH (source = 'files')", "did you mean 'STREAM'?"),
         ("CREATE STREAM t WITH (path = 'x')", "source = 'files'"),
         ("CREATE STREAM t WITH (source = 'files', path = 'x', watermark = 'ts - 5')", "watermark"),
-        ("CREATE TABLE t WITH (source = 'files', path = 'x', changelog = 'op')", "known: insert, insert-delete"),
+        (
+            "CREATE TABLE t WITH (source = 'files', path = 'x', changelog = 'op')",
+            "known: insert, insert-delete",
+        ),
         ("ASK t COUNT(*)", "no changing table"),
         ("ASK t SELECT 1", "COUNT(*) WHERE"),
         ("", "empty"),
@@ -322,7 +325,8 @@ def test_every_option_of_the_clause_can_be_written():
         "selection": "'table'", "mu_share": "0.6", "hidden_groups": "2", "weights": "flat",
         "entry_weight": "0.5", "weight_reference": "100", "delta_share": "0.5",
         "max_units": "1000", "expected_rows": "3.5", "expected_most_rows": "20",
-        "expected_units": "10000", "expected_groups": "500", "expected_repeats": "0.1", "watermark": "'schedule'",
+        "expected_units": "10000", "expected_groups": "500", "expected_repeats": "0.1",
+        "watermark": "'schedule'",
         "late_data": "'drop'", "metrics": "'off'", "rerun_on_growth": "1.5", "public_size": "TRUE",
         "budget_refresh": "INTERVAL 1 DAY",
     }  # fmt: skip

@@ -74,7 +74,8 @@ def check(releases, keep=lambda city, age: True):
     for one in releases:
         for row in one.table.to_pylist():
             expected = counted(one.trigger, row["city"], row["age"], keep)
-            assert (row["n"], row["young"]) == pytest.approx(expected, abs=1.5)  # rounding of 8 steps
+            # rounding of 8 steps
+            assert (row["n"], row["young"]) == pytest.approx(expected, abs=1.5)
             assert row["n_low"] - 1e-9 <= row["n"] <= row["n_high"] + 1e-9
 
 

@@ -172,7 +172,8 @@ def _table(
     if given is not None and not isinstance(given, TableSource):
         if rows.options:
             raise PlanError(
-                f"types of columns and settings of '{shown(given.name)}' belong where it is declared"
+                f"types of columns and settings of '{shown(given.name)}'"
+                " belong where it is declared"
             )
         rows = replace(given, event_time=rows.event_time or given.event_time)
     domains = [domain_of(column, check) for column, check in create.checks]
