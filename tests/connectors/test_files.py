@@ -70,6 +70,17 @@ def test_malformed_json_lines_are_counted(tmp_path):
     assert chunks[0].rejected["malformed row"] == 2
 
 
+def test_no_json_line_can_stop_a_job(tmp_path):
+    path, deep = tmp_path / "bad.json", b"[" * 100_000 + b"]" * 100_000
+    half = b'{"user": 2, "page": "\\ud800"}\n'  # half a surrogate pair: no Unicode text
+    path.write_bytes(b'{"user": ' + deep + b"}\n" + half + b'{"user": 1, "page": "a"}\n')
+    found, chunks = rows(FilesSource(str(path), columns=COLUMNS), size=100)
+    assert found == [{"user": 2, "page": None}, {"user": 1, "page": "a"}]
+    assert chunks[0].rejected == {
+        "malformed row": 1, "field of the wrong type (read as null)": 1,
+    }  # fmt: skip
+
+
 def test_json_without_declared_columns_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="declare the columns"):
         rows(FilesSource(str(write(tmp_path, "json"))))

@@ -270,18 +270,30 @@ def json_rows(lines: list[bytes], names: list[str]) -> tuple[pa.Table, int]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+            found = [json_text(row.get(name)) for name in names] if isinstance(row, dict) else None
+        except (ValueError, RecursionError):  # the latter: nested without end
             malformed += bool(line.strip())
             continue
-        if not isinstance(row, dict):
+        if found is None:
             malformed += 1
             continue
-        for name in names:
-            value = row.get(name)
-            text = value if isinstance(value, str) or value is None else json.dumps(value)
-            fields[name].append(text)
-    arrays = [pa.array(values, pa.string()) for values in fields.values()]
-    return pa.Table.from_arrays(arrays, names=names), malformed
+        for values, text in zip(fields.values(), found, strict=True):
+            values.append(text)
+    return pa.table({name: text_array(values) for name, values in fields.items()}), malformed
+
+
+def json_text(value: Any) -> str | None:
+    """A field as text."""
+    return value if isinstance(value, str) or value is None else json.dumps(value)
+
+
+def text_array(values: list[str | None]) -> pa.Array:
+    """Text; as bytes where some is no Unicode (half a surrogate pair), for `fit` to find."""
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        raw = [None if text is None else text.encode("utf-8", "surrogatepass") for text in values]
+        return pa.array(raw, pa.binary())
 
 
 def fit(table: pa.Table, wanted: pa.Schema) -> Part:
