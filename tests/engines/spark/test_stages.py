@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamveil.connectors.files import FilesSource
@@ -159,6 +160,14 @@ def test_every_row_belongs_to_one_step_and_keeps_its_place(tmp_path):
     whole = pa.concat_tables(chunk.rows for chunk in source.read(None, 10_000, columns))
     assert pa.concat_tables(read.table for read in found).equals(whole)
     assert any(len(plan_step(groups, clock, step)) < len(groups) for step in range(1, 7))
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_a_time_beyond_all_calendars_does_not_stop_the_plan(unit, tmp_path):
+    seen = pa.array([0, 2**60], pa.int64()).cast(pa.timestamp(unit))
+    pq.write_table(pa.table({"seen": seen}), tmp_path / "a.parquet")
+    (group,) = footers(FilesSource(str(tmp_path)), "seen")
+    assert (group.rows, group.low, group.high) == (2, None, None)
 
 
 def test_a_changed_file_changes_the_digest(tmp_path):

@@ -96,10 +96,10 @@ def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
     """The least and the largest arrival of a row group by its footer, if it says."""
     if statistics is None or not statistics.has_min_max:
         return None, None
-    ends = pa.chunked_array([pa.array([statistics.min, statistics.max])])
     try:
+        ends = pa.chunked_array([pa.array([statistics.min, statistics.max])])
         low, high = micros(ends, "arrival").to_pylist()
-    except SourceError:
+    except (SourceError, OverflowError, ValueError):  # beyond the years 1 to 9999, for one
         return None, None
     return low, high
 
