@@ -143,6 +143,12 @@ def test_fieller_covers_exactly_and_naive_intervals_do_not():
     assert (wide.high >= found.high).all()
 
 
+def test_sums_over_recent_triggers_need_the_release_before_them():
+    some = [one for one in released("gaussian") if (one.window, one.trigger) >= (0, 3)]
+    with pytest.raises(PlanError, match="no release 2 of window 0"):
+        sv.answers(some).last("v", 7, (1, 3))
+
+
 @pytest.mark.parametrize("design", DESIGNS)
 def test_without_noise_answers_are_plain_arithmetic(design):
     answers = sv.answers(released(design, silent=True))

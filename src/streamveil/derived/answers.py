@@ -207,12 +207,14 @@ class Answers:
         steps = {moment: self.releases.step(moment) or 0 for moment in self.moments}
         terms = []
         for window in sorted({moment.window for moment in self.moments}):
-            made = [moment for moment in self.moments if moment.window == window]
-            last = [moment for moment in made if steps[moment] <= until]
-            before = [moment for moment in last if steps[moment] <= until - triggers]
-            if last and last[-1:] != before[-1:]:
-                terms += [(Cell(last[-1], name), 1.0)]
-                terms += [(Cell(before[-1], name), -1.0)] if before else []
+            last = [m for m in self.moments if m.window == window and steps[m] <= until]
+            inside = steps[last[-1]] - (until - triggers) if last else 0  # of its triggers
+            if inside < 1:
+                continue
+            terms += [(Cell(last[-1], name), 1.0)]
+            if last[-1].trigger > inside:
+                before = self.releases.require(Moment(window, last[-1].trigger - inside))
+                terms += [(Cell(before, name), -1.0)]
         missing = set(range(until - triggers + 1, until + 1)) - set(steps.values())
         if missing:
             raise PlanError(
