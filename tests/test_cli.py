@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil import cli
+from streamveil.commands.common import print_rows
 
 SECRET = "patient-4711"
 QUERY = """
@@ -26,6 +27,12 @@ FROM TUMBLE(TABLE visits, DESCRIPTOR(ts), size => INTERVAL 1 DAY)
 GROUP BY window_start, ward
 EMIT EVERY INTERVAL 6 HOUR;
 """
+
+
+def test_keys_that_look_like_markup_are_printed_as_they_are(capsys):
+    print_rows(pa.table({"url": ["[/home]", "[red]"], "n": [1, 2]}), "release 1")
+    shown = capsys.readouterr().out
+    assert [name for name in ("[/home]", "[red]") if name in shown] == ["[/home]", "[red]"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from streamveil.errors import PlanError
@@ -93,7 +94,7 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
             cells.append(text_of(row[name]))
             if name in answers:
                 cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
-        shown.add_row(*cells)
+        shown.add_row(*(escape(text) for text in cells))  # a key may look like markup
     console = Console()
     console.print(shown)
     if table.num_rows > most:
