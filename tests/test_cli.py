@@ -94,7 +94,7 @@ def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0
     summary = err.strip().splitlines()[-1]
-    assert re.search(r"400 rows in .*4 releases; memory at most [1-9]\d* MiB", summary), err
+    assert re.search(r"400 rows in .*4 releases; memory at most [1-9][\d,]* MiB", summary), err
     expected = {p.name: p.read_bytes() for p in folder.rglob("out/**/*.csv")}
     assert expected
     code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "50MB")
