@@ -8,6 +8,7 @@ from streamveil.batch import Batch
 from streamveil.engines.compile import compile_plan
 from streamveil.errors import PlanError
 from streamveil.mechanisms.counters import COUNTERS
+from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.noise import SilentNoise
 
 ROWS = pa.table({"u": [1, 2, 3], "k": ["a", "a", "b"]})
@@ -32,3 +33,29 @@ def test_a_named_counter_runs_or_is_refused(kind):
         [release] = operator.release(state, step, noise)
         wanted = {"a": min(2 * step, 8), "b": min(step, 4)}
         assert dict(zip(*(release.table[c].to_pylist() for c in ("k", "n")), strict=True)) == wanted
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in COUNTERS.items() if not made.keyed])
+def test_rows_are_charged_less_only_where_noise_follows_the_weights(kind):
+    one = pa.table({"u": [1] * 300, "k": ["a"] * 300})  # all rows of one unit in one group
+    asked = (
+        sv.memory(one).protect(unit="u").group_by("k", keys=sv.public(["a", "b"]))
+        .agg(n=sv.count()).bound(max_squared_rows=16)
+        .release(every=sv.rows(300), steps=4, budget=sv.Budget(epsilon=1, delta=1e-6),
+                 counter=kind, weight_reference=100)
+    )  # fmt: skip
+    operator, noise = compile_plan(asked.plan), SilentNoise()
+    state = operator.init()
+    operator.fold(state, Batch(one, 1, True, "{}"), noise)
+    [release] = operator.release(state, 1, noise)
+    weighted = blt_of(operator.totalling.counters[0]) is not None
+    assert weighted == ("noise_weight" in release.table.column_names)
+    weight = release.table["noise_weight"].to_pylist()[0] if weighted else 1
+    moved = release.table["n"].to_pylist()[0]
+    assert 3.5 < moved * weight <= 4
+
+
+def test_a_weighted_loss_without_a_blt_is_refused():
+    rule = WeightRule(scale=51, entry=26, reference=100)
+    with pytest.raises(ValueError, match="need a BLT"):
+        weighted_loss(COUNTERS["honaker"](horizon=4, sigma=1), 4, 1, rule)

@@ -31,7 +31,7 @@ from streamveil.operators.opening import TableOpening
 from streamveil.operators.release import Totalling, driver
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
-from streamveil.operators.weighted import WeightRule, weighted_loss
+from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu, root_up, zcdp_rho
 from streamveil.queries.overflow import LARGEST_WEIGHT
@@ -226,9 +226,12 @@ class Sizing:
         return totalling, bounds
 
     def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:
-        """Weights make sense where the quadratic filter can charge them and sizes are released."""
+        """Weights make sense where the quadratic filter can charge them and sizes are released.
+
+        Only a BLT draws its noise in proportion; another counter would add too little.
+        """
         quadratic = self.bounds.quadratic
-        if quadratic is None or driver(self.lanes) < 0:
+        if quadratic is None or driver(self.lanes) < 0 or blt_of(self._unscaled()) is None:
             return None
         if (
             self.setting(

@@ -201,7 +201,7 @@ def _advance(
             continue
         draws = at.noise.at("group-by/lane", at.job, place, at.window, trigger)
         blt, counted = blt_of(counter), state.lanes[place]
-        if totalling.rule is None or blt is None:
+        if totalling.rule is None or blt is None:  # `weighted_loss` refuses a rule without BLT
             noisy, after = counter.step(counted, increments[:, place], draws, names)
         else:
             noisy, after = weighted_step(blt, counted, increments[:, place], (draws, names), share)

@@ -64,9 +64,11 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
         keys, the sum of squares is what the quadratic filter bounds. The slack for float64 offsets
         is taken at the largest noise, sigma * scale.
     """
-    blt = blt_of(counter)
-    if rule is None or blt is None:
+    if rule is None:
         return counter.loss(moved, keys)
+    blt = blt_of(counter)
+    if blt is None:
+        raise ValueError("weights need a BLT: other counters do not draw noise by weight")
     largest = Fraction(feedback.up(blt.sigma)) * rule.scale
     slack = BltCounter(
         horizon=blt.horizon, sigma=largest, weighting=blt.weighting, factors=blt.blt
