@@ -88,6 +88,10 @@ class Questions:
         self, state: Asking, question: Bool[Array, " N"], place: Place
     ) -> tuple[Asked, Arrays | None]:
         """One question, in place; also what changed, None when nothing did."""
+        digest = hashlib.blake2b(np.packbits(question).tobytes(), digest_size=16).hexdigest()
+        for known, kind, value, reach in state.known:
+            if known == digest:
+                return Asked(kind, value, reach, state.t, self._left(state)), None
         follows = self._released(state, question)
         if follows is not None and follows[1] <= self._easy(state):
             return Asked("RELEASED", *follows, state.t), None
@@ -98,18 +102,19 @@ class Questions:
                 "  to fix  give a part of the budget to questions (ask_share = 0.5), or add the "
                 "question's columns to GROUP BY"
             )
-        digest = hashlib.blake2b(np.packbits(question).tobytes(), digest_size=16).hexdigest()
-        left = self.adaptive.left(state.inner)
-        for known, kind, value, reach in state.known:
-            if known == digest:
-                return Asked(kind, value, reach, state.t, left), None
         return self._adaptive(state, digest, question, place)
 
     def _easy(self, state: Asking) -> float:
         """The reach of the next answer that costs nothing but is not released: all public."""
-        if self.adaptive is None or state.inner is None:
+        if self.adaptive is None or state.inner is None or state.inner.run is None:
             return inf
         return self.adaptive.reach(state.inner, "EASY", state.count + 1, 1 - self.confidence)
+
+    def _left(self, state: Asking) -> int | None:
+        """About how many corrections are still paid for; None: no such budget."""
+        if self.adaptive is None or state.inner is None:
+            return None
+        return self.adaptive.left(state.inner)
 
     def _adaptive(
         self, state: Asking, digest: str, question: Bool[Array, " N"], place: Place
