@@ -119,3 +119,13 @@ def test_the_noise_has_the_declared_scale():
 
 def uniform(n):
     return np.random.default_rng(8).random(n) - 0.5
+
+
+@pytest.mark.parametrize("texts", [["1", "2", "3"], ["1", "jane.doe", "3"]])
+def test_texts_are_refused_by_their_type_and_never_quoted(texts):
+    table = pa.table({"user": [1, 2, 3], "page": ["a", "a", "b"], "ms": texts})
+    asked = sv.memory(table).protect("user").group_by("page").agg(**SUMMED).bound(max_rows=2)
+    made = asked.release(every=sv.rows(3), steps=1, budget=PRICE)
+    with pytest.raises(PlanError, match="adds up values of type string") as refused:
+        survey(made.plan, table, PRICE, SeededNoise(1))
+    assert "jane" not in str(refused.value)

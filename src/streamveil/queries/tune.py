@@ -169,6 +169,8 @@ def _times(plan: Plan, table: pa.Table) -> Any:
 
 
 def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
+    from streamveil.operators.rows import require_number  # operators sit above the queries
+
     if aggregate.expression is None:
         return np.ones(table.num_rows)
     column = compile_expression(aggregate.expression, table.schema)(table)
@@ -177,6 +179,7 @@ def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
         return np.where(present > 0, _codes([column]), np.nan)
     if aggregate.function != "sum":
         return present
+    require_number(column.type, aggregate.expression)  # else a failing cast would quote a value
     numbers = np.asarray(pc.fill_null(column.cast(pa.float64()), 0.0))
     return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
 
