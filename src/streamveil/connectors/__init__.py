@@ -9,10 +9,15 @@ from streamveil.connectors.base import Chunk, Sink, Source
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
+from streamveil.connectors.rate import RateSource
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.errors import SourceError, nearest
 
-SOURCES: dict[str, Callable[..., Source]] = {"files": FilesSource, "memory": MemorySource}
+SOURCES: dict[str, Callable[..., Source]] = {
+    "files": FilesSource,
+    "memory": MemorySource,
+    "rate": RateSource,
+}
 SINKS: dict[str, Callable[..., Sink]] = {
     "files": FilesSink,
     "console": ConsoleSink,

@@ -25,7 +25,9 @@ class Chunk:
 class Source(Protocol):
     """Rows in a canonical order that never changes: the position of a row decides its place."""
 
-    bounded: bool  # whether reading to the end means there will never be more
+    @property
+    def bounded(self) -> bool:
+        """Whether reading to the end means there will never be more."""
 
     def schema(self) -> pa.Schema:
         """Column names and types, without reading rows where the format allows."""

@@ -50,7 +50,8 @@ EMIT EVERY INTERVAL 15 MINUTE;
 |---|---|
 | `CREATE STREAM name (column TYPE, ...) WITH (source = '...', ...)` | rows to read; \
 `CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; all \
-options but `source` and `event_time` are the connector's own |
+options but `source` and `event_time` are the connector's own. Sources: `files`; `rate`, made-up \
+rows for tests and demonstrations; `kafka` on Spark (both in [spark.md](spark.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
 changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \

@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.connectors import open_sink
+from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.base import Sink, declared_schema
-from streamveil.connectors.files import FilesSource
+from streamveil.connectors.rate import RateSource
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.sketched import is_sketched
 from streamveil.engines.spark import stages, tasks
-from streamveil.engines.spark.feeds import FilesReading, Reading, options_for
+from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.moving import total
 from streamveil.engines.spark.shards import KEPT, Shards
@@ -174,6 +174,9 @@ class SparkJob:
         source = self.plan.source
         if source.kind == "kafka":
             return KafkaReading(Topic.of(source.options), wanted)
+        if source.kind == "rate":
+            made = RateSource(**source.options)
+            return RateReading(made, wanted, self.plan.clock, self._arrival)
         return FilesReading(wanted, self.plan.clock, self._arrival)
 
     def _wait(self, query: Any) -> None:
@@ -251,7 +254,7 @@ def operator_of(plan: Plan) -> GroupBy:
         raise PlanError(
             "changing tables run on the embedded engine.\n  to fix  use --engine embedded"
         )
-    if kind not in ("files", "kafka"):
+    if kind not in ("files", "kafka", "rate"):
         raise PlanError(
             f"the source '{kind}' cannot be read on Spark: its order must be public and the same in"
             " every replay.\n"
@@ -272,7 +275,7 @@ def schema_of(plan: Plan) -> pa.Schema:
     options = plan.source.options
     if plan.source.kind == "kafka":
         return declared_schema(Topic.of(options).columns)
-    return FilesSource(**options).schema()
+    return open_source(plan.source.kind, options).schema()
 
 
 def explained(error: Exception) -> StreamveilError:

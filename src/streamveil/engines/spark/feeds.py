@@ -11,15 +11,19 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors.files import FilesSource
+from streamveil.connectors.rate import TIME, RateSource
 from streamveil.engines.spark.splits import (
     Group,
     Split,
+    between,
     digest,
     footers,
     last_step,
+    of_step,
     plan_step,
     rows_of,
 )
@@ -115,6 +119,61 @@ class FilesReading:
         return Read(table, part.base + part.skip, rejected)
 
 
+@dataclass(frozen=True)
+class RateFeed:
+    """Made-up rows. What is seen: how many there are."""
+
+    source: RateSource
+    clock: Clock
+    arrival: str | None
+
+    def nothing(self) -> Seen:
+        """See `Feed`."""
+        return {"rows": 0}
+
+    def seen(self, before: Seen, due: float) -> Seen:
+        """See `Feed`."""
+        return {"rows": self.source.present(due)}
+
+    def has(self, seen: Seen, step: int) -> bool:
+        """See `Feed`."""
+        return step <= last_step(self._groups(seen), self.clock)
+
+    def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
+        """See `Feed`."""
+        groups = self._groups(seen)
+        if self.clock.kind == "wall":
+            return pieces(list(between(groups, before["rows"], seen["rows"])))
+        return pieces(plan_step(groups, self.clock, step))
+
+    def _groups(self, seen: Seen) -> list[Group]:
+        """The rows in pieces, as if they were row groups."""
+        made = []
+        for number, base in enumerate(range(0, seen["rows"], PIECE)):
+            rows = min(PIECE, seen["rows"] - base)
+            low, high = self.source.times(np.array([base, base + rows - 1])).tolist()
+            ends = (low, high) if self.arrival == TIME else (None, None)
+            made.append(Group(self.source.start, number, base, rows, *ends))
+        return made
+
+
+@dataclass(frozen=True)
+class RateReading:
+    """See `Reading`: a task makes its rows."""
+
+    source: RateSource
+    schema: pa.Schema  # of the wanted columns
+    clock: Clock
+    arrival: str | None  # column that decides the step; 'event' clock only
+
+    def rows(self, split: str, step: int) -> Read:
+        """See `Reading`."""
+        part = Split.parse(split)
+        table = self.source.table(part.base + part.skip, part.rows).select(self.schema.names)
+        table = of_step(table, self.clock, (self.arrival, step))
+        return Read(table, part.base + part.skip, {})
+
+
 def pieces(splits: list[Split]) -> Iterator[list[str]]:
     """Splits in runs of about `PIECE` rows; at least one run."""
     held: list[str] = []
@@ -146,4 +205,7 @@ def feed_of(options: dict[str, str]) -> Feed:
         from streamveil.engines.spark.kafka import KafkaFeed, Topic
 
         return KafkaFeed(Topic.of(source), clock)
-    return FilesFeed(FilesSource(**source), clock, options.get("arrival") or None)
+    arrival = options.get("arrival") or None
+    if options["kind"] == "rate":
+        return RateFeed(RateSource(**source), clock, arrival)
+    return FilesFeed(FilesSource(**source), clock, arrival)

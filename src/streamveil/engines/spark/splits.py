@@ -152,17 +152,22 @@ def rows_of(
 
     `at`: the column of arrivals, for the 'event' clock, and the step.
     """
-    arrival, step = at
     table = guarded(Path(split.path), lambda: read_group(split, schema.names))
     table, rejected = fit(table.slice(split.skip, split.rows), schema)
+    return of_step(table, clock, at), rejected
+
+
+def of_step(table: pa.Table, clock: Clock, at: tuple[str | None, int]) -> pa.Table:
+    """The rows that belong to a step. `at`: see `rows_of`."""
+    arrival, step = at
     if clock.kind != "event" or arrival is None or clock.start_us is None:
-        return table, rejected
+        return table
     time = micros(table.column(arrival), arrival)
     known = np.asarray(time.is_valid())
     us = np.asarray(time.fill_null(clock.start_us - 1))
     inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
     mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
-    return (table if mine.all() else table.filter(pa.array(mine))), rejected
+    return table if mine.all() else table.filter(pa.array(mine))
 
 
 def read_group(split: Split, names: list[str]) -> pa.Table:
