@@ -202,3 +202,22 @@ def test_help_teaches():
         assert command in top
     assert "Example:" in runner.invoke(cli.app, ["run", "--help"]).stdout
     assert "130" in top
+
+
+def test_made_up_rows_run(tmp_path):
+    text = QUERY.replace("'files', path = '{folder}/visits.parquet'", "'rate', rows = 86400,"
+                         " rows_per_second = 1, start = '2026-01-01'", 1)  # fmt: skip
+    text = text.format(folder=tmp_path).replace("person", "unit").replace("ward", "key")
+    (tmp_path / "q.sql").write_text(text)
+    code, _, errors = call("run", tmp_path / "q.sql", "--state", tmp_path / "s", "--quiet")
+    assert (code, errors) == (0, "")
+    assert len(list((tmp_path / "out").rglob("trigger=*.csv"))) == 4
+
+
+def test_a_shared_ledger_of_another_unit_is_refused_in_words(folder):
+    shared = folder / "shared"
+    made = call("ledger", "create", shared, "--unit", "device", "--epsilon", 8, "--delta", "1e-6")
+    assert made[0] == 0
+    code, _, errors = call("run", folder / "q.sql", "--state", folder / "s", "--ledger", shared)
+    assert code == cli.CODES[cli.PlanError]
+    assert "made for this privacy unit and period" in errors

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from streamveil.errors import BudgetError, StoreError, require_one_of
+from streamveil.errors import BudgetError, PlanError, StoreError, require_one_of
 from streamveil.privacy import deployment, spending
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss
@@ -182,8 +182,9 @@ class Ledger:
             return Charge(name, loss, range, key)
         ours, theirs = self.protects, loss.protects
         if (ours.unit, ours.relation, ours.period) != (theirs.unit, theirs.relation, theirs.period):
-            raise ValueError(
-                f"the ledger protects {ours.phrase}; the guarantee is about {theirs.phrase}"
+            raise PlanError(
+                f"the ledger protects {ours.phrase}; the guarantee is about {theirs.phrase}.\n"
+                "  to fix  give a ledger made for this privacy unit and period"
             )
         if loss.periods != 1:
             raise ValueError("charge the guarantee of one unit-period")
