@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pytest
 
 from streamveil.engines.spark.feeds import feed_of, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
-from streamveil.errors import MissingExtraError, PlanError
+from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock, SourceSpec
 from streamveil.runtime.run import run
@@ -85,6 +86,37 @@ def test_a_step_has_the_rows_of_its_ranges_and_a_replay_the_same(broker):
         assert [part.rejected for part in parts] == [{}, {"malformed row": 2}]
     after = {"step": 2, **feed.seen(seen, time.time())}
     assert list(feed.splits(seen, after, 2)) == [[]]
+
+
+@needs_all
+@pytest.mark.parametrize("place", ["topic", "partition"])
+def test_an_error_of_one_partition_does_not_end_its_range_elsewhere(place, broker, monkeypatch):
+    from confluent_kafka import Consumer, KafkaError
+
+    failed = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+
+    class Failing(Consumer):
+        def list_topics(self, *given, **named):
+            known = super().list_topics(*given, **named)
+            known.topics["t"].error = failed if place == "topic" else None
+            return known
+
+        def offsets_for_times(self, *given, **named):
+            found = super().offsets_for_times(*given, **named)
+            told = [
+                SimpleNamespace(partition=one.partition, offset=one.offset, error=one.error)
+                for one in found
+            ]
+            if place == "partition":
+                told[1].offset, told[1].error = -1001, failed
+            return told
+
+    servers, _ = broker
+    monkeypatch.setattr("confluent_kafka.Consumer", Failing)
+    source = {"servers": servers, "topic": "t", "columns": COLUMNS}
+    feed = feed_of(options_for("kafka", source, clock(2), None))
+    with pytest.raises(SourceError, match="no leader"):
+        feed.seen(feed.nothing(), time.time())
 
 
 @needs_all

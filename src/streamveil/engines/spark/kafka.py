@@ -85,15 +85,19 @@ class KafkaFeed:
         consumer = self.topic.consumer()
         try:
             known = consumer.list_topics(self.topic.topic, timeout=WAIT)
-            partitions = sorted(known.topics[self.topic.topic].partitions)
+            there = known.topics[self.topic.topic]
+            partitions = sorted(there.partitions)
             places = [TopicPartition(self.topic.topic, p) for p in partitions]
             ends = [consumer.get_watermark_offsets(place, timeout=WAIT) for place in places]
             asked = [TopicPartition(self.topic.topic, p, int(due * 1000)) for p in partitions]
-            later = {f.partition: f.offset for f in consumer.offsets_for_times(asked, timeout=WAIT)}
+            found = consumer.offsets_for_times(asked, timeout=WAIT)
         except KafkaException:
             raise SourceError("the brokers do not answer; the step will be planned again") from None
         finally:
             consumer.close()
+        if there.error is not None or any(one.error is not None for one in found):
+            raise SourceError("the brokers do not know the topic, or a partition has no leader now")
+        later = {one.partition: one.offset for one in found}
         ranges = {}
         for p, (low, high) in zip(partitions, ends, strict=True):
             start = before["ranges"].get(str(p), [0, low])[1]
