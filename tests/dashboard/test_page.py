@@ -111,7 +111,7 @@ def test_many_releases_are_thinned_to_the_last(monkeypatch):
     moments = [series.Moment(0, trigger) for trigger in range(1, 2001)]
     few = series.chosen(moments)
     assert len(few) == series.POINTS
-    assert few[0], few[-1] == (moments[0], moments[-1])
+    assert (few[0], few[-1]) == (moments[0], moments[-1])
     assert few == sorted(set(few))
 
 
@@ -133,3 +133,10 @@ def test_the_missing_extra_is_named(monkeypatch):
 )
 def test_numbers_are_for_people(value, shown):
     assert page.number(value) == shown
+
+
+def test_a_group_whose_name_begins_with_an_underscore_is_in_the_legend():
+    value = np.array([1.0, 2.0])
+    lines = tuple(series.Line(name, value, value - 1, value + 1) for name in ("_home", "news"))
+    drawn = draw.svg(series.Chart("n", ("1", "2"), (), lines, ""))
+    assert [name for name in ("_home", "news") if name in drawn] == ["_home", "news"]

@@ -71,6 +71,8 @@ def draw(axes: Any, places: Array, line: Line, colour: str) -> None:
     """One group, broken where a window ends."""
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     label: str | None = line.label.replace("$", r"\$")
+    if line.label.startswith("_"):  # which matplotlib leaves out of a legend
+        label = f"\N{ZERO WIDTH SPACE}{label}"
     for part in np.split(np.arange(len(places)), cuts):
         shown = part[~np.isnan(line.value[part])]
         if not len(shown):
