@@ -269,3 +269,13 @@ def test_wrong_types_of_a_source_are_found_before_a_row_is_read(tmp_path):
             tmp_path / "b"
         )
     next(sv.sql(script(columns=columns), {"rows": texts}).run(tmp_path / "c"), None)
+
+
+@pytest.mark.parametrize("column", ["n", "n_sd", "trigger"])
+def test_a_grouped_column_named_like_one_of_the_release_is_refused(column):
+    # its labels were overwritten by the counts
+    columns = f"{column} CHECK ({column} IN ('Oslo', 'Rome'))"
+    select = f"COUNT(*) AS n FROM people GROUP BY {column}"
+    with pytest.raises(PlanError, match=f"'{column}'"):
+        plan_of(select, columns=columns)
+    plan_of("COUNT(*) AS n FROM people", columns=columns)

@@ -167,10 +167,15 @@ def check_names(plan: Plan) -> Complaints:
     if not plan.aggregates:
         yield "nothing is aggregated: add COUNT(*) or another aggregate"
     taken: set[str] = set()
-    for name in [key.name for key in plan.keys] + [agg.name for agg in plan.aggregates]:
+    grouped = dict.fromkeys(name for names in plan.sets for name in names)  # of a changing table
+    for name in [
+        *(key.name for key in plan.keys),
+        *grouped,
+        *(agg.name for agg in plan.aggregates),
+    ]:
         if name in taken:
             yield f"two output columns are called '{name}'; give one another name with AS"
-        if name in RESERVED:
+        if name in RESERVED and (name not in grouped or name == "trigger"):
             yield f"'{name}' is a column of every release; give yours another name with AS"
         taken.add(name)
     for agg in plan.aggregates:
