@@ -224,8 +224,9 @@ def pick(
     """See `read`."""
     if window is None:
         window = releases.moments[-1].window
-    inside = [moment.trigger for moment in releases.moments if moment.window == window]
-    moment = releases.require(Moment(window, trigger or (inside[-1] if inside else 1)))
+    if trigger is None:
+        trigger = max((m.trigger for m in releases.moments if m.window == window), default=1)
+    moment = releases.require(Moment(window, trigger))
     table = releases.table(moment)
     if key:
         table = rows_of(table, releases.key_names, key)
