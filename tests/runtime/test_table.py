@@ -263,3 +263,23 @@ def test_a_live_script_with_questions_is_refused(tmp_path):
     code = CliRunner().invoke(app, ["run", str(file), "--state", str(tmp_path / "s")])
     assert isinstance(code.exception, PlanError)
     assert "never does" in str(code.exception)
+
+
+@pytest.mark.parametrize("kind", ["text", "binary", "dictionary"])
+def test_no_operation_stops_the_rows_around_it(kind, tmp_path):
+    op = pa.array([b"+", b"\xff?" if kind != "dictionary" else b"?", b"i", b"Delete"], pa.binary())
+    city = pa.array(["Lima", "Oslo", "Lima", "Lima"])
+    if kind != "binary":
+        op = pa.Array.from_buffers(pa.string(), 4, op.buffers())
+    if kind == "dictionary":
+        op, city = op.dictionary_encode(), city.dictionary_encode()
+    made = sv.sql(
+        """CREATE TABLE people (city CHECK (city IN ('Lima', 'Oslo')))
+        WITH (source = rows, changelog = 'insert-delete', operation = op, id = id);
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, steps = 1,
+          expected_size = 4, accept_error = TRUE, mechanism = 'counter')
+          COUNT(*) AS n FROM people GROUP BY city EMIT EVERY 4 ROWS""",
+        {"rows": pa.table({"op": op, "id": [1, 2, 3, 1], "city": city})},
+    )
+    [release] = made.run(tmp_path / "job", **SILENT)
+    assert release.table["n"].to_pylist() == [1, 0]

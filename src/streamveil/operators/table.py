@@ -204,7 +204,8 @@ class ChangingTable:
         """What each row does first, and then; 0: nothing."""
         if self.operation_column is None:
             return np.ones(rows.num_rows, np.int64), np.zeros(rows.num_rows, np.int64)
-        column = pc.utf8_upper(_column(rows, self.operation_column).cast(pa.string()))
+        text = _column(rows, self.operation_column).cast(pa.string(), safe=False)
+        column = pc.ascii_upper(text)  # takes any bytes: no row can stop the others
         at = pc.index_in(column, pa.array(list(OPERATIONS)))
         index = np.asarray(pc.fill_null(at, len(OPERATIONS)))
         first = np.array([signs[0] for signs in OPERATIONS.values()] + [0])
@@ -355,5 +356,8 @@ def _column(rows: pa.Table, name: str) -> pa.Array:
     """One column in one piece; names the nearest when there is none."""
     if name not in rows.column_names:
         raise PlanError(f"there is no column '{name}'{nearest(name, rows.column_names)}")
-    column = rows.column(name).combine_chunks()
+    column = rows.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    column = column.combine_chunks()
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
