@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.operators import folding
+from streamveil.operators.aggregate import KeyTable, find_keys
 from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.facts import Facts, described, facts_of
@@ -246,6 +247,10 @@ class GroupBy:
     def _public_names(self) -> dict[bytes, Any]:
         return {}
 
+    @cached_property
+    def _public_tables(self) -> dict[bytes, KeyTable]:
+        return {}
+
     def _units(self, state: State, period: int) -> UnitTable:
         if period not in state.units:
             state.units[period] = UnitTable.empty(self.bounds, self.firsts)
@@ -292,12 +297,11 @@ class GroupBy:
     def _is_public(
         self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes
     ) -> Bool[Array, " rows"]:
-        public, _ = self._public_keys(types, name_key)
-        pair = np.dtype([("low", "u8"), ("high", "u8")])
-        return np.isin(
-            np.ascontiguousarray(names).view(pair)[:, 0],
-            np.ascontiguousarray(public).view(pair)[:, 0],
-        )
+        tables = self._public_tables
+        if name_key not in tables:
+            tables[name_key] = KeyTable.empty(0)
+            tables[name_key].add_names(self._public_keys(types, name_key)[0])
+        return np.asarray(find_keys(tables[name_key], np.ascontiguousarray(names)) >= 0)
 
     def _make_windows(
         self, state: State, windows: Int64[Array, " pairs"], name_key: bytes
