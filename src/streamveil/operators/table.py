@@ -87,7 +87,7 @@ class ChangingTable:
         released is a function of the mechanism's answers and of public numbers. `condition` looks
         at one row: a record that does not meet it is not in the table.
     Numerics: ids are 64-bit fingerprints under the job's secret; two of n ids share one with chance
-        below n^2 / 2^65, and such a pair would be protected as one record.
+        below n^2 / 2^65, and removing one record of such a pair moves up to twice as much.
     """
 
     kind: ClassVar[str] = "changing-table"

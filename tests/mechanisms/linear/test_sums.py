@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from streamveil.errors import PlanError
 from streamveil.mechanisms.linear import (
     Additive,
     Marginals,
@@ -104,3 +105,9 @@ def test_the_best_strategy_measures_interactions_when_that_is_better():
     low = (np.arange(256) % 2 == 0) & (np.arange(256) // 2 % 2 == 0)
     sums = Sums.of(shape, [(tuple(sorted(group)), points) for group, points in pairs] + [((), low)])
     assert isinstance(best_strategy(sums, "zcdp"), Through)
+
+
+def test_a_matrix_beyond_memory_is_refused_before_it_is_made():
+    points = np.arange(100_000) // 100 < 3  # a condition that needs both attributes
+    with pytest.raises(PlanError, match="must be at most"):
+        Sums.of((1000, 100), [((0, 1), np.ones(100_000, bool)), ((0, 1), points)])

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
+from streamveil.errors import PlanError
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.types import Array, Bool, Float64, Int64
 
 Wanted = tuple[tuple[int, ...], Bool[Array, " N"]]  # grouped by these attributes, these points
+
+MOST_ENTRIES = 1 << 27  # of the matrix: 1 GB
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,14 @@ class Sums:
             tuple(sorted({*group, *varying(points.reshape(shape))})) for group, points in wanted
         ]
         cells = Marginals(tuple(shape), tuple(dict.fromkeys(needed)))
+        groups = sum(prod(shape[axis] for axis in group) for group, _ in wanted)
+        if groups * cells.size > MOST_ENTRIES:
+            raise PlanError(
+                f"{groups:,} groups over {cells.size:,} counted cells are too many: their product"
+                f" must be at most {MOST_ENTRIES:,}.\n"
+                "  to fix  group by fewer columns, declare coarser domains, or ask conditions on"
+                " grouped columns only"
+            )
         blocks = []
         for (group, points), attributes in zip(wanted, needed, strict=True):
             block = grouped(points.reshape(shape), group, attributes)
