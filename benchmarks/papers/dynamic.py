@@ -8,6 +8,7 @@ Each table has at least three seeds, the trivial answer and a static reference w
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import time
@@ -561,7 +562,16 @@ EXPERIMENTS: dict[str, Callable[[], Table]] = {
 
 
 def main() -> None:
-    for name in sys.argv[1:] or EXPERIMENTS:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "experiments", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS) + "; default: all"
+    )
+    given = parser.parse_args().experiments
+    if unknown := [name for name in given if name not in EXPERIMENTS]:
+        parser.error(f"unknown experiment {unknown[0]}; known: {', '.join(EXPERIMENTS)}")
+    for name in given or EXPERIMENTS:
         start = time.monotonic()
         print(f"{name}: {EXPERIMENTS[name].__doc__}", flush=True)
         EXPERIMENTS[name]().save()

@@ -9,8 +9,8 @@ Run all: `python benchmarks/papers/growing.py`; one: `... growing.py E7`.
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -518,7 +518,16 @@ EXPERIMENTS = {"E7": e7, "E8": e8, "E9": e9, "E11": e11}
 
 
 def main() -> None:
-    for name in sys.argv[1:] or EXPERIMENTS:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "experiments", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS) + "; default: all"
+    )
+    given = parser.parse_args().experiments
+    if unknown := [name for name in given if name not in EXPERIMENTS]:
+        parser.error(f"unknown experiment {unknown[0]}; known: {', '.join(EXPERIMENTS)}")
+    for name in given or EXPERIMENTS:
         print(name, flush=True)
         began = time.perf_counter()
         EXPERIMENTS[name]()
