@@ -9,21 +9,14 @@ from typing import Final
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.anytime import FOREVER, root_squared_norm
 from streamveil.mechanisms.counters.haar import (
-    column_norm,
+    KeyedHaar,
     column_weights,
-    haar_read,
-    haar_std,
     least_maximum,
     variance_parts,
 )
-from streamveil.mechanisms.counters.keyed import Keyed
-from streamveil.mechanisms.counters.protocol import Ids, checked_times
-from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.noise import Draws
-from streamveil.types import Array, Exact, Float64, Int64
+from streamveil.types import Array, Exact, Int64
 
 LEVELS: Final = FOREVER.bit_length() - 1
 LEADING = 7  # bits of a tested time that are tried in full
@@ -31,7 +24,7 @@ ROUNDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnytimeHaarCounter(Keyed):
+class AnytimeHaarCounter(KeyedHaar):
     """Running totals with noise drawn by address, whose horizon nobody knows.
 
     Algorithm: a weighted Haar basis (see `HaarCounter`) over 2^40 steps, with the level weights
@@ -78,25 +71,6 @@ class AnytimeHaarCounter(Keyed):
     def needs_horizon(self) -> bool:
         """Nothing depends on when the stream ends."""
         return False
-
-    @property
-    def sensitivity(self) -> float:
-        """See `Counter`."""
-        return column_norm(self.weights)
-
-    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """See `Counter.loss`."""
-        return feedback.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
-
-    def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
-        """See `Counter.std`."""
-        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
-
-    def read(
-        self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
-    ) -> Int64[Array, " keys"]:
-        """The release of step t from the exact totals alone: no state, no earlier step needed."""
-        return haar_read((self.weights, feedback.up(self.sigma)), totals, t, draws, ids)
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numba import njit
@@ -27,8 +27,55 @@ AIMS = ("max", "mean", "two-sided")
 SIGN_SHIFT = np.uint64(63)
 
 
+class HaarBasis(Protocol):
+    """What `KeyedHaar` needs of the counter it is part of."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps the guarantee covers."""
+
+    @property
+    def sigma(self) -> Exact | float:
+        """The noise scale for sensitivity 1."""
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """w_0 (the whole), w_1 .. w_h."""
+
+    @property
+    def sensitivity(self) -> float:
+        """See `Counter`."""
+
+
+class KeyedHaar(Keyed):
+    """What follows from the weights of a Haar basis, whichever they are."""
+
+    @property
+    def sensitivity(self: HaarBasis) -> float:
+        """See `Counter`."""
+        return column_norm(self.weights)
+
+    def loss(self: HaarBasis, moved: Exact | float = 1, keys: int | None = None) -> Loss:
+        """See `Counter.loss`."""
+        return feedback.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
+
+    def std(self: HaarBasis, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
+        """See `Counter.std`."""
+        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
+
+    def read(
+        self: HaarBasis,
+        totals: Int64[Array, " keys"],
+        t: int,
+        draws: Draws,
+        ids: Ids | None = None,
+    ) -> Int64[Array, " keys"]:
+        """The release of step t from the exact totals alone: no state, no earlier step needed."""
+        return haar_read((self.weights, feedback.up(self.sigma)), totals, t, draws, ids)
+
+
 @dataclass(frozen=True, kw_only=True)
-class HaarCounter(Keyed):
+class HaarCounter(KeyedHaar):
     """Running totals with noise from a weighted Haar basis (a dyadic bridge), drawn by address.
 
     Algorithm: N_t = sigma sum_j q_j tri_j(t) g(block of level j that holds t), tri_j the tent of
@@ -79,25 +126,6 @@ class HaarCounter(Keyed):
     def needs_horizon(self) -> bool:
         """A cap is needed; a generous one costs little."""
         return True
-
-    @property
-    def sensitivity(self) -> float:
-        """See `Counter`."""
-        return column_norm(self.weights)
-
-    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """See `Counter.loss`."""
-        return feedback.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
-
-    def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
-        """See `Counter.std`."""
-        return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
-
-    def read(
-        self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
-    ) -> Int64[Array, " keys"]:
-        """The release of step t from the exact totals alone: no state, no earlier step needed."""
-        return haar_read((self.weights, feedback.up(self.sigma)), totals, t, draws, ids)
 
 
 @dataclass(frozen=True)
