@@ -14,9 +14,10 @@ refused when written and when read.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, TypeAlias
@@ -146,6 +147,19 @@ def read_head(file: BinaryIO, available: int) -> tuple[Head, Sizes]:
     require_version("frame", version, VERSION)
     head: Head = json.loads(text)
     return head, sizes
+
+
+def heads(file: BinaryIO) -> Iterator[tuple[int, Head, Sizes]]:
+    """Where each frame starts, its head and its sizes, up to a torn tail. Bodies are not read."""
+    size, offset = os.fstat(file.fileno()).st_size, 0
+    while offset < size:
+        file.seek(offset)
+        try:
+            head, sizes = read_head(file, size - offset)
+        except TornFrameError:
+            return
+        yield offset, head, sizes
+        offset += sizes.frame
 
 
 def fill(file: BinaryIO, target: memoryview, crc: int) -> int:

@@ -166,19 +166,14 @@ def head_of(path: Path) -> frame.Head:
 
 def logged(folder: Path, after: int) -> list[tuple[frame.Head, int]]:
     """Head and size of every record after a batch; a torn tail or one being written is left out."""
-    found = []
+    found: list[tuple[frame.Head, int]] = []
     for _, path in wal.kept(folder):
         with disk.crash_only("read", path), path.open("rb") as file:
-            offset, size = 0, path.stat().st_size
-            while offset < size:
-                file.seek(offset)
-                try:
-                    head, sizes = frame.read_head(file, size - offset)
-                except frame.TornFrameError:
-                    break
-                offset += sizes.frame
-                if head.get("batch", 0) > after:
-                    found.append((head, sizes.frame))
+            found += [
+                (head, sizes.frame)
+                for _, head, sizes in frame.heads(file)
+                if head.get("batch", 0) > after
+            ]
     return found
 
 

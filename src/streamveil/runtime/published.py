@@ -118,22 +118,17 @@ def index(path: Path, epoch: str) -> tuple[dict[Moment, Entry], int]:
     """What an archive holds, and where its last whole frame ends. Bodies are not read."""
     found: dict[Moment, Entry] = {}
     with disk.crash_only("read", path), path.open("rb") as file:
-        size, offset = os.fstat(file.fileno()).st_size, 0
-        while offset < size:
-            file.seek(offset)
-            try:
-                head, sizes = frame.read_head(file, size - offset)
-            except frame.TornFrameError:
-                break
+        end = 0
+        for offset, head, sizes in frame.heads(file):
             if "window" in head:
                 place = Moment(head["window"], head["trigger"])
                 found[place] = Entry(head["step"], offset)
             else:
                 wal.require_mine(path, head, VERSION, epoch)
-            offset += sizes.frame
-    if not offset:
+            end = offset + sizes.frame
+    if not end:
         raise wal.damaged(path)
-    return found, offset
+    return found, end
 
 
 def committed(path: Path, entry: Entry) -> bytes:
