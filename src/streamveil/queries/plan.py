@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal
 
 from streamveil.privacy.budget import Budget
@@ -165,7 +166,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
     sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released (the sink does not)."""
         unsaid = {"sink"} if self.sets else {"sink", "sets"}  # older states know no sets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -20,12 +21,12 @@ LEFT_OUT = ("budget", "options", "sink", "key_set")  # told elsewhere, or not ab
 
 def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
     """Query, bounds, mechanisms and versions. `now`: seconds since 1970."""
-    content = plain(plan)
-    query = {name: value for name, value in content.items() if name not in LEFT_OUT}
+    told = (f.name for f in fields(plan) if f.name not in LEFT_OUT)
+    query = {name: plain(getattr(plan, name)) for name in told}
     return {
         "charged_at": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         "query": query | {"fingerprint": plan.fingerprint, "keys_are": keys_of(plan)},
-        "options": content["options"],
+        "options": plain(plan.options),
         "budget": budget_of(plan.budget),
         "mechanisms": mechanisms_of(operator),
         "versions": versions(),
