@@ -84,12 +84,12 @@ def fold(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> dict[st
 
 def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
     """The row stage and the windows: what may count, and reasons for the rest."""
-    program = operator._program(batch.rows.schema)
+    program, name_key = operator._program(batch.rows.schema), noise.derive("group-by/keys")
     if state.types is None:
         empty = batch.rows.schema.empty_table()
         state.types = tuple(key(empty).type for key in program.keys)
-        operator._name_public(state.types)
-    name_key = noise.derive("group-by/keys")
+        if operator.public is not None:  # that they fit is checked before any row counts
+            operator._public_keys(state.types, name_key)
     prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key)
     count(prepared.turned, batch.rejected)
     rows, windows, turned = assign(operator.schedule, prepared.event_us, batch.step)

@@ -277,11 +277,6 @@ class GroupBy:
         columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
         return [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
 
-    def _name_public(self, types: Types) -> None:
-        """Checks, before any row counts, that the public keys fit the key columns."""
-        if self.public is not None:
-            self._public_columns(types)
-
     def _public_keys(
         self, types: Types, name_key: bytes
     ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
