@@ -8,7 +8,6 @@ Each table has at least three seeds, the trivial answer and a static reference w
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -22,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.dynamic_streams import Stream, drifting  # noqa: E402
-from benchmarks.papers.tables import Table, spread  # noqa: E402
+from benchmarks.papers.tables import Table, named, spread  # noqa: E402
 from streamveil.mechanisms.dynamic import (  # noqa: E402
     Changes,
     ContinualMwem,
@@ -562,16 +561,7 @@ EXPERIMENTS: dict[str, Callable[[], Table]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "experiments", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS) + "; default: all"
-    )
-    given = parser.parse_args().experiments
-    if unknown := [name for name in given if name not in EXPERIMENTS]:
-        parser.error(f"unknown experiment {unknown[0]}; known: {', '.join(EXPERIMENTS)}")
-    for name in given or EXPERIMENTS:
+    for name in named(EXPERIMENTS, __doc__):
         start = time.monotonic()
         print(f"{name}: {EXPERIMENTS[name].__doc__}", flush=True)
         EXPERIMENTS[name]().save()

@@ -9,7 +9,6 @@ Run all: `python benchmarks/papers/growing.py`; one: `... growing.py E7`.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import numpy as np
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from tables import FIGURES, Table, spread
+from tables import FIGURES, Table, named, spread
 
 from streamveil.mechanisms.dynamic import (
     BBImprover,
@@ -518,16 +517,7 @@ EXPERIMENTS = {"E7": e7, "E8": e8, "E9": e9, "E11": e11}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "experiments", nargs="*", metavar="NAME", help=", ".join(EXPERIMENTS) + "; default: all"
-    )
-    given = parser.parse_args().experiments
-    if unknown := [name for name in given if name not in EXPERIMENTS]:
-        parser.error(f"unknown experiment {unknown[0]}; known: {', '.join(EXPERIMENTS)}")
-    for name in given or EXPERIMENTS:
+    for name in named(EXPERIMENTS, __doc__):
         print(name, flush=True)
         began = time.perf_counter()
         EXPERIMENTS[name]()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,3 +44,18 @@ def spread(values) -> dict:
     """Mean and standard deviation over seeds."""
     values = np.asarray(values, float)
     return {"mean": float(values.mean()), "sd": float(values.std(ddof=1)), "seeds": len(values)}
+
+
+def named(experiments: Iterable[str], said: str | None) -> list[str]:
+    """The experiments that the command line names; all, if it names none."""
+    known = list(experiments)
+    parser = argparse.ArgumentParser(
+        description=said, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "experiments", nargs="*", metavar="NAME", help=", ".join(known) + "; default: all"
+    )
+    given = parser.parse_args().experiments
+    if unknown := [name for name in given if name not in known]:
+        parser.error(f"unknown experiment {unknown[0]}; known: {', '.join(known)}")
+    return given or known
