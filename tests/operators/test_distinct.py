@@ -38,7 +38,7 @@ from tests.operators.test_group_by import (
     assert_same,
     no_two_groups_look_alike,
 )
-from tests.operators.test_group_by_noise import ALL, moves, reach
+from tests.operators.test_group_by_noise import ALL, moves, reach, without
 
 DISTINCT = (
     Aggregate(name="values", function="count_distinct", expression="v"),
@@ -172,11 +172,7 @@ def test_one_unit_of_any_stream_moves_it_no_further(rows, window, bounding, peri
     operator = compiled(
         window=window, bounding=bounding, period_us=period, key_set=ALL, aggregates=DISTINCT
     )
-    neighbour = [
-        row for row in rows
-        if row[0] != unit or (period is not None and row[3] // period != which)
-    ]  # fmt: skip
-    one, other = moves(operator, rows), moves(operator, neighbour)
+    one, other = moves(operator, rows), moves(operator, without(rows, unit, period, which))
     for place, lane in enumerate(operator.totalling.lanes):
         moved, _ = lane_move(lane, operator.bounds)
         assert reach(one, other, [place]) <= moved**2

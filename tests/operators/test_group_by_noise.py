@@ -71,6 +71,14 @@ def reach(one, other, lanes):
     return total
 
 
+def without(rows, unit, period, which):
+    """The rows of a neighbouring stream: one unit less, or one unit in one period less."""
+    return [
+        row for row in rows
+        if row[0] != unit or (period is not None and row[3] // period != which)
+    ]  # fmt: skip
+
+
 @settings(max_examples=20)
 @given(ROWS, WINDOWS, BOUNDINGS, st.sampled_from([None, 20]), st.integers(0, 12), st.integers(0, 2))
 def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
@@ -79,11 +87,7 @@ def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
     operator = compiled(
         window=window, bounding=bounding, period_us=period, key_set=ALL, aggregates=EVERYTHING
     )
-    neighbour = [
-        row for row in rows
-        if row[0] != unit or (period is not None and row[3] // period != which)
-    ]  # fmt: skip
-    one, other = moves(operator, rows), moves(operator, neighbour)
+    one, other = moves(operator, rows), moves(operator, without(rows, unit, period, which))
     lanes = operator.totalling.lanes
     for lane in lanes:
         if lane.place == 0:
