@@ -69,6 +69,9 @@ TYPES: dict[str, pa.DataType] = {
     "DATETIME": pa.timestamp("us", tz="UTC"),
 }
 
+FAR_US = 1 << 61  # 73,000 years from 1970
+MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
 
 def declared_schema(columns: dict[str, str]) -> pa.Schema:
     """An Arrow schema from column names and SQL type names."""
@@ -89,23 +92,37 @@ def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schem
 
 
 def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A time column as microseconds since 1970 UTC (int64, nulls kept).
+    """A time column as microseconds since 1970 UTC (int64, nulls kept), rounded down.
 
+    Times beyond `FAR_US` become that, so order is kept and sums of two times fit 64 bits.
     Raises SourceError when the column is no timestamp or date; never because of a value.
     """
     kind = column.type
     if pa.types.is_timestamp(kind):
-        unit_us = {"s": 1_000_000, "ms": 1_000, "us": 1}.get(kind.unit)
         values = column.cast(pa.int64())
-        if unit_us is None:  # nanoseconds
-            return pc.divide(values, 1_000)
-        return values if unit_us == 1 else pc.multiply(values, unit_us)
+        return floored(values) if kind.unit == "ns" else times(values, MICROS[kind.unit])
     if pa.types.is_date(kind):
         days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-        return pc.multiply(days, 86_400_000_000)
+        return times(days, 86_400_000_000)
     if pa.types.is_int64(kind):
-        return column  # microseconds already
+        return times(column, 1)  # microseconds already
     raise SourceError(
         f"column '{name}' must hold timestamps or dates, not {kind}.\n"
         "  to fix  declare its type, or name another column"
     )
+
+
+def times(values: pa.ChunkedArray, factor: int) -> pa.ChunkedArray:
+    """`values` * `factor`, no further from 0 than `FAR_US`."""
+    most, ends = FAR_US // factor, pc.min_max(values)
+    if (ends["max"].as_py() or 0) > most or (ends["min"].as_py() or 0) < -most:
+        values = pc.min_element_wise(values, most, skip_nulls=False)
+        values = pc.max_element_wise(values, -most, skip_nulls=False)
+    return values if factor == 1 else pc.multiply(values, factor)
+
+
+def floored(nanos: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Nanoseconds to whole microseconds, rounded down."""
+    whole = pc.divide(nanos, 1_000)  # towards 0
+    below = pc.less(nanos, pc.multiply(whole, 1_000))
+    return pc.subtract(whole, below.cast(pa.int64()))

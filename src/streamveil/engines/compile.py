@@ -10,8 +10,8 @@ from math import floor, log2
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from streamveil.connectors.base import micros
 from streamveil.engines.outlook import EXPECTED
 from streamveil.engines.sizing import OPEN_BOUND, Sizing, is_open
 from streamveil.errors import PlanError, nearest
@@ -404,12 +404,7 @@ def binder(
 def event_time(column: str) -> RowFunction:
     """Microseconds since 1970 UTC of a timestamp, date or integer column; nulls stay."""
 
-    def micros(table: pa.Table) -> pa.Array:
-        whole = table.column(column).combine_chunks()
-        if pa.types.is_date(whole.type):
-            whole = whole.cast(pa.timestamp("us"))
-        if pa.types.is_timestamp(whole.type):
-            whole = pc.cast(whole, pa.timestamp("us", whole.type.tz), safe=False)
-        return whole.cast(pa.int64())
+    def time(table: pa.Table) -> pa.Array:
+        return micros(table.column(column), column).combine_chunks()
 
-    return micros
+    return time
