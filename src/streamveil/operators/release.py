@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,22 +98,24 @@ class WindowState:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, Array], lanes: int) -> WindowState:
-        """The inverse of `to_arrays`."""
+    def from_arrays(
+        cls, arrays: dict[str, Array], lanes: int, own: Callable[[Array], Array] = np.copy
+    ) -> WindowState:
+        """The inverse of `to_arrays`. `own` gives arrays that may be changed in place."""
 
         def part(prefix: str) -> dict[str, Array]:
             return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
-        table = {name: value.copy() for name, value in part("table/").items()}
+        table = {name: own(value) for name, value in part("table/").items()}
         return cls(
             KeyTable(**table),
             part("selection/"),
             [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
-            Spread(arrays["spread"].copy()),
+            Spread(own(arrays["spread"])),
             arrays["open_rows"],
             arrays["opened"],
             arrays["weights"],
-            arrays["shown"].copy(),
+            own(arrays["shown"]),
             int(arrays["trigger"]),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,8 +52,14 @@ class State:
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], lanes: int, width: int) -> State:
-        """The inverse of `to_arrays` for a query of so many lanes and columns of sums."""
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], lanes: int, width: int,
+        own: Callable[[Array], Array] = np.copy,
+    ) -> State:  # fmt: skip
+        """The inverse of `to_arrays` for a query of so many lanes and columns of sums.
+
+        `own` gives arrays that may be changed in place.
+        """
         try:
             state = cls(
                 turned=json.loads(bytes(arrays["turned"])),
@@ -62,15 +68,15 @@ class State:
             )
             for period in arrays["periods"].tolist():
                 state.units[period] = UnitTable(
-                    *(arrays[f"unit{period}/{name}"].copy() for name in UnitTable.NAMES)
+                    *(own(arrays[f"unit{period}/{name}"]) for name in UnitTable.NAMES)
                 )
             for window in arrays["windows"].tolist():
                 start = f"window{window}/"
                 inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}
-                state.windows[window] = WindowState.from_arrays(inside, lanes)
+                state.windows[window] = WindowState.from_arrays(inside, lanes, own)
             for window, lane in arrays["seen"].tolist() if "seen" in arrays else []:
                 state.seen[window, lane] = KeyTable(
-                    *(arrays[f"seen{window}/{lane}/{name}"].copy() for name in KeyTable.NAMES)
+                    *(own(arrays[f"seen{window}/{lane}/{name}"]) for name in KeyTable.NAMES)
                 )
         except (KeyError, ValueError, TypeError):
             raise StoreError("the saved arrays are not the state of this group-by") from None
