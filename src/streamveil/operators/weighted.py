@@ -13,11 +13,11 @@ import numpy as np
 from numba import njit
 
 from streamveil.mechanisms.counters import AnytimeBltCounter, BltCounter, feedback
-from streamveil.mechanisms.counters.protocol import Counter, Ids, Increments
+from streamveil.mechanisms.counters.kernels import Coefficients, blt_step
+from streamveil.mechanisms.counters.protocol import Counter, Ids, Increments, next_step
 from streamveil.mechanisms.counters.protocol import State as CounterState
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
-from streamveil.privacy.samplers import rounded_gaussian_for
 from streamveil.types import Array, Exact, Float64, UInt8
 
 
@@ -81,21 +81,18 @@ def weighted_step(
     state: CounterState,
     increments: Increments,
     at: tuple[Draws, Ids],
-    share: Float64[Array, " keys"],
+    share: Float64[Array, " keys"] | None,
 ) -> tuple[Array, CounterState]:
-    """One step with the noise of every key divided by its share (its weight, at most 1)."""
-    draws, ids = at
-    t, plan = state.t + 1, counter.schedule
+    """One step with the noise of every key divided by its share (its weight, at most 1; None: 1).
+
+    Keys beyond those of the state start now.
+    """
+    t, plan = next_step(counter.horizon, state), counter.schedule
     scale, noise = plan.scales(t)
-    offset = np.zeros(state.keys)
-    for drain, row in zip(plan.drain, state.real, strict=True):
-        offset = offset + drain * row
-    offset = -scale * offset
-    spread = feedback.up(counter.sigma) * (noise * scale) / share
-    fresh = rounded_gaussian_for(draws, ids, offset, spread)
-    total = state.whole[0] + increments + fresh
-    used = (fresh - offset) / scale
-    return total, CounterState(t, total[None, :], plan.keep[:, None] * state.real + used)
+    spread = feedback.up(counter.sigma) * (noise * scale)
+    step = Coefficients(plan.keep, plan.drain, scale, spread)
+    total, real = blt_step(state.whole[0], state.real, increments, step, *at, share)
+    return total, CounterState(t, total[None, :], real)
 
 
 @dataclass(repr=False)

@@ -11,10 +11,13 @@ from streamveil.mechanisms.counters.noise import gaussian_about
 from streamveil.mechanisms.counters.protocol import Ids, Increments
 from streamveil.privacy.noise import Draws
 from streamveil.privacy.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
+from streamveil.privacy.samplers.rounded import as_scales, fill
 from streamveil.types import Array, Float64, Int64
 
 Pair = tuple[Int64[Array, " keys"], Float64[Array, "d keys"]]
+Shares = Float64[Array, " keys"]
 WORDS = 1 << 20  # random words held at a time by `blt_run`
+BLOCK = 1024  # keys drawn at a time
 
 
 @dataclass(frozen=True)
@@ -41,41 +44,60 @@ class Coefficients:
 
 
 def plain_step(
-    real: Float64[Array, "d keys"], step: Coefficients, draws: Draws, ids: Ids | None
+    real: Float64[Array, "d keys"],
+    step: Coefficients,
+    draws: Draws,
+    ids: Ids | None,
+    share: Shares | None = None,
 ) -> Pair:
     """(k_t, buffers after): the definition, and the oracle of `blt_step`."""
     offset = step.offset(real)
-    fresh = gaussian_about(draws, ids, offset, step.spread)
+    fresh = gaussian_about(
+        draws, ids, offset, step.spread if share is None else step.spread / share
+    )
     return fresh, step.used(real, offset, fresh)
 
 
 def blt_step(
-    total: Int64[Array, " keys"],
-    real: Float64[Array, "d keys"],
+    total: Int64[Array, " known"],
+    real: Float64[Array, "d known"],
     increments: Increments,
     step: Coefficients,
     draws: Draws,
     ids: Ids | None,
+    share: Shares | None = None,
 ) -> Pair:
-    """(total + increment + k_t, buffers after), with the bits of `plain_step`."""
-    keys = len(total)
+    """(total + increment + k_t, buffers after), with the bits of `plain_step`.
+
+    Keys beyond those of the state start now: their columns were zero. With `share`, the noise of a
+    key is divided by its share.
+    """
+    keys, known = len(increments), len(total)
     if draws.silent or not keys:
-        fresh, after = plain_step(real, step, draws, ids)
-        return total + increments + fresh, after
+        fresh, after = plain_step(wider(real, keys), step, draws, ids, share)
+        return wider(total, keys) + increments + fresh, after
+    spreads = np.array([step.spread]) if share is None else as_scales(step.spread / share, (keys,))
     words = draws.words(keys) if ids is None else draws.words_for(ids, 1)[:, 0]
-    totals, after = np.empty_like(total), np.empty_like(real)
+    totals, after = np.empty(keys, np.int64), np.empty((len(real), keys))
     sure = np.empty(keys, np.bool_)
     _advance(
-        words, total, increments, real, step.keep, step.drain, step.scale, step.spread,
+        words, total, increments, real, step.keep, step.drain, step.scale, spreads,
         gaussian_table(), totals, after, sure,
     )  # fmt: skip
     if not sure.all():
-        unsure, offset = np.flatnonzero(~sure), step.offset(real)
-        spread = np.array([step.spread])
-        fresh = settle(Asked(draws, ids), unsure, np.ascontiguousarray(words), offset, spread)
-        totals[unsure] = total[unsure] + increments[unsure] + fresh
+        unsure, real = np.flatnonzero(~sure), wider(real, keys)
+        offset, before = step.offset(real), wider(total, keys)
+        fresh = settle(Asked(draws, ids), unsure, np.ascontiguousarray(words), offset, spreads)
+        totals[unsure] = before[unsure] + increments[unsure] + fresh
         after[:, unsure] = step.used(real[:, unsure], offset[unsure], fresh)
     return totals, after
+
+
+def wider(columns: Array, keys: int) -> Array:
+    """Columns of zeros put behind those that are there."""
+    missing = keys - columns.shape[-1]
+    zeros = np.zeros((*columns.shape[:-1], missing), columns.dtype)
+    return np.concatenate([columns, zeros], axis=-1) if missing else columns
 
 
 @dataclass(frozen=True)
@@ -146,24 +168,42 @@ def _run(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for n
     sure[:] = True
     for i in range(len(scales)):
         _advance(
-            words[i], totals, nothing, real, keep, drain, scales[i], spreads[i], table, totals,
-            real, fine,
+            words[i], totals, nothing, real, keep, drain, scales[i], spreads[i : i + 1], table,
+            totals, real, fine,
         )  # fmt: skip
         sure &= fine
 
 
 @njit(cache=True)  # type: ignore[misc]  # numba is untyped
 def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for numba)
-    words, total, increments, real, keep, drain, scale, spread, table, totals, after, sure
+    words, total, increments, real, keep, drain, scale, spreads, table, totals, after, sure
 ):
-    d = len(keep)
-    for key in range(len(total)):
-        spent = drain[0] * real[0, key]
-        for i in range(1, d):
-            spent += drain[i] * real[i, key]
-        offset = -scale * spent
-        fresh, sure[key] = rounded_gaussian_word(words[key], offset, spread, table)
-        totals[key] = total[key] + increments[key] + fresh
-        noise = (fresh - offset) / scale
+    """In blocks that stay in the first cache, so that the draws become vector instructions."""
+    d, known, keys = len(keep), len(total), len(totals)
+    offsets, drawn = np.empty(BLOCK), np.empty(BLOCK, np.int64)
+    for start in range(0, keys, BLOCK):
+        stop = min(start + BLOCK, keys)
+        size, old = stop - start, max(0, min(stop, known) - start)  # columns from `old` on are new
+        offset, fresh = offsets[:size], drawn[:size]
+        offset[:] = 0.0
         for i in range(d):
-            after[i, key] = keep[i] * real[i, key] + noise
+            weight, row = drain[i], real[i, start : start + old]
+            for k in range(old):
+                offset[k] += weight * row[k]
+        for k in range(old):
+            offset[k] = -scale * offset[k]
+        scales = spreads if len(spreads) == 1 else spreads[start:stop]
+        fill(words[start:stop], offset, scales, table, fresh, sure[start:stop])
+        for k in range(size):  # in the place of the offset: the noise that is used
+            offset[k] = (fresh[k] - offset[k]) / scale
+        now, more, was = totals[start:stop], increments[start:stop], total[start : start + old]
+        for k in range(old):
+            now[k] = was[k] + more[k] + fresh[k]
+        for k in range(old, size):
+            now[k] = more[k] + fresh[k]
+        for i in range(d):
+            kept, row, new = keep[i], real[i, start : start + old], after[i, start:stop]
+            for k in range(old):
+                new[k] = kept * row[k] + offset[k]
+            for k in range(old, size):
+                new[k] = offset[k]
