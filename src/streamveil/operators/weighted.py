@@ -90,8 +90,8 @@ def weighted_step(
     t, plan = next_step(counter.horizon, state), counter.schedule
     scale, noise = plan.scales(t)
     spread = feedback.up(counter.sigma) * (noise * scale)
-    step = Coefficients(plan.keep, plan.drain, scale, spread)
-    total, real = blt_step(state.whole[0], state.real, increments, step, *at, share)
+    step = Coefficients(plan.keep, plan.drain, scale, spread, share)
+    total, real = blt_step(state.whole[0], state.real, increments, step, *at)
     return total, CounterState(t, total[None, :], real)
 
 

@@ -15,7 +15,6 @@ from streamveil.privacy.samplers.rounded import as_scales, fill
 from streamveil.types import Array, Float64, Int64
 
 Pair = tuple[Int64[Array, " keys"], Float64[Array, "d keys"]]
-Shares = Float64[Array, " keys"]
 WORDS = 1 << 20  # random words held at a time by `blt_run`
 BLOCK = 1024  # keys drawn at a time
 
@@ -28,6 +27,14 @@ class Coefficients:
     drain: Float64[Array, " d"]
     scale: float  # D_t
     spread: float  # sigma v_t D_t
+    share: Float64[Array, " keys"] | None = None  # the noise of each key is divided by its own
+
+    @property
+    def spreads(self) -> Float64[Array, " one_or_keys"]:
+        """The scale of every key's noise; one serves all where none has a share."""
+        if self.share is None:
+            return np.array([self.spread])
+        return as_scales(self.spread / self.share, self.share.shape)
 
     def offset(self, real: Float64[Array, "d keys"]) -> Float64[Array, " keys"]:
         """o_t = -D_t sum_i drain_i s_i, added in order of i."""
@@ -44,17 +51,11 @@ class Coefficients:
 
 
 def plain_step(
-    real: Float64[Array, "d keys"],
-    step: Coefficients,
-    draws: Draws,
-    ids: Ids | None,
-    share: Shares | None = None,
+    real: Float64[Array, "d keys"], step: Coefficients, draws: Draws, ids: Ids | None
 ) -> Pair:
     """(k_t, buffers after): the definition, and the oracle of `blt_step`."""
-    offset = step.offset(real)
-    fresh = gaussian_about(
-        draws, ids, offset, step.spread if share is None else step.spread / share
-    )
+    offset, spreads = step.offset(real), step.spreads
+    fresh = gaussian_about(draws, ids, offset, spreads if len(spreads) > 1 else float(spreads[0]))
     return fresh, step.used(real, offset, fresh)
 
 
@@ -65,18 +66,15 @@ def blt_step(
     step: Coefficients,
     draws: Draws,
     ids: Ids | None,
-    share: Shares | None = None,
 ) -> Pair:
     """(total + increment + k_t, buffers after), with the bits of `plain_step`.
 
-    Keys beyond those of the state start now: their columns were zero. With `share`, the noise of a
-    key is divided by its share.
+    Keys beyond those of the state start now: their columns were zero.
     """
-    keys, known = len(increments), len(total)
+    keys, spreads = len(increments), step.spreads
     if draws.silent or not keys:
-        fresh, after = plain_step(wider(real, keys), step, draws, ids, share)
+        fresh, after = plain_step(wider(real, keys), step, draws, ids)
         return wider(total, keys) + increments + fresh, after
-    spreads = np.array([step.spread]) if share is None else as_scales(step.spread / share, (keys,))
     words = draws.words(keys) if ids is None else draws.words_for(ids, 1)[:, 0]
     totals, after = np.empty(keys, np.int64), np.empty((len(real), keys))
     sure = np.empty(keys, np.bool_)
@@ -179,31 +177,50 @@ def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop f
     words, total, increments, real, keep, drain, scale, spreads, table, totals, after, sure
 ):
     """In blocks that stay in the first cache, so that the draws become vector instructions."""
-    d, known, keys = len(keep), len(total), len(totals)
+    known, keys = len(total), len(totals)
     offsets, drawn = np.empty(BLOCK), np.empty(BLOCK, np.int64)
     for start in range(0, keys, BLOCK):
         stop = min(start + BLOCK, keys)
-        size, old = stop - start, max(0, min(stop, known) - start)  # columns from `old` on are new
-        offset, fresh = offsets[:size], drawn[:size]
-        offset[:] = 0.0
-        for i in range(d):
-            weight, row = drain[i], real[i, start : start + old]
-            for k in range(old):
-                offset[k] += weight * row[k]
-        for k in range(old):
-            offset[k] = -scale * offset[k]
+        old = max(start, min(stop, known))  # columns from here on are new
+        offset, fresh = offsets[: stop - start], drawn[: stop - start]
+        _offsets(real[:, start:old], drain, scale, offset)
         scales = spreads if len(spreads) == 1 else spreads[start:stop]
         fill(words[start:stop], offset, scales, table, fresh, sure[start:stop])
-        for k in range(size):  # in the place of the offset: the noise that is used
+        for k in range(len(offset)):  # in the place of the offset: the noise that is used
             offset[k] = (fresh[k] - offset[k]) / scale
-        now, more, was = totals[start:stop], increments[start:stop], total[start : start + old]
-        for k in range(old):
-            now[k] = was[k] + more[k] + fresh[k]
-        for k in range(old, size):
-            now[k] = more[k] + fresh[k]
-        for i in range(d):
-            kept, row, new = keep[i], real[i, start : start + old], after[i, start:stop]
-            for k in range(old):
-                new[k] = kept * row[k] + offset[k]
-            for k in range(old, size):
-                new[k] = offset[k]
+        _add(total[start:old], increments[start:stop], fresh, totals[start:stop])
+        for i in range(len(keep)):
+            _decay(real[i, start:old], keep[i], offset, after[i, start:stop])
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _offsets(real, drain, scale, offset):  # type: ignore[no-untyped-def]
+    """`Coefficients.offset` of the columns that are there; 0 behind them."""
+    offset[:] = 0.0
+    known = real.shape[1]
+    for i in range(len(drain)):
+        weight, row = drain[i], real[i]
+        for k in range(known):
+            offset[k] += weight * row[k]
+    for k in range(known):
+        offset[k] = -scale * offset[k]
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _add(total, increments, fresh, totals):  # type: ignore[no-untyped-def]
+    """Totals after a step; those of keys that are new begin at 0."""
+    known = len(total)
+    for k in range(known):
+        totals[k] = total[k] + increments[k] + fresh[k]
+    for k in range(known, len(totals)):
+        totals[k] = increments[k] + fresh[k]
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _decay(row, keep, noise, after):  # type: ignore[no-untyped-def]
+    """One buffer after a step."""
+    known = len(row)
+    for k in range(known):
+        after[k] = keep * row[k] + noise[k]
+    for k in range(known, len(after)):
+        after[k] = noise[k]

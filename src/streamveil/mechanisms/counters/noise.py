@@ -12,7 +12,7 @@ from streamveil.types import Array, Exact, Float64, Int64
 
 
 def gaussian_about(
-    draws: Draws, ids: Ids | None, centre: Float64[Array, " keys"], sigma: float
+    draws: Draws, ids: Ids | None, centre: Float64[Array, " keys"], sigma: float | Array
 ) -> Int64[Array, " keys"]:
     """round(centre + sigma G), one draw per key."""
     if ids is None:
