@@ -1,7 +1,9 @@
 """contribution_bounds_per_group: without noise, a one-shot answer equals the two-step SQL."""
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,3 +69,41 @@ def test_removing_a_unit_removes_its_rows_and_nothing_else(rows, unit):
     without = combine_rows(plan, table_of(kept)).to_pylist()
     named = [row for row in whole if row["id"] not in (unit, None)]
     assert named == [row for row in without if row["id"] is not None]
+
+
+def many(seed, rows=6000, units=400):
+    rng = np.random.default_rng(seed)
+    ids = pa.array([f"u{u}" for u in rng.integers(0, units, rows)])
+    item = pa.array(rng.choice(["a", "b", "c"], rows))
+    return pa.table({"id": ids, "item": item, "x": rng.integers(0, 90, rows)})
+
+
+def orders(table):
+    """The groups of every unit, in the order in which bounding meets them."""
+    found = {}
+    for row in table.to_pylist():
+        found.setdefault(row["id"], []).append(row["key_0"])
+    return found
+
+
+def test_combined_rows_come_in_the_order_of_first_rows_whoever_else_is_there():
+    table = many(seed=4)
+    plan = sv.sql(QUERY, {"t": table}).plan
+    found = combine_rows(plan, table)
+    first = table.select(["id", "item"]).to_pandas().drop_duplicates()
+    assert found["id"].to_pylist() == first["id"].tolist()
+    assert found["key_0"].to_pylist() == first["item"].tolist()
+    whole = orders(found)
+    for unit in ["u0", "u7"]:
+        rest = orders(combine_rows(plan, table.filter(pc.not_equal(table["id"], unit))))
+        assert rest == {u: groups for u, groups in whole.items() if u != unit}
+
+
+def test_a_hash_table_alone_would_not_keep_that_order():
+    """What the sort is for: in the order of Arrow's hash table, the order of others can change."""
+    table = many(seed=4)
+    by = table.group_by(["id", "item"], use_threads=False).aggregate([])
+    first = table.select(["id", "item"]).to_pandas().drop_duplicates()
+    assert list(zip(by["id"].to_pylist(), by["item"].to_pylist(), strict=True)) != list(
+        zip(first["id"], first["item"], strict=True)
+    )

@@ -4,8 +4,9 @@ GoogleSQL clamps the total of a unit in a group, not its rows. In a one-shot que
 there, so they can be combined before bounding: one row per (unit, group), whose values are the
 unit's own totals. After that the query is an ordinary one over those rows.
 
-Proof: a combined row is a function of one unit's rows, so adding or removing the unit adds or
-removes its combined rows and leaves all others as they are: neighbours stay neighbours.
+Proof: a combined row and its place among its unit's are functions of that unit's rows, so adding or
+removing the unit adds or removes its combined rows and leaves all others as they are, in their
+order (which decides what bounding keeps): neighbours stay neighbours.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from streamveil.queries.plan import Aggregate, KeyColumn, Plan
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
 PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
+FIRST = "value_first"  # the place of a combined row's first row; no unit's column is called so
 
 
 def combined_plan(plan: Plan) -> Plan:
@@ -82,9 +84,12 @@ def combine_rows(plan: Plan, table: pa.Table) -> pa.Table:
             pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
         )  # fmt: skip
         totals.append((name, TOTALS[agg.function], how))
+    columns[FIRST] = pa.array(np.arange(table.num_rows))
+    totals.append((FIRST, "min", pc.ScalarAggregateOptions()))
     rows = pa.table(columns).filter(pa.array(good))
     by = [name for name in columns if name == unit or name.startswith("key_")]
-    grouped = rows.group_by(by, use_threads=False).aggregate(totals)
+    grouped = rows.group_by(by, use_threads=False).aggregate(totals)  # in the order of a hash table
+    grouped = grouped.sort_by(f"{FIRST}_min").drop_columns(f"{FIRST}_min")
     renamed = {f"{name}_{how}": name for name, how, _ in totals}
     return grouped.rename_columns([renamed.get(name, name) for name in grouped.column_names])
 
