@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise
-from streamveil.types import Array, Int64, UInt64
+from streamveil.types import Array, Bool, Int64, UInt64
 
 Arrays = dict[str, Array]
 BOUNDED = "over the contribution bound"
@@ -47,6 +47,17 @@ OUT_OF_RANGE = "key out of range"
 COLLISION_BITS = 64
 COLLISIONS = "a sketch's intervals cover its noise, not its collisions; rare keys are never shown"
 NORMAL_95 = 1.959963984540054
+NO_NOISE = np.zeros(0, np.int32), np.zeros((0, 8), np.uint64)  # keys count one; none is noised
+
+
+class Arrived(NamedTuple):
+    """Rows that may count, in canonical order."""
+
+    unit: UInt64[Array, " rows"]
+    word: UInt64[Array, " rows"]  # of the key
+    window: Int64[Array, " rows"]
+    period: Int64[Array, " rows"]
+    turned: dict[str, int]  # reason -> rows left out
 
 
 @dataclass(repr=False)  # secret
@@ -140,6 +151,21 @@ class SketchQuery:
 
     def fold(self, state: SketchState, batch: Batch, noise: Noise) -> Arrays:
         """See `Operator.fold`."""
+        came = self.arrive(batch, noise)
+        accepted = self.accept(state, came.unit, came.period)
+        _count(came.turned, {BOUNDED: int((~accepted).sum())})
+        delta = {
+            "unit": came.unit[accepted],
+            "word": came.word[accepted],
+            "window": constant(came.window[accepted]),
+            "period": constant(came.period[accepted]),
+            "turned": to_bytes(json.dumps(came.turned).encode()),
+        }
+        self._add(state, delta)
+        return delta
+
+    def arrive(self, batch: Batch, noise: Noise) -> Arrived:
+        """What may count of a micro-batch: a function of each row alone."""
         program: RowProgram = self.bind(batch.rows.schema)
         unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
         prepared = prepare(program, batch.rows, unit_key, name_key)
@@ -152,23 +178,28 @@ class SketchQuery:
         still = self._still_open(periods, batch.step)
         _count(prepared.turned, {LATE: int((keep & ~still).sum())})
         keep &= still
-        rows, windows, periods = rows[keep], windows[keep], periods[keep]
-        accepted = self._pass(state, prepared.unit[rows], periods)
-        _count(prepared.turned, {BOUNDED: int((~accepted).sum())})
-        rows = rows[accepted]
-        delta = {
-            "unit": prepared.unit[rows],
-            "word": words[rows],
-            "window": constant(windows[accepted]),
-            "period": constant(periods[accepted]),
-            "turned": to_bytes(json.dumps(prepared.turned).encode()),
-        }
-        self._add(state, delta)
-        return delta
+        rows = rows[keep]
+        return Arrived(
+            prepared.unit[rows], words[rows], windows[keep], periods[keep], prepared.turned
+        )
+
+    def accept(
+        self, state: SketchState, unit: UInt64[Array, " rows"], periods: Int64[Array, " rows"]
+    ) -> Bool[Array, " rows"]:
+        """The unit stage, in place: the first max_rows rows of each unit."""
+        n = len(unit)
+        accepted = np.zeros(n, np.bool_)
+        rows = UnitRows(unit, np.zeros(n, np.uint16), np.ones(n, np.uint8), np.ones(n, np.bool_))
+        for period, mine in parts(periods):
+            if period not in state.units:
+                state.units[period] = UnitTable.empty(self.bounds)
+            part = UnitRows(*(column[mine] for column in rows))
+            accepted[mine] = unit_stage(state.units[period], part, self.bounds).accepted
+        return accepted
 
     def apply(self, state: SketchState, delta: Mapping[str, Array]) -> None:
         """See `Operator.apply`."""
-        self._pass(state, delta["unit"], spread_out(delta["period"], len(delta["unit"])))
+        self.accept(state, delta["unit"], spread_out(delta["period"], len(delta["unit"])))
         self._add(state, delta)
 
     def release(self, state: SketchState, step: int, noise: Noise) -> list[Release]:
@@ -183,12 +214,49 @@ class SketchQuery:
             releases.append(Release(self._answer(levels, window, trigger), window, trigger, step))
             if self.schedule.last_step(window) == step:
                 del state.windows[window]
+        self.expire(state, step)
+        state.step = step
+        return releases
+
+    def expire(self, state: SketchState, step: int) -> None:
+        """Forgets the units of periods that take no more rows after a step."""
         for period in list(state.units):
             closes = self._closes(period)
             if closes is not None and closes <= step:
                 del state.units[period]
-        state.step = step
-        return releases
+
+    def cells(
+        self, words: UInt64[Array, " rows"]
+    ) -> tuple[Int64[Array, " hit"], Int64[Array, " hit"]]:
+        """The cells that some keys fall into, over all levels of a window, and how many do.
+
+        What a window counts is a sum over rows: parts of it are counted apart and then added.
+        """
+        places, counts, base = [], [], 0
+        for table, shift in zip(self.tables, self._shifts, strict=True):
+            tables = table.init()
+            table.count(tables, words >> np.uint64(shift), *NO_NOISE)
+            pending = tables.pending.reshape(-1)
+            hit = np.flatnonzero(pending)
+            places.append(hit + base)
+            counts.append(pending[hit].astype(np.int64))
+            base += len(pending)
+        return np.concatenate(places), np.concatenate(counts)
+
+    def add_cells(
+        self,
+        state: SketchState,
+        window: int,
+        places: Int64[Array, " hit"],
+        counts: Int64[Array, " hit"],
+    ) -> None:
+        """Adds what `cells` counted, in place. A place may come several times."""
+        base = 0
+        for tables in self._window(state, window):
+            pending = tables.pending.reshape(-1)
+            mine = (places >= base) & (places < base + len(pending))
+            np.add.at(pending, places[mine] - base, counts[mine])
+            base += len(pending)
 
     def save(self, state: SketchState) -> Arrays:
         """See `Operator.save`."""
@@ -255,29 +323,14 @@ class SketchQuery:
         _count(prepared.turned, {OUT_OF_RANGE: int((good & ~fits).sum())})
         return words, good & fits
 
-    def _pass(
-        self, state: SketchState, unit: UInt64[Array, " rows"], periods: Int64[Array, " rows"]
-    ) -> Array:
-        """The unit stage: the first max_rows rows of each unit."""
-        n = len(unit)
-        accepted = np.zeros(n, np.bool_)
-        rows = UnitRows(unit, np.zeros(n, np.uint16), np.ones(n, np.uint8), np.ones(n, np.bool_))
-        for period, mine in parts(periods):
-            if period not in state.units:
-                state.units[period] = UnitTable.empty(self.bounds)
-            part = UnitRows(*(column[mine] for column in rows))
-            accepted[mine] = unit_stage(state.units[period], part, self.bounds).accepted
-        return accepted
-
     def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
         """Counts accepted keys."""
         _count(state.turned, json.loads(bytes(delta["turned"])))
-        words, none = delta["word"], np.zeros(0, np.int32)
-        no_keys = np.zeros((0, 8), np.uint64)  # counting draws no noise
+        words = delta["word"]
         for window, mine in parts(spread_out(delta["window"], len(words))):
             levels = self._window(state, window)
             for table, tables, shift in zip(self.tables, levels, self._shifts, strict=True):
-                table.count(tables, words[mine] >> np.uint64(shift), none, no_keys)
+                table.count(tables, words[mine] >> np.uint64(shift), *NO_NOISE)
 
     @property
     def _shifts(self) -> tuple[int, ...]:

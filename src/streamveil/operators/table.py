@@ -154,7 +154,7 @@ class ChangingTable:
 
     def fold(self, state: TableState, batch: Batch, noise: Noise) -> Arrays:
         """See `Operator`."""
-        signs, ids, labels, rejected = self._read(batch.rows, noise)
+        signs, ids, labels, rejected = self.read(batch.rows, noise)
         delta = {"signs": signs, "ids": ids, "labels": labels, "rejected": rejected}
         self.apply(state, delta)
         return delta
@@ -171,7 +171,7 @@ class ChangingTable:
         state.pending.append(changes)
         state.rejected = state.rejected + delta["rejected"]
 
-    def _read(self, rows: pa.Table, noise: Noise) -> tuple[Array, Array, Array, Array]:
+    def read(self, rows: pa.Table, noise: Noise) -> tuple[Array, Array, Array, Array]:
         """Signs, ids, labels of the rows that can be used, and why the others cannot."""
         first, second = self._operations(rows)
         ids, named = self._ids(rows, noise)

@@ -23,17 +23,18 @@ from streamveil.batch import Batch, Release
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.base import Sink, declared_schema
 from streamveil.connectors.rate import RateSource
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.sketched import is_sketched
+from streamveil.engines import sketched
 from streamveil.engines.spark import stages, tasks
 from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.moving import total
 from streamveil.engines.spark.shards import KEPT, Shards
 from streamveil.engines.spark.source import NAME, StepSource
+from streamveil.engines.spark.spread import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.state import State, types_to_bytes
+from streamveil.operators.protocol import Operator
+from streamveil.operators.state import types_to_bytes
+from streamveil.queries.combine import combine_rows, combined_plan
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.describe import describe
@@ -74,6 +75,7 @@ class SparkJob:
         self.plan, self.session, self.once = plan, session, once
         self.layout, self.tell = layout or Layout(), progress or silent
         self.operator = operator_of(plan)
+        self.spread = spread_of(plan, self.operator)
         path = Path(state).absolute()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home, self.lock = Home(path), Lock(path)
@@ -81,7 +83,7 @@ class SparkJob:
             header, secret = self.home.open(plan, self.layout, keys or Keys())
             self.home.charge(header, self._account(ledger))
             self.shards = Shards(header.storage or str(path / SHARDS))
-            self.home.require_whole(self.shards, header.shards)
+            self.home.require_whole(self.shards, self.spread.shards(header.shards))
             self.setup = self._setup(header.shards, secret)
             self.sink: Sink | None = None
             if plan.sink is not None:
@@ -161,14 +163,19 @@ class SparkJob:
         schema = schema_of(self.plan)
         check_schema(self.plan, schema)
         wanted = pa.schema([schema.field(name) for name in needed_columns(self.plan, schema)])
-        state = State()
-        self.operator.arrive(state, Batch(wanted.empty_table(), 1, True, "{}"), secret())  # noqa: FBT003
-        types = types_to_bytes(state.types or ()).tobytes()
         packed = tasks.Packed.of(self.plan, self.operator)
+        types = self._key_types(wanted.empty_table(), secret)
         return tasks.Setup(
             packed, shards, shards, self.shards, secret, types,
             self._reading(wanted),
         )  # fmt: skip
+
+    def _key_types(self, nothing: pa.Table, secret: SecretFrom) -> bytes:
+        """Of a group-by; raises for columns that an operator cannot take, before any row is."""
+        state = self.operator.init()
+        arrived = combine_rows(self.plan, nothing) if self.plan.bounding.combine else nothing
+        self.operator.fold(state, Batch(arrived, 1, True, "{}"), secret())  # noqa: FBT003
+        return types_to_bytes(getattr(state, "types", None) or ()).tobytes()
 
     def _reading(self, wanted: pa.Schema) -> Reading:
         source = self.plan.source
@@ -207,8 +214,9 @@ class SparkJob:
             return
         if step != self.mark.step + 1:
             raise missing("step after the last committed one")
-        releases, report = self._compute(frame, step)
-        for release in stages.merged(releases):
+        found, report = self._compute(frame, step)
+        releases = found if self.spread.alone else stages.merged(found)
+        for release in releases:
             if self.sink is not None:
                 self.sink.write(self.plan.name, release.window, release.trigger, release.table)
             if self.publish is not None:
@@ -235,24 +243,23 @@ class SparkJob:
         )  # fmt: skip
 
     def _compute(self, frame: Any, step: int) -> tuple[list[Release], dict[str, Any]]:
-        """Runs the three stages on Spark: one job, three stages of tasks."""
-        setup, moving = self.setup, spark_schema(tasks.MOVING)
-        admitted = frame.mapInArrow(tasks.admit_task(setup, step), moving)
-        bounded = admitted.repartitionById(setup.tasks, admitted["task"]).mapInArrow(
-            tasks.bound_task(setup, step), moving
-        )
-        released = bounded.repartitionById(setup.tasks, bounded["task"]).mapInArrow(
-            tasks.release_task(setup, step), spark_schema(tasks.RELEASED)
-        )
-        return tasks.unpacked(released.toArrow(), step)
+        """Runs all stages on Spark: one job, a shuffle between any two stages."""
+        setup, (first, *rest) = self.setup, self.spread.stages
+        rows = frame.mapInArrow(first(setup, step), spark_schema(tasks.MOVING))
+        for stage, count in zip(rest, self.spread.tasks(setup.tasks), strict=True):
+            made = spark_schema(tasks.RELEASED if stage is rest[-1] else tasks.MOVING)
+            rows = rows.repartitionById(count, rows["task"]).mapInArrow(stage(setup, step), made)
+        return tasks.unpacked(rows.toArrow(), step)
 
 
-def operator_of(plan: Plan) -> GroupBy:
-    """The group-by of a plan, when its source and its shards can be read and run apart."""
+def operator_of(plan: Plan) -> Operator:
+    """The operator of a plan, when its source can be read in parts, the same in every replay."""
     kind = plan.source.kind
-    if isinstance(plan.source, TableSource):
+    if isinstance(plan.source, TableSource) and plan.options.get("ask_share"):
         raise PlanError(
-            "changing tables run on the embedded engine.\n  to fix  use --engine embedded"
+            "questions to a table are answered by the embedded engine, from its own state; on Spark"
+            " their share of the budget would be lost.\n"
+            "  to fix  leave ask_share out, or use --engine embedded"
         )
     if kind not in ("files", "kafka", "rate"):
         raise PlanError(
@@ -262,12 +269,7 @@ def operator_of(plan: Plan) -> GroupBy:
         )
     if kind == "kafka" and plan.clock.kind != "wall":
         raise PlanError("a topic has no end: give the query a wall clock with a start")
-    if is_sketched(plan):
-        raise PlanError(
-            "sketches run on the embedded engine: they fit one process whatever the stream.\n"
-            "  to fix  use --engine embedded"
-        )
-    return compile_plan(plan)
+    return sketched.operator_of(combined_plan(plan))
 
 
 def schema_of(plan: Plan) -> pa.Schema:

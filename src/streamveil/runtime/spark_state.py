@@ -223,8 +223,8 @@ class Home:
     def _write(self, header: Header) -> None:
         durable(self.path / HEADER, json.dumps(asdict(header), indent=2))
 
-    def require_whole(self, shards: Shards, number: int) -> None:
-        """Refuses to go on when a part is missing."""
+    def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
+        """Refuses to go on when a part is missing. `kept`: the number of shards of each stage."""
         offsets, committed = self.path / CHECKPOINT / "offsets", self.mark.step
         if not committed:
             if shards.started() and not offsets.exists():
@@ -234,7 +234,7 @@ class Home:
             return
         if not offsets.exists() or self.logged() < committed:
             raise missing("checkpoint")
-        for stage in ("unit", "key"):
+        for stage, number in kept.items():
             if not shards.has(stage, committed, number):
                 raise missing("shards' state")
 

@@ -24,6 +24,7 @@ from streamveil.queries.plan import Plan
 MOVING = pa.schema([("task", pa.int32()), ("shard", pa.int32()), ("piece", pa.binary())])
 RELEASED = pa.schema([("window", pa.int64()), ("trigger", pa.int64()), ("table", pa.binary())])
 Batches = Iterator[pa.RecordBatch]
+Task = Callable[[Batches], Batches]
 ROWS = 250_000  # admitted at once: bounds the size of a piece
 
 
@@ -52,19 +53,19 @@ class Packed:
     content: bytes  # for the way only: nothing durable is pickled
 
     @classmethod
-    def of(cls, plan: Plan, operator: GroupBy) -> Packed:
+    def of(cls, plan: Plan, operator: Any) -> Packed:
         """Packs an operator without its caches."""
         return cls(plan.fingerprint, bytes(dumps(replace(operator))))
 
-    def open(self) -> GroupBy:
-        """The operator."""
+    def open(self) -> Any:
+        """The operator: of the kind that the tasks it is given to work with."""
         if self.fingerprint not in OPENED:
             OPENED[self.fingerprint] = cloudpickle.loads(self.content)
         return OPENED[self.fingerprint]
 
 
 dumps: Callable[[Any], bytes] = cloudpickle.dumps
-OPENED: dict[str, GroupBy] = {}
+OPENED: dict[str, Any] = {}
 
 
 def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
@@ -72,25 +73,43 @@ def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
 
     def task(batches: Batches) -> Batches:
         operator, noise = setup.operator.open(), setup.keys()
-        for text in (text for batch in batches for text in batch.column(0).to_pylist()):
-            read, rejected = setup.reading.rows(text, step), None
-            for start in range(0, max(read.table.num_rows, 1), ROWS):
-                some = read.table.slice(start, ROWS)
-                admitted, turned = stages.admit(operator, some, step, noise, setup.shards)
-                rejected = read.rejected if rejected is None else {}
-                report = {"rows": some.num_rows, "turned": total([turned, rejected])}
-                yield sent(setup, read.place + start, admitted, report)
+        for place, rows, rejected in arriving(setup, batches, step):
+            admitted, turned = stages.admit(operator, rows, step, noise, setup.shards)
+            report = {"rows": rows.num_rows, "turned": total([turned, rejected])}
+            yield sent(setup, place, admitted, report)
 
     return task
 
 
-def bound_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Admitted rows of unit shards to rows that count; writes the shards' next versions."""
+def arriving(
+    setup: Setup, batches: Batches, step: int
+) -> Iterator[tuple[int, pa.Table, dict[str, int]]]:
+    """What the named splits hold of a step, in runs of rows: place, rows, rejected by reason."""
+    for text in (text for batch in batches for text in batch.column(0).to_pylist()):
+        read = setup.reading.rows(text, step)
+        for start in range(0, max(read.table.num_rows, 1), ROWS):
+            rejected = {} if start else read.rejected
+            yield read.place + start, read.table.slice(start, ROWS), rejected
+
+
+def as_it_came(pieces: list[Piece]) -> list[Piece]:
+    """Admitted rows need nothing before they are bounded."""
+    return pieces
+
+
+def bound_task(
+    setup: Setup, step: int, ready: Callable[[list[Piece]], list[Piece]] = as_it_came
+) -> Callable[[Batches], Batches]:
+    """Admitted rows of unit shards to rows that count; writes the shards' next versions.
+
+    `ready` turns what a shard received into admitted rows.
+    """
 
     def task(batches: Batches) -> Batches:
         operator = setup.operator.open()
         shown = public_facts(operator, setup, step - 1)
-        for shard, pieces in received(setup, batches):
+        for shard, came in received(setup, batches):
+            pieces = ready(came)
             state = load(operator, setup, "unit", shard, step - 1)
             rows = joined(pieces)
             bounded: list[Rows] = []
@@ -155,6 +174,11 @@ def received(setup: Setup, batches: Batches) -> Iterator[tuple[int, list[Piece]]
     while found:  # one shard's rows are let go before the next is worked on
         shard = next(iter(found))
         yield shard, found.pop(shard)
+
+
+def alone(setup: Setup) -> Setup:
+    """For a stage of one task that holds a whole state."""
+    return replace(setup, shards=1, tasks=1)
 
 
 def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""Every way to cut a query into stages, as tasks without a JVM: equal to the embedded engine.
+
+Tasks read and write real shards; what they send is shuffled, because a real shuffle has no order.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streamveil.errors import PlanError
+from streamveil.privacy.noise import SeededNoise
+from streamveil.runtime.keys import Keys
+from streamveil.runtime.run import run
+from tests.engines.spark.asked import ASKED
+from tests.engines.spark.streams import CASES
+
+if importlib.util.find_spec("pyspark") is None:
+    pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
+
+from streamveil.engines.spark import feeds, stages, tasks
+from streamveil.runtime import spark as jobs
+from streamveil.runtime.spark_state import Layout
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+SEED = 5
+
+
+def embedded(plan, folder):
+    """Releases and the operator-only counts of the embedded engine."""
+    told = []
+    with run(plan, state=folder, noise=SeededNoise(SEED), insecure=True,
+             progress=told.append) as job:  # fmt: skip
+        return list(job), told[-1]
+
+
+def in_tasks(plan, folder, shards, rng, monkeypatch):
+    """The same from the tasks of all stages, and the reports of all steps."""
+    keys = Keys(noise=SeededNoise(SEED), insecure=True)
+    layout = Layout(shards=shards)
+    with jobs.SparkJob(plan, state=folder, session=None, layout=layout, keys=keys) as job:
+        setup = replace(job.setup, tasks=max(1, shards - 1))
+        feed = feeds.feed_of(job._options())
+        before, made, reports = {"step": 0, **feed.nothing()}, [], []
+        for step in range(1, 1000):
+            seen = {"step": step, **feed.seen(before, 0.0)}
+            if not feed.has(seen, step):
+                break
+            runs = [texts for texts in feed.splits(before, seen, step) if texts]
+            batches = [pa.record_batch({"split": pa.array(texts)}) for texts in runs]
+            found, report = one_step(job.spread, setup, step, batches, rng, monkeypatch)
+            made += found if job.spread.alone else stages.merged(found)
+            reports.append(report)
+            before = seen
+        assert (
+            job.spread.shards(shards).items()
+            <= {stage: shards_of(setup, stage, step - 1) for stage in ("unit", "key")}.items()
+        )
+    return made, reports
+
+
+def shards_of(setup, stage, version):
+    return max((n for n in range(20) if setup.state.has(stage, version, n)), default=0)
+
+
+def one_step(spread, setup, step, batches, rng, monkeypatch):
+    """All tasks of all stages, each with what the others sent it in any order."""
+    first, *rest = spread.stages
+    sent = [batch for batch in batches for batch in first(setup, step)(iter([batch]))]
+    for stage, count in zip(rest, spread.tasks(setup.tasks), strict=True):
+        came, sent = pa.Table.from_batches(sent, tasks.MOVING), []
+        came = came.take(pa.array(rng.permutation(came.num_rows)))
+        for number in range(count):
+            mine = came.filter(pa.compute.equal(came.column("task"), number))
+            context = SimpleNamespace(partitionId=lambda number=number: number)
+            monkeypatch.setattr("pyspark.TaskContext.get", lambda context=context: context)
+            sent += stage(setup, step)(iter(mine.to_batches()))
+    return tasks.unpacked(pa.Table.from_batches(sent, tasks.RELEASED), step)
+
+
+def assert_equal(found, wanted):
+    assert [(r.window, r.trigger, r.step) for r in found] == [
+        (r.window, r.trigger, r.step) for r in wanted
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.table.equals(other.table, check_metadata=True), (one.window, one.trigger)
+
+
+def compared(case, folder, monkeypatch):
+    monkeypatch.setattr(feeds, "PIECE", 200)
+    monkeypatch.setattr(tasks, "ROWS", 60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = case.plan(case.write(folder / "data"))
+        wanted, told = embedded(plan, folder / "embedded")
+        rng = np.random.default_rng(case.seed)
+        found, reports = in_tasks(plan, folder / "spark", case.shards, rng, monkeypatch)
+    assert wanted
+    assert_equal(found, wanted)
+    assert sum(report["rows"] for report in reports) == told.rows
+    turned = tasks.reported(reports)["turned"]
+    assert told.counters.items() >= turned.items()
+    return turned
+
+
+@pytest.mark.parametrize("case", [*ASKED, *CASES[:3]], ids=lambda case: case.name)
+def test_tasks_release_what_the_embedded_engine_does(case, tmp_path, monkeypatch):
+    compared(case, tmp_path, monkeypatch)
+
+
+MANY = [
+    replace(case, name=f"{case.name}_{seed}", seed=seed, shards=1 + seed % 5, rows=rows)
+    for seed in range(100, 112)
+    for case in (*ASKED, *CASES)
+    for rows in (100 + 97 * (seed % 9),)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MANY, ids=lambda case: case.name)
+def test_hundreds_of_streams_are_released_alike(case, tmp_path, monkeypatch):
+    compared(case, tmp_path, monkeypatch)
+
+
+def test_odd_rows_are_counted_by_the_same_reasons(tmp_path, monkeypatch):
+    turned = {}
+    for case in ASKED[1], ASKED[6], ASKED[8]:
+        turned |= compared(case, tmp_path / case.name, monkeypatch)
+    assert turned.keys() >= {"null unit", "null key", "over the contribution bound",
+                             "rejected_operation", "rejected_id", "rejected_domain"}  # fmt: skip
+
+
+def test_a_sketch_sends_cells_and_no_keys(tmp_path, monkeypatch):
+    case, sent = ASKED[0], []
+    carry = tasks.Piece.to_bytes
+    monkeypatch.setattr(tasks.Piece, "to_bytes", lambda piece: sent.append(piece) or carry(piece))
+    compared(case, tmp_path, monkeypatch)
+    names = {tuple(sorted(p.rows.columns)) for p in sent if p.rows is not None}
+    assert names == {("period", "unit", "window", "word"), ("cell", "count", "window")}
+
+
+def test_a_table_with_a_share_for_questions_is_refused(tmp_path):
+    case = replace(ASKED[5], options=ASKED[5].options + ", ask_share = 0.3")
+    plan = case.plan(case.write(tmp_path / "data"))
+    with pytest.raises(PlanError, match="ask_share"):
+        jobs.operator_of(plan)
