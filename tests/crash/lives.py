@@ -17,12 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from streamveil.batch import Release
 from streamveil.derived.releases import Moment
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime.job import Job
-from streamveil.runtime.published import ARCHIVE, index, of_state
-from streamveil.runtime.published import committed as archive_bytes
+from streamveil.runtime.published import ARCHIVE, committed, index, of_state
 from streamveil.runtime.store import LEDGER, CheckpointPolicy, read_header
+from streamveil.runtime.tables import mark, to_bytes
 from tests.crash import streams
 from tests.crash.faults import Fault, install
 from tests.crash.power import Power, record
@@ -147,7 +148,10 @@ def archived(folder: Path) -> dict[Moment, bytes]:
     state = folder / "state"
     releases = of_state(state)
     entries, _ = index(state / ARCHIVE, str(read_header(state).epoch))  # type: ignore[union-attr]  # there is one
-    return {place: archive_bytes(state / ARCHIVE, entries[place]) for place in releases.moments}
+    found = {place: committed(state / ARCHIVE, entries[place]) for place in releases.moments}
+    for place, (known, table) in found.items():
+        assert mark(Release(table, *place, known.step)) == known
+    return {place: bytes(to_bytes(table)) for place, (_, table) in found.items()}
 
 
 def spent(folder: Path) -> list[Any]:

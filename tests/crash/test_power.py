@@ -87,7 +87,7 @@ def committed(folder: Path) -> int:
 def steps(folder: Path, epoch: str) -> int:
     """The last closed step; cuts a torn tail."""
     saved = checkpoint.read(folder, epoch)
-    places = [saved.place] if saved else []
+    places = [saved.record.place] if saved else []
     log = wal.Log(folder, epoch)
     places += [one.place for one in log.replay(places[0].batch if places else 0)]
     log.close()

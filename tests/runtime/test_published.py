@@ -12,8 +12,9 @@ from streamveil.connectors.sinks import FilesSink
 from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import published
-from streamveil.runtime.job import Job, to_bytes
+from streamveil.runtime.job import Job
 from streamveil.runtime.store import CheckpointPolicy
+from streamveil.runtime.tables import to_bytes
 from tests.runtime.toy import SEEDED, Stream, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")

@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, wal
+from streamveil.runtime.tables import Mark
 
 EPOCH = "e0"
 
 
 def record(batch: int) -> wal.Record:
     place = wal.Place(batch, batch, True, f"at {batch}", {"late": batch})
-    published = wal.Published(0, batch, batch, b"release %d" % batch)
-    return wal.Record(place, {"x": np.arange(batch)}, (published,))
+    return wal.Record(place, {"x": np.arange(batch)}, (Mark(0, batch, batch, 7, 1000 + batch),))
+
+
+def saved(batch: int) -> checkpoint.Saved:
+    return checkpoint.Saved(record(batch), (pa.table({"n": [batch]}),))
 
 
 def write(folder: Path, batches: range) -> None:
@@ -43,11 +48,7 @@ def test_what_is_appended_is_replayed(tmp_path: Path) -> None:
     again = read(tmp_path)
     assert [one.place for one in again] == [record(batch).place for batch in (1, 2, 3)]
     assert [one.delta["x"].tolist() for one in again] == [[0], [0, 1], [0, 1, 2]]
-    assert [bytes(one.releases[0].data) for one in again] == [
-        b"release 1",
-        b"release 2",
-        b"release 3",
-    ]
+    assert [one.releases for one in again] == [record(batch).releases for batch in (1, 2, 3)]
 
 
 def test_every_torn_tail_is_cut_and_the_log_goes_on(tmp_path: Path) -> None:
@@ -110,40 +111,41 @@ def test_another_run_and_another_version_are_refused(
     with pytest.raises(StoreError, match="another run"):
         list(wal.Log(tmp_path, "other").replay(0))
     monkeypatch.setattr(wal, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 1; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 2; this streamveil reads version 7"):
         read(tmp_path)
 
 
 def test_a_checkpoint_replaces_what_came_before(tmp_path: Path) -> None:
     write(tmp_path, range(1, 4))
-    checkpoint.write(tmp_path, EPOCH, record(1))
+    checkpoint.write(tmp_path, EPOCH, saved(1))
     log = wal.Log(tmp_path, EPOCH)
     log.start(3)
     log.close()
-    checkpoint.write(tmp_path, EPOCH, record(3))
+    checkpoint.write(tmp_path, EPOCH, saved(3))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint-000000000003",
         "log-000000000003",
     ]
-    saved = checkpoint.read(tmp_path, EPOCH)
-    assert saved is not None
-    assert saved.place == record(3).place
-    assert bytes(saved.releases[0].data) == b"release 3"
+    read = checkpoint.read(tmp_path, EPOCH)
+    assert read is not None
+    assert read.record.place == record(3).place
+    assert [one.table.to_pydict() for one in read.releases] == [{"n": [3]}]
+    assert [(one.window, one.trigger, one.step) for one in read.releases] == [(0, 3, 3)]
 
 
 def test_a_checkpoint_of_another_run_or_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.write(tmp_path, EPOCH, record(3))
+    checkpoint.write(tmp_path, EPOCH, saved(3))
     with pytest.raises(StoreError, match="another run"):
         checkpoint.read(tmp_path, "other")
     monkeypatch.setattr(checkpoint, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 1; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 2; this streamveil reads version 7"):
         checkpoint.read(tmp_path, EPOCH)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, EPOCH, record(3))
+    checkpoint.write(tmp_path, EPOCH, saved(3))
     path = tmp_path / "checkpoint-000000000003"
     whole = path.read_bytes()
     for place in range(0, len(whole), 7):
@@ -154,5 +156,5 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     write(tmp_path, range(1, 3))
-    checkpoint.write(tmp_path, EPOCH, record(1))
+    checkpoint.write(tmp_path, EPOCH, saved(1))
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}

@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from streamveil.connectors.blocks import write_all
+from streamveil.connectors.parquet import to_parquet
 from streamveil.errors import require_one_of
 
 
@@ -41,8 +42,9 @@ class FilesSink:
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"trigger={trigger:06d}.{self.format}"
         partial = final.with_suffix(final.suffix + ".partial")
-        WRITERS[self.format](table, partial)
-        with partial.open("rb+") as file:
+        content = WRITERS[self.format](table)
+        with partial.open("wb", buffering=0) as file:
+            write_all(file.fileno(), [memoryview(content).cast("B")])
             os.fsync(file.fileno())
         partial.replace(final)
         for name in (folder, *folder.parents[:3]) if new else (folder,):
@@ -61,20 +63,26 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def write_json(table: pa.Table, path: Path) -> None:
+def to_csv(table: pa.Table) -> pa.Buffer:
+    """Comma-separated values with a line of names."""
+    out = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(table, out)
+    return out.getvalue()
+
+
+def to_json(table: pa.Table) -> bytes:
     """JSON lines; timestamps in ISO 8601."""
 
     def text(value: Any) -> str:
         return value.isoformat() if isinstance(value, datetime | date) else str(value)
 
-    with path.open("w") as file:
-        file.writelines(json.dumps(row, default=text) + "\n" for row in table.to_pylist())
+    return "".join(json.dumps(row, default=text) + "\n" for row in table.to_pylist()).encode()
 
 
-WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
-    "parquet": pq.write_table,
-    "csv": pyarrow.csv.write_csv,
-    "json": write_json,
+WRITERS: dict[str, Callable[[pa.Table], pa.Buffer | bytes]] = {
+    "parquet": to_parquet,
+    "csv": to_csv,
+    "json": to_json,
 }
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from streamveil.connectors.blocks import write_all
 from streamveil.errors import StoreError
 
 PRIVATE = 0o600  # files of a state directory are for their owner only
-MAX_BUFFERS = 512  # below every system's IOV_MAX
 TEMPORARY = ".tmp"
 
 
@@ -29,19 +29,6 @@ def crash_only(what: str, path: Path) -> Iterator[None]:
             "  to fix  free the disk or repair its permissions, then start again: the job resumes"
             " from its last commit"
         ) from error
-
-
-def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
-    """Writes every byte of every buffer; a short write is continued. Returns the bytes written."""
-    left = [buffer for buffer in buffers if len(buffer)]
-    total = sum(map(len, left))
-    while left:
-        written = os.writev(fd, left[:MAX_BUFFERS])
-        while left and written >= len(left[0]):
-            written -= len(left.pop(0))
-        if left and written:
-            left[0] = left[0][written:]
-    return total
 
 
 def create(path: Path, buffers: Sequence[memoryview]) -> None:

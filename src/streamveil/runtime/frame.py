@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from streamveil.connectors.blocks import LARGE_BYTES, to_block
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
@@ -73,8 +74,13 @@ class Sizes:
         return PREFIX_SIZE + self.head + self.body
 
 
-def encode(head: Head, arrays: dict[str, Array], blobs: Sequence[Buffer] = ()) -> list[memoryview]:
-    """The frame as a list of buffers, ready for `os.writev`; arrays are not copied.
+def encode(
+    head: Head, arrays: dict[str, Array], blobs: Sequence[Buffer] = (), *, start: int = 0
+) -> list[memoryview]:
+    """The frame as a list of buffers, ready for `write_all`; arrays are not copied.
+
+    A large one that begins at `start` in its file ends with a block, so that the next one may be
+    written past the page cache; its head is padded with blanks.
 
     >>> frame = decode(b"".join(encode({"batch": 1}, {"count": np.arange(3)}, [b"abc"])))
     >>> frame.head["batch"], frame.arrays["count"].tolist(), bytes(frame.blobs[0])
@@ -94,7 +100,10 @@ def encode(head: Head, arrays: dict[str, Array], blobs: Sequence[Buffer] = ()) -
         for piece in (part, memoryview(bytes(padding(len(part))))):
             crc = zlib.crc32(piece, crc)
             body.append(piece)
-    sizes = SIZES.pack(MAGIC, VERSION, len(text), sum(map(len, body)), crc)
+    size = sum(map(len, body))
+    if size >= LARGE_BYTES:
+        text += b" " * to_block(start + PREFIX_SIZE + len(text) + size)
+    sizes = SIZES.pack(MAGIC, VERSION, len(text), size, crc)
     prefix = sizes + CRC.pack(zlib.crc32(text, zlib.crc32(sizes)))
     return [memoryview(prefix + text), *body]
 

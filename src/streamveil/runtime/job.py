@@ -3,7 +3,8 @@
 Read, compute and commit overlap: while micro-batch n is being made durable and published, n + 1 is
 folded and n + 2 is read. At most one batch is in each place, so a slow disk, sink or reader of
 `releases` slows the source down and nothing piles up. Nothing of n + 1 is committed before all of
-n is published, so a restart has to publish the last commit at most, from its committed bytes.
+n is published, so a restart has to publish the last commit at most: it makes its releases again
+from the logged delta, and they must be the ones whose marks were committed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
@@ -28,11 +28,13 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import store as stores
+from streamveil.runtime.checkpoint import Saved
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import Archive, of_state, pick
-from streamveil.runtime.wal import Place, Published, Record
+from streamveil.runtime.tables import Mark, marks
+from streamveil.runtime.wal import Place, Record
 from streamveil.types import Array
 
 Feed = Callable[[str | None], Iterator[Batch]]  # micro-batches from a position on
@@ -61,7 +63,7 @@ class Work:
 class Job:
     """An open job; iterating over it runs it and yields every release once it is durable.
 
-    After a restart the releases of the last commit come again, with the same bytes: whoever needs
+    After a restart the releases of the last commit come again, with the same content: whoever needs
     each once tells them apart by (window, trigger), as every sink does.
     """
 
@@ -129,21 +131,22 @@ class Job:
         """Rebuilds the state: checkpoint, then the same operator over the logged deltas."""
         operator = self.work.operator
         saved, records = self._store.recover()
-        self._state = operator.load(saved.delta) if saved else operator.init()
-        self._last = saved or Record(Place(), {})
-        self._archive.keep(self._last.releases)
+        self._state = operator.load(saved.record.delta) if saved else operator.init()
+        self._last = saved.record if saved else Record(Place(), {})
+        self._latest = saved.releases if saved else ()
+        self._last = replace(self._last, delta={})
+        self._archive.keep(self._latest, self._last.releases)
         started = time.thread_time()
         for record in records:
             operator.apply(self._state, record.delta)
-            if record.place.closed:
-                require_same(record.releases, self._release(record.place.step))
-                self._archive.restore(record.releases)
+            self._latest = self._release(record.place.step) if record.place.closed else ()
+            require_same(record.releases, marks(self._latest))
+            self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
 
-    def _release(self, step: int) -> tuple[Published, ...]:
-        made = self.work.operator.release(self._state, step, self._noise)
-        return tuple(Published(r.window, r.trigger, r.step, to_bytes(r.table)) for r in made)
+    def _release(self, step: int) -> tuple[Release, ...]:
+        return tuple(self.work.operator.release(self._state, step, self._noise))
 
     @property
     def place(self) -> Place:
@@ -170,9 +173,9 @@ class Job:
             )
         answer, delta = ask(self._state, question, self._noise)
         if delta is not None:
-            self._publish(self._last.releases)
+            self._publish(self._last, self._latest)
             place = replace(self.place, batch=self.place.batch + 1, closed=False)
-            self._last = Record(place, {})
+            self._last, self._latest = Record(place, {}), ()
             self._store.commit(replace(self._last, delta=delta))
         return answer
 
@@ -209,17 +212,17 @@ class Job:
         return pick(of_state(self._store.directory), window, trigger, key)
 
     def _run(self) -> Generator[Release]:
-        yield from self._publish(self._last.releases)
+        yield from self._publish(self._last, self._latest)
         batches = Prefetch(self.work.feed(self.place.position))
         committer = ThreadPoolExecutor(1, "commit")
-        pending: Future[list[Release]] | None = None
+        pending: Future[tuple[Release, ...]] | None = None
         try:
             for batch in batches:
                 record = self._compute(batch)
                 if pending is not None:
                     yield from pending.result()
                 snapshot = self._snapshot(record)
-                pending = committer.submit(self._commit, record, snapshot)
+                pending = committer.submit(self._commit, record, self._latest, snapshot)
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
@@ -236,7 +239,7 @@ class Job:
         """Folds one micro-batch; the state in memory is now ahead of the durable one."""
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
-        releases = self._release(batch.step) if batch.closes_step else ()
+        self._latest = self._release(batch.step) if batch.closes_step else ()
         place = Place(
             batch=self.place.batch + 1,
             step=batch.step,
@@ -244,38 +247,38 @@ class Job:
             position=batch.position,
             rejected=added(self.place.rejected, batch.rejected),
         )
-        self._last = Record(place, {}, releases)
+        self._last = Record(place, {}, marks(self._latest))
         self._rows += batch.rows.num_rows
         self._health = self.counters()
         self._effort += time.thread_time() - started
         return replace(self._last, delta=delta)
 
-    def _snapshot(self, record: Record) -> Record | None:
+    def _snapshot(self, record: Record) -> Saved | None:
         """A copy of the whole state after `record`, when a checkpoint is due."""
         if not self._store.checkpoint_is_due(self._effort):
             return None
         saved = self.work.operator.save(self._state)
         arrays = {name: kept_apart(array) for name, array in saved.items()}
         self._effort = 0.0
-        return replace(record, delta=arrays)
+        tables = tuple(release.table for release in self._latest)
+        return Saved(replace(record, delta=arrays), tables)
 
-    def _commit(self, record: Record, snapshot: Record | None) -> list[Release]:
+    def _commit(
+        self, record: Record, releases: tuple[Release, ...], snapshot: Saved | None
+    ) -> tuple[Release, ...]:
         """Durable first, then public; a checkpoint never overtakes its own batch."""
         self._store.commit(record)
-        releases = self._publish(record.releases)
+        self._publish(record, releases)
         if snapshot is not None:
-            self._archive.sync()  # the log that holds these releases goes
+            self._archive.sync()  # the log that leads to these releases goes
             self._store.start_segment(record.place.batch)
             self._store.checkpoint(snapshot)
         self._report(record)
         return releases
 
-    def _publish(self, committed: tuple[Published, ...]) -> list[Release]:
-        """Keeps committed bytes and sends them to the sink; safe to repeat."""
-        self._archive.keep(committed)
-        releases = [
-            Release(from_bytes(one.data), one.window, one.trigger, one.step) for one in committed
-        ]
+    def _publish(self, record: Record, releases: tuple[Release, ...]) -> tuple[Release, ...]:
+        """Keeps what a durable record leads to and sends it to the sink; safe to repeat."""
+        self._archive.keep(releases, record.releases)
         if self.work.sink is not None:
             for release in releases:
                 self.work.sink.write(self.work.name, release.window, release.trigger, release.table)
@@ -299,7 +302,7 @@ class Job:
         )
 
 
-def require_same(committed: tuple[Published, ...], again: tuple[Published, ...]) -> None:
+def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
     """Refuses to go on when replaying the log does not give what was committed."""
     if committed != again:
         raise StoreError(
@@ -318,17 +321,3 @@ def kept_apart(array: Array) -> Array:
 def added(total: dict[str, int], more: dict[str, int]) -> dict[str, int]:
     """Both counts together."""
     return {name: total.get(name, 0) + more.get(name, 0) for name in {**total, **more}}
-
-
-def to_bytes(table: pa.Table) -> memoryview:
-    """A table as an Arrow stream."""
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return memoryview(out.getvalue()).cast("B")
-
-
-def from_bytes(data: bytes | memoryview) -> pa.Table:
-    """The table of an Arrow stream."""
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        return reader.read_all()

@@ -1,17 +1,19 @@
 """What was published, to be read again: the same bytes, no noise drawn, nothing charged.
 
-`releases` in a state directory holds every release as committed, one frame each, in order. It is
-appended to when a release is published and synced before a checkpoint lets the log go, so that log
-and archive together always hold all of them; a restart adds what the archive has lost. A sink that
-keeps releases itself and gives them back (Parquet files) is read instead, and noted in `sink.json`.
+`releases` in a state directory holds every release as committed, one frame each, in order: number
+columns as arrays in the fewest bytes, all others as a compressed Arrow stream. It is appended to
+when a release is published and synced before a checkpoint lets the log go, so that the archive and
+a replay of the log together always give all of them; a restart adds what the archive has lost. A
+sink that keeps releases itself and gives them back (Parquet files) is read instead, and noted in
+`sink.json`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,15 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Release
 from streamveil.connectors.base import Sink
+from streamveil.connectors.blocks import write_all
 from streamveil.derived.releases import Load, Moment, Releases, of_folder
 from streamveil.errors import PlanError, StoreError, nearest
 from streamveil.runtime import disk, frame, wal
 from streamveil.runtime.store import HEADER, read_header
+from streamveil.runtime.tables import Mark, from_parts, to_parts
 
-VERSION = 1
+VERSION = 2
+COMPRESSION = "lz4"  # of columns that are no plain numbers
 ARCHIVE, ELSEWHERE = "releases", "sink.json"
 SPARK = "spark.json"  # the header of a state of the Spark engine
 
@@ -71,28 +76,29 @@ class Archive:
             os.lseek(self._fd, end, os.SEEK_SET)
         self._end = end
 
-    def restore(self, releases: tuple[wal.Published, ...]) -> None:
-        """As `keep`, for releases that the log still holds: what a power failure left is compared.
+    def restore(self, releases: Sequence[Release], known: Sequence[Mark]) -> None:
+        """As `keep`, for releases that the log still makes: what a power failure left is compared.
 
         The archive is in the order of the log and whole up to its last sync, so from the first
         frame that does not read back, everything is written again.
         """
-        for one in releases if self.active else ():
+        for one in known if self.active else ():
             entry = self._held.get(Moment(one.window, one.trigger))
-            if entry is not None and not holds(self.path, entry, one.data):
+            if entry is not None and not holds(self.path, entry, one):
                 self._cut(entry.offset)
-        self.keep(releases)
+        self.keep(releases, known)
 
-    def keep(self, releases: tuple[wal.Published, ...]) -> None:
-        """Adds what is not there yet."""
+    def keep(self, releases: Sequence[Release], known: Sequence[Mark]) -> None:
+        """Adds what is not there yet; each release comes with its mark."""
         if not self.active:
             return
-        for one in releases:
+        for release, one in zip(releases, known, strict=True):
             place = Moment(one.window, one.trigger)
             if place not in self._held:
-                head = {"window": one.window, "trigger": one.trigger, "step": one.step}
+                parts = to_parts(release.table, COMPRESSION)
+                buffers = frame.encode(asdict(one), *parts, start=self._end)
                 with disk.crash_only("write the releases in", self.path.parent):
-                    size = disk.write_all(self._fd, frame.encode(head, {}, [one.data]))
+                    size = write_all(self._fd, buffers)
                 self._held[place] = Entry(one.step, self._end)
                 self._end += size
 
@@ -131,21 +137,22 @@ def index(path: Path, epoch: str) -> tuple[dict[Moment, Entry], int]:
     return found, end
 
 
-def committed(path: Path, entry: Entry) -> bytes:
-    """The bytes of one release, as committed."""
+def committed(path: Path, entry: Entry) -> tuple[Mark, pa.Table]:
+    """One release, as committed."""
     try:
         with disk.crash_only("read", path), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(entry.offset)
-            return bytes(frame.read(file, size - entry.offset).blobs[0])
+            read = frame.read(file, size - entry.offset)
     except frame.TornFrameError:
         raise wal.damaged(path) from None
+    return Mark(**read.head), from_parts(read.arrays, read.blobs)
 
 
-def holds(path: Path, entry: Entry, data: bytes | memoryview) -> bool:
-    """Whether the archive gives back these bytes."""
+def holds(path: Path, entry: Entry, known: Mark) -> bool:
+    """Whether the archive gives back what a mark tells of; its frame has a checksum of its own."""
     try:
-        return committed(path, entry) == bytes(data)
+        return committed(path, entry)[0] == known
     except StoreError:
         return False
 
@@ -186,7 +193,7 @@ def of_state(path: str | Path) -> Releases:
 
 
 def _load(path: Path, entry: Entry) -> Load:
-    return lambda: pa.ipc.open_stream(committed(path, entry)).read_all()
+    return lambda: committed(path, entry)[1]
 
 
 def read(

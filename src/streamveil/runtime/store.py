@@ -29,6 +29,7 @@ from shutil import rmtree
 from streamveil.errors import StoreError
 from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import checkpoint, disk, frame, wal
+from streamveil.runtime.checkpoint import Saved
 from streamveil.runtime.lock import LOCK, Lock
 from streamveil.runtime.secret import SECRET
 
@@ -131,11 +132,12 @@ class Store:
             self.header = replace(self.header, ready=True)
             write_header(self.directory, self.header)
 
-    def recover(self) -> tuple[wal.Record | None, Iterator[wal.Record]]:
+    def recover(self) -> tuple[Saved | None, Iterator[wal.Record]]:
         """The last checkpoint, and the records after it; the log is open once they are read."""
         saved = checkpoint.read(self.directory, self._log.epoch)
-        after = saved.place.batch if saved else 0
-        self.checkpoint_bytes = sum(a.nbytes for a in saved.delta.values()) if saved else 0
+        after = saved.record.place.batch if saved else 0
+        arrays = saved.record.delta.values() if saved else ()
+        self.checkpoint_bytes = sum(array.nbytes for array in arrays)
         return saved, self._replay(after)
 
     def _replay(self, after: int) -> Iterator[wal.Record]:
@@ -161,13 +163,13 @@ class Store:
         with self._fatal():
             self._log.start(after)
 
-    def checkpoint(self, saved: wal.Record) -> None:
+    def checkpoint(self, saved: Saved) -> None:
         """Writes a checkpoint in the background. `saved` belongs to the store from now on."""
         self.wait()
         self._writer = threading.Thread(target=self._write, args=(saved,), daemon=True)
         self._writer.start()
 
-    def _write(self, saved: wal.Record) -> None:
+    def _write(self, saved: Saved) -> None:
         started = time.thread_time()
         with suppress(StoreError), self._fatal():  # the next write, or `wait`, raises it
             self.checkpoint_bytes = checkpoint.write(self.directory, self._log.epoch, saved)

@@ -1,5 +1,8 @@
 """The write-ahead log: one frame per micro-batch, durable before anything of it is published.
 
+A record holds what a fold did, and a mark of each release it led to: replaying gives the release
+itself again, and the mark tells whether it is the same (`docs/decisions/0017-log-of-marks.md`).
+
 The log is a chain of segment files, `log-N` holding the records after batch N; a checkpoint at
 batch N starts a new segment, so that the older ones can be dropped once it is durable. Records
 are numbered without gaps. A torn frame at the very end of the last segment is a commit that never
@@ -9,18 +12,20 @@ finished and is cut; anything else that does not check out is damage and is refu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from errno import EIO
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+from streamveil.connectors.blocks import write_all
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, frame
+from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
-VERSION = 1
+VERSION = 2
 SEGMENT = "log-"
 
 
@@ -35,37 +40,27 @@ class Place:
     rejected: dict[str, int] = field(default_factory=dict)  # rows by reason so far; operator-only
 
 
-@dataclass(frozen=True, repr=False)
-class Published:
-    """One release as committed. The bytes are an Arrow stream; every sink is given these."""
-
-    window: int
-    trigger: int
-    step: int
-    data: bytes | memoryview
-
-
 @dataclass(frozen=True, repr=False)  # secret: holds private state
 class Record:
     """One committed micro-batch."""
 
     place: Place  # after it
     delta: dict[str, Array]  # what the operator's fold did
-    releases: tuple[Published, ...] = ()  # what its step made public
+    releases: tuple[Mark, ...] = ()  # what its step made public
 
 
-def to_frame(record: Record, owner: frame.Head) -> list[memoryview]:
+def to_frame(
+    record: Record, owner: frame.Head, blobs: Sequence[frame.Buffer] = (), start: int = 0
+) -> list[memoryview]:
     """The frame of a record; `owner` says which format and job it belongs to."""
     place = {"batch": record.place.batch, "place": asdict(record.place)}
-    releases = [[release.window, release.trigger, release.step] for release in record.releases]
-    head = {**owner, **place, "releases": releases}
-    return frame.encode(head, record.delta, [release.data for release in record.releases])
+    head = {**owner, **place, "releases": [astuple(one) for one in record.releases]}
+    return frame.encode(head, record.delta, blobs, start=start)
 
 
 def from_frame(read: frame.Frame) -> Record:
     """The record of a frame."""
-    named = zip(read.head["releases"], read.blobs, strict=True)
-    releases = tuple(Published(w, t, step, data) for (w, t, step), data in named)
+    releases = tuple(Mark(*values) for values in read.head["releases"])
     return Record(Place(**read.head["place"]), read.arrays, releases)
 
 
@@ -76,6 +71,7 @@ class Log:
         self.directory = directory
         self.epoch = epoch
         self.size = 0  # bytes of the records after the last checkpoint
+        self._end = 0  # of the open segment
         self._fd = -1
 
     def start(self, after: int) -> None:
@@ -86,16 +82,17 @@ class Log:
         disk.create(path, frame.encode(head, {}))
         with disk.crash_only("open", path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
+            self._end = os.lseek(self._fd, 0, os.SEEK_END)
         self.size = 0
 
     def append(self, record: Record) -> int:
         """Writes one record and makes it durable. Returns its size in bytes."""
-        buffers = to_frame(record, {})
+        buffers = to_frame(record, {}, start=self._end)
         with disk.crash_only("write the log in", self.directory):
-            size = disk.write_all(self._fd, buffers)
+            size = write_all(self._fd, buffers)
             os.fdatasync(self._fd)
         self.size += size
+        self._end += size
         return size
 
     def replay(self, after: int) -> Iterator[Record]:
@@ -149,8 +146,9 @@ class Log:
             os.lseek(self._fd, start, os.SEEK_SET)
             last = read_all(self._fd, end - start)
             os.lseek(self._fd, start, os.SEEK_SET)
-            disk.write_all(self._fd, [last])
+            write_all(self._fd, [last])
             os.fsync(self._fd)
+        self._end = end
 
     def close(self) -> None:
         """Closes the segment; nothing is left unwritten."""

@@ -1,0 +1,104 @@
+"""Writing bytes to a file: whole blocks of large ones past the page cache, which they would flood.
+
+Nothing here is durable before the caller syncs. A page of the cache costs a page of memory, its
+copy and its removal: up to ten times what the device itself asks of the CPU. What is written here
+is read again after a crash at most, or by another process later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EINVAL
+
+import numpy as np
+
+BLOCK = 4096  # devices with larger ones refuse, and get all by the page cache
+LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
+ROOM_BYTES = 1 << 20  # copied and written at once
+MAX_BUFFERS = 512  # below every system's IOV_MAX
+DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
+
+
+def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
+    """Writes every byte of every buffer; a short write is continued. Returns the bytes written."""
+    left = [buffer for buffer in buffers if len(buffer)]
+    total = sum(map(len, left))
+    if DIRECT and total >= LARGE_BYTES and not os.lseek(fd, 0, os.SEEK_CUR) % BLOCK:
+        left = write_blocks(fd, left, total - total % BLOCK)
+    while left:
+        left = dropped(left, os.writev(fd, left[:MAX_BUFFERS]))
+    return total
+
+
+def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]:
+    """Writes `size` bytes past the page cache, as far as the file system does; what is left.
+
+    The file's position must be a multiple of `BLOCK`, and so must `size`.
+    """
+    with past_the_cache(fd) as granted, mmap.mmap(-1, ROOM_BYTES) as room:
+        while granted and size:
+            with memoryview(room)[: min(size, ROOM_BYTES)] as block:
+                gather(left, block)
+                try:
+                    written = os.write(fd, block)
+                except OSError as error:
+                    if error.errno != EINVAL:
+                        raise
+                    return left
+            left = dropped(left, written)
+            size -= written
+            if written % BLOCK:  # cut short: the next one would not be aligned
+                return left
+    return left
+
+
+@contextmanager
+def past_the_cache(fd: int) -> Iterator[bool]:
+    """Whether writes go to the device itself, for now."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | DIRECT)
+    except OSError:  # a file system that has no such writes
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+
+
+def gather(parts: Sequence[memoryview], target: memoryview) -> None:
+    """Fills `target` with the first bytes of all parts."""
+    into, at = np.frombuffer(target, np.uint8), 0
+    for part in parts:
+        size = min(len(part), len(into) - at)
+        into[at : at + size] = np.frombuffer(part, np.uint8, size)
+        at += size
+        if at == len(into):
+            return
+
+
+def dropped(parts: list[memoryview], size: int) -> list[memoryview]:
+    """What is left of the parts when their first `size` bytes are written.
+
+    >>> [bytes(part) for part in dropped([memoryview(b"ab"), memoryview(b"cde")], 3)]
+    [b'de']
+    """
+    for number, part in enumerate(parts):
+        if size < len(part):
+            return [part[size:], *parts[number + 1 :]]
+        size -= len(part)
+    return []
+
+
+def to_block(end: int) -> int:
+    """Bytes from an offset up to the end of its block.
+
+    >>> to_block(0), to_block(4000), to_block(4096)
+    (0, 96, 0)
+    """
+    return -end % BLOCK

@@ -1,0 +1,113 @@
+"""Release tables as stored, and what the log remembers of one.
+
+Columns of fixed-size numbers or times without nulls are plain arrays, which a frame narrows; all
+others are an Arrow stream. Both together give back the same table.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Release
+from streamveil.runtime import frame
+from streamveil.types import Array
+
+Parts = tuple[dict[str, Array], list[memoryview]]  # arrays by column number; schema, other columns
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the log knows of a release: which one it is, and what its content must be."""
+
+    window: int
+    trigger: int
+    step: int
+    size: int  # bytes
+    crc: int  # over schema and content
+
+
+def mark(release: Release) -> Mark:
+    """The mark of a release: 12 ns per row of seven columns, against 20 to write their bytes."""
+    arrays, blobs = to_parts(release.table)
+    size, crc = 0, 0
+    for part in [*map(frame.flat_bytes, arrays.values()), *blobs]:
+        size, crc = size + len(part), zlib.crc32(part, crc)
+    return Mark(release.window, release.trigger, release.step, size, crc)
+
+
+def marks(releases: Iterable[Release]) -> tuple[Mark, ...]:
+    """The marks of all."""
+    return tuple(map(mark, releases))
+
+
+def to_parts(table: pa.Table, compression: str | None = None) -> Parts:
+    """A table as arrays and blobs; plain columns are not copied."""
+    columns = [plain(column) for column in table.columns]
+    if any(column.num_chunks != 1 for column in table.columns):
+        columns = [None] * len(columns)  # as it is, chunk by chunk
+    arrays = {str(n): values for n, values in enumerate(columns) if values is not None}
+    others = table.select([n for n, values in enumerate(columns) if values is None])
+    others = others.replace_schema_metadata(None)
+    rest = to_bytes(others, compression) if others.num_columns else memoryview(b"")
+    return arrays, [memoryview(table.schema.serialize()).cast("B"), rest]
+
+
+def from_parts(arrays: dict[str, Array], blobs: list[memoryview]) -> pa.Table:
+    """The table of `to_parts`."""
+    schema = pa.ipc.read_schema(pa.py_buffer(blobs[0]))
+    others = from_bytes(blobs[1]) if len(blobs[1]) else None
+    if others is not None and not arrays:
+        return others.replace_schema_metadata(schema.metadata)
+    rest = iter(() if others is None else others.columns)
+    columns = [
+        arrow(field.type, arrays[str(number)]) if str(number) in arrays else next(rest)
+        for number, field in enumerate(schema)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def plain(column: pa.ChunkedArray) -> Array | None:
+    """The values of a column as they lie in memory, for a plain type without nulls."""
+    kind = column.type
+    integer = pa.types.is_integer(kind) or pa.types.is_temporal(kind)
+    if not integer and not pa.types.is_float32(kind) and not pa.types.is_float64(kind):
+        return None
+    if pa.types.is_interval(kind) or column.null_count or column.num_chunks != 1:
+        return None
+    chunk = column.chunk(0)
+    letter = "f" if pa.types.is_floating(kind) else "u" if unsigned(kind) else "i"
+    dtype = np.dtype(f"<{letter}{kind.bit_width // 8}")
+    values = chunk.buffers()[1]
+    if values is None:  # no rows
+        return np.empty(0, dtype)
+    return np.frombuffer(values, dtype, len(chunk), chunk.offset * dtype.itemsize)
+
+
+def unsigned(kind: pa.DataType) -> bool:
+    """Whether a type is one of integers without sign."""
+    return bool(pa.types.is_unsigned_integer(kind))
+
+
+def arrow(kind: pa.DataType, values: Array) -> pa.Array:
+    """The column of some plain values."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def to_bytes(table: pa.Table, compression: str | None = None) -> memoryview:
+    """A table as an Arrow stream."""
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return memoryview(out.getvalue()).cast("B")
+
+
+def from_bytes(data: bytes | memoryview) -> pa.Table:
+    """The table of an Arrow stream."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()
