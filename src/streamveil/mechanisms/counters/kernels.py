@@ -55,7 +55,7 @@ def plain_step(
 ) -> Pair:
     """(k_t, buffers after): the definition, and the oracle of `blt_step`."""
     offset, spreads = step.offset(real), step.spreads
-    fresh = gaussian_about(draws, ids, offset, spreads if len(spreads) > 1 else float(spreads[0]))
+    fresh = gaussian_about(draws, ids, offset, spreads if len(spreads) != 1 else float(spreads[0]))
     return fresh, step.used(real, offset, fresh)
 
 
