@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from streamveil.batch import Batch
-from streamveil.connectors.base import micros
+from streamveil.connectors.arrival import arrivals
 from streamveil.errors import PlanError, SourceError
 from streamveil.types import Array, Int64
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from streamveil.queries.plan import Clock
 
 SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
-OUTSIDE = "arrival outside the schedule"
 
 
 @dataclass(frozen=True)
@@ -173,20 +171,13 @@ class Replay:
         column = clock.arrival or schedule.event_time
         if column is None:
             raise PlanError("a replay needs an arrival or event_time column")
-        start, end = cast(int, clock.start_us), cast(int, clock.end_us)
+        span = cast(int, clock.start_us), cast(int, clock.end_us)
         for chunk in schedule.source.read(None, schedule.max_rows, schedule.columns):
-            time = micros(chunk.rows.column(column), column)
-            known = pc.is_valid(time).to_numpy(zero_copy_only=False)
-            us = pc.fill_null(time, start - 1).to_numpy()
-            inside = known & (us >= start) & (us < end)
-            step = (us - start) // clock.every + 1
-            kept = chunk.rows if inside.all() else chunk.rows.filter(pa.array(inside))
-            counts = {**chunk.rejected, f"null in {column}": int((~known).sum()),
-                      OUTSIDE: int((known & ~inside).sum())}  # fmt: skip
-            for reason, rows in counts.items():
-                if rows:
-                    self.rejected[reason] = self.rejected.get(reason, 0) + rows
-            yield kept, step[inside]
+            came = arrivals(chunk.rows, column, span, clock.every)
+            kept = chunk.rows if came.inside.all() else chunk.rows.filter(pa.array(came.inside))
+            for reason, rows in (*chunk.rejected.items(), *came.left_out.items()):
+                self.rejected[reason] = self.rejected.get(reason, 0) + rows
+            yield kept, came.step[came.inside]
 
     def _adopt(self, bucket: int, parts: list[tuple[pa.Table, Int64[Array, " rows"]]]) -> None:
         """Makes the rows of one bucket current, sorted by step (stable: source order within)."""

@@ -106,14 +106,14 @@ class FilesFeed:
 
 @dataclass(frozen=True)
 class FilesReading:
-    """What a task needs to know to read row groups."""
+    """What a task needs to know to read row groups. Counts what belongs to no step, once."""
 
     schema: pa.Schema  # of the wanted columns
     clock: Clock
     arrival: str | None  # column that decides the step; 'event' clock only
 
     def rows(self, split: str, step: int) -> Read:
-        """See `Reading`. Rows without a valid arrival belong to no step."""
+        """See `Reading`."""
         part = Split.parse(split)
         table, rejected = rows_of(part, self.schema, self.clock, (self.arrival, step))
         return Read(table, part.base + part.skip, rejected)
@@ -152,7 +152,7 @@ class RateFeed:
         for number, base in enumerate(range(0, seen["rows"], PIECE)):
             rows = min(PIECE, seen["rows"] - base)
             low, high = self.source.times(np.array([base, base + rows - 1])).tolist()
-            ends = (low, high) if self.arrival == TIME else (None, None)
+            ends = (low, high, 0) if self.arrival == TIME else ()
             made.append(Group(self.source.start, number, base, rows, *ends))
         return made
 
@@ -170,8 +170,8 @@ class RateReading:
         """See `Reading`."""
         part = Split.parse(split)
         table = self.source.table(part.base + part.skip, part.rows).select(self.schema.names)
-        table = of_step(table, self.clock, (self.arrival, step))
-        return Read(table, part.base + part.skip, {})
+        mine, left_out = of_step(table, self.clock, (self.arrival, step))
+        return Read(mine, part.base + part.skip, left_out if part.counts else {})
 
 
 def pieces(splits: list[Split]) -> Iterator[list[str]]:

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamveil.connectors.arrival import arrivals
 from streamveil.connectors.base import micros, select
 from streamveil.connectors.files import FilesSource, fit, guarded
 from streamveil.errors import PlanError, SourceError
@@ -33,6 +33,7 @@ class Group:
     rows: int
     low: int | None = None  # microseconds
     high: int | None = None
+    nulls: int | None = None  # rows without an arrival, if known
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Split:
     base: int  # global position of the group's first row
     skip: int
     rows: int
+    counts: bool = True  # rows that belong to no step, once for each row group
 
     def text(self) -> str:
         """As JSON."""
@@ -80,8 +82,9 @@ def groups_in(path: str, arrival: str | None, version: tuple[int, int]) -> tuple
     groups, base = [], 0
     for number in range(data.num_row_groups):
         part = data.row_group(number)
-        low, high = (None, None) if place is None else times(part.column(place).statistics)
-        groups.append(Group(path, number, base, part.num_rows, low, high))
+        facts = None if place is None else part.column(place).statistics
+        nulls = facts.null_count if facts is not None and facts.has_null_count else None
+        groups.append(Group(path, number, base, part.num_rows, *times(facts), nulls))
         base += part.num_rows
     return tuple(groups)
 
@@ -107,14 +110,38 @@ def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
 def plan_step(groups: list[Group], clock: Clock, step: int) -> list[Split]:
     """The splits that can hold rows of a step. Pure; the same for every replay."""
     if clock.kind == "event":
-        if clock.start_us is None:
-            raise PlanError("a replay needs a public start")
-        begin = clock.start_us + (step - 1) * clock.every
-        end = min(begin + clock.every, clock.end_us or begin + clock.every)
-        return [Split(g.path, g.group, g.base, 0, g.rows) for g in groups if meets(g, begin, end)]
+        begin, end = ends(clock)
+        first = begin + (step - 1) * clock.every
+        stop = min(first + clock.every, end)
+        found = []
+        for g in groups:
+            counts = step == first_step(g, clock)
+            if counts or meets(g, first, stop):
+                found.append(Split(g.path, g.group, g.base, 0, g.rows, counts))
+        return found
     if clock.kind == "rows":
         return list(between(groups, (step - 1) * clock.every, step * clock.every))
     return list(between(groups, 0, 2**62))
+
+
+def ends(clock: Clock) -> tuple[int, int]:
+    """The start and the end of a replay."""
+    if clock.start_us is None or clock.end_us is None:
+        raise PlanError("a replay needs a public start and end")
+    return clock.start_us, clock.end_us
+
+
+def first_step(group: Group, clock: Clock) -> int:
+    """The step in which the rows of a group that belong to none are counted.
+
+    It is the first that reads the group; step 1 where such rows cannot be ruled out.
+    """
+    begin, end = ends(clock)
+    if group.low is None or group.high is None or group.nulls != 0:
+        return 1
+    if group.low < begin or group.high >= end:
+        return 1
+    return (group.low - begin) // clock.every + 1
 
 
 def meets(group: Group, begin: int, end: int) -> bool:
@@ -137,9 +164,8 @@ def last_step(groups: list[Group], clock: Clock) -> int:
     if clock.kind == "once":
         return 1
     if clock.kind == "event":
-        if clock.start_us is None or clock.end_us is None:
-            raise PlanError("a replay needs a public start and end")
-        return -((clock.start_us - clock.end_us) // clock.every)
+        start, end = ends(clock)
+        return -((start - end) // clock.every)
     total = groups[-1].base + groups[-1].rows if groups else 0
     steps = -(-total // clock.every)
     return steps if clock.steps is None else min(steps, clock.steps)
@@ -148,26 +174,27 @@ def last_step(groups: list[Group], clock: Clock) -> int:
 def rows_of(
     split: Split, schema: pa.Schema, clock: Clock, at: tuple[str | None, int]
 ) -> tuple[pa.Table, dict[str, int]]:
-    """The rows of a split that belong to a step, and fields that were no values by reason.
+    """The rows of a split that belong to a step, and counts of those that belong to none.
 
-    `at`: the column of arrivals, for the 'event' clock, and the step.
+    Counted too, by reason: fields that were no values. `at`: the column of arrivals, for the
+    'event' clock, and the step.
     """
     table = guarded(Path(split.path), lambda: read_group(split, schema.names))
     table, rejected = fit(table.slice(split.skip, split.rows), schema)
-    return of_step(table, clock, at), rejected
+    rows, left_out = of_step(table, clock, at)
+    return rows, {**rejected, **left_out} if split.counts else {}
 
 
-def of_step(table: pa.Table, clock: Clock, at: tuple[str | None, int]) -> pa.Table:
-    """The rows that belong to a step. `at`: see `rows_of`."""
+def of_step(
+    table: pa.Table, clock: Clock, at: tuple[str | None, int]
+) -> tuple[pa.Table, dict[str, int]]:
+    """The rows that belong to a step, and how many belong to none. `at`: see `rows_of`."""
     arrival, step = at
-    if clock.kind != "event" or arrival is None or clock.start_us is None:
-        return table
-    time = micros(table.column(arrival), arrival)
-    known = np.asarray(time.is_valid())
-    us = np.asarray(time.fill_null(clock.start_us - 1))
-    inside = known & (us >= clock.start_us) & (us < (clock.end_us or np.iinfo(np.int64).max))
-    mine = inside & ((us - clock.start_us) // clock.every + 1 == step)
-    return table if mine.all() else table.filter(pa.array(mine))
+    if clock.kind != "event" or arrival is None:
+        return table, {}
+    came = arrivals(table, arrival, ends(clock), clock.every)
+    mine = came.inside & (came.step == step)
+    return table if mine.all() else table.filter(pa.array(mine)), came.left_out
 
 
 def read_group(split: Split, names: list[str]) -> pa.Table:

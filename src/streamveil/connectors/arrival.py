@@ -1,0 +1,40 @@
+"""Which step of a replay a row belongs to: a function of its own arrival and of public numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.connectors.base import micros
+from streamveil.types import Array, Bool, Int64
+
+OUTSIDE = "arrival outside the schedule"
+
+
+class Arrivals(NamedTuple):
+    """The steps of rows, and why some have none."""
+
+    step: Int64[Array, " rows"]  # where `inside`
+    inside: Bool[Array, " rows"]
+    left_out: dict[str, int]  # reason -> rows
+
+
+def arrivals(rows: pa.Table, column: str, span: tuple[int, int], every: int) -> Arrivals:
+    """Steps of `every` microseconds from the start of `span` to before its end.
+
+    >>> rows = pa.table({"seen": [5, 10, 29, 30, None]})
+    >>> found = arrivals(rows, "seen", (10, 30), 15)
+    >>> found.step[found.inside].tolist(), found.left_out
+    ([1, 2], {'null in seen': 1, 'arrival outside the schedule': 2})
+    """
+    start, end = span
+    time = micros(rows.column(column), column)
+    known = np.asarray(pc.is_valid(time))
+    us = np.asarray(pc.fill_null(time, start - 1))
+    inside = known & (us >= start) & (us < end)
+    counts = {f"null in {column}": int((~known).sum()), OUTSIDE: int((known & ~inside).sum())}
+    left_out = {reason: n for reason, n in counts.items() if n}
+    return Arrivals((us - start) // every + 1, inside, left_out)
