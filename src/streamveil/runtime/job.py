@@ -18,8 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
 from streamveil.errors import PlanError, StoreError
@@ -33,6 +31,7 @@ from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import Archive, of_state, pick
+from streamveil.runtime.spare import Spare, copied
 from streamveil.runtime.tables import Mark, marks
 from streamveil.runtime.wal import Place, Record
 from streamveil.types import Array
@@ -51,6 +50,7 @@ class Work:
     limit: Budget
     sink: Sink | None = None
     ledger: Path | None = None  # shared with other jobs over the same data; charged as well
+    limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
 
     @property
@@ -81,6 +81,7 @@ class Job:
         self._started = time.perf_counter()
         self._rows = self._published = 0
         self._health: dict[str, int] = {}
+        self._spare = None if work.limited else Spare()
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
         self._store = stores.Store(Path(directory), policy)
         try:
@@ -258,7 +259,7 @@ class Job:
         if not self._store.checkpoint_is_due(self._effort):
             return None
         saved = self.work.operator.save(self._state)
-        arrays = {name: kept_apart(array) for name, array in saved.items()}
+        arrays = self._spare.copy(saved) if self._spare else copied(saved)
         self._effort = 0.0
         tables = tuple(release.table for release in self._latest)
         return Saved(replace(record, delta=arrays), tables)
@@ -272,7 +273,7 @@ class Job:
         if snapshot is not None:
             self._archive.sync()  # the log that leads to these releases goes
             self._store.start_segment(record.place.batch)
-            self._store.checkpoint(snapshot)
+            self._store.checkpoint(snapshot, self._spare.rest if self._spare else None)
         self._report(record)
         return releases
 
@@ -310,12 +311,6 @@ def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
             " another version of streamveil or of a library it computes with.\n"
             "  to fix  resume with the versions that wrote it"
         )
-
-
-def kept_apart(array: Array) -> Array:
-    """What the operator will not change: a copy, or a read-only map of a file as it is."""
-    on_disk = isinstance(array, np.memmap) and not array.flags.writeable
-    return array if on_disk else array.copy()
 
 
 def added(total: dict[str, int], more: dict[str, int]) -> dict[str, int]:

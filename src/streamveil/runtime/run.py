@@ -100,6 +100,7 @@ def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) 
         feed=feed_of(inner, source, pace or Pace()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
+        limited=pace is not None and pace.memory is not None,
     )  # fmt: skip  # the date of a charge is the runtime's to tell
 
 

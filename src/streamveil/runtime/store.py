@@ -20,7 +20,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -163,16 +163,18 @@ class Store:
         with self._fatal():
             self._log.start(after)
 
-    def checkpoint(self, saved: Saved) -> None:
-        """Writes a checkpoint in the background. `saved` belongs to the store from now on."""
+    def checkpoint(self, saved: Saved, done: Callable[[], None] | None = None) -> None:
+        """Writes a checkpoint in the background. `saved` is the store's until `done` is called."""
         self.wait()
-        self._writer = threading.Thread(target=self._write, args=(saved,), daemon=True)
+        self._writer = threading.Thread(target=self._write, args=(saved, done), daemon=True)
         self._writer.start()
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, saved: Saved, done: Callable[[], None] | None) -> None:
         started = time.thread_time()
         with suppress(StoreError), self._fatal():  # the next write, or `wait`, raises it
             self.checkpoint_bytes = checkpoint.write(self.directory, self._log.epoch, saved)
+        if done is not None:
+            done()
         self._checkpoint_seconds = time.thread_time() - started
 
     def wait(self) -> None:

@@ -1,0 +1,109 @@
+"""Large writes past the page cache: the same bytes, wherever they begin and whatever is refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamveil.connectors import blocks
+from streamveil.connectors.blocks import BLOCK, LARGE_BYTES, write_all
+
+REAL_WRITE = os.write
+DATA = np.random.default_rng(1).integers(0, 256, 3 * LARGE_BYTES + 777, np.uint8).tobytes()
+SIZES = [100, BLOCK, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, len(DATA)]
+
+
+def write(path: Path, size: int, start: int = 0, cuts: int = 7) -> bytes:
+    """What a file holds after some bytes were written in uneven pieces behind others."""
+    data = memoryview(DATA)[:size]
+    ends = sorted({0, size, *(size * n // cuts for n in range(cuts))})
+    parts = [data[a:b] for a, b in pairwise(ends)]
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(fd, bytes(start))
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        assert write_all(fd, parts) == size
+        assert fcntl.fcntl(fd, fcntl.F_GETFL) == flags
+        assert os.lseek(fd, 0, os.SEEK_CUR) == start + size
+    finally:
+        os.close(fd)
+    return path.read_bytes()[start:]
+
+
+@pytest.mark.parametrize("start", [0, 5, BLOCK])
+@pytest.mark.parametrize("size", SIZES)
+def test_all_bytes_arrive(tmp_path: Path, size: int, start: int) -> None:
+    assert write(tmp_path / "x", size, start) == DATA[:size]
+
+
+def test_large_writes_go_past_the_cache_from_a_block_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not blocks.DIRECT:
+        pytest.skip("no such writes on this system")
+    seen: list[tuple[bool, int]] = []
+
+    def watched(fd: int, data: Any) -> int:
+        seen.append((bool(fcntl.fcntl(fd, fcntl.F_GETFL) & blocks.DIRECT), len(data)))
+        return REAL_WRITE(fd, data)
+
+    monkeypatch.setattr(os, "write", watched)
+    write(tmp_path / "x", len(DATA))
+    assert sum(size for direct, size in seen if direct) == len(DATA) - len(DATA) % BLOCK
+    seen.clear()
+    write(tmp_path / "y", len(DATA), start=8)
+    write(tmp_path / "z", LARGE_BYTES - 1)
+    assert not any(direct for direct, _ in seen)
+
+
+def faulty(at: int, strike: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
+    calls = 0
+
+    def call(fd: int, data: Any) -> int:
+        nonlocal calls
+        calls += 1
+        return strike(fd, data) if calls == at else REAL_WRITE(fd, data)
+
+    return call
+
+
+def short(fd: int, data: Any) -> int:
+    """Some bytes, no whole block."""
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~blocks.DIRECT)
+    return REAL_WRITE(fd, bytes(data[: BLOCK + 100]))
+
+
+def refused(_fd: int, _data: Any) -> int:
+    raise OSError(errno.EINVAL, "not aligned")
+
+
+@pytest.mark.parametrize("strike", [short, refused])
+@pytest.mark.parametrize("at", [2, 3])  # the first call writes what comes before
+def test_what_is_cut_short_or_refused_goes_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, strike: Any
+) -> None:
+    monkeypatch.setattr(blocks, "ROOM_BYTES", 1 << 17)
+    monkeypatch.setattr(os, "write", faulty(at, strike))
+    assert write(tmp_path / "x", len(DATA)) == DATA
+
+
+def test_an_error_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int, _data: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", faulty(2, full))
+    with pytest.raises(OSError, match="full"):
+        write(tmp_path / "x", len(DATA))
+
+
+def test_a_system_without_such_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "DIRECT", 0)
+    assert write(tmp_path / "x", len(DATA)) == DATA
