@@ -42,9 +42,10 @@ def run(chosen: GaussianSelection, arrivals: list[int], seed: int = 5, save: boo
         units = (come[:here] == trigger).astype(np.int64)
         if save:
             state = {name: part.copy() for name, part in state.items()}
-        state, passed = chosen.step(state, units, IDS[order][:here], trigger, at)
+        state, passing = chosen.step(state, units, IDS[order][:here], trigger, at)
+        assert not units.any()  # taken
         estimates.append(state["estimate"].copy())
-        passes.append(passed.copy())
+        passes.append(np.isin(np.arange(here), passing))
     return estimates, passes
 
 

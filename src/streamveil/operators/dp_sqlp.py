@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -17,7 +17,7 @@ from streamveil.operators.published import Grove, restart
 from streamveil.operators.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
 from streamveil.operators.selection import Address
 from streamveil.privacy.guarantee import Loss
-from streamveil.types import Array, Bool, Float64, Int64, UInt64
+from streamveil.types import Array, Float64, Int64, UInt64
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible
@@ -46,6 +46,7 @@ class RoundSelection:
         - all parts compose as one Gaussian mechanism instead of by advanced composition.
     """
 
+    once: ClassVar[bool] = False
     counter: HonakerCounter  # in quanta of 1 / FINE
     rows: int  # C
     beta: float
@@ -88,7 +89,7 @@ class RoundSelection:
         names: UInt64[Array, "keys 2"],
         trigger: int,
         at: Address,
-    ) -> tuple[dict[str, Array], Bool[Array, " keys"]]:
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
         """Runs every key's tree one step, in place; which keys are selected.
 
         New keys are caught up: the steps that they missed are executed without increments.
@@ -103,13 +104,15 @@ class RoundSelection:
                 some = fresh[start : start + part]
                 index, nothing = np.full(len(some), trigger - 1), np.zeros(len(some), np.int64)
                 grove.advance(trees, some, index, nothing, (draws, names[some], trigger - 1))
+        added = units * FINE
         state["units"][:n] += units
+        units[:] = 0
         index = trigger - state["begun"][:n]
         draws = at.noise.at("dp-sqlp/select", at.job, at.window, trigger)
-        estimate = grove.advance(trees, np.arange(n), index, units * FINE, (draws, names, 1))
+        estimate = grove.advance(trees, np.arange(n), index, added, (draws, names, 1))
         passes = (state["units"][:n] > 0) & (estimate > self._limits[index])
         restart(state, passes, trigger)
-        return state, passes
+        return state, np.flatnonzero(passes)
 
     @cached_property
     def _limits(self) -> Float64[Array, " steps"]:
@@ -134,15 +137,16 @@ class RoundTotalling(Totalling):
         table, chosen = state.table, state.selection
         assert isinstance(self.selection, RoundSelection)  # noqa: S101  (a type narrowing)
         pending = table.pending[: table.keys]
-        chosen, passes = self.selection.step(
-            chosen, pending[:, UNITS_LANE].copy(), table.names[: table.keys], trigger, at
+        chosen, passing = self.selection.step(
+            chosen, pending[:, UNITS_LANE], table.names[: table.keys], trigger, at
         )
-        pending[:, UNITS_LANE] = 0
-        opened = np.zeros(table.keys, np.bool_)
+        passes, opened = np.zeros((2, table.keys), np.bool_)
+        passes[passing] = True
         opened[state.open_rows] = True
         new = np.flatnonzero(passes & ~opened)
         open_keys(self, state, new)
         lanes, shown = len(self.lanes), len(state.open_rows)
+        state.lanes = [lane.grow(shown - lane.keys) for lane in state.lanes]
         chosen = dict(chosen)
         chosen["released"] = np.append(chosen["released"], np.zeros(len(new), np.int64))
         for name in ("last", "last_variance"):

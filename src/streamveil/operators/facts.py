@@ -142,14 +142,16 @@ def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
     return None
 
 
-def described(
-    operator: GroupBy, table: pa.Table, place: tuple[int, int, int], facts: Facts
-) -> pa.Table:
-    """A release with its facts. `place`: window, trigger, step."""
-    now = dict(zip(("window", "trigger", "step"), place, strict=True))
-    hidden = hidden_facts(operator, place[1])
-    content = json.dumps({**facts, **now, "hidden": hidden}, separators=(",", ":"))
-    return table.replace_schema_metadata({KEY: content.encode()})
+def constant_facts(operator: GroupBy) -> str:
+    """`facts_of` as text that lacks its last brace."""
+    return json.dumps(facts_of(operator), separators=(",", ":"))[:-1]
+
+
+def heading(operator: GroupBy, place: tuple[int, int, int], constant: str) -> dict[bytes, bytes]:
+    """The facts of a release, for its schema. `place`: window, trigger, step."""
+    now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
+    now["hidden"] = hidden_facts(operator, place[1])
+    return {KEY: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
 
 
 def read_facts(schema: pa.Schema) -> Facts | None:

@@ -16,17 +16,18 @@ from streamveil.operators import folding
 from streamveil.operators.aggregate import KeyTable, find_keys
 from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
-from streamveil.operators.facts import Facts, described, facts_of
+from streamveil.operators.facts import constant_facts, heading
 from streamveil.operators.keys import Types, encode_keys
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
 from streamveil.operators.release import (
+    Column,
     Totalling,
     WindowState,
     new_window,
     open_keys,
     release_stage,
-    to_table,
+    to_columns,
 )
 from streamveil.operators.rows import (
     Bind,
@@ -50,6 +51,7 @@ from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int64, UInt64
 
 COLLISION_BITS = 64
+INSTANT = pa.timestamp("us", "UTC")
 
 
 class Default(NamedTuple):
@@ -88,7 +90,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 3  # 2: windows remember when each key was shown; 3: units in slots of words
+    version: int = 4  # of its state; 3: units in slots of words, 4: keys shown together are as one
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -187,12 +189,12 @@ class GroupBy:
                 released = self.totalling.release(held, at)
             else:
                 released = release_stage(self.totalling, held, at)
-            table = to_table(
-                held, released, self.outputs, self.confidence, (self.key_names, state.types or ())
-            )
-            place = window, held.trigger, step
-            table = described(self, self._stamp(table, *place[:2]), place, self._facts)
-            releases.append(Release(table, *place))
+            place, keys = (window, held.trigger, step), (self.key_names, state.types or ())
+            columns = to_columns(held, released, self.outputs, self.confidence, keys)
+            columns += self._stamps(len(released.rows), *place[:2])
+            fields, arrays = zip(*columns, strict=True)
+            schema = pa.schema(fields, heading(self, place, self._facts))
+            releases.append(Release(pa.Table.from_arrays(arrays, schema=schema), *place))
             if self.schedule.last_step(window) == step:
                 state.forget(window)
         self.expire(state, step)
@@ -240,8 +242,8 @@ class GroupBy:
         return {}
 
     @cached_property
-    def _facts(self) -> Facts:
-        return facts_of(self)
+    def _facts(self) -> str:
+        return constant_facts(self)
 
     @cached_property
     def _public_names(self) -> dict[bytes, Any]:
@@ -318,21 +320,19 @@ class GroupBy:
 
     def _blank(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
         """A window before its first trigger; public keys are shown from then on."""
-        held = new_window(self.totalling, len(self.outputs))
+        held = new_window(self.totalling, sum(output.monotone for output in self.outputs))
         if self.totalling.selection is None:
             held.table.add_keys(names, keys)
             open_keys(self.totalling, held, np.arange(len(names), dtype=np.int64))
         return held
 
-    def _stamp(self, table: pa.Table, window: int, trigger: int) -> pa.Table:
-        n = table.num_rows
+    def _stamps(self, rows: int, window: int, trigger: int) -> list[Column]:
+        """The columns that are the same in all rows of a release."""
+        stamps = [("trigger", pa.scalar(trigger, pa.int64()))]
         if not self.schedule.whole:
-            for name, time in zip(
-                ("window_start", "window_end"), self.schedule.bounds(window), strict=True
-            ):
-                stamp = pa.scalar(time, pa.int64()).cast(pa.timestamp("us", "UTC"))
-                table = table.append_column(name, pa.repeat(stamp, n))
-        return table.append_column("trigger", pa.repeat(pa.scalar(trigger, pa.int64()), n))
+            bounds = zip(("window_start", "window_end"), self.schedule.bounds(window), strict=True)
+            stamps = [(name, pa.scalar(time, INSTANT)) for name, time in bounds] + stamps
+        return [(pa.field(name, cell.type), pa.repeat(cell, rows)) for name, cell in stamps]
 
 
 def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 
 from streamveil.mechanisms.selection import FINE, TableSelection
-from streamveil.mechanisms.waiting import NEVER
+from streamveil.operators.release_kernels import take_units
 from streamveil.operators.selection import Address
-from streamveil.types import Array, Bool, Int64, UInt64
+from streamveil.types import Array, Int64, UInt64
+
+FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
+UNDRAWN = np.int32(-1)
+TESTED = 2  # units, less the shift and the offset, from which on a key may open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +28,7 @@ class TableOpening:
         With an offset m the coins see max(S - m, 0): to others it is as if the unit had come when
         the key's other units reached m, and from then on it adds exactly 1.
     Guarantee: (`epsilon`, delta) together with Gaussian releases; see `delta`.
-    Memory: 24 bytes per key.
+    Memory: 12 bytes per key. A key's shift is drawn when it first matters: it has an address.
     """
 
     table: TableSelection
@@ -43,10 +48,12 @@ class TableOpening:
         """Units with which a key opens surely at any trigger when its shift is 0."""
         return float(self.table.threshold + self.offset)
 
+    once: ClassVar[bool] = True
+
     def init(self, trigger: int) -> dict[str, Array]:
         """See `Selection.init`."""
-        none = np.zeros(0, np.int64)
-        return {"units": none, "shift": none, "opens": none}
+        none = np.zeros(0, np.int32)
+        return {"units": none, "shift": none, "opens": none, "due": np.zeros(0, np.int64)}
 
     def step(
         self,
@@ -55,22 +62,52 @@ class TableOpening:
         names: UInt64[Array, "keys 2"],
         trigger: int,
         at: Address,
-    ) -> tuple[dict[str, Array], Bool[Array, " keys"]]:
-        """See `Selection.step`. A key whose units did not change keeps its opening time."""
-        known = len(state["units"])
-        draws = at.noise.at("group-by/shift", at.job, at.window)
-        shift = np.concatenate([state["shift"], self.table.shift(draws, names[known:])])
-        new = np.zeros(len(names) - known, np.int64)
-        total = np.concatenate([state["units"], new]) + units
-        opens = np.concatenate([state["opens"], new + NEVER])
-        touched = np.flatnonzero((units > 0) & (opens >= trigger))
-        if len(touched):
-            waits = at.noise.at("group-by/wait", at.job, at.window)
-            opens[touched] = self.table.next_opening(
-                waits,
-                names[touched],
-                np.maximum(total[touched] - self.offset, 0),
-                shift[touched],
-                trigger,
-            )
-        return {"units": total, "shift": shift, "opens": opens}, opens <= trigger
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+        """See `Selection.step`, in place. A key whose units did not change keeps its opening time.
+
+        Only keys of which some coin could be heads are looked at: with a gap of threshold - 1 and
+        more, which is that of any key with one unit, none is.
+        """
+        state = _with_room(state, len(units))
+        opens, shift, offset = state["opens"], state["shift"], self.offset
+        undrawn, able = np.empty((2, len(units)), np.int64)
+        held = state["units"], shift, opens
+        new, known = take_units(units, held, trigger, offset + TESTED, undrawn, able)
+        rows, fresh = able[:known], undrawn[:new]
+        if new:
+            draws = at.noise.at("group-by/shift", at.job, at.window)
+            shift[fresh] = np.minimum(self.table.shift(draws, names[fresh]), FAR)
+            rows = np.append(rows, fresh[state["units"][fresh] - offset - shift[fresh] >= TESTED])
+        soon = self._ask(state, rows, names, trigger, at)
+        due = np.append(state["due"], soon)
+        when = opens[due]
+        state["due"] = due[(when > trigger) & (when < FAR)]
+        return state, np.sort(due[when <= trigger])
+
+    def _ask(
+        self,
+        state: dict[str, Array],
+        rows: Int64[Array, " changed"],
+        names: UInt64[Array, "keys 2"],
+        trigger: int,
+        at: Address,
+    ) -> Int64[Array, " some"]:
+        """Gives keys that may open their times anew; returns those that had none before."""
+        if not len(rows):
+            return rows
+        draws, before = at.noise.at("group-by/wait", at.job, at.window), state["opens"][rows]
+        counted, shift = state["units"][rows] - np.int64(self.offset), state["shift"][rows]
+        found = self.table.next_opening(draws, names[rows], counted, shift, trigger)
+        state["opens"][rows] = after = np.minimum(found, FAR)
+        return np.asarray(rows[(before == FAR) & (after < FAR)])
+
+
+def _with_room(state: dict[str, Array], keys: int) -> dict[str, Array]:
+    """The same with places for so many keys; they have no units, no shift and do not open."""
+    room = len(state["units"])
+    if room >= keys:
+        return state
+    more = keys + keys // 4 - room
+    blank = {"units": 0, "shift": UNDRAWN, "opens": FAR}
+    wider = {n: np.append(state[n], np.full(more, v, np.int32)) for n, v in blank.items()}
+    return state | wider

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import ndtri
 
+from streamveil.operators.release_kernels import plain_cells
 from streamveil.operators.rows import Lane
-from streamveil.types import Array, Float64
+from streamveil.types import Array, Float64, Int32
 
 TINY = 1e-300
 
@@ -58,11 +59,38 @@ class Output:
         """Whether the released column holds integers."""
         return self.integer or self.function in ("count", "count_units", "count_distinct")
 
+    @property
+    def least(self) -> float:
+        """No value or end of an interval is below."""
+        return 0.0 if self.non_negative else -np.inf
+
     def answer(self, totals: Totals, confidence: float) -> Answer:
         """The columns of this aggregate."""
-        z = float(ndtri((1 + confidence) / 2))
-        estimate, variance = totals.estimate[list(self.lanes)], totals.variance[list(self.lanes)]
-        found = FUNCTIONS[self.function](self, estimate, variance, z)
+        lanes = list(self.lanes)
+        return self._answer(totals.estimate[lanes], totals.variance[lanes], confidence)
+
+    def in_order(self, totals: Totals, order: Int32[Array, " keys"], confidence: float) -> Answer:
+        """The columns of this aggregate with its keys in another order.
+
+        Values of a plain total are integers already where the column holds integers.
+        """
+        if FUNCTIONS[self.function] is not total:
+            estimate, variance = (
+                np.stack([lanes[lane][order] for lane in self.lanes])
+                for lanes in (totals.estimate, totals.variance)
+            )
+            return self._answer(estimate, variance, confidence)
+        whole, lane = self.is_integer and not self.monotone, self.lanes[0]
+        value = np.empty(len(order), np.int64 if whole else np.float64)
+        rest = np.empty((3, len(order)))
+        plain_cells(
+            totals.estimate[lane], totals.variance[lane], order, quantile_of(confidence),
+            self.least, whole, value, rest,
+        )  # fmt: skip
+        return Answer(value, *rest)
+
+    def _answer(self, estimate: Array, variance: Array, confidence: float) -> Answer:
+        found = FUNCTIONS[self.function](self, estimate, variance, quantile_of(confidence))
         if self.non_negative:
             found = Answer(
                 *(np.maximum(found.value, 0), found.sd),
@@ -70,6 +98,11 @@ class Output:
                 np.maximum(found.high, 0),
             )
         return found
+
+
+def quantile_of(confidence: float) -> float:
+    """How many deviations an interval reaches to each side."""
+    return float(ndtri((1 + confidence) / 2))
 
 
 Function = Callable[[Output, Array, Array, float], Answer]

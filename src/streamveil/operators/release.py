@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,16 +12,19 @@ import pyarrow as pa
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.counters.protocol import State as CounterState
 from streamveil.operators.aggregate import KeyTable
-from streamveil.operators.keys import Types, decode_keys, sort_keys
+from streamveil.operators.keys import Types
 from streamveil.operators.outputs import Answer, Output, Totals
+from streamveil.operators.release_kernels import take_lanes
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, Address, GaussianSelection, Selection
+from streamveil.operators.shown import ShownKeys
 from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
-from streamveil.types import Array, Float64, Int64, UInt8
+from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
 COUNTING = ("rows", "valid", "units")
 OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
+Column = tuple[pa.Field, pa.Array]
 
 
 def driver(lanes: tuple[Lane, ...]) -> int:
@@ -73,14 +76,19 @@ class WindowState:
 
     table: KeyTable
     selection: dict[str, Array]
-    lanes: list[CounterState]
-    spread: Spread
+    lanes: list[CounterState]  # of the keys that were shown at the last release
+    spread: Spread  # of every shown key where keys carry weights, else of every cohort
     open_rows: Int64[Array, " shown"]
-    opened: Int64[Array, " shown"]  # the first trigger of each shown key: public
+    cohorts: Int64[Array, "2 cohorts"]  # trigger and size of each run of keys first shown together
     weights: UInt8[Array, " shown"]  # quanta, in force until the next release
-    shown: Float64[Array, "outputs shown"]  # last values, for monotone outputs
+    shown: Float64[Array, "outputs shown"]  # last values of monotone outputs
     trigger: int = 0  # releases made
-    order: Any = None  # cache: the shown keys in order of their bytes, and their columns
+    keys: ShownKeys = field(default_factory=ShownKeys)  # cache
+
+    @property
+    def opened(self) -> Int64[Array, " shown"]:
+        """The first trigger of each shown key: public."""
+        return np.repeat(*self.cohorts)
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything but caches."""
@@ -91,7 +99,7 @@ class WindowState:
         return arrays | {
             "spread": self.spread.rows,
             "open_rows": self.open_rows,
-            "opened": self.opened,
+            "cohorts": self.cohorts,
             "weights": self.weights,
             "shown": self.shown,
             "trigger": np.array(self.trigger, np.int64),
@@ -109,11 +117,11 @@ class WindowState:
         table = {name: own(value) for name, value in part("table/").items()}
         return cls(
             KeyTable(**table),
-            part("selection/"),
+            {name: own(value) for name, value in part("selection/").items()},
             [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
             Spread(own(arrays["spread"])),
             arrays["open_rows"],
-            arrays["opened"],
+            arrays["cohorts"],
             arrays["weights"],
             own(arrays["shown"]),
             int(arrays["trigger"]),
@@ -128,34 +136,32 @@ class Released(NamedTuple):
     share: Float64[Array, " shown"] | None = None  # of full precision, where keys carry weights
 
 
-def new_window(totalling: Totalling, outputs: int) -> WindowState:
-    """A window without keys, before its first trigger."""
+def new_window(totalling: Totalling, monotone: int) -> WindowState:
+    """A window without keys, before its first trigger; so many outputs may not fall."""
     return WindowState(
         KeyTable.empty(totalling.width),
         {} if totalling.selection is None else totalling.selection.init(1),
         [counter.init(0) for counter in totalling.counters],
         Spread.empty(totalling.counters[0]),
         np.zeros(0, np.int64),
-        np.zeros(0, np.int64),
+        np.zeros((2, 0), np.int64),
         np.zeros(0, np.uint8),
-        np.zeros((outputs, 0)),
+        np.zeros((monotone, 0)),
     )
 
 
 def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new"]) -> None:
-    """Makes keys public; their counters start with all they have gathered."""
+    """Makes keys public; their counters start with all they have gathered, at the next release."""
     if len(rows) == 0:
         return
     entry = 1 if totalling.rule is None else totalling.rule.entry
     state.open_rows = np.concatenate([state.open_rows, rows])
-    first = np.full(len(rows), max(1, state.trigger), np.int64)
-    state.opened = np.concatenate([state.opened, first])
+    cohort = np.array([[max(1, state.trigger)], [len(rows)]], np.int64)
+    state.cohorts = np.concatenate([state.cohorts, cohort], axis=1)
     state.weights = np.concatenate([state.weights, np.full(len(rows), entry, np.uint8)])
-    state.lanes = [lane.grow(len(rows)) for lane in state.lanes]
-    state.spread.grow(len(rows))
+    state.spread.grow(1 if totalling.rule is None else len(rows))
     start = np.full((len(state.shown), len(rows)), -np.inf)
     state.shown = np.concatenate([state.shown, start], axis=1)
-    state.order = None
 
 
 def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Released:
@@ -165,20 +171,14 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
     on that key alone, so any partition of the keys gives the same totals.
     """
     trigger = state.trigger = state.trigger + 1
-    table = state.table
-    pending = table.pending[: table.keys]
-    skip = int(totalling.tracks_units)
-    if totalling.selection is not None:
-        state.selection, passes = totalling.selection.step(
-            state.selection, pending[:, UNITS_LANE].copy(), table.names[: table.keys], trigger, at
-        )
-        pending[:, UNITS_LANE] = 0
-        passes = passes.copy()
-        passes[state.open_rows] = False
-        open_keys(totalling, state, np.flatnonzero(passes))
+    table, selection = state.table, totalling.selection
+    if selection is not None:
+        keys = table.keys
+        units, names = table.pending[:keys, UNITS_LANE], table.names[:keys]
+        state.selection, passing = selection.step(state.selection, units, names, trigger, at)
+        open_keys(totalling, state, passing if selection.once else _hidden(state, passing))
     rows = state.open_rows
-    increments = pending[rows, skip:]
-    pending[rows, skip:] = 0
+    increments = take_lanes(table.pending, rows, 1 if totalling.tracks_units else 0)
     totals = _advance(totalling, state, increments, at)
     if totalling.rule is None:
         return Released(rows, totals)
@@ -188,30 +188,40 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
     return Released(rows, totals, share)
 
 
+def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " hidden"]:
+    """Those key rows that are not shown, in order."""
+    hidden = np.zeros(state.table.keys, np.bool_)
+    hidden[rows] = True
+    hidden[state.open_rows] = False
+    return np.flatnonzero(hidden)
+
+
 def _advance(
-    totalling: Totalling, state: WindowState, increments: Int64[Array, "shown lanes"], at: Address
+    totalling: Totalling, state: WindowState, increments: Int64[Array, "lanes shown"], at: Address
 ) -> Totals:
     """Feeds every value lane of the shown keys."""
-    trigger, names = state.trigger, state.table.names[state.open_rows]
-    scale = 1 if totalling.rule is None else totalling.rule.scale
-    share = state.weights / scale
-    estimate = np.empty((len(totalling.lanes), len(names)))
-    variance = np.empty_like(estimate)
+    trigger, shown, rule = state.trigger, len(state.open_rows), totalling.rule
+    names = state.keys.names_of(state.table, state.open_rows)
+    share = None if rule is None else state.weights / rule.scale
     unit = state.spread.step(totalling.counters[0], trigger, share)
+    if rule is None:
+        unit = np.repeat(unit, state.cohorts[1])
+    estimate, variance = np.empty((2, len(totalling.lanes), shown))
     for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
         if place == totalling.shared:
             estimate[place], variance[place] = _shared(totalling, state)
             continue
         draws = at.noise.at("group-by/lane", at.job, place, at.window, trigger)
         blt, counted = blt_of(counter), state.lanes[place]
-        if totalling.rule is None or blt is None:  # `weighted_loss` refuses a rule without BLT
-            noisy, after = counter.step(counted, increments[:, place], draws, names)
+        if blt is None:  # `weighted_loss` refuses a rule without BLT
+            counted = counted.grow(shown - counted.keys)
+            noisy, after = counter.step(counted, increments[place], draws, names)
         else:
-            noisy, after = weighted_step(blt, counted, increments[:, place], (draws, names), share)
+            noisy, after = weighted_step(blt, counted, increments[place], (draws, names), share)
         state.lanes[place] = after
         quantum = float(lane.quantum)
-        estimate[place] = noisy * quantum
-        variance[place] = unit * (float(counter.sigma) * quantum) ** 2
+        np.multiply(noisy, quantum, out=estimate[place])
+        np.multiply(unit, (float(counter.sigma) * quantum) ** 2, out=variance[place])
     return Totals(estimate, variance)
 
 
@@ -223,47 +233,45 @@ def _shared(totalling: Totalling, state: WindowState) -> tuple[Array, float]:
     return np.rint(counts), sd**2 + 1 / 12  # the rounding of the released integer
 
 
-def to_table(
+def to_columns(
     state: WindowState,
     released: Released,
     outputs: tuple[Output, ...],
     confidence: float,
     keys: tuple[tuple[str, ...], Types],
-) -> pa.Table:
-    """Post-processing: aggregates with intervals, key columns, rows sorted by key bytes."""
+) -> list[Column]:
+    """Post-processing: key columns, aggregates with intervals, facts; in order of key bytes."""
     names, types = keys
-    if state.order is None:
-        encoded = state.table.key_bytes(released.rows)
-        order = sort_keys(encoded)
-        columns = decode_keys(encoded.take(pa.array(order)), types) if names else []
-        state.order = order, columns
-    order, columns = state.order
+    order, columns = state.keys.sort(state.table, released.rows, types if names else ())
     fields = [pa.field(name, kind) for name, kind in zip(names, types, strict=True)]
-    arrays = list(columns)
-    for place, output in enumerate(outputs):
-        answer = output.answer(released.totals, confidence)
+    found = list(zip(fields, columns, strict=True))
+    rising = 0
+    for output in outputs:
+        answer = output.in_order(released.totals, order, confidence)
         if output.monotone:
-            answer = _rising(state, place, answer)
-        for suffix, cells in (
-            ("", answer.value),
-            ("_sd", answer.sd),
-            ("_low", answer.low),
-            ("_high", answer.high),
-        ):
-            column = cells[order]
-            if output.is_integer and not suffix:
-                column = np.rint(column).astype(np.int64)
-            note = {b"bias": output.bias.encode()} if output.bias and not suffix else None
-            arrays.append(pa.array(column))
-            fields.append(pa.field(output.name + suffix, arrays[-1].type, metadata=note))
-    facts = {OPENED: state.opened} | ({} if released.share is None else {WEIGHT: released.share})
-    for name, fact in facts.items():
-        arrays.append(pa.array(fact[order]))
-        fields.append(pa.field(name, arrays[-1].type))
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+            answer, rising = _rising(state.shown[rising], order, answer), rising + 1
+        value = answer.value
+        if output.is_integer and value.dtype.kind == "f":
+            value = np.rint(value).astype(np.int64)
+        note = {b"bias": output.bias.encode()} if output.bias else None
+        found.append(column(output.name, value, note))
+        for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
+            found.append(column(output.name + suffix, cells))
+    found.append(column(OPENED, state.opened[order]))
+    if released.share is not None:
+        found.append(column(WEIGHT, released.share[order]))
+    return found
 
 
-def _rising(state: WindowState, place: int, answer: Answer) -> Answer:
-    value = np.maximum(state.shown[place], answer.value)
-    state.shown[place] = value
+def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> Column:
+    """A column of a release and its field."""
+    array = pa.array(cells)
+    return pa.field(name, array.type, metadata=note), array
+
+
+def _rising(
+    shown: Float64[Array, " shown"], order: Int32[Array, " shown"], answer: Answer
+) -> Answer:
+    value = np.maximum(shown[order], answer.value)
+    shown[order] = value
     return Answer(value, answer.sd, answer.low, np.maximum(answer.high, value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.privacy.calibrate import root_up
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws, Noise
-from streamveil.types import Array, Bool, Exact, Float64, Int64, UInt64
+from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible
 
@@ -33,6 +33,8 @@ class Address:
 class Selection(Protocol):
     """Decides at each trigger which keys of a window become public."""
 
+    once: ClassVar[bool]  # a key passes at one trigger only
+
     def threshold(self, trigger: int) -> float:
         """Units above which a key passes at a trigger, for forecasts and for the silent test."""
 
@@ -46,11 +48,11 @@ class Selection(Protocol):
         names: UInt64[Array, "keys 2"],
         trigger: int,
         at: Address,
-    ) -> tuple[dict[str, Array], Bool[Array, " keys"]]:
-        """Adds the new distinct units of every key seen so far; which keys pass at this trigger.
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+        """Takes the new distinct units of every key seen so far; which rows pass at this trigger.
 
-        Keys beyond the state's are new: they must get the law they would have had from the
-        window's first trigger.
+        Units are cleared where they are taken. Keys beyond the state's are new: they must get the
+        law they would have had from the window's first trigger.
         """
 
 
@@ -83,6 +85,7 @@ class GaussianSelection:
     Numerics: estimates count in 1/1024 units, so rounding to integers hardly adds noise.
     """
 
+    once: ClassVar[bool] = False
     counter: Counter  # of units, in quanta of 1 / FINE
     groups: int  # groups one unit may be counted in
     hidden: int  # of those, not yet shown
@@ -119,17 +122,17 @@ class GaussianSelection:
         names: UInt64[Array, "keys 2"],
         trigger: int,
         at: Address,
-    ) -> tuple[dict[str, Array], Bool[Array, " keys"]]:
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
         """See `Selection.step`."""
         counted = CounterState.from_arrays(state)
         new = names[counted.keys :]
         if len(new):
             counted = join(counted, self._catch_up(new, trigger, at))
-        estimate, counted = self.counter.step(
-            counted, units * FINE, self._draws(trigger, at), names
-        )
-        passes = estimate > self.threshold(trigger) * FINE
-        return counted.to_arrays() | {"estimate": np.asarray(estimate)}, passes
+        added = units * FINE
+        units[:] = 0
+        estimate, counted = self.counter.step(counted, added, self._draws(trigger, at), names)
+        passing = np.flatnonzero(estimate > self.threshold(trigger) * FINE)
+        return counted.to_arrays() | {"estimate": np.asarray(estimate)}, passing
 
     def _catch_up(self, names: UInt64[Array, "new 2"], trigger: int, at: Address) -> CounterState:
         """New keys after the triggers before their first row, run with zero input."""

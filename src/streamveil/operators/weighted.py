@@ -97,13 +97,14 @@ def weighted_step(
 
 @dataclass(repr=False)
 class Spread:
-    """The variance of every shown key's noise, for sigma = 1: public, exact for any late start.
+    """The variance of the noise of shown keys, for sigma = 1: public, exact for any late start.
 
+    A column for every key or, where keys carry no weights, for all keys that start together.
     Rows: the covariance of the buffers (upper triangle), their covariance with the total, and the
     variance of the total.
     """
 
-    rows: Float64[Array, "cells keys"]
+    rows: Float64[Array, "cells columns"]
 
     @classmethod
     def empty(cls, counter: Counter) -> Spread:
@@ -112,14 +113,14 @@ class Spread:
         d = 0 if blt is None else blt.buffers
         return cls(np.zeros((d * (d + 1) // 2 + d + 1, 0)))
 
-    def grow(self, keys: int) -> None:
-        """Further keys that start now, without noise so far."""
-        self.rows = np.concatenate([self.rows, np.zeros((len(self.rows), keys))], axis=1)
+    def grow(self, columns: int) -> None:
+        """Further columns that start now, without noise so far."""
+        self.rows = np.concatenate([self.rows, np.zeros((len(self.rows), columns))], axis=1)
 
     def step(
-        self, counter: Counter, trigger: int, share: Float64[Array, " keys"]
-    ) -> Float64[Array, " keys"]:
-        """Variances after one more trigger, for sigma = 1.
+        self, counter: Counter, trigger: int, share: Float64[Array, " columns"] | None
+    ) -> Float64[Array, " columns"]:
+        """Variances after one more trigger, for sigma = 1. `share` None: all are 1.
 
         For counters other than BLTs: of a key counted from the first trigger, never smaller.
         """
@@ -128,6 +129,7 @@ class Spread:
             sd = float(counter.std(np.array([trigger]))[0]) / float(counter.sigma)
             return np.full(self.rows.shape[1], sd**2)
         scale, noise = blt.schedule.scales(trigger)
+        share = np.ones(self.rows.shape[1]) if share is None else share
         fresh = (noise / share) ** 2 + 1 / (12 * (scale * float(blt.sigma)) ** 2)
         advance_spread(self.rows, blt.schedule.keep, blt.schedule.drain, scale, fresh)
         return np.asarray(self.rows[-1])

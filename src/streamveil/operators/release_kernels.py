@@ -1,0 +1,153 @@
+"""The compiled loops of the release stage. Each has a plain twin in tests that is its oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from streamveil.types import Array, Float64, Int32, Int64, UInt8, UInt64
+
+TOP = np.uint64(63)
+WORD = 8
+
+
+@njit(cache=True)
+def take_units(
+    pending: Int64[Array, " keys"],
+    held: tuple[Array, Array, Array],
+    trigger: int,
+    least: int,
+    undrawn: Int64[Array, " keys"],
+    able: Int64[Array, " keys"],
+) -> tuple[int, int]:
+    """Moves new units of keys that are not shown to their totals, and clears them.
+
+    `held`: units, shifts and opening times of all keys. Of the keys that changed and have at least
+    `least` units, lists those without a shift, and those that have that many more than their shift;
+    returns how many there are of each.
+    """
+    units, shift, opens = held
+    new = known = 0
+    for row in range(len(pending)):
+        more = pending[row]
+        if more == 0:
+            continue
+        pending[row] = 0
+        if opens[row] < trigger:
+            continue
+        units[row] += more
+        spare = units[row] - least
+        if spare >= 0 and shift[row] < 0:
+            undrawn[new] = row
+            new += 1
+        elif spare >= shift[row]:
+            able[known] = row
+            known += 1
+    return new, known
+
+
+@njit(cache=True)
+def take_lanes(
+    pending: Int64[Array, "keys width"], rows: Int64[Array, " shown"], first: int
+) -> Int64[Array, "lanes shown"]:
+    """The sums of some keys from lane `first` on, a row for each lane; clears them."""
+    lanes = pending.shape[1] - first
+    taken = np.empty((lanes, len(rows)), np.int64)
+    for i in range(len(rows)):
+        row = rows[i]
+        for lane in range(lanes):
+            taken[lane, i] = pending[row, first + lane]
+            pending[row, first + lane] = 0
+    return taken
+
+
+@njit(cache=True)
+def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
+    estimate: Float64[Array, " shown"],
+    variance: Float64[Array, " shown"],
+    order: Int32[Array, " shown"],
+    z: float,
+    least: float,
+    whole: bool,  # noqa: FBT001
+    value: Array,
+    rest: Float64[Array, "3 shown"],
+) -> None:
+    """Value, deviation and interval of a total, in key order; `outputs.normal` and its bounds."""
+    for i in range(len(order)):
+        key = order[i]
+        middle, sd = estimate[key], np.sqrt(variance[key])
+        low, high = middle - z * sd, middle + z * sd
+        middle = middle if middle >= least else least
+        value[i] = np.rint(middle) if whole else middle
+        rest[0, i] = sd
+        rest[1, i] = low if low >= least else least
+        rest[2, i] = high if high >= least else least
+
+
+@njit(cache=True)
+def mark_keys(
+    data: UInt8[Array, " bytes"], starts: Int64[Array, " keys_plus_1"]
+) -> UInt64[Array, " keys"]:
+    """A word for every key that sorts as its bytes do, as far as it goes.
+
+    The first byte of a key is a tag, 0 or 1: it is the highest bit, and 63 bits follow.
+    """
+    marks = np.zeros(len(starts) - 1, np.uint64)
+    for key in range(len(marks)):
+        start, stop = starts[key], starts[key + 1]
+        if start < stop:
+            word = np.uint64(0)
+            for i in range(start + 1, start + 1 + WORD):
+                byte = np.uint64(data[i]) if i < stop else np.uint64(0)
+                word = (word << np.uint64(8)) | byte
+            marks[key] = (np.uint64(data[start]) << TOP) | (word >> np.uint64(1))
+    return marks
+
+
+@njit(cache=True)
+def is_before(
+    data: UInt8[Array, " bytes"], ends: Int64[Array, " keys_plus_1"], one: int, other: int
+) -> bool:
+    """Whether the bytes of one key row sort before those of another."""
+    start, begin = ends[one], ends[other]
+    size, length = ends[one + 1] - start, ends[other + 1] - begin
+    for i in range(min(size, length)):
+        if data[start + i] != data[begin + i]:
+            return bool(data[start + i] < data[begin + i])
+    return bool(size < length)
+
+
+@njit(cache=True)
+def merge_keys(
+    data: UInt8[Array, " bytes"],
+    ends: Int64[Array, " keys_plus_1"],
+    rows: Int64[Array, " shown"],
+    old: tuple[Array, Array],
+    new: tuple[Array, Array],
+    places: Int64[Array, " new"],
+) -> None:
+    """How many of the old keys come before each new one. Both are pairs of order and marks."""
+    (order, marks), (coming, fresh) = old, new
+    low = 0
+    for i in range(len(coming)):
+        row, high = rows[coming[i]], len(order)
+        while low < high:
+            middle = (low + high) // 2
+            before = marks[middle] < fresh[i]
+            if marks[middle] == fresh[i]:
+                before = is_before(data, ends, rows[order[middle]], row)
+            low, high = (middle + 1, high) if before else (low, middle)
+        places[i] = low
+
+
+@njit(cache=True)
+def interleave(old: Array, new: Array, places: Int64[Array, " new"], merged: Array) -> None:
+    """Puts each new item behind as many of the old as its place says."""
+    at = 0
+    for i in range(len(new)):
+        for k in range(at, places[i]):
+            merged[k + i] = old[k]
+        at = places[i]
+        merged[at + i] = new[i]
+    for k in range(at, len(old)):
+        merged[k + len(new)] = old[k]

@@ -1,0 +1,83 @@
+"""What follows from which keys are shown, and in which order: caches of a window, never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.operators.aggregate import KeyTable
+from streamveil.operators.hashing import text_buffers
+from streamveil.operators.keys import Types, decode_keys, sort_keys
+from streamveil.operators.release_kernels import interleave, mark_keys, merge_keys
+from streamveil.types import Array, Int32, Int64, UInt64
+
+
+@dataclass(repr=False)  # secret
+class ShownKeys:
+    """Names of the shown keys in the order they were shown; their columns in order of their bytes.
+
+    Keys are only ever added: new ones are sorted, decoded and merged into what is there.
+    Memory: 36 bytes for each shown key, and its columns.
+    """
+
+    names: UInt64[Array, "room 2"] = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
+    named: int = 0
+    order: Int32[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    marks: UInt64[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    columns: list[pa.Array] | None = None
+
+    def names_of(self, table: KeyTable, rows: Int64[Array, " shown"]) -> UInt64[Array, "shown 2"]:
+        """The names of all shown keys, which are these rows of the table."""
+        if len(rows) > len(self.names):
+            wider = np.empty((len(rows) * 5 // 4, 2), np.uint64)
+            wider[: self.named] = self.names[: self.named]
+            self.names = wider
+        if len(rows) > self.named:
+            self.names[self.named : len(rows)] = table.names[rows[self.named :]]
+            self.named = len(rows)
+        return self.names[: len(rows)]
+
+    def sort(
+        self, table: KeyTable, rows: Int64[Array, " shown"], types: Types
+    ) -> tuple[Int32[Array, " shown"], list[pa.Array]]:
+        """The order of the shown keys by their bytes, and their columns in that order."""
+        known = len(self.order)
+        if self.columns is None or len(rows) > known:
+            encoded = table.key_bytes(rows[known:])
+            inner = sort_keys(encoded)
+            encoded = encoded.take(pa.array(inner))
+            marks = mark_keys(*text_buffers(encoded))
+            columns = decode_keys(encoded, types) if types else []
+            self._merge(table, rows, ((inner + known).astype(np.int32), marks), columns)
+        return self.order, self.columns or []
+
+    def _merge(
+        self,
+        table: KeyTable,
+        rows: Int64[Array, " shown"],
+        new: tuple[Int32[Array, " new"], UInt64[Array, " new"]],
+        columns: list[pa.Array],
+    ) -> None:
+        known, places = len(self.order), np.zeros(len(new[0]), np.int64)
+        if not known:
+            (self.order, self.marks), self.columns = new, columns
+            return
+        merge_keys(table.heap, table.ends, rows, (self.order, self.marks), new, places)
+        index = merged(np.arange(known), np.arange(known, len(rows)), places)
+        self.columns = [
+            pa.concat_arrays([old, more]).take(pa.array(index))
+            for old, more in zip(self.columns or [], columns, strict=True)
+        ]
+        self.order, self.marks = (
+            merged(self.order, new[0], places),
+            merged(self.marks, new[1], places),
+        )
+
+
+def merged(old: Array, new: Array, places: Int64[Array, " new"]) -> Array:
+    """Both in one, each new item behind as many of the old as its place says."""
+    both = np.empty(len(old) + len(new), old.dtype)
+    interleave(old, new, places, both)
+    return both
