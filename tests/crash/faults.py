@@ -1,18 +1,20 @@
 """Faults injected at the n-th system call that writes.
 
 Every function of `os` through which this package, its ledger and its sinks change durable files is
-counted; the n-th call of a life fails in a chosen way. What happens inside Arrow's own file
-writers is not counted: those write to a temporary name that is synced and renamed through `os`.
+counted; the n-th call of a life fails in a chosen way.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from streamveil.connectors.blocks import DIRECT
 
 Kind = Literal["kill", "short and kill", "kill after", "short", "ENOSPC", "EIO", "fsync"]
 KINDS: tuple[Kind, ...] = (
@@ -82,4 +84,6 @@ def write_half(arguments: tuple[Any, ...]) -> int:
     fd, data = arguments[:2]
     whole = b"".join(bytes(part) for part in data) if isinstance(data, list) else bytes(data)
     half = whole[: (len(whole) + 1) // 2]
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~DIRECT)  # a device may take whole blocks only
     return REAL_PWRITE(fd, half, arguments[2]) if len(arguments) > 2 else REAL_WRITE(fd, half)

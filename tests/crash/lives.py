@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from streamveil.batch import Release
+from streamveil.connectors import blocks
+from streamveil.connectors.blocks import LARGE_BYTES
 from streamveil.derived.releases import Moment
 from streamveil.privacy.ledger import Ledger
+from streamveil.runtime import frame
 from streamveil.runtime.job import Job
 from streamveil.runtime.published import ARCHIVE, committed, index, of_state
 from streamveil.runtime.store import LEDGER, CheckpointPolicy, read_header
@@ -30,6 +33,7 @@ from tests.crash.power import Power, record
 from tests.runtime import toy
 
 EVERY_FEW_BATCHES = CheckpointPolicy(log_bytes=1500, log_per_state=0)
+EVERY_FEW_BLOCKS = CheckpointPolicy(log_bytes=10_000, log_per_state=0)
 ROOT = Path(__file__).parents[2]
 SURVIVED, FAULTED, UNTOUCHED = 0, 70, 71  # exit statuses
 
@@ -38,13 +42,17 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
     """One life: runs the job to its end, or to the fault. Returns the exit status."""
     warnings.simplefilter("ignore")
     count = install(fault)
+    policy = EVERY_FEW_BATCHES
     try:
         work = streams.work(name, folder)
-        with Job(folder / "state", work, toy.SEEDED, policy=EVERY_FEW_BATCHES) as job:
+        if name == "large toy":
+            policy = EVERY_FEW_BLOCKS
+            large_from(1)
+        with Job(folder / "state", work, toy.SEEDED, policy=policy) as job:
             for _ in job:
                 pass
         for number, points in enumerate(streams.questions(name)):
-            with Job(folder / "state", work, toy.SEEDED, policy=EVERY_FEW_BATCHES) as job:
+            with Job(folder / "state", work, toy.SEEDED, policy=policy) as job:
                 asked = job.ask(points)  # what is left to pay with may differ when asked again
             text = f"{asked.kind} {asked.value} {asked.reach} {asked.step}"
             note(folder / "out" / f"answer-{number}", text)
@@ -52,7 +60,14 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         if fault is None:
             raise
         return FAULTED
+    finally:
+        large_from(LARGE_BYTES)
     return SURVIVED if fault is None or count() >= fault.at else UNTOUCHED
+
+
+def large_from(size: int) -> None:
+    """From how many bytes on writes go past the page cache, in whole blocks."""
+    blocks.LARGE_BYTES = frame.LARGE_BYTES = size
 
 
 def note(path: Path, answer: str) -> None:

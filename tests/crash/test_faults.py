@@ -24,6 +24,13 @@ def test_every_write_of_the_toy_may_fail(server: Server, folder: Path, kind: Kin
     try_calls(server, folder, Fault(kind, 1), "toy")
 
 
+@pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("short", 1)])
+def test_some_writes_past_the_page_cache_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "large toy", every=4)
+
+
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 2), ("ENOSPC", 5), ("kill", 7)])
 def test_some_writes_of_the_group_by_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
@@ -45,9 +52,10 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", ["large toy", "visits", "swept visits", "people"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_write_of_the_group_by_may_fail(server: Server, folder: Path, kind: Kind) -> None:
-    try_calls(server, folder, Fault(kind, 1), "visits")
+def test_every_write_may_fail(server: Server, folder: Path, kind: Kind, job: str) -> None:
+    try_calls(server, folder, Fault(kind, 1), job)
 
 
 def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int = 1) -> None:

@@ -23,12 +23,13 @@ SEED = 20_261_120
 FAST = Power(images="", seed=SEED, each=4, every=5)
 
 
-def test_power_may_fail_at_any_moment(server: Server, folder: Path) -> None:
-    assert lose_power(server, folder, "toy", FAST) > 30
+@pytest.mark.parametrize("job", ["toy", "large toy"])
+def test_power_may_fail_at_any_moment(server: Server, folder: Path, job: str) -> None:
+    assert lose_power(server, folder, job, FAST) > 30
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["toy", "long toy", "visits"])
+@pytest.mark.parametrize("job", ["toy", "long toy", "large toy", "visits"])
 def test_power_may_fail_at_every_moment(server: Server, folder: Path, job: str) -> None:
     power = Power(images="", seed=SEED + 1, each=2 if job == "toy" else 1)
     assert lose_power(server, folder, job, power, again=True) > 100
