@@ -28,7 +28,7 @@ from streamveil.engines.spark import stages, tasks
 from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.moving import total
-from streamveil.engines.spark.shards import KEPT, Shards
+from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.spread import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
@@ -82,7 +82,7 @@ class SparkJob:
         try:
             header, secret = self.home.open(plan, self.layout, keys or Keys())
             self.home.charge(header, self._account(ledger))
-            self.shards = Shards(header.storage or str(path / SHARDS))
+            self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.home.require_whole(self.shards, self.spread.shards(header.shards))
             self.setup = self._setup(header.shards, secret)
             self.sink: Sink | None = None
@@ -227,7 +227,7 @@ class SparkJob:
         mark = Mark(step=step, rows=self.mark.rows + report["rows"], rejected=rejected)
         self.home.commit(mark)
         self.mark = mark
-        self.shards.drop(step - KEPT)
+        self.shards.tidy(step - 1)
         self._report(report)
 
     def _report(self, report: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from streamveil.runtime.keys import Keys, check
 from streamveil.runtime.store import LEDGER, new_epoch
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 2
+VERSION = 3
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")

@@ -152,8 +152,8 @@ def test_shards_may_live_behind_a_uri_and_tasks_may_change(session, tmp_path):
     with spark(session, storage=storage, tasks=3).start(plan, **start) as running:
         list(running)
     assert published(tmp_path / "out") == embedded(case, tmp_path)
-    assert not list((tmp_path / "state").rglob("*.state"))
-    other = plan.__class__(**{**plan.__dict__, "name": "other"})
+    assert not list((tmp_path / "state").rglob("*.delta"))
+    other = replace(plan, name="other")
     with pytest.raises(StoreError, match="another state"):
         spark(session, storage=storage).start(other, **{**start, "state": tmp_path / "second"})
 
@@ -181,7 +181,7 @@ def test_the_secret_is_in_its_file_only(finished):
     state = folder / "state"
     files = [p for p in state.rglob("*") if p.is_file() and p != state / "secret"]
     assert any("offsets" in p.parts for p in files)
-    assert any(p.suffix == ".state" for p in files)
+    assert any(p.suffix == ".delta" for p in files)
     contents = [path.read_bytes() for path in files] + [cloudpickle.dumps(setup)]
     assert not [w for content in contents for w in forbidden if w in content]
     assert text in (state / "secret").read_bytes()  # the search can find it

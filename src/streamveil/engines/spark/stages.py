@@ -10,12 +10,13 @@ releases, bit for bit, as one process does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.engines.spark.moving import Counts, Rows
+from streamveil.engines.spark.moving import BYTES, ENDS, Counts, Rows, cells_from, cells_of
 from streamveil.operators.aggregate import (
     KeyRows,
     KeyTable,
@@ -24,7 +25,7 @@ from streamveil.operators.aggregate import (
     key_stage,
     recognise,
 )
-from streamveil.operators.distinct import see
+from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.folding import BOUNDED, ROUND_MARK, arrive, pass_units
 from streamveil.operators.group_by import GroupBy
@@ -36,12 +37,21 @@ from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Facts = dict[str, Array]  # of the shown groups, all public: window, name, weight, round
+Delta = dict[str, Array]  # what a step did to a shard: enough to do it again
 LATER = ("rows", "units", "distinct")  # lanes that are filled where a row is accepted or gathered
 
 
 def travelling(operator: GroupBy) -> list[int]:
     """The plain lanes whose increments a row carries from the start."""
     return [p for p, lane in enumerate(operator.plain_lanes) if lane.kind not in LATER]
+
+
+class Bounded(NamedTuple):
+    """What the unit stage made of a step's rows."""
+
+    rows: list[Rows]  # that count, by key shard
+    turned: Counts
+    delta: Delta
 
 
 def admit(
@@ -78,12 +88,10 @@ def key_cells(
     return encode_keys([key.take(pa.array(rows)) for key in prepared.keys], len(rows))
 
 
-def bound(
-    operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
-) -> tuple[list[Rows], Counts]:
+def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int) -> Bounded:
     """The unit stage of one shard: which rows count. Updates the shard's units in place.
 
-    Returns rows by key shard, summed per group where nothing is lost by it.
+    Rows go on summed per group where nothing is lost by it.
     """
     names, n = rows["names"], len(rows)
     known = shown.recognise(names, rows["window"])
@@ -100,7 +108,21 @@ def bound(
     if not operator.trees and not operator.distinct_lanes:
         counted = combined(counted)
     turned = {BOUNDED: n - len(kept)} if n > len(kept) else {}
-    return counted.by_shard(counted["names"][:, 0], shards), turned
+    delta = {
+        "unit": rows["unit"][kept], "period": rows["period"][kept], "group": known.group[kept],
+        "weight": known.weight[kept], "hidden": known.hidden[kept].astype(np.uint8),
+    }  # fmt: skip
+    return Bounded(counted.by_shard(counted["names"][:, 0], shards), turned, delta)
+
+
+def bound_again(operator: GroupBy, state: State, delta: Delta, step: int) -> None:
+    """Does to a unit shard what `bound` and the end of a step did: rejected rows change nothing."""
+    if delta:
+        unit, hidden = delta["unit"], delta["hidden"].astype(np.bool_)
+        rows = np.zeros(len(unit), np.int32)
+        known = Recognised(rows, delta["weight"], hidden, delta["group"])
+        pass_units(operator, state, unit, known, delta["period"])
+    operator.expire(state, step)
 
 
 def combined(rows: Rows) -> Rows:
@@ -126,30 +148,60 @@ def combined(rows: Rows) -> Rows:
 
 def gather(
     operator: GroupBy, state: State, rows: Rows | None, noise: Noise, place: tuple[int, int, int]
-) -> None:
+) -> Delta:
     """The key stage of one shard: exact sums per group, in place. `place`: shard, shards, step."""
     shard, shards, step = place
     windows = {*operator.schedule.active(step)}
     if rows is not None:
         windows |= {*np.unique(rows["window"]).tolist()}
     open_windows(operator, state, windows, noise.derive("group-by/keys"), (shard, shards))
+    delta: Delta = {"windows": np.array(sorted(windows), np.int64)}
     if rows is None:
-        return
+        return delta
     lanes, where = rows["lanes"], rows["window"]
     values = {p: operator.plain_lanes[p].value for p in operator.distinct_lanes}
-    seen, _ = see(
+    seen, cells = see(
         state.seen, {p: (rows[f"has{v}"], rows[f"cell{v}"]) for p, v in values.items()}, where
     )
     for lane, new in seen.items():
         lanes[:, lane] = new
+    found, places = np.empty(len(rows), np.int32), []
     for number, mine in parts(where):
         table = state.windows[number].table
         start = table.keys
         met = key_stage(table, np.ascontiguousarray(rows["names"][mine]))
+        found[mine] = met.rows
+        places.append(np.arange(len(rows))[mine][met.fresh])
         if len(met.fresh) and rows.keys is not None:
-            places = np.arange(len(rows))[mine][met.fresh]
-            table.name_keys(start, rows.keys.take(pa.array(places)))
+            table.name_keys(start, rows.keys.take(pa.array(places[-1])))
         add_rows(table, met.rows, KeyRows(lanes[mine], rows["hits"][mine]))
+    new = np.concatenate([np.zeros(0, np.int64), *places])
+    delta |= {"row": found, "window": where, "lanes": lanes, "hits": rows["hits"], **cells}
+    if rows.keys is not None:
+        lengths, data = cells_of(rows.keys.take(pa.array(new)))
+        delta |= {"new_window": where[new], "new_names": rows["names"][new], ENDS: lengths,
+                  BYTES: data}  # fmt: skip
+    return delta
+
+
+def gather_again(
+    operator: GroupBy, state: State, delta: Delta, noise: Noise, place: tuple[int, int, int]
+) -> None:
+    """Does to a key shard what `gather` and the release of a step did."""
+    shard, shards, step = place
+    windows = {*delta["windows"].tolist()}
+    open_windows(operator, state, windows, noise.derive("group-by/keys"), (shard, shards))
+    if "row" in delta:
+        recall(state.seen, delta)
+        if ENDS in delta:
+            keys = cells_from(delta[ENDS], delta[BYTES])
+            for number, mine in parts(delta["new_window"]):
+                taken = keys.take(pa.array(np.arange(len(keys))[mine]))
+                state.windows[number].table.add_keys(delta["new_names"][mine], taken)
+        for number, mine in parts(delta["window"]):
+            increments = KeyRows(delta["lanes"][mine], delta["hits"][mine])
+            add_rows(state.windows[number].table, delta["row"][mine], increments)
+    operator.release(state, step, noise)
 
 
 def open_windows(
@@ -172,14 +224,23 @@ def facts_matter(operator: GroupBy) -> bool:
     return totalling.rule is not None or operator.bounds.slots is not None or restarts
 
 
-def shown_facts(operator: GroupBy, state: State) -> Facts:
-    """What other stages may know of a shard's shown groups: all of it was released."""
+def facts_last(operator: GroupBy) -> bool:
+    """Whether what is known of a shown group stays as it was when it was shown."""
+    return operator.totalling.rule is None and not isinstance(operator.totalling, RoundTotalling)
+
+
+def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = None) -> Facts:
+    """What other stages may know of a shard's shown groups: all of it was released.
+
+    `known`: how many of each window to leave out.
+    """
     windows, names, weights, rounds = [], [], [], []
     for number, held in state.windows.items():
-        rows = held.open_rows
+        start = (known or {}).get(number, 0)
+        rows = held.open_rows[start:]
         windows.append(np.full(len(rows), number, np.int64))
         names.append(held.table.names[rows])
-        weights.append(held.weights)
+        weights.append(held.weights[start:])
         rounds.append(rounds_of(operator, held, rows))
     return {
         "window": np.concatenate([np.zeros(0, np.int64), *windows]),
@@ -187,6 +248,11 @@ def shown_facts(operator: GroupBy, state: State) -> Facts:
         "weight": np.concatenate([np.zeros(0, np.uint8), *weights]),
         "round": np.concatenate([np.zeros(0, np.int64), *rounds]),
     }
+
+
+def counts_shown(state: State) -> dict[int, int]:
+    """How many groups each window has shown."""
+    return {number: len(held.open_rows) for number, held in state.windows.items()}
 
 
 def rounds_of(
@@ -198,26 +264,47 @@ def rounds_of(
     return np.zeros_like(rows)
 
 
+ShownKeys = tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]
+
+
+def nothing() -> ShownKeys:
+    """No group."""
+    return KeyTable.empty(0), np.zeros(1, np.uint8), np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Shown:
     """What bounding may know of the groups of all shards, by window: where, weight and round."""
 
-    windows: dict[int, tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]]
+    windows: dict[int, ShownKeys]
     entry: int  # weight of a group that is not shown
     restarts: bool
 
     @classmethod
     def of(cls, operator: GroupBy, facts: Facts) -> Shown:
         """Ready to look up."""
-        found, rule = {}, operator.totalling.rule
-        weighed = rule is not None or operator.bounds.slots is not None
-        for window, mine in parts(facts["window"]):
-            table = KeyTable.empty(0)
-            table.add_names(np.ascontiguousarray(facts["name"][mine]))
-            weights = np.append(facts["weight"][mine] * np.uint8(weighed), np.uint8(0))
-            found[window] = table, weights, facts["round"][mine]
+        rule = operator.totalling.rule
         restarts = isinstance(operator.totalling, RoundTotalling)
-        return cls(found, 1 if rule is None else rule.entry, restarts)
+        made = cls({}, 1 if rule is None else rule.entry, restarts)
+        made.add(operator, facts)
+        return made
+
+    def add(self, operator: GroupBy, facts: Facts) -> None:
+        """Adds groups that were not shown before."""
+        weighed = operator.totalling.rule is not None or operator.bounds.slots is not None
+        for window, mine in parts(facts["window"]):
+            table, weights, rounds = self.windows.get(window, nothing())
+            table.add_names(np.ascontiguousarray(facts["name"][mine]))
+            more = facts["weight"][mine] * np.uint8(weighed)
+            weights = np.concatenate([weights[:-1], more, np.zeros(1, np.uint8)])
+            self.windows[window] = table, weights, np.append(rounds, facts["round"][mine])
+
+    def forget(self, operator: GroupBy, step: int) -> None:
+        """Drops windows that take no more rows after a step."""
+        for window in list(self.windows):
+            last = operator.schedule.last_step(window)
+            if last is not None and last <= step:
+                del self.windows[window]
 
     def recognise(
         self, names: UInt64[Array, "rows 2"], windows: Int64[Array, " rows"]
@@ -229,9 +316,9 @@ class Shown:
             np.empty(n, np.uint16),
         )  # fmt: skip
         marks = np.zeros(n if self.restarts else 0, np.int64)
-        nothing = KeyTable.empty(0), np.zeros(1, np.uint8), np.zeros(0, np.int64)
+        unknown = nothing()
         for window, mine in parts(windows):
-            table, weights, rounds = self.windows.get(window, nothing)
+            table, weights, rounds = self.windows.get(window, unknown)
             own = np.ascontiguousarray(names[mine])
             some = recognise(table, own, window, weights, self.entry)
             for column, values in zip(known, some, strict=True):

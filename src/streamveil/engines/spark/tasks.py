@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from streamveil.batch import Release
-from streamveil.engines.spark import stages
+from streamveil.engines.spark import known, stages
+from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.feeds import Reading
 from streamveil.engines.spark.moving import Piece, Rows, joined, total
 from streamveil.engines.spark.shards import Shards
@@ -20,6 +21,7 @@ from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State, types_from_bytes
 from streamveil.privacy.noise import Noise
 from streamveil.queries.plan import Plan
+from streamveil.types import Array
 
 MOVING = pa.schema([("task", pa.int32()), ("shard", pa.int32()), ("piece", pa.binary())])
 RELEASED = pa.schema([("window", pa.int64()), ("trigger", pa.int64()), ("table", pa.binary())])
@@ -107,20 +109,21 @@ def bound_task(
 
     def task(batches: Batches) -> Batches:
         operator = setup.operator.open()
-        shown = public_facts(operator, setup, step - 1)
+        shown = known.shown(operator, setup.state, setup.shards, step - 1)
         for shard, came in received(setup, batches):
             pieces = ready(came)
-            state = load(operator, setup, "unit", shard, step - 1)
             rows = joined(pieces)
-            bounded: list[Rows] = []
-            turned: dict[str, int] = {}
-            if rows is not None:
-                bounded, turned = stages.bound(operator, state, rows, shown, setup.shards)
-            operator.expire(state, step)
-            size = setup.state.write("unit", shard, step, operator.save(state))
-            units = operator.counters(state)["units"]
-            report = {"turned": turned, "counters": {"units": units, "bytes": size}}
-            yield sent(setup, shard, bounded, reported([p.facts for p in pieces] + [report]))
+            bounded = stages.Bounded([], {}, {})
+            with unit_shard(operator, setup, shard).open(step - 1) as held:
+                if rows is not None:
+                    bounded = stages.bound(operator, held.state, rows, shown, setup.shards)
+                operator.expire(held.state, step)
+                size, whole = held.commit(bounded.delta)
+                units = operator.counters(held.state)["units"]
+            counters = {"units": units, "bytes": size, "bases": int(whole)}
+            report = {"turned": bounded.turned, "counters": counters}
+            facts = reported([p.facts for p in pieces] + [report])
+            yield sent(setup, shard, bounded.rows, facts)
 
     return task
 
@@ -131,17 +134,20 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
     def task(batches: Batches) -> Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for shard, pieces in received(setup, batches):
-            state = load(operator, setup, "key", shard, step - 1)
             place = shard, setup.shards, step
-            stages.gather(operator, state, joined(pieces), noise, place)
-            keys = operator.counters(state)
-            releases = operator.release(state, step, noise)
-            size = setup.state.write("key", shard, step, operator.save(state))
-            if stages.facts_matter(operator):
-                setup.state.write("public", shard, step, stages.shown_facts(operator, state))
-            counters = {"keys": keys["keys"], "shown keys": keys["shown keys"], "bytes": size}
-            report = reported([p.facts for p in pieces] + [{"counters": counters}])
-            yield packed(releases, report)
+            with key_shard(operator, setup, shard).open(step - 1) as held:
+                before, tag = stages.counts_shown(held.state), held.stamp.tag
+                delta = stages.gather(operator, held.state, joined(pieces), noise, place)
+                keys = operator.counters(held.state)
+                releases = operator.release(held.state, step, noise)
+                size, whole = held.commit(delta)
+                told = known.Step(shard, step, tag, held.stamp.tag, whole)
+                known.tell(operator, setup.state, told, held.state, before)
+                counters = {"keys": keys["keys"], "shown keys": keys["shown keys"], "bytes": size,
+                            "bases": int(whole)}  # fmt: skip
+                report = reported([p.facts for p in pieces] + [{"counters": counters}])
+                made = packed(releases, report)
+            yield made
 
     return task
 
@@ -190,24 +196,43 @@ def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def load(operator: GroupBy, setup: Setup, stage: str, shard: int, version: int) -> State:
-    """A shard's state after a step."""
-    arrays = setup.state.read(stage, shard, version)
-    state = operator.init() if arrays is None else operator.load(arrays)
-    state.types = types_from_bytes(np.frombuffer(setup.types, np.uint8))
-    return state
+def unit_shard(operator: GroupBy, setup: Setup, shard: int) -> Chain:
+    """A shard of the unit stage."""
+
+    def replay(state: State, delta: stages.Delta, step: int) -> None:
+        stages.bound_again(operator, state, delta, step)
+
+    return Chain(setup.state, "unit", shard, loading(operator, setup), operator.save, replay)
 
 
-def public_facts(operator: GroupBy, setup: Setup, version: int) -> stages.Shown:
-    """The shown groups of all shards after a step, where bounding asks for them."""
-    found = [stages.shown_facts(operator, State())]
-    if stages.facts_matter(operator):
-        read = [setup.state.read("public", shard, version) for shard in range(setup.shards)]
-        found += [facts for facts in read if facts is not None]
-    names = found[0].keys()
-    return stages.Shown.of(
-        operator, {name: np.concatenate([facts[name] for facts in found]) for name in names}
-    )
+def key_shard(operator: GroupBy, setup: Setup, shard: int) -> Chain:
+    """A shard of the key stage."""
+
+    def replay(state: State, delta: stages.Delta, step: int) -> None:
+        place = shard, setup.shards, step
+        stages.gather_again(operator, state, delta, setup.keys(), place)
+
+    return Chain(setup.state, "key", shard, loading(operator, setup), operator.save, replay)
+
+
+def loading(operator: GroupBy, setup: Setup) -> Callable[[Mapping[str, Array] | None], State]:
+    """Makes a state of saved arrays, which it keeps, or of nothing."""
+    types = types_from_bytes(np.frombuffer(setup.types, np.uint8))
+    lanes, width = len(operator.totalling.lanes), operator.totalling.width
+
+    def load(arrays: Mapping[str, Array] | None) -> State:
+        state = operator.init() if arrays is None else State.from_arrays(
+            arrays, lanes, width, own=kept
+        )  # fmt: skip
+        state.types = types
+        return state
+
+    return load
+
+
+def kept(array: Array) -> Array:
+    """The array itself: whoever read it has no other use for it."""
+    return array
 
 
 def packed(releases: list[Release], report: dict[str, Any]) -> pa.RecordBatch:

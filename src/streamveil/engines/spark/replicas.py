@@ -1,0 +1,197 @@
+"""Replicas of shards: one file each, mapped by whichever worker of an executor runs the task.
+
+Spark hands a shard's task to any of its Python workers, and ends workers that were idle for a
+minute. A state held by one worker would be lost or stale at most steps; one that lies in a mapped
+file is there for all of them, is changed in place, and costs a step only the pages it touches. The
+kernel may write pages out and drop them as it does with any file.
+
+A replica is never the truth: before it is changed it is made unreadable, and it becomes readable
+again when all is written, together with the version and tag that it then has. Whoever finds none
+reads the storage. Replicas lie in the executor's own local folder, beside its shuffle files, which
+Spark makes anew at every start and removes at the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamveil.types import Array, UInt8
+
+FOLDERS = "SPARK_LOCAL_DIRS"  # which Spark sets for its Python workers
+ALIGNMENT = 64
+SPARE = 0.05  # of the disk stays free
+LOOSE = 64 << 20  # bytes that may lie unused, besides as many as are used
+
+
+class Stamp(NamedTuple):
+    """Which version a replica holds."""
+
+    version: int
+    tag: int
+    logged: int  # bytes of the deltas since its last base
+    links: int  # how many these are
+
+
+@dataclass
+class Replica:
+    """One shard's replica, locked by this task."""
+
+    path: Path
+    lock: int  # a file descriptor
+    whole: UInt8[Array, " bytes"] | None = None  # what is mapped
+
+    @classmethod
+    def of(cls, name: str) -> Replica | None:
+        """The replica of a shard, unless another task has it or there is no folder for it."""
+        folder = folder_of(os.environ.get(FOLDERS, ""))
+        if folder is None:
+            return None
+        lock = os.open(folder / f"{name}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return None
+        return cls(folder / name, lock)
+
+    def take(self) -> tuple[Stamp, dict[str, Array]] | None:
+        """What the replica holds, to be changed in place; from now on nobody else finds it."""
+        label = self.path.with_suffix(".json")
+        try:
+            stamp, layout = json.loads(label.read_text())
+        except (OSError, ValueError):
+            return None
+        label.unlink()
+        with self.path.open("r+b") as file:
+            self.whole = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        return Stamp(*stamp), {place.name: place.within(self.whole) for place in places(layout)}
+
+    def give(self, stamp: Stamp, arrays: dict[str, Array]) -> None:
+        """Makes a state readable: what is mapped stays where it is, all else is copied."""
+        kept, new = self._sorted(arrays)
+        used = sum(place.size for place in kept) + sum(array.nbytes for _, array in new)
+        if self.whole is not None and len(self.whole) > 2 * used + LOOSE:
+            kept, new = [], [(name, array.copy()) for name, array in arrays.items()]
+            self.whole = None
+        if self.whole is None:
+            self.path.unlink(missing_ok=True)
+        made = placed(kept, new, 0 if self.whole is None else len(self.whole))
+        with os.fdopen(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as file:
+            if not reserve(file.fileno(), max((p.start + p.size for p in made), default=1)):
+                self.path.unlink()
+                return
+            for place, (_, array) in zip(made[len(kept) :], new, strict=True):
+                write_at(file.fileno(), place.start, array)
+        label = self.path.with_suffix(".json")
+        partial = label.with_suffix(".partial")
+        partial.write_text(json.dumps([stamp, made]))
+        partial.replace(label)
+
+    def _sorted(self, arrays: dict[str, Array]) -> tuple[list[Place], list[tuple[str, Array]]]:
+        """Arrays that lie in the map as they are, and others, which then do not overlap it."""
+        kept: list[Place] = []
+        new: list[tuple[str, Array]] = []
+        start, size = (0, 0) if self.whole is None else (address(self.whole), len(self.whole))
+        for name, array in arrays.items():
+            at = address(array) - start
+            inside = 0 <= at < size
+            if inside and array.flags.c_contiguous and array.size:
+                kept.append(Place(name, array.dtype.str, array.shape, at, array.nbytes))
+            else:
+                whole = array.flags.c_contiguous and not inside
+                new.append((name, array if whole else array.copy()))
+        return kept, new
+
+    def close(self) -> None:
+        """Lets another task have it."""
+        self.whole = None
+        os.close(self.lock)
+
+
+class Place(NamedTuple):
+    """Where an array lies in a replica."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    def within(self, whole: UInt8[Array, " bytes"]) -> Array:
+        """The array itself."""
+        part = whole[self.start : self.start + self.size]
+        return part.view(self.dtype).reshape(self.shape)
+
+
+def places(layout: list[list[Any]]) -> list[Place]:
+    """As they were written."""
+    return [Place(*entry) for entry in layout]
+
+
+def placed(kept: list[Place], new: list[tuple[str, Array]], size: int) -> list[Place]:
+    """Finds room for new arrays between the kept ones, or behind the `size` bytes there are."""
+    gaps, end = [], 0
+    for place in sorted(kept, key=lambda p: p.start):
+        gaps.append([end, place.start])
+        end = max(end, aligned(place.start + place.size))
+    gaps.append([end, size])
+    made, last = list(kept), max(aligned(size), end)
+    for name, array in new:
+        wanted = aligned(array.nbytes)
+        gap = next((gap for gap in gaps if gap[1] - gap[0] >= wanted), None)
+        if gap is None:
+            start, last = last, last + wanted
+        else:
+            start, gap[0] = gap[0], gap[0] + wanted
+        made.append(Place(name, array.dtype.str, array.shape, start, array.nbytes))
+    return made
+
+
+def aligned(size: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def address(array: Array) -> int:
+    """Of the first item."""
+    return int(array.__array_interface__["data"][0])
+
+
+def reserve(file: int, size: int) -> bool:
+    """Takes disk space, so that a mapped page always has a place to go; False when it is scarce."""
+    disk, has = os.fstatvfs(file), os.fstat(file).st_size
+    if size <= has:
+        return True
+    if disk.f_bavail * disk.f_frsize - (size - has) < SPARE * disk.f_blocks * disk.f_frsize:
+        return False
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        return False
+    return True
+
+
+def write_at(file: int, start: int, array: Array) -> None:
+    """Copies an array into a file."""
+    data = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    while len(data):
+        done = os.pwrite(file, data, start)
+        data, start = data[done:], start + done
+
+
+def folder_of(local: str) -> Path | None:
+    """Where replicas lie, given the local folders of an executor."""
+    first = local.partition(",")[0]
+    if not first or not Path(first).is_dir():
+        return None
+    folder = Path(first) / "streamveil"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -1,0 +1,275 @@
+"""Shards as bases, deltas and replicas: whoever opens a version finds the same state."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from streamveil.engines.spark import chains, replicas
+from streamveil.engines.spark.chains import Chain
+from streamveil.engines.spark.replicas import Replica, Stamp
+from streamveil.engines.spark.shards import BASE, DELTA, Shards
+from streamveil.errors import StoreError
+
+
+class Sums:
+    """A state of two arrays: one changed in place, one that grows and is made anew."""
+
+    def __init__(self, arrays=None):
+        arrays = {"sums": np.zeros(500, np.int64), "log": np.zeros(0)} if arrays is None else arrays
+        self.sums, self.log = arrays["sums"], arrays["log"]
+
+    def step(self, number):
+        delta = {"at": np.arange(number, number + 3) % 500, "more": np.arange(3) + number}
+        self.add(delta, number)
+        return delta
+
+    def add(self, delta, number):
+        np.add.at(self.sums, delta["at"], delta["more"])
+        self.log = np.append(self.log, float(number))
+
+    def save(self):
+        return {"sums": self.sums, "log": self.log, "none": np.zeros((0, 2)), "n": np.array(3)}
+
+
+def chain(root, shard=0, origin="a"):
+    return Chain(Shards(str(root), origin), "key", shard, Sums, Sums.save, Sums.add)
+
+
+def advance(made, first, last):
+    """Runs steps; returns how many wrote bases."""
+    bases = 0
+    for step in range(first, last + 1):
+        with made.open(step - 1) as held:
+            delta = held.state.step(step)
+            bases += held.commit(delta)[1]
+    return bases
+
+
+def expected(last):
+    state = Sums()
+    for step in range(1, last + 1):
+        state.step(step)
+    return state
+
+
+def assert_holds(made, version):
+    with made.open(version) as held:
+        wanted = expected(version)
+        assert held.state.sums.tolist() == wanted.sums.tolist()
+        assert held.state.log.tolist() == wanted.log.tolist()
+        assert held.stamp.version == version
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """An executor's own folder."""
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv(replicas.FOLDERS, f"{tmp_path}/local,/elsewhere")
+    return tmp_path / "local" / "streamveil"
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.delenv(replicas.FOLDERS, raising=False)
+
+
+def reads(monkeypatch):
+    """Every file that is read whole from now on."""
+    seen, get = [], Shards.get
+
+    def counted(shards, stage, shard, version, kind):
+        seen.append((version, kind))
+        return get(shards, stage, shard, version, kind)
+
+    monkeypatch.setattr(Shards, "get", counted)
+    return seen
+
+
+def test_any_version_is_found_without_a_replica(tmp_path, alone):
+    made = chain(tmp_path)
+    bases = advance(made, 1, 150)
+    assert 1 <= bases < 150 // 8  # a step writes its rows, not the state
+    for version in (0, 1, 40, 149, 150):
+        assert_holds(made, version)
+
+
+def test_a_replica_spares_reading_the_storage(tmp_path, local, monkeypatch):
+    made, seen = chain(tmp_path), reads(monkeypatch)
+    advance(made, 1, 100)
+    assert seen == []
+    with made.open(100) as held:
+        assert held.state.log.tolist() == expected(100).log.tolist()
+
+
+def test_a_replica_of_an_older_version_catches_up(tmp_path, local, monkeypatch):
+    made = chain(tmp_path)
+    advance(made, 1, 10)
+    monkeypatch.delenv(replicas.FOLDERS)
+    advance(made, 11, 14)  # by another executor
+    monkeypatch.setenv(replicas.FOLDERS, str(local.parent))
+    seen = reads(monkeypatch)
+    assert_holds(made, 14)
+    assert seen == [(version, DELTA) for version in range(11, 15)]
+
+
+def test_a_step_that_failed_or_was_killed_leaves_no_replica(tmp_path, local):
+    made = chain(tmp_path)
+    advance(made, 1, 5)
+
+    def fail():
+        with made.open(5) as held:
+            held.state.sums[:] = 77  # changes what is mapped
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not list(local.glob("*.json"))
+    assert_holds(made, 5)
+    advance(made, 6, 9)
+    assert_holds(made, 9)
+
+
+def test_a_task_that_runs_twice_at_once_works_apart_and_writes_the_same(tmp_path, local):
+    made = chain(tmp_path)
+    advance(made, 1, 5)
+    with made.open(5) as one, made.open(5) as two:
+        assert one.replica is not None
+        assert two.replica is None
+        assert not np.shares_memory(one.state.sums, two.state.sums)
+        written = []
+        for held in (one, two):
+            held.commit(held.state.step(6))
+            written.append((tmp_path / "key" / "00000" / "00000006.delta").read_bytes())
+        assert written[0] == written[1]
+    assert_holds(made, 6)
+
+
+def test_a_step_that_is_repeated_ignores_the_replica_of_the_first_time(tmp_path, local):
+    made = chain(tmp_path)
+    advance(made, 1, 6)
+    advance(made, 6, 6)  # as after a crash between the task and the mark
+    assert_holds(made, 6)
+
+
+def test_the_replica_of_another_history_is_not_used(tmp_path, local):
+    first, second = chain(tmp_path / "one"), chain(tmp_path / "two")
+    advance(first, 1, 4)
+    advance(second, 1, 3)
+    with second.open(3) as held:
+        delta = {"at": np.array([9]), "more": np.array([100])}
+        held.state.add(delta, 4)
+        held.commit(delta)
+        wanted = held.state.sums.copy()
+    folder = tmp_path / "one" / "key" / "00000"
+    other = tmp_path / "two" / "key" / "00000" / "00000004.delta"
+    (folder / "00000004.delta").write_bytes(other.read_bytes())
+    with first.open(4) as held:
+        assert held.state.sums.tolist() == wanted.tolist()
+
+
+def test_versions_of_two_states_are_never_mixed(tmp_path, alone):
+    one, two = chain(tmp_path / "one", origin="a"), chain(tmp_path / "two", origin="b")
+    advance(one, 1, 3)
+    advance(two, 1, 3)
+    name = "key/00000/00000002.delta"
+    (tmp_path / "one" / name).write_bytes((tmp_path / "two" / name).read_bytes())
+    with pytest.raises(StoreError, match="does not follow"):
+        one.open(3)
+
+
+def test_a_missing_or_damaged_delta_is_refused(tmp_path, alone):
+    made = chain(tmp_path)
+    advance(made, 1, 3)
+    path = tmp_path / "key" / "00000" / "00000002.delta"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    with pytest.raises(StoreError, match="damaged"):
+        made.open(3)
+    path.unlink()
+    with pytest.raises(StoreError, match="missing"):
+        made.open(3)
+
+
+def test_what_a_version_needs_is_kept_and_the_rest_deleted(tmp_path, alone):
+    made, shards = chain(tmp_path), Shards(str(tmp_path), "a")
+    for step in range(1, 201):
+        advance(made, step, step)
+        shards.tidy(step - 1)
+        if step % 50 == 0:
+            assert_holds(made, step)
+            assert_holds(made, step - 1)
+    files = [path.name for path in (tmp_path / "key").rglob("*.*")]
+    assert len(files) < 2 * chains.LONGEST + 4
+    assert sum(name.endswith(BASE) for name in files) <= 2
+
+
+def test_files_of_killed_tasks_are_deleted(tmp_path, alone):
+    made, shards = chain(tmp_path), Shards(str(tmp_path), "a")
+    advance(made, 1, 3)
+    left = tmp_path / "key" / "00000" / "00000002.host-1-2.partial"
+    left.write_bytes(b"x")
+    shards.tidy(1)
+    assert left.exists()
+    shards.tidy(2)
+    assert not left.exists()
+    assert_holds(made, 3)
+
+
+def test_shards_write_their_bases_at_different_steps(tmp_path, alone):
+    when = []
+    for shard in range(4):
+        made = chain(tmp_path, shard)
+        when.append([step for step in range(1, 150) if advance(made, step, step)])
+    assert len({tuple(steps) for steps in when}) == 4
+
+
+def test_a_replica_reuses_room_and_stays_small(local, tmp_path, monkeypatch):
+    monkeypatch.setenv(replicas.FOLDERS, str(local.parent))
+    monkeypatch.setattr(replicas, "LOOSE", 1 << 12)
+    rng = np.random.default_rng(0)
+    held, wanted = {str(i): rng.integers(0, 9, 1000) for i in range(5)}, {}
+    for step in range(60):
+        replica = Replica.of("x")
+        found = replica.take()
+        if step:
+            stamp, held = found
+            assert stamp.version == step - 1
+            assert {k: v.tolist() for k, v in held.items()} == wanted
+        held["0"][step] += 1  # in place
+        held["1"] = np.append(held["1"], rng.integers(0, 9, 10))  # anew, longer
+        held["2"] = held["2"][::-1]  # mapped, but not as it must be stored
+        held["3"], held["4"] = held["4"], held["3"]  # stays, under another name
+        held["5"] = np.broadcast_to(np.int64(step), (3, 5))
+        wanted = {k: v.tolist() for k, v in held.items()}
+        replica.give(Stamp(step, 0, 0, 0), held)
+        replica.close()
+    assert (local / "x").stat().st_size < 4 * sum(v.nbytes for v in held.values()) + (1 << 13)
+
+
+def test_a_replica_needs_room_on_the_disk(tmp_path, local, monkeypatch):
+    monkeypatch.setattr(replicas, "SPARE", 1.0)
+    made = chain(tmp_path)
+    advance(made, 1, 3)
+    assert not list(local.glob("*.json"))
+    assert_holds(made, 3)
+
+
+def test_replicas_are_for_their_owner_only(tmp_path, local):
+    advance(chain(tmp_path), 1, 2)
+    assert local.stat().st_mode & 0o77 == 0
+    assert all(path.stat().st_mode & 0o77 == 0 for path in local.iterdir() if path.suffix == "")
+    (label,) = local.glob("*.json")
+    assert json.loads(label.read_text())[0][0] == 2
+
+
+def test_an_older_format_is_refused(tmp_path):
+    from streamveil.engines.spark.columns import pack
+
+    path = tmp_path / "key" / "00000" / "00000001.base"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(pack({"format": 2}, {"a": np.arange(3)})))
+    with pytest.raises(StoreError, match="another version of streamveil"):
+        Shards(str(tmp_path)).read("key", 0, 1)
