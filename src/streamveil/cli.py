@@ -152,6 +152,8 @@ def run(
         )
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
+    if planned.asks and engine == "spark":
+        raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
     last = None
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress

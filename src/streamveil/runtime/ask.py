@@ -22,6 +22,7 @@ from streamveil.queries.script import read_question
 from streamveil.queries.table import points_where
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
+from streamveil.runtime.spark_state import HEADER
 from streamveil.runtime.store import read_header
 
 
@@ -71,6 +72,11 @@ def ask(
         raise PlanError("only a query over a changing table (changelog = ...) takes questions")
     condition = condition_of(question)
     points = points_where(source, condition)
+    if (Path(state) / HEADER).exists():
+        raise StoreError(
+            "this table's job runs on Spark, where no questions are answered.\n"
+            "  to fix  run the query on the embedded engine, in a state of its own"
+        )
     if not Path(state).is_dir() or read_header(Path(state)) is None:
         raise StoreError(
             f"'{Path(state).name}' is not a state directory.\n"

@@ -43,6 +43,10 @@ class Asked:
 
     def plan(self, data: Path, out: Path | None = None) -> Plan:
         """The query."""
+        return replace(parse_script(self.script(data, out)).query.plan, name=self.name)
+
+    def script(self, data: Path, out: Path | None) -> str:
+        """The query as a user writes it."""
         from_files = f"source = 'files', path = '{data}', event_time = ts"
         made = f"CREATE STREAM s WITH ({from_files});"
         unit = "delta = 1e-6, privacy_unit_column = unit, "
@@ -57,12 +61,11 @@ class Asked:
         if out is not None:
             sink = f"CREATE SINK out WITH (sink = 'files', path = '{out}');"
             into = "INSERT INTO out"
-        text = (
+        asked = self.select.replace("{from}", f"FROM {self.over}")
+        return (
             f"{made} {sink} {into} SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({unit}"
-            f" epsilon = 12{self.options}) {self.select.replace('{from}', f'FROM {self.over}')}"
-            f" {self.emit};"
+            f" epsilon = 12{self.options}) {asked} {self.emit};"
         )
-        return replace(parse_script(text).query.plan, name=self.name)
 
 
 def changed(folder: Path, seed: int, rows: int) -> Path:
@@ -98,6 +101,8 @@ TOTALS = (
     " AVG(value, contribution_bounds_per_group => (-2, 2)) AS mean {from} GROUP BY {by}"
 )
 
+PLAIN = Asked(name="plain", seed=11, over=TUMBLE, options=LIMIT + TIMED + LATE,
+              select="key, COUNT(*) AS n {from} GROUP BY key")  # fmt: skip
 ASKED = [
     Asked(name="top_rows", seed=1, select=TOP, options=LIMIT + STEPS, emit=BY_ROWS),
     Asked(name="top_windows", seed=2, select=TOP, options=LIMIT + TIMED + LATE + PART, over=TUMBLE),

@@ -11,10 +11,12 @@ import sys
 import warnings
 from pathlib import Path
 
+from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES
 
 ROOT = Path(__file__).parents[3]
 SEED = 5
+ALL = [*CASES, *ASKED]
 
 
 def start(case: int, folder: Path, master: str = "local[2]") -> subprocess.Popen[bytes]:
@@ -66,8 +68,8 @@ def live(case: int, folder: Path, master: str) -> None:
 
     warnings.simplefilter("ignore")
     keys = Keys(noise=SeededNoise(SEED), insecure=True)
-    plan = CASES[case].plan(folder / "data", folder / "out")
-    layout = Layout(shards=CASES[case].shards)
+    plan = ALL[case].plan(folder / "data", folder / "out")
+    layout = Layout(shards=ALL[case].shards)
     found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     paths = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(found)}
     with SparkJob(

@@ -14,10 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from streamveil.errors import PlanError
+from streamveil.cli import app
+from streamveil.errors import PlanError, StoreError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock
+from streamveil.runtime.ask import ask
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.run import run
 from tests.engines.spark.asked import ASKED
@@ -179,3 +182,18 @@ def test_a_table_with_a_share_for_questions_is_refused(tmp_path):
     plan = case.plan(case.write(tmp_path / "data"))
     with pytest.raises(PlanError, match="ask_share"):
         jobs.operator_of(plan)
+
+
+def test_a_state_of_spark_takes_no_questions(tmp_path):
+    case = ASKED[5]
+    plan = case.plan(case.write(tmp_path / "data"))
+    keys = Keys(noise=SeededNoise(SEED), insecure=True)
+    jobs.SparkJob(plan, state=tmp_path / "state", session=None, keys=keys).close()
+    with pytest.raises(StoreError, match="runs on Spark"):
+        ask(plan, "COUNT(*) WHERE age > 1", state=tmp_path / "state")
+    script = tmp_path / "q.sql"
+    script.write_text(case.script(tmp_path / "data", tmp_path / "out") + "ASK s COUNT(*);")
+    arguments = ["run", str(script), "--state", str(tmp_path / "other"), "--engine", "spark"]
+    found = CliRunner().invoke(app, arguments)
+    assert "embedded engine only" in str(found.exception)
+    assert not (tmp_path / "other").exists()
