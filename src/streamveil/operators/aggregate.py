@@ -20,9 +20,10 @@ from streamveil.operators.kernels import (
 )
 from streamveil.operators.keys import cells_of
 from streamveil.operators.probing import GROW_POOL, GROW_TABLE, MOST_PROBES
-from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
+from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 SMALLEST = 64  # slots of a new table
+KINDS = (np.int32, np.uint8, np.bool_, np.uint16)  # of the columns of `Recognised`
 
 
 class KeyRows(NamedTuple):
@@ -35,16 +36,21 @@ class KeyRows(NamedTuple):
 class Recognised(NamedTuple):
     """What is known of each row's key before bounding; everything but `rows` is public."""
 
-    rows: Int64[Array, " rows"]  # of the key table; -1: a key never seen in this window
+    rows: Int32[Array, " rows"]  # of the key table; -1: a key never seen in this window
     weight: UInt8[Array, " rows"]
     hidden: Bool[Array, " rows"]  # whether the key is not yet shown
     group: UInt16[Array, " rows"]  # what a unit remembers of (window, key): `rows.groups_of`
+
+    @classmethod
+    def empty(cls, rows: int) -> Recognised:
+        """Room for so many rows."""
+        return cls(*(np.empty(rows, kind) for kind in KINDS))
 
 
 class Found(NamedTuple):
     """Where each row's key lives, and which rows brought keys never seen in this window."""
 
-    rows: Int64[Array, " rows"]
+    rows: Int32[Array, " rows"]
     fresh: Int64[Array, " new"]  # positions in the batch, in the order of the new key rows
 
 
@@ -139,7 +145,7 @@ class KeyTable:
 
 def key_stage(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Found:
     """Finds or creates the key row of every accepted row. New keys still lack their bytes."""
-    rows = np.full(len(names), -1, np.int64)
+    rows = np.full(len(names), -1, np.int32)
     return Found(rows, enter(table, names, np.ones(len(names), np.bool_), rows))
 
 
@@ -147,7 +153,7 @@ def enter(
     table: KeyTable,
     names: UInt64[Array, "rows 2"],
     accepted: Bool[Array, " rows"],
-    rows: Int64[Array, " rows"],
+    rows: Int32[Array, " rows"],
 ) -> Int64[Array, " new"]:
     """Completes `rows` where it is -1 and the row accepted; returns which rows brought new keys."""
     missing = np.flatnonzero(accepted & (rows < 0))
@@ -167,9 +173,11 @@ def enter(
     return fresh
 
 
-def find_keys(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Int64[Array, " rows"]:
-    """The key row of every name, -1 for names never seen; changes nothing."""
-    found = np.empty(len(names), np.int64)
+def find_keys(
+    table: KeyTable, names: UInt64[Array, "rows 2"], found: Int32[Array, " rows"] | None = None
+) -> Int32[Array, " rows"]:
+    """The key row of every name, -1 for names never seen; changes nothing but `found`."""
+    found = np.empty(len(names), np.int32) if found is None else found
     peek_rows(names.reshape(-1), table.slots, table.names.reshape(-1), found)
     return found
 
@@ -178,18 +186,15 @@ def recognise(
     table: KeyTable,
     names: UInt64[Array, "rows 2"],
     window: int,
-    weights: UInt8[Array, " keys_plus_1"],
+    weights: UInt8[Array, " keys"],
     entry: int,
+    into: Recognised | None = None,
 ) -> Recognised:
-    """Looks up every row's key once. `weights` by key row, 0 and last: not shown, so `entry`."""
-    n = len(names)
-    known = Recognised(
-        find_keys(table, names),
-        np.empty(n, np.uint8),
-        np.empty(n, np.bool_),
-        np.empty(n, np.uint16),
-    )
-    word, (rows, *facts) = np.uint64(window % 2**64), known
+    """Looks up every row's key once. `weights` by key row, 0: not shown, so `entry`."""
+    known = Recognised.empty(len(names)) if into is None else into
+    rows, *facts = known
+    find_keys(table, names, rows)
+    word = np.uint64(window % 2**64)
     describe_rows(names.reshape(-1), word, rows, weights, entry, *facts)
     return known
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.operators.aggregate import (
+    KINDS,
     KeyRows,
     Recognised,
     add_counts,
@@ -28,8 +29,11 @@ from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.kernels import keep_rows
 from streamveil.operators.keys import cells_of, encode_keys, from_cells
+from streamveil.operators.lookup import Lookup
 from streamveil.operators.rows import Lane, Prepared, groups_of, lane_hits, lane_quanta, prepare
 from streamveil.operators.state import (
+    Index,
+    Scratch,
     State,
     chosen,
     constant,
@@ -42,7 +46,7 @@ from streamveil.operators.state import (
 )
 from streamveil.operators.windows import LATE, assign
 from streamveil.privacy.noise import Noise
-from streamveil.types import Array, Bool, Int64, UInt64
+from streamveil.types import Array, Bool, Int32, Int64, UInt64
 
 if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
@@ -61,12 +65,19 @@ class Pairs(NamedTuple):
     periods: Int64[Array, " pairs"]  # the same
 
 
+class Stranger(NamedTuple):
+    """Pairs of one window whose keys had to be named, since nothing quicker told their rows."""
+
+    window: int
+    places: Array  # among all pairs
+    names: UInt64[Array, "strange 2"]
+
+
 class Kept(NamedTuple):
     """The accepted pairs."""
 
-    places: Int64[Array, " kept"]
     unit: UInt64[Array, " kept"]
-    rows: Array  # of their key tables
+    rows: Int32[Array, " kept"]  # of their key tables
     first: Bool[Array, " kept"]
 
 
@@ -90,9 +101,11 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
         state.types = tuple(key(empty).type for key in program.keys)
         if operator.public is not None:  # that they fit is checked before any row counts
             operator._public_keys(state.types, name_key)
-    prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key)
+    room = state.scratch.take("unit", batch.rows.num_rows, np.uint64)
+    prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key, room)
     count(prepared.turned, batch.rejected)
-    rows, windows, turned = assign(operator.schedule, prepared.event_us, batch.step)
+    every = state.scratch.count(len(prepared.unit))
+    rows, windows, turned = assign(operator.schedule, prepared.event_us, batch.step, every)
     count(prepared.turned, turned)
     pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
     if operator.period_us is not None:
@@ -108,78 +121,95 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
 def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
     """The unit stage, then the key stage; returns what they changed."""
     whole = operator.schedule.overlap == 1 and len(pairs.rows) == len(prepared.unit)
-    names = prepared.names if whole else prepared.names[pairs.rows]
-    unit = prepared.unit if whole else prepared.unit[pairs.rows]
-    known = recognised(operator, state, names, pairs.windows)
+    source: Index = slice(None) if whole else pairs.rows
+    unit, asked = prepared.unit[source], asked_keys(operator, prepared)[source]
+    known, strangers = recognised(operator, state, asked, pairs.windows, prepared.name_key)
     passed = pass_units(operator, state, unit, known, pairs.periods)
-    fresh = enter_keys(state, prepared, pairs, names, (passed.accepted, known.rows))
-    kept = keep(passed, unit, known.rows)
+    fresh = enter_keys(state, prepared, pairs, strangers, (passed.accepted, known.rows))
+    remember(state, asked, known, strangers)
+    kept = keep(passed, unit, known.rows, state.scratch)
     over = len(unit) - len(kept.unit)
     count(prepared.turned, {BOUNDED: over} if over else {})
-    source = kept.places if whole else pairs.rows[kept.places]
-    windows = chosen(pairs.windows, kept.places)
-    columns = {}
-    for place in operator.distinct_lanes:
-        value = operator.plain_lanes[place].value
-        columns[place] = prepared.values[value][1][source], prepared.cells[value][source]
-    seen, cells = see(state.seen, columns, windows)
-    brought = brought_lanes(operator.plain_lanes)
-    firsts = {at: seen[place] for at, place in enumerate(brought) if place in seen}
-    own = tuple(operator.plain_lanes[place] for place in brought)
-    lanes = lane_quanta(own, prepared, source, kept.first, firsts)
-    hits = lane_hits(operator.trees, prepared, source)
-    add(operator, state, windows, kept, KeyRows(lanes, hits))
+    windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
+    rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
+    add(operator, state, windows, kept, rows)
     return {
         "unit": kept.unit,
         "window": constant(windows),
-        "period": constant(chosen(pairs.periods, kept.places)),
+        "period": constant(periods),
         "row": kept.rows,
-        "lanes": lanes,
-        "hits": hits.astype(np.int32),
+        "lanes": rows.lanes,
+        "hits": rows.hits,
         **fresh,
         **cells,
     }
 
 
+def asked_keys(operator: GroupBy, prepared: Prepared) -> Array:
+    """What tells the key of every row: the integer that it is, or else its name (two words)."""
+    needs_names = operator.public is not None or isinstance(operator.totalling, RoundTotalling)
+    if needs_names or prepared.plain is None:
+        return prepared.names
+    return prepared.plain
+
+
 def recognised(
     operator: GroupBy,
     state: State,
-    names: UInt64[Array, "pairs 2"],
+    asked: Array,
     windows: Int64[Array, " pairs"],
-) -> Recognised:
+    name_key: bytes,
+) -> tuple[Recognised, list[Stranger]]:
     """What the unit stage may know of every pair's key: all but the key rows is public."""
-    n, rule = len(names), operator.totalling.rule
+    n, rule = len(asked), operator.totalling.rule
     entry = 1 if rule is None else rule.entry
-    found = [
-        (mine, recognise(state.windows[window].table, names[mine], window,
-                         shown_weights(operator, state, window), entry))
-        for window, mine in parts(windows)
-    ]  # fmt: skip
-    if len(found) == 1 and isinstance(found[0][0], slice):
-        known = found[0][1]
-    else:
-        known = Recognised(np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(n, np.bool_),
-                           np.empty(n, np.uint16))  # fmt: skip
-        for mine, some in found:
+    room = [state.scratch.take(f"known{at}", n, kind) for at, kind in enumerate(KINDS)]
+    known, strangers = Recognised(*room), []
+    for window, mine in parts(windows):
+        table, lookup = state.windows[window].table, weighed(operator, state, window)
+        some = known if isinstance(mine, slice) else Recognised.empty(len(mine))
+        here = asked[mine]
+        if asked.ndim == 1:
+            missing = state.scratch.take("missing", len(here), np.int32)
+            told = lookup.find(table, here, (window, entry), name_key, (some, missing))
+        else:
+            recognise(table, here, window, lookup.weights, entry, some)
+            missing = np.flatnonzero(some.rows < 0)
+            told = missing, here[missing]
+        places, names = told
+        if not isinstance(mine, slice):
+            places = mine[places]
             for column, values in zip(known, some, strict=True):
                 column[mine] = values
-    return in_rounds(operator, state, known, names, windows)
+        strangers.append(Stranger(window, places, names))
+    return in_rounds(operator, state, known, asked, windows), strangers
 
 
-def shown_weights(operator: GroupBy, state: State, window: int) -> Array:
-    """The weight of every key row; 0 where it is not shown, or where bounding does not ask."""
+def weighed(operator: GroupBy, state: State, window: int) -> Lookup:
+    """The look-up of a window with the weights of now: 0 where bounding does not ask for them."""
     held = state.windows[window]
-    weights = np.zeros(held.table.keys + 1, np.uint8)
-    if operator.totalling.rule is not None or operator.bounds.slots is not None:
-        weights[held.open_rows] = held.weights
-    return weights
+    lookup = state.lookups.setdefault(window, Lookup())
+    asks = operator.totalling.rule is not None or operator.bounds.slots is not None
+    shown = (held.open_rows, held.weights) if asks else (held.open_rows[:0], held.weights[:0])
+    lookup.weigh(held.table, shown, (held.trigger, len(held.open_rows)))
+    return lookup
+
+
+def remember(state: State, asked: Array, known: Recognised, strangers: list[Stranger]) -> None:
+    """Lets integers that were named, and have rows by now, be found by value."""
+    if asked.ndim > 1:
+        return
+    for window, places, _ in strangers:
+        if len(places):
+            table, rows = state.windows[window].table, known.rows[places]
+            state.lookups[window].keep(table, asked[places], rows, known.group[places])
 
 
 def in_rounds(
     operator: GroupBy,
     state: State,
     known: Recognised,
-    names: UInt64[Array, "pairs 2"],
+    names: Array,
     windows: Int64[Array, " pairs"],
 ) -> Recognised:
     """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
@@ -216,23 +246,22 @@ def enter_keys(
     state: State,
     prepared: Prepared,
     pairs: Pairs,
-    names: UInt64[Array, "pairs 2"],
-    found: tuple[Bool[Array, " pairs"], Int64[Array, " pairs"]],
+    strangers: list[Stranger],
+    found: tuple[Bool[Array, " pairs"], Int32[Array, " pairs"]],
 ) -> dict[str, Array]:
     """Gives a row to every key met for the first time; completes the rows of accepted pairs."""
     accepted, rows = found
     made: list[tuple[int, Array, pa.Array]] = []
-    for window, mine in parts(pairs.windows):
+    for window, places, names in strangers:
         table = state.windows[window].table
-        start, mine_rows = table.keys, rows[mine]
-        fresh = enter(table, names[mine], accepted[mine], mine_rows)
-        if not isinstance(mine, slice):  # else it is the array itself
-            rows[mine] = mine_rows
+        start, mine = table.keys, rows[places]
+        fresh = enter(table, names, accepted[places], mine)
+        rows[places] = mine
         if len(fresh):
-            source = pa.array(pairs.rows[mine][fresh])
+            source = pa.array(pairs.rows[places[fresh]])
             encoded = encode_keys([key.take(source) for key in prepared.keys], len(fresh))
             table.name_keys(start, encoded)
-            made.append((window, names[mine][fresh], encoded))
+            made.append((window, names[fresh], encoded))
     data, ends = cells_of([encoded for _, _, encoded in made])
     sizes = [len(new) for _, new, _ in made]
     return {
@@ -243,14 +272,44 @@ def enter_keys(
     }
 
 
-def keep(passed: Passed, unit: UInt64[Array, " pairs"], rows: Int64[Array, " pairs"]) -> Kept:
+def keep(
+    passed: Passed,
+    unit: UInt64[Array, " pairs"],
+    rows: Int32[Array, " pairs"],
+    scratch: Scratch,
+) -> Kept:
     """The accepted pairs, gathered."""
     n = int(np.count_nonzero(passed.accepted))
-    kept = Kept(
-        np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.int32), np.empty(n, np.bool_)
-    )
-    keep_rows(passed.accepted, unit, rows, passed.first, *kept)
-    return kept
+    first = scratch.take("first", n + 1, np.bool_)
+    room = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32), first
+    keep_rows(passed.accepted, unit, rows, passed.first, *room)
+    return Kept(*(column[:n] for column in room))
+
+
+def brought(
+    operator: GroupBy,
+    state: State,
+    prepared: Prepared,
+    windows: Int64[Array, " kept"],
+    found: tuple[Passed, Int64[Array, " pairs"]],
+) -> tuple[KeyRows, dict[str, Array]]:
+    """What accepted pairs bring to their keys besides themselves, and the values seen first."""
+    places = brought_lanes(operator.plain_lanes)
+    if not places and not operator.trees:
+        nothing = np.zeros((len(windows), 0), np.int64)
+        return KeyRows(nothing, nothing.astype(np.int32)), {}
+    (accepted, first), rows = found
+    kept = np.flatnonzero(accepted)
+    source, columns = rows[kept], {}
+    for place in operator.distinct_lanes:
+        value = operator.plain_lanes[place].value
+        columns[place] = prepared.values[value][1][source], prepared.cells[value][source]
+    seen, cells = see(state.seen, columns, windows)
+    firsts = {at: seen[place] for at, place in enumerate(places) if place in seen}
+    own = tuple(operator.plain_lanes[place] for place in places)
+    lanes = lane_quanta(own, prepared, source, first[kept], firsts)
+    hits = lane_hits(operator.trees, prepared, source)
+    return KeyRows(lanes, hits.astype(np.int32)), cells
 
 
 def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
@@ -287,24 +346,24 @@ def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
     for window, mine in parts(delta["new_window"]):
         table = state.windows[window].table
         table.add_keys(delta["new_names"][mine], keys.take(pa.array(np.arange(len(keys))[mine])))
-    found = delta["row"].astype(np.int64)
+    found = delta["row"]
     windows = spread_out(delta["window"], len(found))
     known = remembered(operator, state, found, windows)
     periods = spread_out(delta["period"], len(found))
     passed = pass_units(operator, state, delta["unit"], known, periods)
-    kept = Kept(found[:0], delta["unit"], found, passed.first)
+    kept = Kept(delta["unit"], found, passed.first)
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
 
 
 def remembered(
-    operator: GroupBy, state: State, found: Int64[Array, " rows"], windows: Int64[Array, " rows"]
+    operator: GroupBy, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
 ) -> Recognised:
     """What `recognised` said, from the key rows."""
     n, rule = len(found), operator.totalling.rule
     names, weight = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
     for window, mine in parts(windows):
         names[mine] = state.windows[window].table.names[found[mine]]
-        weight[mine] = shown_weights(operator, state, window)[found[mine]]
+        weight[mine] = weighed(operator, state, window).weights[found[mine]]
     hidden = weight == 0
     weight[hidden] = 1 if rule is None else rule.entry
     known = Recognised(found, weight, hidden, groups_of(names, windows))

@@ -225,7 +225,8 @@ class GroupBy:
             "shown keys": sum(len(held.open_rows) for held in state.windows.values()),
             "bytes": sum(table.nbytes for table in state.units.values())
             + sum(held.table.nbytes for held in state.windows.values())
-            + sum(table.nbytes for table in state.seen.values()),
+            + sum(table.nbytes for table in state.seen.values())
+            + sum(lookup.nbytes for lookup in state.lookups.values()),
         }
 
     # ---- helpers

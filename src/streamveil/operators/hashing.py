@@ -42,7 +42,7 @@ def name_columns(columns: list[pa.Array], key: bytes) -> UInt64[Array, "rows 2"]
     joined = np.ascontiguousarray(np.concatenate(names, axis=1))
     width = joined.shape[1] * 8
     offsets = np.arange(len(joined) + 1, dtype=np.int64) * width
-    return siphash_many(joined.view(np.uint8).reshape(-1), offsets, *_words(key, b"join"))
+    return siphash_many(joined.view(np.uint8).reshape(-1), offsets, *secret_words(key, b"join"))
 
 
 def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "rows 2"]:
@@ -50,7 +50,7 @@ def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "
     kind = column.type
     if is_text(kind):
         data, offsets = text_buffers(column)
-        names = siphash_many(data, offsets, *_words(key, b"text%d" % place))
+        names = siphash_many(data, offsets, *secret_words(key, b"text%d" % place))
     else:
         names = encipher(as_integers(column), key, place)
     if column.null_count:
@@ -60,14 +60,16 @@ def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "
     return names
 
 
-def first_words(column: pa.Array, key: bytes) -> UInt64[Array, " rows"]:
-    """The first 64 bits of the names of one column."""
+def first_words(
+    column: pa.Array, key: bytes, into: UInt64[Array, " rows"] | None = None
+) -> UInt64[Array, " rows"]:
+    """The first 64 bits of the names of one column; of integers, `into` an array if given."""
     if column.null_count:
         return np.ascontiguousarray(name_column(column, key)[:, 0])
     if is_text(column.type):
-        return siphash_many(*text_buffers(column), *_words(key, b"text0"), halves=1)[:, 0]
+        return siphash_many(*text_buffers(column), *secret_words(key, b"text0"), halves=1)[:, 0]
     values = as_integers(column)
-    words = np.empty(len(values), np.uint64)
+    words = np.empty(len(values), np.uint64) if into is None else into
     for start, names in _pieces(values, key, 0):
         words[start : start + len(names)] = names[:, 0]
     return words
@@ -172,7 +174,8 @@ def _encrypt(blocks: UInt64[Array, "rows 2"], key: bytes) -> UInt64[Array, "rows
     return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2)
 
 
-def _words(key: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:
+def secret_words(key: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:
+    """Two secret words for one use of a key."""
     block = np.frombuffer(purpose.ljust(16, b"\0"), "<u8").reshape(1, 2)
     low, high = struct.unpack("<QQ", _encrypt(block, key).tobytes())
     return np.uint64(low), np.uint64(high)

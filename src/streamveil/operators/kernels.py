@@ -7,6 +7,8 @@ looks at other keys' rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -22,11 +24,13 @@ from streamveil.operators.probing import (
     home,
     prefetch,
 )
-from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
+from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 ENDLESS = 1 << 40
+MOST_STEPS = 32  # slots looked at for a value, whatever values there are
 MIX = np.uint64(0x9E3779B97F4A7C15)
 LOW_HALF = np.uint64(0xFFFFFFFF)
+ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index is asked whether it counts from the end
 
 
 @njit(cache=True)
@@ -34,7 +38,7 @@ def peek_rows(
     names: UInt64[Array, " words"],
     t_slots: UInt64[Array, " slots"],
     t_names: UInt64[Array, " key_words"],
-    found: Int64[Array, " rows"],
+    found: Int32[Array, " rows"],
 ) -> None:
     """The key row of every name, -1 where there is none; changes nothing. Names: two words each."""
     capacity = len(t_slots)
@@ -66,8 +70,8 @@ def peek_rows(
 def describe_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
     window: np.uint64,
-    found: Int64[Array, " rows"],
-    weights: UInt8[Array, " keys_plus_1"],
+    found: Int32[Array, " rows"],
+    weights: UInt8[Array, " keys"],
     entry: int,
     weight: UInt8[Array, " rows"],
     hidden: Bool[Array, " rows"],
@@ -75,12 +79,11 @@ def describe_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 ) -> None:
     """All that the unit stage must know of the keys of one window: see `aggregate.Recognised`.
 
-    `weights` by key row, 0 where the key is not shown, as in the last cell, which is of no key.
+    `weights` by key row, 0 where the key is not shown.
     """
     shift = window * MIX
-    last = len(weights) - 1
     for i in range(len(found)):
-        shown = weights[found[i] if found[i] >= 0 else last]
+        shown = weights[found[i]] if found[i] >= 0 else np.uint8(0)
         hidden[i] = shown == 0
         weight[i] = shown if shown > 0 else entry
         word = names[2 * i + 1] + shift
@@ -96,7 +99,7 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     t_slots: UInt64[Array, " slots"],
     t_names: UInt64[Array, " key_words"],
     meta: Int64[Array, " 2"],
-    found: Int64[Array, " rows"],
+    found: Int32[Array, " rows"],
     source: Int64[Array, " rows"],
 ) -> tuple[int, int]:
     """The key row of missing names, new ones being appended; stops where something grows.
@@ -167,25 +170,99 @@ def settle_rows(
 
 
 @njit(cache=True)
-def keep_rows(  # noqa: PLR0913 (one pass instead of five)
+def _mixed(value: Any, secret: Any) -> Any:  # pragma: no cover (compiled)
+    """Where a value belongs, as a name: nobody without the secret can aim at a slot."""
+    word = (value ^ secret[0]) * MIX
+    return (word ^ (word >> WORD)) * secret[1]
+
+
+@njit(cache=True)
+def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
+    values: Int64[Array, " rows"],
+    slots: UInt64[Array, " words"],
+    secret: UInt64[Array, " 2"],
+    weights: UInt8[Array, " keys"],
+    entry: int,
+    found: Int32[Array, " rows"],
+    weight: UInt8[Array, " rows"],
+    hidden: Bool[Array, " rows"],
+    group: UInt16[Array, " rows"],
+    missing: Int32[Array, " rows"],
+) -> int:
+    """`peek_rows` and `describe_rows` for keys that are integers; returns how many are `missing`.
+
+    A slot is two words: a value; its group above the number of its row plus one (0: free).
+    """
+    n, none, end = len(values), 0, np.uint64(len(slots))
+    wide = np.uint64(len(slots) // 2)
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(slots, 2 * home(_mixed(np.uint64(values[i + AHEAD]), secret), wide))
+        value = np.uint64(values[i])
+        at = np.uint64(2 * home(_mixed(value, secret), wide))
+        facts, steps = slots[at + ONE], 0
+        while slots[at] != value and facts != 0 and steps < MOST_STEPS:
+            at += TWO
+            steps += 1
+            if at == end:
+                at = np.uint64(0)
+            facts = slots[at + ONE]
+        if slots[at] != value:
+            facts = np.uint64(0)
+        row = facts & LOW_HALF
+        shown = weights[row - ONE] if row != 0 else np.uint8(0)
+        found[i] = np.int64(row) - 1
+        hidden[i] = shown == 0
+        weight[i] = shown if shown > 0 else entry
+        group[i] = facts >> WORD
+        missing[none] = i
+        none += int(row == 0)
+    return none
+
+
+@njit(cache=True)
+def keep_values(
+    values: Int64[Array, " some"],
+    rows: Int32[Array, " some"],
+    group: UInt16[Array, " some"],
+    slots: UInt64[Array, " words"],
+    secret: UInt64[Array, " 2"],
+) -> None:
+    """Gives slots to values that have a row; one that finds none near its place is left out."""
+    n, wide = len(values), np.uint64(len(slots) // 2)
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(slots, 2 * home(_mixed(np.uint64(values[i + AHEAD]), secret), wide))
+        value = np.uint64(values[i])
+        at = 2 * home(_mixed(value, secret), wide)
+        steps = 0
+        while slots[at + 1] != 0 and slots[at] != value and steps < MOST_STEPS:
+            at += 2
+            steps += 1
+            if at == len(slots):
+                at = 0
+        if rows[i] >= 0 and (slots[at + 1] == 0 or slots[at] == value):
+            slots[at] = value
+            slots[at + 1] = (np.uint64(group[i]) << WORD) | np.uint64(rows[i] + 1)
+
+
+@njit(cache=True)
+def keep_rows(  # noqa: PLR0913 (one pass instead of three)
     accepted: Bool[Array, " rows"],
     unit: UInt64[Array, " rows"],
-    found: Int64[Array, " rows"],
+    found: Int32[Array, " rows"],
     first: Bool[Array, " rows"],
-    kept: Int64[Array, " kept"],
-    kept_unit: UInt64[Array, " kept"],
-    kept_row: Array,
-    kept_first: Bool[Array, " kept"],
+    kept_unit: UInt64[Array, " kept_plus_1"],
+    kept_row: Int32[Array, " kept_plus_1"],
+    kept_first: Bool[Array, " kept_plus_1"],
 ) -> None:
-    """Gathers what is wanted of the accepted rows."""
+    """Gathers what is wanted of the accepted rows; the last cell takes what is not."""
     n = 0
     for i in range(len(accepted)):
-        if accepted[i]:
-            kept[n] = i
-            kept_unit[n] = unit[i]
-            kept_row[n] = found[i]
-            kept_first[n] = first[i]
-            n += 1
+        kept_unit[n] = unit[i]
+        kept_row[n] = found[i]
+        kept_first[n] = first[i]
+        n += accepted[i]
 
 
 @njit(cache=True)
@@ -199,8 +276,8 @@ def add_given(
 ) -> None:
     """Adds one to every lane in `rows`, and to those in `units` where a unit is new."""
     for i in range(len(found)):
-        if i + SOON < len(found):
-            prefetch(pending, lanes * np.int64(found[i + SOON]))
+        if i + AHEAD < len(found):
+            prefetch(pending, lanes * np.int64(found[i + AHEAD]))
         cell = lanes * np.int64(found[i])
         for lane in units:
             pending[cell + lane] += first[i]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.errors import PlanError, SourceError
-from streamveil.operators.hashing import first_words, is_nameable, name_column, name_columns
+from streamveil.operators.hashing import (
+    as_integers,
+    first_words,
+    is_nameable,
+    is_text,
+    name_column,
+    name_columns,
+)
 from streamveil.operators.kernels import MIX
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
@@ -87,20 +95,41 @@ class Prepared:
     unit: UInt64[Array, " rows"]
     event_us: Int64[Array, " rows"]
     keys: list[pa.Array]
-    names: UInt64[Array, "rows 2"]
+    name_key: bytes
     values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
-    places: Int64[Array, " rows"] = field(default_factory=lambda: np.zeros(0, np.int64))  # in batch
     cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
 
+    @cached_property
+    def names(self) -> UInt64[Array, "rows 2"]:
+        """128-bit names of the keys."""
+        return names_of(self.keys, len(self.unit), self.name_key)
 
-def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: bytes) -> Prepared:
-    """Runs the row stage on one micro-batch."""
+    @cached_property
+    def plain(self) -> Int64[Array, " rows"] | None:
+        """The integer that each key is and that its name is made of; None where there is more.
+
+        >>> unit, time = np.ones(2, np.uint64), np.zeros(2, np.int64)
+        >>> Prepared(unit, time, [pa.array([3, 4])], b"", []).plain
+        array([3, 4])
+        """
+        if len(self.keys) != 1 or self.keys[0].null_count or is_text(self.keys[0].type):
+            return None
+        return as_integers(self.keys[0])
+
+
+def prepare(
+    program: RowProgram,
+    table: pa.Table,
+    unit_key: bytes,
+    name_key: bytes,
+    into: UInt64[Array, " rows"] | None = None,
+) -> Prepared:
+    """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units."""
     turned: dict[str, int] = {}
-    places = np.arange(table.num_rows)
     if program.where is not None:
         passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
-        table, places = _keep(table, passes), places[passes]
+        table = _keep(table, passes)
     unit = program.unit(table)
     checks = [("null unit", _valid(unit))]
     event = None if program.event_us is None else program.event_us(table)
@@ -108,37 +137,50 @@ def prepare(program: RowProgram, table: pa.Table, unit_key: bytes, name_key: byt
         checks.append(("null event time", _valid(event)))
     values = [value(table) for value in program.values]
     checks += [("not a finite number", _finite(value)) for value in values]
-    good = np.ones(table.num_rows, np.bool_)
-    for reason, fine in checks:
-        bad = int((good & ~fine).sum())
-        if bad:
-            turned[reason] = turned.get(reason, 0) + bad
-        good &= fine
+    good = _all_good(checks, table.num_rows, turned)
     keys = [key(table) for key in program.keys]
-    if not good.all():
+    if good is not None:
         mask = pa.array(good)
         unit, event = unit.filter(mask), None if event is None else event.filter(mask)
         keys, values = [k.filter(mask) for k in keys], [v.filter(mask) for v in values]
-        places = places[good]
-    n = int(good.sum())
+    for column in keys:
+        _check(column.type, "a key column")
+    n = len(unit)
     return Prepared(
-        fingerprints(unit, unit_key),
+        fingerprints(unit, unit_key, None if into is None else into[:n]),
         np.broadcast_to(np.int64(0), n)
         if event is None
         else np.asarray(event).astype(np.int64, copy=False),
         keys,
-        names_of(keys, n, name_key),
+        name_key,
         [_split(value) for value in values],
         turned,
-        places,
         {place: _cells(keys, values[place], name_key) for place in program.named},
     )
 
 
-def fingerprints(units: pa.Array, key: bytes) -> UInt64[Array, " rows"]:
+def _all_good(
+    checks: list[tuple[str, Bool[Array, " rows"] | None]], rows: int, turned: dict[str, int]
+) -> Bool[Array, " rows"] | None:
+    """Which rows pass all checks, None where all do; others are counted by their first fault."""
+    good = None
+    for reason, fine in checks:
+        if fine is None or fine.all():
+            continue
+        good = np.ones(rows, np.bool_) if good is None else good
+        bad = int((good & ~fine).sum())
+        if bad:
+            turned[reason] = turned.get(reason, 0) + bad
+        good &= fine
+    return good
+
+
+def fingerprints(
+    units: pa.Array, key: bytes, into: UInt64[Array, " rows"] | None = None
+) -> UInt64[Array, " rows"]:
     """64-bit keyed fingerprints of privacy units; 0 is kept free."""
     _check(units.type, "the privacy unit")
-    words = first_words(units, key)
+    words = first_words(units, key, into)
     if not words.all():
         words[words == 0] = 1
     return words
@@ -225,21 +267,22 @@ def _keep(table: pa.Table, passes: Bool[Array, " rows"]) -> pa.Table:
     return table if passes.all() else table.filter(pa.array(passes))
 
 
-def _valid(column: pa.Array) -> Bool[Array, " rows"]:
+def _valid(column: pa.Array) -> Bool[Array, " rows"] | None:
     if column.null_count == 0:
-        return np.ones(len(column), np.bool_)
+        return None
     return np.asarray(pc.is_valid(column))
 
 
-def _finite(column: pa.Array) -> Bool[Array, " rows"]:
+def _finite(column: pa.Array) -> Bool[Array, " rows"] | None:
     if not pa.types.is_floating(column.type):
-        return np.ones(len(column), np.bool_)
+        return None
     return np.asarray(pc.fill_null(pc.is_finite(column), True))  # noqa: FBT003 (Arrow's way)
 
 
 def _split(column: pa.Array) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
     kind = column.type
-    present = _valid(column)
+    valid = _valid(column)
+    present = np.ones(len(column), np.bool_) if valid is None else valid
     if not (
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)

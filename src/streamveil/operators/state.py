@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +14,43 @@ from streamveil.errors import StoreError
 from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.bounding import UnitTable
 from streamveil.operators.keys import Types
+from streamveil.operators.lookup import Lookup
 from streamveil.operators.release import WindowState
-from streamveil.types import Array, Int64, UInt8
+from streamveil.types import Array, Bool, Int64, UInt8
 
 Index = slice | Array
 Seen = dict[tuple[int, int], KeyTable]  # (window, lane) -> names of the values met
 
 
+class Scratch:
+    """Memory that one micro-batch needs and the next one uses again.
+
+    Arrays as long as a micro-batch are otherwise mapped afresh for each, and every page of them
+    cleared, which takes longer than to fill them.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Array] = {}
+
+    def take(self, name: str, rows: int, kind: Any) -> Array:
+        """Room for so many items, with any content; the same room for the same name."""
+        held = self._held.get(name)
+        if held is None or len(held) < rows:
+            held = self._held[name] = np.empty(rows, kind)
+        return held[:rows]
+
+    def count(self, rows: int) -> Int64[Array, " rows"]:
+        """0, 1, 2 ..., not to be written to."""
+        held = self._held.get("count")
+        if held is None or len(held) < rows:
+            held = self._held["count"] = np.arange(rows)
+            held.setflags(write=False)
+        return held[:rows]
+
+
 @dataclass(repr=False)  # secret
 class State:
-    """Everything a group-by remembers. Mutable; never shown."""
+    """Everything a group-by remembers, and two helpers that are not saved. Mutable; never shown."""
 
     units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
     windows: dict[int, WindowState] = field(default_factory=dict)
@@ -30,6 +58,8 @@ class State:
     types: Types | None = None  # of the key columns, once a schema was seen
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
+    lookups: dict[int, Lookup] = field(default_factory=dict)  # of windows
+    scratch: Scratch = field(default_factory=Scratch)
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store (views)."""
@@ -87,6 +117,7 @@ class State:
     def forget(self, window: int) -> None:
         """Drops a window that has made its last release."""
         del self.windows[window]
+        self.lookups.pop(window, None)
         for place in [place for place in self.seen if place[0] == window]:
             del self.seen[place]
 
@@ -116,11 +147,13 @@ def evened(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
     return np.broadcast_to(values[0], len(values)) if is_constant(values) else values
 
 
-def chosen(values: Int64[Array, " rows"], places: Int64[Array, " some"]) -> Int64[Array, " some"]:
-    """The values at some places; one item stays one item."""
+def chosen(
+    values: Int64[Array, " rows"], accepted: Bool[Array, " rows"], n: int
+) -> Int64[Array, " n"]:
+    """The values of the `n` accepted rows; one item stays one item."""
     if len(values) and values.strides == (0,):
-        return np.broadcast_to(values[0], len(places))
-    return values[places]
+        return np.broadcast_to(values[0], n)
+    return values[accepted]
 
 
 def constant(values: Int64[Array, " rows"]) -> Int64[Array, " few"]:

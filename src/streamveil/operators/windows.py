@@ -116,15 +116,18 @@ class Schedule:
 
 
 def assign(
-    schedule: Schedule, event_us: Int64[Array, " rows"], step: int
+    schedule: Schedule,
+    event_us: Int64[Array, " rows"],
+    step: int,
+    every: Int64[Array, " rows"] | None = None,
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"], dict[str, int]]:
     """The (row, window) pairs that count at a step, rows in order, and pairs turned away by reason.
 
     A pair is late when its window had its last trigger before this step, and early when its window
-    has its first trigger more than one step ahead.
+    has its first trigger more than one step ahead. `every`: the numbers of all rows, if at hand.
     """
     if schedule.whole:
-        rows = np.arange(len(event_us), dtype=np.int64)
+        rows = np.arange(len(event_us), dtype=np.int64) if every is None else every
         return rows, np.broadcast_to(np.int64(0), len(rows)), {}
     rows, windows = candidates(schedule, event_us)
     numbers, places = np.unique(windows, return_inverse=True)
@@ -132,6 +135,8 @@ def assign(
     first = np.array([schedule.first_step(int(w)) for w in numbers], np.int64)
     late, early = (step > last)[places], (first > step + 1)[places]
     keep = ~(late | early)
+    if keep.all():
+        return rows, windows, {}
     turned = {LATE: int(late.sum()), EARLY: int((early & ~late).sum())}
     return rows[keep], windows[keep], {reason: n for reason, n in turned.items() if n}
 

@@ -94,6 +94,6 @@ def test_units_that_share_a_fingerprint_are_bounded_as_one(
     halved = released(pc.divide(STORED["int64"], 2), tmp_path / "expected")
     real = row_stage.fingerprints
     monkeypatch.setattr(
-        row_stage, "fingerprints", lambda units, key: real(pc.divide(units, 2), key)
+        row_stage, "fingerprints", lambda units, *key: real(pc.divide(units, 2), *key)
     )
     assert released(STORED["int64"], tmp_path / "s") == halved

@@ -1,0 +1,97 @@
+"""Finding keys by value equals finding them by name, whatever the values and however they come."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamveil.operators import kernels
+from streamveil.operators.aggregate import KeyTable, Recognised, enter, recognise
+from streamveil.operators.hashing import encipher
+from streamveil.operators.lookup import Lookup
+
+KEY = bytes(range(32))
+FIELDS = Recognised._fields
+
+
+def feed(lookup, table, values, accepted, shown, trigger=0):
+    """One micro-batch as `folding` runs it; what is known of its rows before any key enters."""
+    room = Recognised.empty(len(values)), np.empty(len(values), np.int32)
+    lookup.weigh(table, shown, (trigger, len(shown[0])))
+    places, names = lookup.find(table, values, (3, 7), KEY, room)
+    known = Recognised(*(column.copy() for column in room[0]))
+    rows = room[0].rows[places]
+    enter(table, names, accepted[places], rows)
+    lookup.keep(table, values[places], rows, room[0].group[places])
+    return known, places
+
+
+def by_name(table, values, weights):
+    return recognise(table, encipher(values, KEY, 0), 3, weights, 7)
+
+
+def spread_of(kind, rng, n):
+    """Values that are few, in a row, far apart, or the ends of what there is."""
+    ends = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)
+    return {
+        "few": rng.integers(0, 9, n),
+        "run": rng.integers(-300, 300, n),
+        "far": rng.integers(0, 300, n) << 40,
+        "ends": ends[rng.integers(0, 4, n)],
+    }[kind]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["few", "run", "far", "ends"]), st.integers(0, 300))
+def test_values_find_what_names_find(seed, kind, n):
+    rng = np.random.default_rng(seed)
+    lookup, table = Lookup(), KeyTable.empty(1)
+    for trigger in range(4):
+        values, accepted = spread_of(kind, rng, n).astype(np.int64), rng.random(n) < 0.7
+        rows = np.flatnonzero(rng.random(table.keys) < 0.3)
+        shown = rows, rng.integers(1, 7, len(rows)).astype(np.uint8)
+        weights = np.zeros(table.keys, np.uint8)
+        weights[rows] = shown[1]
+        wanted = by_name(table, values, weights)
+        known, _ = feed(lookup, table, values, accepted, shown, trigger)
+        for name, found, expected in zip(FIELDS, known, wanted, strict=True):
+            np.testing.assert_array_equal(found, expected, name)
+
+
+def test_a_value_is_named_until_its_key_has_a_row_and_never_again():
+    lookup, table, nothing = Lookup(), KeyTable.empty(1), np.zeros(0, np.int64)
+    values, shown = np.arange(5_000), (nothing, nothing.astype(np.uint8))
+    for accepted, named in ((False, 5_000), (True, 5_000), (True, 0)):
+        _, places = feed(lookup, table, values, np.full(5_000, accepted), shown)
+        assert len(places) == named
+        assert (np.count_nonzero(lookup.slots.reshape(-1, 2)[:, 1]) == 0) == (not accepted)
+    assert table.keys == 5_000
+    assert 0.25 <= table.keys / (len(lookup.slots) // 2) <= 0.5
+
+
+def test_another_secret_puts_values_elsewhere():
+    """Slots must not follow from the values alone: see `Lookup`, Protects."""
+    values = np.arange(1_000) << 20
+    order = []
+    for key in (KEY, KEY[::-1]):
+        lookup, table = Lookup(), KeyTable.empty(1)
+        room = Recognised.empty(1_000), np.empty(1_000, np.int32)
+        lookup.weigh(table, (values[:0], values[:0]), (0, 0))
+        lookup.find(table, values, (3, 7), key, room)
+        table.meta[0] = 1_000
+        lookup.keep(table, values, np.arange(1_000, dtype=np.int32), np.zeros(1_000, np.uint16))
+        order.append(lookup.slots.reshape(-1, 2)[:, 1].copy())
+    assert (order[0] != order[1]).any()
+
+
+@pytest.mark.parametrize("secret", [np.array([0, 1 << 63], np.uint64)])
+def test_values_without_room_near_their_place_are_named_each_time(secret):
+    """A secret that sends all values to two places: the worst that could be aimed at."""
+    lookup, table, nothing = Lookup(secret=secret), KeyTable.empty(1), np.zeros(0, np.int64)
+    values, shown = np.arange(2_000), (nothing, nothing.astype(np.uint8))
+    feed(lookup, table, values, np.ones(2_000, np.bool_), shown)
+    for _ in range(2):
+        wanted = by_name(table, values, np.zeros(2_000, np.uint8))
+        known, places = feed(lookup, table, values, np.ones(2_000, np.bool_), shown)
+        np.testing.assert_array_equal(known.rows, wanted.rows)
+        assert 2_000 - len(places) <= 2 * (kernels.MOST_STEPS + 1)
+    assert table.keys == 2_000
