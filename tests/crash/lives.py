@@ -26,7 +26,7 @@ from streamveil.runtime import frame
 from streamveil.runtime.job import Job
 from streamveil.runtime.published import ARCHIVE, committed, index, of_state
 from streamveil.runtime.store import LEDGER, CheckpointPolicy, read_header
-from streamveil.runtime.tables import mark, to_bytes
+from streamveil.runtime.tables import settled, to_bytes
 from tests.crash import streams
 from tests.crash.faults import Fault, install
 from tests.crash.power import Power, record
@@ -165,7 +165,7 @@ def archived(folder: Path) -> dict[Moment, bytes]:
     entries, _ = index(state / ARCHIVE, str(read_header(state).epoch))  # type: ignore[union-attr]  # there is one
     found = {place: committed(state / ARCHIVE, entries[place]) for place in releases.moments}
     for place, (known, table) in found.items():
-        assert mark(Release(table, *place, known.step)) == known
+        assert settled(Release(table, *place, known.step))[1] == known
     return {place: bytes(to_bytes(table)) for place, (_, table) in found.items()}
 
 

@@ -13,7 +13,7 @@ import pytest
 from streamveil.batch import Release
 from streamveil.connectors.sinks import WRITERS
 from streamveil.runtime import frame
-from streamveil.runtime.tables import from_parts, mark, to_bytes, to_parts
+from streamveil.runtime.tables import from_bytes, from_parts, settled, to_bytes, to_parts
 
 ROWS = 3_000
 RNG = np.random.default_rng(5)
@@ -77,6 +77,18 @@ def test_parts_give_the_table_back(name: str, compression: str | None) -> None:
     assert again.schema.equals(table.schema, check_metadata=True)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_a_settled_release_has_the_same_bytes_wherever_it_was(name: str) -> None:
+    release, known = settled(Release(TABLES[name], 3, 2, 1))
+    assert repr(release.table.to_pylist()) == repr(TABLES[name].to_pylist())
+    assert (known.window, known.trigger, known.step) == (3, 2, 1)
+    data = to_bytes(release.table)
+    kept = frame.decode(b"".join(frame.encode({}, *to_parts(release.table, "lz4"))))
+    for again in (from_bytes(data), from_parts(kept.arrays, kept.blobs)):
+        assert bytes(to_bytes(again)) == bytes(data)
+        assert settled(Release(again, 3, 2, 1))[1] == settled(release)[1]
+
+
 def test_number_columns_are_narrowed() -> None:
     table = pa.table({"key": np.arange(ROWS), "n": np.arange(ROWS) % 99, "t": np.full(ROWS, 4)})
     assert sum(map(len, frame.encode({}, *to_parts(table, "lz4")))) < 3.2 * ROWS + 900
@@ -84,7 +96,7 @@ def test_number_columns_are_narrowed() -> None:
 
 
 def crc(table: pa.Table) -> tuple[int, int]:
-    seen = mark(Release(table, 0, 1, 1))
+    seen = settled(Release(table, 0, 1, 1))[1]
     return seen.size, seen.crc
 
 
@@ -105,7 +117,7 @@ def test_a_mark_sees_every_change(name: str) -> None:
                                              enumerate(table.column_names)]))  # fmt: skip
     seen = [crc(table), *map(crc, changed)]
     assert len({*seen}) == len(seen)
-    assert mark(Release(table, 0, 1, 1)) != mark(Release(table, 0, 2, 1))
+    assert settled(Release(table, 0, 1, 1))[1] != settled(Release(table, 0, 2, 1))[1]
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("nothing",)])

@@ -32,7 +32,7 @@ from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import Archive, of_state, pick
 from streamveil.runtime.spare import Spare, copied
-from streamveil.runtime.tables import Mark, marks
+from streamveil.runtime.tables import Mark, settled
 from streamveil.runtime.wal import Place, Record
 from streamveil.types import Array
 
@@ -140,14 +140,18 @@ class Job:
         started = time.thread_time()
         for record in records:
             operator.apply(self._state, record.delta)
-            self._latest = self._release(record.place.step) if record.place.closed else ()
-            require_same(record.releases, marks(self._latest))
+            self._latest = ()
+            known = self._release(record.place.step) if record.place.closed else ()
+            require_same(record.releases, known)
             self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
 
-    def _release(self, step: int) -> tuple[Release, ...]:
-        return tuple(self.work.operator.release(self._state, step, self._noise))
+    def _release(self, step: int) -> tuple[Mark, ...]:
+        """Closes a step; its releases are the latest from then on. Returns their marks."""
+        made = [settled(one) for one in self.work.operator.release(self._state, step, self._noise)]
+        self._latest = tuple(release for release, _ in made)
+        return tuple(known for _, known in made)
 
     @property
     def place(self) -> Place:
@@ -240,7 +244,8 @@ class Job:
         """Folds one micro-batch; the state in memory is now ahead of the durable one."""
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
-        self._latest = self._release(batch.step) if batch.closes_step else ()
+        self._latest = ()
+        known = self._release(batch.step) if batch.closes_step else ()
         place = Place(
             batch=self.place.batch + 1,
             step=batch.step,
@@ -248,7 +253,7 @@ class Job:
             position=batch.position,
             rejected=added(self.place.rejected, batch.rejected),
         )
-        self._last = Record(place, {}, marks(self._latest))
+        self._last = Record(place, {}, known)
         self._rows += batch.rows.num_rows
         self._health = self.counters()
         self._effort += time.thread_time() - started

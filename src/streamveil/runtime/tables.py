@@ -7,8 +7,7 @@ others are an Arrow stream. Both together give back the same table.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,18 +30,20 @@ class Mark:
     crc: int  # over schema and content
 
 
-def mark(release: Release) -> Mark:
-    """The mark of a release: 12 ns per row of seven columns, against 20 to write their bytes."""
+def settled(release: Release) -> tuple[Release, Mark]:
+    """A release as it is given away, and its mark: about 10 ns per row of seven number columns.
+
+    Columns that are no plain numbers go through an Arrow stream once. From then on their bytes,
+    also those that no value lies in, are the same whenever they are written and read again.
+    """
     arrays, blobs = to_parts(release.table)
     size, crc = 0, 0
     for part in [*map(frame.flat_bytes, arrays.values()), *blobs]:
         size, crc = size + len(part), zlib.crc32(part, crc)
-    return Mark(release.window, release.trigger, release.step, size, crc)
-
-
-def marks(releases: Iterable[Release]) -> tuple[Mark, ...]:
-    """The marks of all."""
-    return tuple(map(mark, releases))
+    known = Mark(release.window, release.trigger, release.step, size, crc)
+    if len(blobs[1]):
+        release = replace(release, table=from_parts(arrays, blobs))
+    return release, known
 
 
 def to_parts(table: pa.Table, compression: str | None = None) -> Parts:

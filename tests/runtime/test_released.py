@@ -1,0 +1,43 @@
+"""What an operator released must not change with its state: it is published while others fold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamveil.batch import Release
+from streamveil.privacy.noise import SeededNoise
+from streamveil.runtime.tables import settled, to_bytes
+from tests.crash.streams import JOBS, work
+from tests.runtime.toy import Stream, Toy
+
+NOISE = SeededNoise(7)
+
+
+def changes(operator: Any, feed: Any) -> int:
+    """Runs an operator to the end; how many of its releases changed afterwards."""
+    state, kept = operator.init(), list[tuple[Release, bytes]]()
+    for batch in feed(None):
+        operator.fold(state, batch, NOISE)
+        if batch.closes_step:
+            made = operator.release(state, batch.step, NOISE)
+            kept += [(settled(one)[0], bytes(to_bytes(one.table))) for one in made]
+    assert len(kept) > 2
+    return sum(bytes(to_bytes(release.table)) != data for release, data in kept)
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if "toy" not in name])
+def test_no_release_changes_with_the_state(name: str, tmp_path: Path) -> None:
+    job = work(name, tmp_path)
+    assert changes(job.operator, job.feed) == 0
+
+
+def test_the_check_sees_a_shared_array() -> None:
+    class Sharing(Toy):
+        def release(self, state: Any, step: int, noise: Any) -> list[Release]:
+            return [Release(pa.table({"n": state.totals}), 0, step, step)]
+
+    assert changes(Sharing(), Stream()) > 2
