@@ -61,6 +61,9 @@ def wait_word(word: np.uint64, rate: float, horizon: int) -> np.int64:
         return np.int64(0)
     if rate == 0.0:
         return NEVER
+    # -ln U >= 1 - U, which is at least this: no logarithm where it says enough, as it mostly does
+    if np.float64(~np.uint64(word)) * 2.0**-64 * (1 - EDGE) >= rate * (horizon + 1.0) * (1 + EDGE):
+        return NEVER
     half = np.uint64(1) << np.uint64(63)
     if word >= half:  # U near 1: work with 1 - U, which is exact
         rest = np.float64(~np.uint64(word))  # 2^64 - 1 - word

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.mechanisms.selection import FINE, TableSelection
-from streamveil.operators.release_kernels import take_units
+from streamveil.operators.release_kernels import put_times, take_names, take_units
 from streamveil.operators.selection import Address
-from streamveil.types import Array, Int64, UInt64
+from streamveil.types import Array, Int32, Int64, UInt64
 
 FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
 UNDRAWN = np.int32(-1)
@@ -70,16 +70,15 @@ class TableOpening:
         """
         state = _with_room(state, len(units))
         opens, shift, offset = state["opens"], state["shift"], self.offset
-        undrawn, able = np.empty((2, len(units)), np.int64)
+        undrawn, able = np.empty((2, len(units)), np.int32)
         held = state["units"], shift, opens
         new, known = take_units(units, held, trigger, offset + TESTED, undrawn, able)
         rows, fresh = able[:known], undrawn[:new]
         if new:
             draws = at.noise.at("group-by/shift", at.job, at.window)
-            shift[fresh] = np.minimum(self.table.shift(draws, names[fresh]), FAR)
+            shift[fresh] = np.minimum(self.table.shift(draws, _named(names, fresh)), FAR)
             rows = np.append(rows, fresh[state["units"][fresh] - offset - shift[fresh] >= TESTED])
-        soon = self._ask(state, rows, names, trigger, at)
-        due = np.append(state["due"], soon)
+        due = np.append(state["due"], self._ask(state, rows, names, trigger, at))
         when = opens[due]
         state["due"] = due[(when > trigger) & (when < FAR)]
         return state, np.sort(due[when <= trigger])
@@ -87,19 +86,24 @@ class TableOpening:
     def _ask(
         self,
         state: dict[str, Array],
-        rows: Int64[Array, " changed"],
+        rows: Int32[Array, " changed"],
         names: UInt64[Array, "keys 2"],
         trigger: int,
         at: Address,
     ) -> Int64[Array, " some"]:
         """Gives keys that may open their times anew; returns those that had none before."""
         if not len(rows):
-            return rows
-        draws, before = at.noise.at("group-by/wait", at.job, at.window), state["opens"][rows]
+            return np.zeros(0, np.int64)
+        draws, soon = at.noise.at("group-by/wait", at.job, at.window), np.empty(len(rows), np.int64)
         counted, shift = state["units"][rows] - np.int64(self.offset), state["shift"][rows]
-        found = self.table.next_opening(draws, names[rows], counted, shift, trigger)
-        state["opens"][rows] = after = np.minimum(found, FAR)
-        return np.asarray(rows[(before == FAR) & (after < FAR)])
+        found = self.table.next_opening(draws, _named(names, rows), counted, shift, trigger)
+        return soon[: put_times(state["opens"], rows, found, int(FAR), soon)]
+
+
+def _named(names: UInt64[Array, "keys 2"], rows: Int32[Array, " some"]) -> UInt64[Array, "some 2"]:
+    taken = np.empty((len(rows), 2), np.uint64)
+    take_names(names.reshape(-1), rows, taken)
+    return taken
 
 
 def _with_room(state: dict[str, Array], keys: int) -> dict[str, Array]:

@@ -178,7 +178,9 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
         state.selection, passing = selection.step(state.selection, units, names, trigger, at)
         open_keys(totalling, state, passing if selection.once else _hidden(state, passing))
     rows = state.open_rows
-    increments = take_lanes(table.pending, rows, 1 if totalling.tracks_units else 0)
+    increments = np.empty((len(totalling.lanes), len(rows)), np.int64)
+    first, width = int(totalling.tracks_units), table.pending.shape[1]
+    take_lanes(table.pending.reshape(-1), rows, first, width, increments)
     totals = _advance(totalling, state, increments, at)
     if totalling.rule is None:
         return Released(rows, totals)

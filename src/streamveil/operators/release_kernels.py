@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from streamveil.operators.probing import AHEAD, prefetch
 from streamveil.types import Array, Float64, Int32, Int64, UInt8, UInt64
 
 TOP = np.uint64(63)
@@ -17,8 +18,8 @@ def take_units(
     held: tuple[Array, Array, Array],
     trigger: int,
     least: int,
-    undrawn: Int64[Array, " keys"],
-    able: Int64[Array, " keys"],
+    undrawn: Int32[Array, " keys"],
+    able: Int32[Array, " keys"],
 ) -> tuple[int, int]:
     """Moves new units of keys that are not shown to their totals, and clears them.
 
@@ -37,7 +38,9 @@ def take_units(
             continue
         units[row] += more
         spare = units[row] - least
-        if spare >= 0 and shift[row] < 0:
+        if spare < 0:
+            continue
+        if shift[row] < 0:
             undrawn[new] = row
             new += 1
         elif spare >= shift[row]:
@@ -47,18 +50,50 @@ def take_units(
 
 
 @njit(cache=True)
-def take_lanes(
-    pending: Int64[Array, "keys width"], rows: Int64[Array, " shown"], first: int
-) -> Int64[Array, "lanes shown"]:
-    """The sums of some keys from lane `first` on, a row for each lane; clears them."""
-    lanes = pending.shape[1] - first
-    taken = np.empty((lanes, len(rows)), np.int64)
+def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array, "some 2"]) -> None:
+    """The names of some keys; `names` holds two words for each."""
     for i in range(len(rows)):
-        row = rows[i]
-        for lane in range(lanes):
-            taken[lane, i] = pending[row, first + lane]
-            pending[row, first + lane] = 0
-    return taken
+        if i + AHEAD < len(rows):
+            prefetch(names, 2 * np.int64(rows[i + AHEAD]))
+        row = np.int64(rows[i])
+        taken[i, 0], taken[i, 1] = names[2 * row], names[2 * row + 1]
+
+
+@njit(cache=True)
+def put_times(
+    opens: Int32[Array, " keys"],
+    rows: Int32[Array, " some"],
+    times: Int64[Array, " some"],
+    far: int,
+    soon: Int64[Array, " some"],
+) -> int:
+    """Writes opening times, `far` for all that are later; lists the keys that had none before."""
+    found = 0
+    for i in range(len(rows)):
+        row, time = rows[i], min(times[i], far)
+        if time < far and opens[row] == far:
+            soon[found] = row
+            found += 1
+        opens[row] = time
+    return found
+
+
+@njit(cache=True)
+def take_lanes(
+    pending: Int64[Array, " cells"],
+    rows: Int64[Array, " shown"],
+    first: int,
+    width: int,
+    taken: Int64[Array, "lanes shown"],
+) -> None:
+    """The sums of some keys from lane `first` of `width` on, a row for each lane; clears them."""
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(pending, rows[i + AHEAD] * width)
+        at = rows[i] * width
+        for lane in range(first, width):
+            taken[lane - first, i] = pending[at + lane]
+            pending[at + lane] = 0
 
 
 @njit(cache=True)

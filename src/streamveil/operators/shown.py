@@ -10,8 +10,10 @@ import pyarrow as pa
 from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.hashing import text_buffers
 from streamveil.operators.keys import Types, decode_keys, sort_keys
-from streamveil.operators.release_kernels import interleave, mark_keys, merge_keys
+from streamveil.operators.release_kernels import interleave, mark_keys, merge_keys, take_names
 from streamveil.types import Array, Int32, Int64, UInt64
+
+WORD = 64  # bits
 
 
 @dataclass(repr=False)  # secret
@@ -35,7 +37,7 @@ class ShownKeys:
             wider[: self.named] = self.names[: self.named]
             self.names = wider
         if len(rows) > self.named:
-            self.names[self.named : len(rows)] = table.names[rows[self.named :]]
+            take_names(table.names.reshape(-1), rows[self.named :], self.names[self.named :])
             self.named = len(rows)
         return self.names[: len(rows)]
 
@@ -67,13 +69,26 @@ class ShownKeys:
         merge_keys(table.heap, table.ends, rows, (self.order, self.marks), new, places)
         index = merged(np.arange(known), np.arange(known, len(rows)), places)
         self.columns = [
-            pa.concat_arrays([old, more]).take(pa.array(index))
+            joined(old, more, places, index)
             for old, more in zip(self.columns or [], columns, strict=True)
         ]
-        self.order, self.marks = (
-            merged(self.order, new[0], places),
-            merged(self.marks, new[1], places),
-        )
+        self.order = merged(self.order, new[0], places)
+        self.marks = merged(self.marks, new[1], places)
+
+
+def joined(
+    old: pa.Array, new: pa.Array, places: Int64[Array, " new"], index: Int64[Array, " both"]
+) -> pa.Array:
+    """`merged` for columns; `index` says the same of one after the other."""
+    kind = old.type
+    if old.null_count or new.null_count or not pa.types.is_primitive(kind) or kind.bit_width < WORD:
+        return pa.concat_arrays([old, new]).take(pa.array(index))
+    first, second = (
+        np.frombuffer(part.buffers()[1], np.int64, len(part), part.offset * 8)
+        for part in (old, new)
+    )
+    both = pa.py_buffer(merged(first, second, places))
+    return pa.Array.from_buffers(kind, len(index), [None, both])
 
 
 def merged(old: Array, new: Array, places: Int64[Array, " new"]) -> Array:
