@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_memory_is_kept_while_it_suffices() -> None:
     kept = Spare()
     places = [
         kept.copy(state(rows))["words"].__array_interface__["data"][0]
-        for rows in (100_000, 150_000, 100_000, 400_000, 400_000)
+        for rows in (100_000, 150_000, 100_000, 600_000, 600_000)
     ]
     assert places[0] == places[1] == places[2] != places[3] == places[4]
 
@@ -52,6 +53,21 @@ def test_what_lies_in_a_file_is_passed_on(tmp_path: Path) -> None:
     assert Spare().copy(arrays)["held"] is held
     assert copied(arrays)["held"] is held
     assert not np.shares_memory(copied(arrays)["words"], arrays["words"])
+
+
+def test_room_to_grow_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = spare.mmap.mmap, list[int]()
+
+    def strict(fd: int, size: int, flags: int) -> Any:
+        asked.append(size)
+        if size > 20_000_000:
+            raise OSError("no memory")
+        return real(fd, size, flags)
+
+    monkeypatch.setattr(spare.mmap, "mmap", strict)
+    arrays = state(200_000)
+    assert np.array_equal(Spare().copy(arrays)["words"], arrays["words"])
+    assert asked[-1] < 20_000_000 < asked[-2]
 
 
 def test_a_system_that_takes_no_advice_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ BLOCK = 4096  # devices with larger ones refuse, and get all by the page cache
 LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
 ROOM_BYTES = 1 << 20  # copied and written at once
 MAX_BUFFERS = 512  # below every system's IOV_MAX
+OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
 
 
@@ -39,7 +40,7 @@ def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]
 
     The file's position must be a multiple of `BLOCK`, and so must `size`.
     """
-    with past_the_cache(fd) as granted, mmap.mmap(-1, ROOM_BYTES) as room:
+    with past_the_cache(fd) as granted, mmap.mmap(-1, ROOM_BYTES, OWN) as room:
         while granted and size:
             with memoryview(room)[: min(size, ROOM_BYTES)] as block:
                 gather(left, block)

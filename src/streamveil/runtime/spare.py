@@ -14,15 +14,16 @@ import numpy as np
 from streamveil.types import Array
 
 FEWEST_BYTES = 1 << 20  # smaller states are copied without ado
-ROOM_TO_GROW = 2  # reserved per byte needed; what is not touched takes no memory
+ROOM_TO_GROW = 4  # reserved per byte needed; what is not touched takes no memory
 ALIGNMENT = 64
+OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Spare:
     """Keeps the memory of one copy. A copy is good until the next one is made."""
 
     def __init__(self) -> None:
-        self._room = mmap.mmap(-1, mmap.PAGESIZE)
+        self._room = mmap.mmap(-1, mmap.PAGESIZE, OWN)
 
     def copy(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """The same arrays, which nobody changes until the next call.
@@ -44,12 +45,20 @@ class Spare:
 
     def _reserve(self, needed: int) -> None:
         if len(self._room) < needed:
-            self._room = mmap.mmap(-1, needed * ROOM_TO_GROW)
+            self._room = reserved(needed)
             advise(self._room, "MADV_HUGEPAGE")
 
     def rest(self) -> None:
         """The last copy is not needed any more."""
         advise(self._room, "MADV_FREE")
+
+
+def reserved(needed: int) -> mmap.mmap:
+    """Room for a copy, and to grow where the system grants it."""
+    try:
+        return mmap.mmap(-1, needed * ROOM_TO_GROW, OWN)
+    except OSError:
+        return mmap.mmap(-1, needed, OWN)
 
 
 def copied(arrays: dict[str, Array]) -> dict[str, Array]:
