@@ -20,7 +20,7 @@ from hashlib import blake2b
 from streamveil.engines.spark.replicas import Replica, Stamp
 from streamveil.engines.spark.shards import BASE, DELTA, Shards
 from streamveil.errors import StoreError
-from streamveil.operators.state import State
+from streamveil.operators.protocol import State
 from streamveil.types import Array
 
 LONGEST = 64  # deltas since a base: each is a step to be repeated by whoever has no replica

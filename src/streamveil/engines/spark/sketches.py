@@ -9,15 +9,20 @@ rows there are. The last task holds the sketches, whose size does not depend on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.engines.spark import tasks
+from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.moving import Rows, joined, total
 from streamveil.operators.sketch import BOUNDED, SketchQuery, SketchState
 from streamveil.operators.state import parts
 from streamveil.privacy.noise import Noise
+from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard
 
@@ -42,15 +47,15 @@ def bound_task(setup: tasks.Setup, step: int) -> tasks.Task:
     def task(batches: tasks.Batches) -> tasks.Batches:
         operator = setup.operator.open()
         for shard, pieces in tasks.received(setup, batches):
-            arrays = setup.state.read("unit", shard, step - 1)
-            state = operator.init() if arrays is None else operator.load(arrays)
-            cells, turned = bound(operator, state, joined(pieces))
-            operator.expire(state, step)
-            size = setup.state.write("unit", shard, step, operator.save(state))
-            units = operator.counters(state)["units"]
-            report = {"turned": turned, "counters": {"units": units, "bytes": size}}
+            with unit_shard(operator, setup, shard).open(step - 1) as held:
+                found = bound(operator, held.state, joined(pieces))
+                operator.expire(held.state, step)
+                size, whole = held.commit(found.delta)
+                units = operator.counters(held.state)["units"]
+            counters = {"units": units, "bytes": size, "bases": int(whole)}
+            report = {"turned": found.turned, "counters": counters}
             facts = tasks.reported([p.facts for p in pieces] + [report])
-            yield tasks.sent(tasks.alone(setup), shard, [cells], facts)
+            yield tasks.sent(tasks.alone(setup), shard, [found.cells], facts)
 
     return task
 
@@ -83,17 +88,38 @@ def admit(
     return Rows(columns), came.turned
 
 
-def bound(
-    operator: SketchQuery, state: SketchState, rows: Rows | None
-) -> tuple[Rows, dict[str, int]]:
+def unit_shard(operator: SketchQuery, setup: tasks.Setup, shard: int) -> Chain:
+    """A shard of the unit stage: a step's delta is its rows that counted."""
+
+    def load(arrays: Mapping[str, Array] | None) -> Any:
+        return operator.init() if arrays is None else operator.load(arrays)
+
+    def replay(state: Any, delta: dict[str, Array], step: int) -> None:
+        operator.accept(state, delta["unit"], delta["period"])
+        operator.expire(state, step)
+
+    return Chain(setup.state, "unit", shard, load, operator.save, replay)
+
+
+class Counted(NamedTuple):
+    """What a unit shard made of a step's rows."""
+
+    cells: Rows  # window, cell, how many rows fell into it
+    turned: dict[str, int]  # reason -> rows left out
+    delta: dict[str, Array]  # the units of the rows that counted, and their periods
+
+
+def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Counted:
     """Which rows of a unit shard count, in place; the cells of those that do, by window."""
     windows, cells, counts = ([np.zeros(0, np.int64)] for _ in range(3))
     turned: dict[str, int] = {}
+    delta = {"unit": np.zeros(0, np.uint64), "period": np.zeros(0, np.int64)}
     if rows is not None:
         accepted = operator.accept(state, rows["unit"], rows["period"])
         over = len(rows) - int(accepted.sum())
         turned = {BOUNDED: over} if over else {}
         kept = rows.take(np.flatnonzero(accepted))
+        delta = {"unit": kept["unit"], "period": kept["period"]}
         for window, mine in parts(kept["window"]):
             hit, count = operator.cells(kept["word"][mine])
             windows.append(np.full(len(hit), window, np.int64))
@@ -101,7 +127,7 @@ def bound(
             counts.append(count)
     names = ("window", "cell", "count")
     found = [np.concatenate(column) for column in (windows, cells, counts)]
-    return Rows(dict(zip(names, found, strict=True))), turned
+    return Counted(Rows(dict(zip(names, found, strict=True))), turned, delta)
 
 
 def gather(operator: SketchQuery, state: SketchState, rows: Rows | None) -> None:

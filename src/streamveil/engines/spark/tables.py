@@ -9,15 +9,18 @@ and holds all living records, as the embedded engine does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from streamveil.engines.spark import tasks
+from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.moving import Rows, joined, total
-from streamveil.operators.table import REASONS, ChangingTable, TableState
+from streamveil.operators.table import REASONS, ChangingTable
 from streamveil.privacy.noise import Noise
+from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard
 
@@ -41,16 +44,29 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
     def task(batches: tasks.Batches) -> tasks.Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for shard, pieces in tasks.received(tasks.alone(setup), batches):
-            arrays = setup.state.read(LAST, shard, step - 1)
-            state = operator.init() if arrays is None else operator.load(arrays)
-            change(operator, state, joined(pieces))
-            releases = operator.release(state, step, noise)
-            size = setup.state.write(LAST, shard, step, operator.save(state))
-            counters = {**operator.counters(state), "bytes": size}
+            with table_shard(operator, setup, shard).open(step - 1) as held:
+                delta = delta_of(joined(pieces))
+                operator.apply(held.state, delta)
+                releases = operator.release(held.state, step, noise)
+                size, whole = held.commit(delta)
+                counters = {**operator.counters(held.state), "bytes": size, "bases": int(whole)}
             report = tasks.reported([p.facts for p in pieces] + [{"counters": counters}])
             yield tasks.packed(releases, report)
 
     return task
+
+
+def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int) -> Chain:
+    """The table: a step's delta is its rows, and a release is a part of the step."""
+
+    def load(arrays: Mapping[str, Array] | None) -> Any:
+        return operator.init() if arrays is None else operator.load(arrays)
+
+    def replay(state: Any, delta: dict[str, Array], step: int) -> None:
+        operator.apply(state, delta)
+        operator.release(state, step, setup.keys())
+
+    return Chain(setup.state, LAST, shard, load, operator.save, replay)
 
 
 def read_rows(operator: ChangingTable, rows: pa.Table, noise: Noise) -> tuple[Rows, dict[str, int]]:
@@ -60,9 +76,10 @@ def read_rows(operator: ChangingTable, rows: pa.Table, noise: Noise) -> tuple[Ro
     return Rows({"signs": signs, "ids": ids, "labels": labels}), turned
 
 
-def change(operator: ChangingTable, state: TableState, rows: Rows | None) -> None:
-    """Applies the rows of a step in source order, in place."""
-    if rows is None:
-        return
-    none: dict[str, Any] = {"rejected": np.zeros(len(REASONS), np.int64)}
-    operator.apply(state, {**rows.columns, **none})
+def delta_of(rows: Rows | None) -> dict[str, Array]:
+    """What a step's rows do, in the order of the source, as the embedded engine logs it."""
+    none = {"rejected": np.zeros(len(REASONS), np.int64)}  # reported where they were read
+    if rows is not None:
+        return rows.columns | none
+    nothing = np.zeros(0, np.int64)
+    return {"signs": np.zeros(0, np.int8), "ids": nothing, "labels": nothing, **none}
