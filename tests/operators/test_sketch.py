@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch
+from streamveil.engines.sketched import sized_finder, sized_sketch
 from streamveil.errors import PlanError, StoreError
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.protocol import Operator
 from streamveil.operators.rows import RowProgram
-from streamveil.operators.sketch import SketchQuery, sized_finder, sized_sketch
+from streamveil.operators.sketch import SketchQuery
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours

@@ -8,9 +8,10 @@ from fractions import Fraction
 from streamveil.engines.compile import MICRO, Compiler, binder, compile_plan
 from streamveil.engines.tables import compile_table
 from streamveil.errors import PlanError
+from streamveil.mechanisms.sketches import HeavyHitters, LazySketch
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.protocol import Operator
-from streamveil.operators.sketch import COLLISION_BITS, SketchQuery, sized_finder, sized_sketch
+from streamveil.operators.sketch import COLLISION_BITS, SketchQuery
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.queries.plan import KeyColumn, Plan, TableSource
@@ -76,6 +77,55 @@ def compile_sketch(plan: Plan) -> SketchQuery:
         text_length=length if searched else 0,
         max_units=MAX_UNITS,
     )
+
+
+def sized_sketch(
+    *,
+    memory: int,
+    protects: Neighbours,
+    budget: Budget,
+    triggers: int | None,
+    depth: int = 3,
+    seed: int = 0,
+) -> LazySketch:
+    """The widest sketch of one window within `memory` bytes, for `SketchQuery`.
+
+    >>> sketch = sized_sketch(memory=10**6, triggers=96, protects=Neighbours("user", bound=4),
+    ...     budget=Budget(epsilon=1, delta=1e-9))
+    >>> sketch.nbytes <= 10**6, sketch.width
+    (True, 16666)
+    """  # fmt: skip
+    trial = LazySketch(
+        kind="count-min", width=1, depth=depth, horizon=triggers, clock="ticks", round=1,
+        protects=protects, budget=budget, seed=seed,
+    )  # fmt: skip
+    width = memory // trial.nbytes
+    if width < 1:
+        raise PlanError(f"a sketch needs at least {trial.nbytes} bytes, not {memory}")
+    return replace(trial, width=width)
+
+
+def sized_finder(
+    *,
+    memory: int,
+    protects: Neighbours,
+    budget: Budget,
+    triggers: int | None,
+    bits: int = 32,
+    seed: int = 0,
+) -> HeavyHitters:
+    """The widest heavy-hitter finder of one window within `memory` bytes."""  # fmt: skip
+    trial = HeavyHitters(
+        width=1, bits=bits, horizon=triggers, clock="ticks", round=1, protects=protects,
+        budget=budget, seed=seed,
+    )  # fmt: skip
+    sketched = [t for t in trial.tables if t.layout.family == "multiply"]
+    fixed = trial.nbytes - sum(table.nbytes for table in sketched)
+    each = sum(table.nbytes for table in sketched)
+    width = (memory - fixed) // each if each else 1
+    if width < 1:
+        raise PlanError(f"a finder of {bits}-bit keys needs {fixed + each} bytes, not {memory}")
+    return replace(trial, width=width)
 
 
 def without_collisions(budget: Budget) -> Budget:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -34,9 +34,7 @@ from streamveil.operators.facts import noted
 from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
 from streamveil.operators.windows import LATE, Schedule, assign, period_closes, periods_apart
-from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee, Loss
-from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int64, UInt64
 
@@ -394,55 +392,6 @@ class SketchQuery:
         closes = [self._closes(int(number)) for number in numbers]
         still = np.array([last is None or step <= last for last in closes], np.bool_)
         return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
-
-
-def sized_sketch(
-    *,
-    memory: int,
-    protects: Neighbours,
-    budget: Budget,
-    triggers: int | None,
-    depth: int = 3,
-    seed: int = 0,
-) -> LazySketch:
-    """The widest sketch of one window within `memory` bytes, for `SketchQuery`.
-
-    >>> sketch = sized_sketch(memory=10**6, triggers=96, protects=Neighbours("user", bound=4),
-    ...     budget=Budget(epsilon=1, delta=1e-9))
-    >>> sketch.nbytes <= 10**6, sketch.width
-    (True, 16666)
-    """  # fmt: skip
-    trial = LazySketch(
-        kind="count-min", width=1, depth=depth, horizon=triggers, clock="ticks", round=1,
-        protects=protects, budget=budget, seed=seed,
-    )  # fmt: skip
-    width = memory // trial.nbytes
-    if width < 1:
-        raise PlanError(f"a sketch needs at least {trial.nbytes} bytes, not {memory}")
-    return replace(trial, width=width)
-
-
-def sized_finder(
-    *,
-    memory: int,
-    protects: Neighbours,
-    budget: Budget,
-    triggers: int | None,
-    bits: int = 32,
-    seed: int = 0,
-) -> HeavyHitters:
-    """The widest heavy-hitter finder of one window within `memory` bytes."""  # fmt: skip
-    trial = HeavyHitters(
-        width=1, bits=bits, horizon=triggers, clock="ticks", round=1, protects=protects,
-        budget=budget, seed=seed,
-    )  # fmt: skip
-    sketched = [t for t in trial.tables if t.layout.family == "multiply"]
-    fixed = trial.nbytes - sum(table.nbytes for table in sketched)
-    each = sum(table.nbytes for table in sketched)
-    width = (memory - fixed) // each if each else 1
-    if width < 1:
-        raise PlanError(f"a finder of {bits}-bit keys needs {fixed + each} bytes, not {memory}")
-    return replace(trial, width=width)
 
 
 def _count(turned: dict[str, int], more: Mapping[str, int]) -> None:
