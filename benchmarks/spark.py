@@ -7,8 +7,8 @@ goes. Expected: about the speed of the aggregation without privacy, because Spar
 columns, and rows are combined before the second shuffle as Spark's own are before the first.
 
     python benchmarks/spark.py [--part compare] [--master local[2]]
-    python benchmarks/spark.py --part compare --master local[1]
     python benchmarks/spark.py --part keys
+    python benchmarks/spark.py --part all     # both, and local[1]
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +38,7 @@ from streamveil.engines.spark.columns import unpack
 from streamveil.engines.spark.feeds import FilesReading
 from streamveil.engines.spark.moving import Piece, joined
 from streamveil.engines.spark.session import session
-from streamveil.engines.spark.shards import Shards
+from streamveil.engines.spark.shards import DELTA, Shards
 from streamveil.engines.spark.splits import footers, plan_step
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
@@ -45,6 +48,7 @@ from streamveil.runtime.spark import SparkJob
 from streamveil.runtime.spark_state import Layout
 
 KEYS, UNITS, SMALL = 1_000_000, 5_000_000, 1_000
+SECOND = 1_000_000  # microseconds
 MANY = (100_000, 1_000_000, 10_000_000)
 OUT = Path(__file__).parent / "results" / "spark.json"
 SHARDS = 4
@@ -178,33 +182,52 @@ def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
         marks.append(time.perf_counter())
         pieces = joined([Piece.from_bytes(cell) for cell in cells])
         marks.append(time.perf_counter())
-        bounded, _ = stages.bound(operator, unit, pieces, nothing, 1)
+        bounded = stages.bound(operator, unit, pieces, nothing, 1)
         marks.append(time.perf_counter())
-        stages.gather(operator, key, bounded[0], noise, (0, 1, step))
+        delta = stages.gather(operator, key, bounded.rows[0], noise, (0, 1, step))
         marks.append(time.perf_counter())
         operator.release(key, step, noise)
         marks.append(time.perf_counter())
-        state = Shards(str(folder.parent / "alone"))
-        for name, held in (("unit", unit), ("key", key)):
-            state.write(name, 0, step, operator.save(held))
+        shards = Shards(str(folder.parent / "alone"))
+        deltas = {"unit": bounded.delta, "key": delta}
+        sizes = [shards.put(name, 0, step, DELTA, ({}, did)).size for name, did in deltas.items()]
         marks.append(time.perf_counter())
-        unit, key = (operator.load(state.read(name, 0, step)) for name in ("unit", "key"))
+        for name, held in (("unit", unit), ("key", key)):
+            shards.write(name, 0, step, operator.save(held))
+        marks.append(time.perf_counter())
+        before = [shards.read(name, 0, step - 1) for name in deltas]
+        old_unit, old_key = (operator.load(b) if b else operator.init() for b in before)
+        old_key.types = key.types
+        marks.append(time.perf_counter())
+        stages.bound_again(operator, old_unit, bounded.delta, step)
+        stages.gather_again(operator, old_key, delta, noise, (0, 1, step))
         marks.append(time.perf_counter())
         names = ("read", "admit", "to bytes", "from bytes", "bound", "gather", "release",
-                 "write state", "read state")  # fmt: skip
-        spent = dict(zip(names, np.diff(marks).tolist(), strict=True))
-        spent |= {"bytes to unit stage": sum(map(len, cells)), "rows to key stage": len(bounded[0])}
+                 "write deltas", "write bases", "read bases", "repeat from deltas")  # fmt: skip
+        spent = dict(zip(names, np.diff(marks).round(4).tolist(), strict=True))
+        spent |= {
+            "bytes to unit stage": sum(map(len, cells)), "bytes of deltas": sizes,
+            "rows to key stage": len(bounded.rows[0]),
+        }  # fmt: skip
     return spent
 
 
+def files_of(state: Path) -> list[Path]:
+    """All files of a state's shards."""
+    return [path for path in (state / "shards").rglob("*") if path.is_file()]
+
+
 def state_of(state: Path) -> dict[str, float]:
-    """Bytes on disk of the version before the last step, which closes the window and drops keys."""
+    """Bytes on disk of the largest bases, and what they hold: the last step drops all keys."""
     found: dict[str, float] = {}
     for stage in ("unit", "key"):
-        newest = min((state / "shards" / stage).iterdir())
-        found[f"{stage} bytes"] = sum(path.stat().st_size for path in newest.iterdir())
+        bases = [
+            max(shard.glob("*.base"), key=lambda path: path.stat().st_size)
+            for shard in (state / "shards" / stage).iterdir() if any(shard.glob("*.base"))
+        ]  # fmt: skip
+        found[f"{stage} bytes"] = sum(path.stat().st_size for path in bases)
         count = 0
-        for path in newest.iterdir():
+        for path in bases:
             _, saved = unpack(path.read_bytes())
             count += sum(int(saved[name][0]) for name in saved if name.endswith("meta"))
         found[f"{stage}s"] = count
@@ -217,8 +240,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--part", choices=["compare", "keys"], default="compare")
+    parser.add_argument("--part", choices=["compare", "keys", "all"], default="compare")
     given = parser.parse_args()
+    if given.part == "all":  # each part in a process of its own: Spark starts once in each
+        for part, master in (
+            ("compare", "local[2]"),
+            ("compare", "local[1]"),
+            ("keys", "local[2]"),
+        ):
+            command = [sys.executable, __file__, "--part", part, "--master", master]
+            subprocess.run([*command, "--steps", str(given.steps)], check=True)
+        return
     work = Path(tempfile.mkdtemp(prefix="streamveil-bench-"))
     load = os.getloadavg()[0]
     try:
@@ -265,28 +297,45 @@ def compare(spark, work: Path, given) -> dict[str, object]:
 
 
 def growth(spark, work: Path) -> dict[str, object]:
-    """State and the time of a step over so many keys: three steps bring them, two meet them again.
+    """State and the time of a step over so many keys.
 
-    The last step closes the window and is left out.
+    Three steps bring the keys, two meet as many again, and eight bring a thousand rows: what
+    these cost is what the state costs. A last step closes the window and is left out.
     """
     made: dict[str, object] = {}
     for keys in MANY:
-        folder = work / f"keys-{keys}"
-        folder.mkdir()
-        rng = np.random.default_rng(keys)
-        every = -(-keys // 3)
-        for step, rows in enumerate([every] * 5):
-            new = np.arange(rows) + step * every if step < 3 else rng.integers(0, keys, rows)
-            table = pa.table({"user": rng.integers(0, keys, rows), "key": new,
-                              "value": rng.normal(size=rows)})  # fmt: skip
-            pq.write_table(table, folder / f"{step:03d}.parquet", row_group_size=250_000)
-        state = work / f"state-{keys}"
-        steps = private(spark, plan_of(folder, every, 5), state)
-        made[str(keys)] = {"rows per step": every, "seconds of every step [wall, CPU]": steps,
-                           "state": state_of(state)}  # fmt: skip
+        folder, state = work / f"keys-{keys}", work / f"state-{keys}"
+        sizes = growing(folder, keys)
+        plan = replace(
+            plan_of(folder, 1, 1),
+            clock=Clock(kind="event", every=SECOND, start_us=0, end_us=(len(sizes) + 1) * SECOND,
+                        arrival="seen"),
+        )  # fmt: skip
+        steps = private(spark, plan, state)[: len(sizes)]
+        small = np.median(np.array(steps[7:]), axis=0).round(3).tolist()
+        made[str(keys)] = {
+            "rows of every step": sizes, "seconds of every step [wall, CPU]": steps,
+            "seconds of a small step [wall, CPU]": small, "state": state_of(state),
+            "bytes on storage": sum(path.stat().st_size for path in files_of(state)),
+        }  # fmt: skip
         shutil.rmtree(state)
         shutil.rmtree(folder)
     return made
+
+
+def growing(folder: Path, keys: int) -> list[int]:
+    """Writes the files of `growth`; the rows of every step."""
+    folder.mkdir()
+    rng = np.random.default_rng(keys)
+    every = -(-keys // 3)
+    sizes = [every] * 5 + [SMALL] * 8
+    for step, rows in enumerate(sizes):
+        new = np.arange(rows) + step * every if step < 3 else rng.integers(0, keys, rows)
+        seen = pa.array(np.full(rows, step * SECOND)).cast(pa.timestamp("us", "UTC"))
+        table = pa.table({"user": rng.integers(0, keys, rows), "key": new,
+                          "value": rng.normal(size=rows), "seen": seen})  # fmt: skip
+        pq.write_table(table, folder / f"{step:03d}.parquet", row_group_size=250_000)
+    return sizes
 
 
 if __name__ == "__main__":

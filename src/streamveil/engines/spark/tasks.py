@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,8 @@ class Packed:
 
     def open(self) -> Any:
         """The operator: of the kind that the tasks it is given to work with."""
+        if next(TASKS) < LOADING:
+            gc.freeze()
         if self.fingerprint not in OPENED:
             OPENED[self.fingerprint] = cloudpickle.loads(self.content)
         return OPENED[self.fingerprint]
@@ -68,6 +72,8 @@ class Packed:
 
 dumps: Callable[[Any], bytes] = cloudpickle.dumps
 OPENED: dict[str, Any] = {}
+LOADING = 8  # first tasks of a worker that still import, compile and load
+TASKS = count()  # of this process: Spark collects garbage after each, but not what is frozen
 
 
 def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
