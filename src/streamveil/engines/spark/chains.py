@@ -1,7 +1,8 @@
 """The state of a shard as a base and the deltas of the steps since: what a step costs is its rows.
 
 A step writes its delta: the rows that changed the shard, as the embedded engine's log holds them.
-When deltas have grown to about the size of the state, or are many, it writes a base as well.
+When deltas have grown to about the size of the state, or are many, it writes a base as well; where
+replicas are seldom found, because tasks move among many executors, it does so after a few steps.
 Between steps the state stays in the executor's replica, so it is read only where there is none.
 
 Every delta names the tag of the version before it, and its own tag is the checksum of all that. So
@@ -24,6 +25,8 @@ from streamveil.operators.protocol import State
 from streamveil.types import Array
 
 LONGEST = 64  # deltas since a base: each is a step to be repeated by whoever has no replica
+FARTHEST = 8  # deltas that a replica may lack; one further behind is given up
+COLD = 4  # deltas repeated without a replica, from which on the step writes a base: others will too
 SPREAD = 0.618  # shards write their bases at different steps
 
 
@@ -45,11 +48,12 @@ class Chain:
             found = replica and replica.take()
             held = self._caught_up(*found, version) if found else None
             state, stamp = held or self._rebuilt(version)
+            cold = 0 if held else stamp.links
         except BaseException:
             if replica is not None:
                 replica.close()
             raise
-        return Held(self, state, stamp, replica)
+        return Held(self, state, stamp, replica, cold)
 
     @property
     def _name(self) -> str:
@@ -60,7 +64,7 @@ class Chain:
         self, stamp: Stamp, arrays: dict[str, Array], version: int
     ) -> tuple[State, Stamp] | None:
         """A replica's state with the deltas it lacks; None where it is of another history."""
-        if not 0 <= version - stamp.version <= LONGEST:
+        if not 0 <= version - stamp.version <= FARTHEST:
             return None
         if stamp.tag != self.shards.tag(self.stage, self.shard, stamp.version):
             return None
@@ -99,6 +103,7 @@ class Held:
     state: State
     stamp: Stamp
     replica: Replica | None
+    cold: int  # deltas repeated to get here from storage alone
     arrays: dict[str, Array] | None = None  # what was committed
 
     def __enter__(self) -> Held:
@@ -123,7 +128,7 @@ class Held:
         arrays = chain.save(self.state)
         share = 0.5 + 0.5 * (SPREAD * chain.shard % 1)
         whole = sum(array.nbytes for array in arrays.values())
-        rebase = logged > share * whole or links >= share * LONGEST
+        rebase = logged > share * whole or links >= share * LONGEST or self.cold >= COLD
         if rebase:
             size += chain.shards.put(*place, version, BASE, ({"tag": part.tag}, arrays)).size
             logged, links = 0, 0

@@ -174,7 +174,7 @@ def reserve(file: int, size: int) -> bool:
         return False
     try:
         os.posix_fallocate(file, 0, size)
-    except OSError:
+    except (OSError, AttributeError):  # a full disk; a system without the call
         return False
     return True
 
