@@ -88,6 +88,14 @@ def test_what_the_archive_lost_in_a_crash_comes_back_from_the_log(tmp_path):
         published.of_state(folder)
 
 
+def test_an_archive_of_another_version_is_refused(tmp_path, monkeypatch):
+    run(tmp_path / "s")
+    monkeypatch.setattr(published, "VERSION", 3)
+    for reads in (published.of_state, run):
+        with pytest.raises(StoreError, match="version 2; this streamveil reads version 3"):
+            reads(tmp_path / "s")
+
+
 def test_a_sink_that_keeps_releases_is_read_instead(tmp_path):
     folder, out = tmp_path / "s", tmp_path / "out"
     sink = FilesSink(str(out))

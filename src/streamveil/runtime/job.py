@@ -45,6 +45,7 @@ class Work:
 
     name: str
     fingerprint: str  # of the query; a changed one is refused by an old state
+    calibration: str = ""  # of its mechanisms; so is another one
     operator: Operator
     feed: Feed
     limit: Budget
@@ -57,7 +58,9 @@ class Work:
     def identity(self) -> stores.Identity:
         """What a state directory must have been created for."""
         operator = self.operator
-        return stores.Identity(self.name, self.fingerprint, operator.kind, operator.version)
+        return stores.Identity(
+            self.name, self.fingerprint, operator.kind, operator.version, self.calibration
+        )
 
 
 class Job:
@@ -133,23 +136,23 @@ class Job:
         operator = self.work.operator
         saved, records = self._store.recover()
         self._state = operator.load(saved.record.delta) if saved else operator.init()
-        self._last = saved.record if saved else Record(Place(), {})
+        self._last = replace(saved.record, delta={}) if saved else Record(Place(), {})
         self._latest = saved.releases if saved else ()
-        self._last = replace(self._last, delta={})
         self._archive.keep(self._latest, self._last.releases)
         started = time.thread_time()
         for record in records:
             operator.apply(self._state, record.delta)
-            self._latest = ()
-            known = self._release(record.place.step) if record.place.closed else ()
+            known = self._release(record.place.step, closed=record.place.closed)
             require_same(record.releases, known)
             self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
 
-    def _release(self, step: int) -> tuple[Mark, ...]:
-        """Closes a step; its releases are the latest from then on. Returns their marks."""
-        made = [settled(one) for one in self.work.operator.release(self._state, step, self._noise)]
+    def _release(self, step: int, *, closed: bool) -> tuple[Mark, ...]:
+        """Closes a step, if it ends now. What it made is the latest; returns the marks of it."""
+        operator = self.work.operator
+        releases = operator.release(self._state, step, self._noise) if closed else []
+        made = [settled(release) for release in releases]
         self._latest = tuple(release for release, _ in made)
         return tuple(known for _, known in made)
 
@@ -244,8 +247,7 @@ class Job:
         """Folds one micro-batch; the state in memory is now ahead of the durable one."""
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
-        self._latest = ()
-        known = self._release(batch.step) if batch.closes_step else ()
+        known = self._release(batch.step, closed=batch.closes_step)
         place = Place(
             batch=self.place.batch + 1,
             step=batch.step,
