@@ -18,7 +18,7 @@ from streamveil.operators.release_kernels import (
     take_names,
     take_units,
 )
-from streamveil.operators.shown import ShownKeys
+from streamveil.operators.shown import ShownKeys, sorted_keys
 
 FAR = 2**31 - 1
 SEEDS = st.integers(0, 2**32 - 1)
@@ -120,6 +120,15 @@ def test_marks_sort_as_far_as_they_go(cells):
         assert mark == (cell[0] << 63) + first
 
 
+@given(st.lists(st.text("ab", max_size=11), unique=True, max_size=60), st.integers(0, 30))
+def test_keys_are_sorted_by_their_bytes_however_many_begin_alike(texts, same):
+    texts += [f"a common beginning {i}" for i in range(same)]
+    encoded = encode_keys([pa.array(texts, pa.string())], len(texts))
+    order, marks = sorted_keys(encoded)
+    np.testing.assert_array_equal(order, sort_keys(encoded))
+    assert (np.diff(marks.astype(object)) >= 0).all()
+
+
 @given(SEEDS, st.integers(0, 30), st.integers(0, 30))
 def test_interleaving_is_sorting_of_both(seed, old, new):
     items = np.random.default_rng(seed).permutation(100)
@@ -152,11 +161,14 @@ def test_keys_shown_bit_by_bit_are_ordered_as_if_at_once(kinds, cuts):
     names = rng.integers(1, 2**63, (count, 2)).astype(np.uint64)
     table.add_keys(names, encoded)
     rows, shown = rng.permutation(count), ShownKeys()
-    for cut in cuts:
+    opened = np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
+    for trigger, cut in enumerate(cuts):
         here = rows[:cut]
-        order, found = shown.sort(table, here, types)
-        keys = table.key_bytes(here)
+        cohorts = np.array([range(trigger + 1), np.diff(cuts, prepend=0)[: trigger + 1]])
+        shown.sort(table, here, cohorts, types)
+        keys, order, found = table.key_bytes(here), shown.order, shown.columns
         np.testing.assert_array_equal(order, sort_keys(keys))
+        np.testing.assert_array_equal(shown.opened, opened[:cut][order])
         wanted = decode_keys(keys.take(pa.array(sort_keys(keys))), types) if types else []
         assert [column.to_pylist() for column in found] == [c.to_pylist() for c in wanted]
         assert [column.type for column in found] == list(types)

@@ -85,11 +85,6 @@ class WindowState:
     trigger: int = 0  # releases made
     keys: ShownKeys = field(default_factory=ShownKeys)  # cache
 
-    @property
-    def opened(self) -> Int64[Array, " shown"]:
-        """The first trigger of each shown key: public."""
-        return np.repeat(*self.cohorts)
-
     def to_arrays(self) -> dict[str, Array]:
         """Everything but caches."""
         arrays = {f"table/{name}": getattr(self.table, name) for name in KeyTable.NAMES}
@@ -244,9 +239,10 @@ def to_columns(
 ) -> list[Column]:
     """Post-processing: key columns, aggregates with intervals, facts; in order of key bytes."""
     names, types = keys
-    order, columns = state.keys.sort(state.table, released.rows, types if names else ())
+    shown = state.keys
+    shown.sort(state.table, released.rows, state.cohorts, types if names else ())
     fields = [pa.field(name, kind) for name, kind in zip(names, types, strict=True)]
-    found = list(zip(fields, columns, strict=True))
+    found, order = list(zip(fields, shown.columns or (), strict=True)), shown.order
     rising = 0
     for output in outputs:
         answer = output.in_order(released.totals, order, confidence)
@@ -259,7 +255,7 @@ def to_columns(
         found.append(column(output.name, value, note))
         for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
             found.append(column(output.name + suffix, cells))
-    found.append(column(OPENED, state.opened[order]))
+    found.append(column(OPENED, shown.opened))
     if released.share is not None:
         found.append(column(WEIGHT, released.share[order]))
     return found

@@ -10,7 +10,13 @@ import pyarrow as pa
 from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.hashing import text_buffers
 from streamveil.operators.keys import Types, decode_keys, sort_keys
-from streamveil.operators.release_kernels import interleave, mark_keys, merge_keys, take_names
+from streamveil.operators.release_kernels import (
+    interleave,
+    mark_keys,
+    merge_keys,
+    settle_ties,
+    take_names,
+)
 from streamveil.types import Array, Int32, Int64, UInt64
 
 WORD = 64  # bits
@@ -18,16 +24,17 @@ WORD = 64  # bits
 
 @dataclass(repr=False)  # secret
 class ShownKeys:
-    """Names of the shown keys in the order they were shown; their columns in order of their bytes.
+    """Names of the shown keys in the order they were shown; all else in the order of their bytes.
 
     Keys are only ever added: new ones are sorted, decoded and merged into what is there.
-    Memory: 36 bytes for each shown key, and its columns.
+    Memory: 36 to 40 bytes for each shown key, and its columns.
     """
 
     names: UInt64[Array, "room 2"] = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
     named: int = 0
     order: Int32[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.int32))
     marks: UInt64[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    opened: Int64[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.int64))
     columns: list[pa.Array] | None = None
 
     def names_of(self, table: KeyTable, rows: Int64[Array, " shown"]) -> UInt64[Array, "shown 2"]:
@@ -42,38 +49,45 @@ class ShownKeys:
         return self.names[: len(rows)]
 
     def sort(
-        self, table: KeyTable, rows: Int64[Array, " shown"], types: Types
-    ) -> tuple[Int32[Array, " shown"], list[pa.Array]]:
-        """The order of the shown keys by their bytes, and their columns in that order."""
-        known = len(self.order)
-        if self.columns is None or len(rows) > known:
-            encoded = table.key_bytes(rows[known:])
-            inner = sort_keys(encoded)
-            encoded = encoded.take(pa.array(inner))
-            marks = mark_keys(*text_buffers(encoded))
-            columns = decode_keys(encoded, types) if types else []
-            self._merge(table, rows, ((inner + known).astype(np.int32), marks), columns)
-        return self.order, self.columns or []
-
-    def _merge(
         self,
         table: KeyTable,
         rows: Int64[Array, " shown"],
-        new: tuple[Int32[Array, " new"], UInt64[Array, " new"]],
-        columns: list[pa.Array],
+        cohorts: Int64[Array, "2 cohorts"],
+        types: Types,
     ) -> None:
-        known, places = len(self.order), np.zeros(len(new[0]), np.int64)
-        if not known:
-            (self.order, self.marks), self.columns = new, columns
+        """Brings `order`, `opened` and `columns` up to date with the shown keys."""
+        known = len(self.order)
+        if self.columns is not None and len(rows) == known:
             return
-        merge_keys(table.heap, table.ends, rows, (self.order, self.marks), new, places)
-        index = merged(np.arange(known), np.arange(known, len(rows)), places)
-        self.columns = [
-            joined(old, more, places, index)
-            for old, more in zip(self.columns or [], columns, strict=True)
-        ]
-        self.order = merged(self.order, new[0], places)
-        self.marks = merged(self.marks, new[1], places)
+        encoded = table.key_bytes(rows[known:])
+        inner, marks = sorted_keys(encoded)
+        order, places = inner + known, np.zeros(len(inner), np.int64)
+        if known:
+            merge_keys(
+                table.heap, table.ends, rows, (self.order, self.marks), (order, marks), places
+            )
+        opened = np.repeat(*cohorts)[known:][inner]
+        columns = decode_keys(encoded.take(pa.array(inner)), types) if types else []
+        if self.columns:
+            index = merged(np.arange(known), np.arange(known, len(rows)), places)
+            columns = [
+                joined(old, more, places, index)
+                for old, more in zip(self.columns, columns, strict=True)
+            ]
+        self.columns = columns
+        self.order = merged(self.order, order.astype(np.int32), places)
+        self.marks = merged(self.marks, marks, places)
+        self.opened = merged(self.opened, opened, places)
+
+
+def sorted_keys(encoded: pa.Array) -> tuple[Int64[Array, " keys"], UInt64[Array, " keys"]]:
+    """The order of keys by their bytes, and their marks in that order."""
+    data, starts = text_buffers(encoded)
+    marks = mark_keys(data, starts)
+    order = np.argsort(marks)
+    if not settle_ties(data, starts, marks, order):
+        order = sort_keys(encoded)
+    return order, marks[order]
 
 
 def joined(
