@@ -120,6 +120,33 @@ def test_an_error_of_one_partition_does_not_end_its_range_elsewhere(place, broke
 
 
 @needs_all
+def test_a_step_ends_where_the_broker_says_that_its_time_does(broker, monkeypatch):
+    from confluent_kafka import Consumer
+
+    asked = []
+
+    class Timed(Consumer):  # the mock broker itself cannot look up by time
+        def offsets_for_times(self, places, **_):
+            asked.append([place.offset for place in places])
+            first = {0: 40}  # message from that time on; -1: none yet
+            return [
+                SimpleNamespace(partition=p, offset=first.get(p, -1), error=None)
+                for p in (place.partition for place in places)
+            ]
+
+    servers, rows = broker
+    monkeypatch.setattr("confluent_kafka.Consumer", Timed)
+    source = {"servers": servers, "topic": "t", "columns": COLUMNS}
+    feed = feed_of(options_for("kafka", source, clock(2), None))
+    first = feed.seen(feed.nothing(), 1_700_000_000.25)
+    assert set(asked[0]) == {1_700_000_000_250}  # milliseconds
+    assert first["ranges"]["0"] == [0, 40]
+    assert first["ranges"]["1"] == [0, rows.num_rows - 170 + 2]
+    second = feed.seen(first, 1_700_000_010.0)
+    assert second["ranges"]["0"] == [40, 40]  # an earlier answer takes nothing back
+
+
+@needs_all
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:insecure noise")
 def test_releases_are_those_of_the_same_rows_in_files(broker, session, tmp_path):
