@@ -12,7 +12,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from errno import EINVAL
+from errno import EINVAL, EOPNOTSUPP
 
 import numpy as np
 
@@ -21,6 +21,7 @@ LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
 ROOM_BYTES = 1 << 20  # copied and written at once
 MAX_BUFFERS = 512  # below every system's IOV_MAX
 OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+REFUSED = (EINVAL, EOPNOTSUPP)  # by a file system that takes no such writes after all
 DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
 
 
@@ -47,7 +48,7 @@ def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]
                 try:
                     written = os.write(fd, block)
                 except OSError as error:
-                    if error.errno != EINVAL:
+                    if error.errno not in REFUSED:
                         raise
                     return left
             left = dropped(left, written)
