@@ -16,7 +16,7 @@ PARTITIONS = 2
 def row(place: int) -> dict[str, float]:
     """A row that follows from its place."""
     mixed = place * 2654435761 % 2**32
-    return {"unit": mixed % 150, "key": 1 + mixed // 151 % 5, "value": mixed % 1009 / 1009}
+    return {"unit": mixed % 1500, "key": 1 + mixed // 151 % 5, "value": mixed % 1009 / 1009}
 
 
 def rows_of(partition: int, start: int, stop: int) -> list[dict[str, float]]:

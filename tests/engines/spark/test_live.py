@@ -85,7 +85,7 @@ def test_a_topic_runs_live_and_resumes(tmp_path):
     if importlib.util.find_spec("confluent_kafka") is None:
         pytest.skip("the extra 'kafka' is not installed")
     start = int(time.time()) + LATER
-    command = [sys.executable, "-m", "tests.engines.spark.broker", "3000", "75"]
+    command = [sys.executable, "-m", "tests.engines.spark.broker", "12000", "300"]
     broker = subprocess.Popen(
         command, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, text=True
     )
