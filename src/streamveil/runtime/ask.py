@@ -20,6 +20,7 @@ from streamveil.queries.expr import conjunction
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.script import read_question
 from streamveil.queries.table import points_where
+from streamveil.runtime.calibration import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.spark_state import HEADER
@@ -82,8 +83,10 @@ def ask(
             f"'{Path(state).name}' is not a state directory.\n"
             "  to fix  run the query first: questions are about its last closed step"
         )
+    operator = operator_of(plan)
     work = Work(
-        name=plan.name, fingerprint=plan.fingerprint, operator=operator_of(plan),
+        name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
+        operator=operator,
         feed=lambda _: iter(()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
     )  # fmt: skip

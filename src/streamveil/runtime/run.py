@@ -21,6 +21,7 @@ from streamveil.queries.combine import combined_plan
 from streamveil.queries.expr import columns_of
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
+from streamveil.runtime.calibration import calibration
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work
@@ -96,7 +97,8 @@ def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) 
         check_schema(plan, source.schema())
         source = CombinedSource(source, plan)
     return Work(
-        name=plan.name, fingerprint=plan.fingerprint, operator=operator,
+        name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
+        operator=operator,
         feed=feed_of(inner, source, pace or Pace()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251

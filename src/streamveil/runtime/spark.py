@@ -37,6 +37,7 @@ from streamveil.operators.state import types_to_bytes
 from streamveil.queries.combine import combine_rows, combined_plan
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
+from streamveil.runtime.calibration import calibration
 from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.lock import Lock
@@ -48,6 +49,7 @@ from streamveil.runtime.spark_state import (
     Account,
     Home,
     Layout,
+    Made,
     Mark,
     SecretFrom,
     missing,
@@ -80,7 +82,8 @@ class SparkJob:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home, self.lock = Home(path), Lock(path)
         try:
-            header, secret = self.home.open(plan, self.layout, keys or Keys())
+            made = Made(plan.fingerprint, calibration(self.operator))
+            header, secret = self.home.open(made, self.layout, keys or Keys())
             self.home.charge(header, self._account(ledger))
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.home.require_whole(self.shards, self.spread.shards(header.shards))

@@ -11,7 +11,7 @@ import os
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamveil.engines.spark.shards import Shards
 from streamveil.errors import PlanError, StoreError
@@ -19,11 +19,10 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import KeyedNoise, Noise
-from streamveil.queries.plan import Plan
 from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.keys import Keys, check
-from streamveil.runtime.store import LEDGER, new_epoch
+from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
 VERSION = 3
@@ -68,11 +67,19 @@ class Layout:
                 raise PlanError(f"{name} must be at least 1, not {value}")
 
 
+class Made(NamedTuple):
+    """What a state is created for: digests of the query, and of the mechanisms it became."""
+
+    fingerprint: str
+    calibration: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """What ties state, checkpoint, epoch and secret together."""
 
     fingerprint: str
+    calibration: str  # of the mechanisms
     shards: int
     storage: str | None
     epoch: str
@@ -146,11 +153,11 @@ class Home:
 
     # ---- creation and checks
 
-    def open(self, plan: Plan, layout: Layout, keys: Keys) -> tuple[Header, SecretFrom]:
+    def open(self, made: Made, layout: Layout, keys: Keys) -> tuple[Header, SecretFrom]:
         """Creates header, epoch and secret together, or checks that all are still there."""
-        header = Header.read(self.path / HEADER) or self._create(plan, layout, keys)
+        header = Header.read(self.path / HEADER) or self._create(made, layout, keys)
         secret = SecretFrom(place_of(keys, self.path), header.epoch)
-        self._require_same(header, plan, layout)
+        self._require_same(header, made, layout)
         if secret.place.startswith("file:"):
             require_present(Path(secret.place.removeprefix("file:")), "secret")
         if header.noise_check != check(secret()):
@@ -160,7 +167,7 @@ class Home:
             )
         return header, secret
 
-    def _create(self, plan: Plan, layout: Layout, keys: Keys) -> Header:
+    def _create(self, made: Made, layout: Layout, keys: Keys) -> Header:
         if any((self.path / name).exists() for name in (LEDGER, MARK, CHECKPOINT, SHARDS)):
             raise StoreError(
                 f"the state directory '{self.path.name}' has lost its '{HEADER}', and with it the"
@@ -177,18 +184,21 @@ class Home:
             (secrets.create if fresh else secrets.kept)(self.path)
         secret = SecretFrom(place, new_epoch().hex())
         header = Header(
-            fingerprint=plan.fingerprint, shards=layout.shards or NEW_SHARDS,
+            fingerprint=made.fingerprint, calibration=made.calibration,
+            shards=layout.shards or NEW_SHARDS,
             storage=layout.storage, epoch=secret.epoch, noise_check=check(secret()),
         )  # fmt: skip
         self._write(header)
         return header
 
-    def _require_same(self, header: Header, plan: Plan, layout: Layout) -> None:
-        if header.fingerprint != plan.fingerprint:
+    def _require_same(self, header: Header, made: Made, layout: Layout) -> None:
+        if header.fingerprint != made.fingerprint:
             raise StoreError(
                 "this state was created by another query.\n"
                 "  to fix  use a state directory of its own for each query"
             )
+        if header.calibration != made.calibration:
+            raise StoreError(CALIBRATED_OTHERWISE)
         if layout.shards not in (None, header.shards):
             raise StoreError(
                 f"this state has {header.shards} shards, which stay as they are; {layout.shards}"

@@ -41,6 +41,13 @@ EPOCH_BYTES = 16
 BEFORE_CREATION = frozenset([LOCK, SECRET])  # what may be there before the header
 
 
+CALIBRATED_OTHERWISE = (
+    "this version of streamveil gives the query other bounds or other noise than the one that"
+    " created the state: half of the releases from each would not keep the promise.\n"
+    "  to fix  resume with the version that created it, or start a new state directory (and budget)"
+)
+
+
 @dataclass(frozen=True)
 class Identity:
     """What a state directory was created for."""
@@ -49,6 +56,7 @@ class Identity:
     plan: str  # fingerprint of the query
     operator: str
     operator_version: int
+    calibration: str = ""  # of its mechanisms
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,15 @@ class Header:
             frame.require_version(
                 "operator's state", self.identity.operator_version, identity.operator_version
             )
+        if changed == ["calibration"]:
+            raise StoreError(CALIBRATED_OTHERWISE)
         if changed:
             words = {
                 "job": "name",
                 "plan": "query",
                 "operator": "operator",
                 "operator_version": "state format",
+                "calibration": "calibration",
             }
             raise StoreError(
                 f"the state directory was created for another job: the"
