@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
+from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
 from typing import Any
@@ -21,7 +22,7 @@ from streamveil.operators.protocol import Operator
 
 DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee hangs on them
 LEFT_OUT = ("public", "keys", "defaults")  # told by the plan; explanations
-PLAIN = (Fraction, str, bytes, int, bool, type(None), Enum, np.integer, np.bool_)
+PLAIN = (Fraction, str, bytes, int, bool, type(None), Enum, timedelta, np.integer, np.bool_)
 
 
 def calibration(operator: Operator) -> str:
