@@ -183,7 +183,20 @@ def once(contender: Callable[..., None], data: Path, rows: int, batch: int) -> M
     with tempfile.TemporaryDirectory(dir=data.parent) as name:
         wall, cpu = time.perf_counter(), time.process_time()
         contender(data, Path(name), rows, batch)
-        return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+        took = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+        return took | published(Path(name))
+
+
+def published(work: Path) -> Measured:
+    """What a private run sent to its sink, and the bytes of its state at the end."""
+    files = list((work / "out").rglob("*.parquet"))
+    state = [path for path in (work / "state").rglob("*") if path.is_file()]
+    return {
+        "releases": len(files),
+        "published rows": sum(pq.ParquetFile(path).metadata.num_rows for path in files),
+        "published bytes": sum(path.stat().st_size for path in files),
+        "state bytes": sum(path.stat().st_size for path in state),
+    }
 
 
 def starting(data: Path) -> float:
@@ -217,11 +230,16 @@ def compare(data: Path, rows: int, batch: int, repeats: int) -> dict[str, Measur
         if name.startswith("private"):
             running = statistics.median(cpu) - start
             found[name] |= {"CPU seconds to start": start, "once started": rows / running}
+            found[name] |= {k: v for k, v in times[-1].items() if k not in ("cpu", "wall")}
         print(
             f"  {name:26s} {found[name]['records per CPU second'] / 1e6:7.2f} M/CPU-s "
             f"{found[name]['records per second'] / 1e6:7.2f} M/s  "
             f"spread {found[name]['cpu spread']:.0%}"
         )
+        if name.startswith("private"):
+            last = times[-1]
+            rows_out, mb = last["published rows"], last["published bytes"] / 1e6
+            print(f"    published {rows_out:,.0f} rows, {mb:,.1f} MB")
     return found
 
 
