@@ -32,7 +32,8 @@ def remembered(table):
     """What a unit table holds, read slot by slot: unit -> (totals, slots taken, group -> sum)."""
     shape, found = table.shape, {}
     words, pool = (2, 2, 4)[shape.layout], table.pool.astype(np.int64)
-    for slot in table.slots.reshape(-1, words).tolist():
+    buckets = table.slots.reshape(-1, words, 8)
+    for slot in buckets.transpose(0, 2, 1).reshape(-1, words).tolist():
         if slot[0] == 0:
             continue
         if shape.layout == 0:
@@ -40,9 +41,12 @@ def remembered(table):
             groups = {slot[1] >> 16 + 16 * i & 0xFFFF: None for i in range(used)}
             found[slot[0]] = (slot[1] & 0x3FFF,), used, groups
             continue
+        if shape.layout == 1 and slot[1] & 3:
+            found[slot[0]] = held_inside(slot[1], shape)
+            continue
         if shape.layout == 1:
-            totals, used = (slot[1] & 0xFFFF,), slot[1] >> 16 & 0xFFFF
-            taken, block = slot[1] >> 32 & 0xF, slot[1] >> 36
+            totals, used = (slot[1] >> 2 & 0xFFFF,), slot[1] >> 18 & 0xFFFF
+            taken, block = slot[1] >> 34 & 0xF, slot[1] >> 38
         else:
             totals, used = (slot[1] & 2**32 - 1, slot[1] >> 32), slot[2] & 2**32 - 1
             taken, block = slot[2] >> 32, slot[3]
@@ -55,6 +59,19 @@ def remembered(table):
             groups[group] = int.from_bytes(cell.tobytes(), "little") if shape.width else None
         found[slot[0]] = totals, taken, groups
     return found
+
+
+def held_inside(word, shape):
+    """What a compact slot with few groups says: totals, slots taken, group -> sum."""
+    used, taken, start = word & 3, word >> 2 & 3, 64 - 16 * shape.lanes
+    sums, bits = (word & 2**start - 1) >> 4, {2: 14, 3: 4}[shape.lanes]
+    groups = {}
+    for i in range(used):
+        held = sums >> bits * i & 2**bits - 1 if shape.width else None
+        groups[word >> start + 16 * i & 0xFFFF] = held
+    if shape.total == 0:
+        return (sums,), taken, groups
+    return (sum(held**shape.total for held in groups.values()),), taken, groups
 
 
 def key_rows(names, accepted, known):

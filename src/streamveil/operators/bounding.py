@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from streamveil.errors import PlanError, StoreError
+from streamveil.operators.addresses import address, reserved
 from streamveil.operators.probing import GROW_POOL, GROW_TABLE
 from streamveil.operators.unit_kernels import (
     ALL,
+    BUCKET,
     CLASSES,
     COMPACT,
     GRANULE,
+    HEAD,
     HIDDEN,
     INLINE,
     INLINE_GROUPS,
     NOTHING,
+    ROWS,
+    SQUARES,
+    SUMS,
     UNLIMITED,
     WIDE,
     WORDS,
     bound_inline,
     bound_pooled,
-    resettle,
 )
+from streamveil.operators.unit_layout import spread
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 
 Firsts = Literal["none", "hidden", "all"]  # for which groups `Passed.first` is asked
 SMALLEST = 64  # slots of a new table, granules of a new pool
+FULL = 880  # of 1,000 slots: how many are in use when a table grows
+GROWTH = 25  # percent by which it grows
 LARGEST_ROWS = 2**32 - 1
 LARGEST_GROUPS = 2**16 - 1  # of one unit in a compact slot; it enters no more
-LARGEST_BLOCK = 2**28
+LARGEST_BLOCK = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +62,11 @@ class Bounds:
         takes a slot for, the first alone. Groups are forgotten where nothing depends on them:
         without `per_group` and `quadratic`, only hidden groups are remembered, of which there are
         at most `slots`; a group that is shown stays shown.
-    Memory: 16 bytes a slot, at 0.64 to 0.8 units a slot; for `max_rows` below 2**14 with at most 3
-        `slots` that is all. Else 2 or 3 bytes for each of a unit's groups, in blocks of 4, 8, 12,
-        16, 24 ... groups (32 bytes a slot with more than one limit, or one from 2**16 on).
+    Memory: 16 bytes a slot, at 0.73 to 0.88 units a slot: 18 to 22 bytes a unit. That is all for
+        `max_rows` below 2**14 with at most 3 `slots`, and for units of at most 3 groups (2 where a
+        group may weigh 16 or more). A unit of more groups takes 2 or 3 bytes for each, in blocks
+        of 4, 8, 12, 16, 24 ... groups. With more than one limit, or one from 2**16 on, a slot has
+        32 bytes and every group is in a block.
 
     >>> Bounds(max_rows=32, per_group=1).l2_squared
     32
@@ -137,7 +148,9 @@ class Shape(NamedTuple):
     layout: int  # INLINE, COMPACT or WIDE
     remembered: int  # NOTHING, HIDDEN or ALL: the groups that later decisions depend on
     width: int  # bytes of a sum of weights; 0: not kept
-    growth: int = 100  # percent by which a full table grows
+    lanes: int = 0  # groups that a compact slot holds itself
+    total: int = ROWS  # what such a slot keeps: ROWS, or sums whose SUMS or SQUARES are its total
+    full: int = FULL  # per mille of slots in use at which a table grows
 
     @classmethod
     def of(cls, bounds: Bounds, firsts: Firsts) -> Shape:
@@ -157,8 +170,13 @@ class Shape(NamedTuple):
         if remembered != ALL and rows is not None and rows < 2**14 and slots <= INLINE_GROUPS:
             return cls(layout=INLINE, remembered=remembered, width=0)
         totals = [total for total in (rows, limit) if total is not None and total < UNLIMITED]
-        small = len(totals) == 1 and totals[0] < 2**16 and slots < 2**4
-        return cls(layout=COMPACT if small else WIDE, remembered=remembered, width=width)
+        if len(totals) > 1 or totals[0] >= 2**16 or slots >= 2**4:
+            return cls(layout=WIDE, remembered=remembered, width=width)
+        total = ROWS if width == 0 else SUMS if bounds.quadratic is None else SQUARES
+        lanes = 3 if (totals[0] < 2**12 if total == ROWS else largest < 2**4) else 2
+        derived = total != SUMS or (bounds.scale == 1 and largest < 2**14)
+        lanes = lanes if derived and remembered != NOTHING else 0
+        return cls(COMPACT, remembered, width, lanes, total)
 
     @property
     def slot_bytes(self) -> int:
@@ -175,13 +193,15 @@ class Shape(NamedTuple):
 class UnitTable:
     """Open addressing by the high bits of the fingerprint; see `unit_kernels` for a slot's words.
 
-    Slots are in fingerprint order up to probing, so growing is one sequential pass. `meta` holds:
-    units, granules of the pool in use, the first free block of each size, then the shape.
+    Buckets are in fingerprint order up to probing, so growing is one sequential pass, in place
+    where the memory has room to grow. `meta` holds: units, granules of the pool in use, the first
+    free block of each size, then the shape.
     """
 
     slots: UInt64[Array, " words"]
     pool: UInt32[Array, " words"]
     meta: Int64[Array, " cells"]
+    room: dict[str, Array] = field(init=False, default_factory=dict)  # longer ones they begin
 
     NAMES = ("slots", "pool", "meta")
 
@@ -190,8 +210,8 @@ class UnitTable:
         """No unit yet."""
         shape = Shape.of(bounds, firsts)
         return cls(
-            np.zeros(SMALLEST * WORDS[shape.layout], np.uint64),
-            np.zeros(SMALLEST * shape.group_bytes, np.uint32),
+            reserved(SMALLEST * WORDS[shape.layout], np.uint64),
+            reserved(SMALLEST * shape.group_bytes, np.uint32),
             np.array([0] * (2 + CLASSES) + list(shape), np.int64),
         )
 
@@ -199,6 +219,12 @@ class UnitTable:
     def shape(self) -> Shape:
         """How it is laid out."""
         return Shape(*self.meta[2 + CLASSES :].tolist())
+
+    @property
+    def named(self) -> UInt64[Array, "buckets slots"]:
+        """The fingerprints of all slots, a view; 0 in a free one."""
+        words = WORDS[self.shape.layout]
+        return self.slots.reshape(-1, words * BUCKET)[:, :BUCKET]
 
     @property
     def units(self) -> int:
@@ -221,70 +247,100 @@ class UnitTable:
         """Bytes of all arrays."""
         return sum(getattr(self, name).nbytes for name in self.NAMES)
 
+    @property
+    def head(self) -> list[int]:
+        """What compiled loops must know; it holds until something grows."""
+        most, granules = self.shape.full * self.capacity // 1000, self.granules[1]
+        return [address(self.slots), self.capacity // BUCKET, most, address(self.pool), granules]
+
+    def lengthen(self, name: str, items: int) -> None:
+        """Adds zeros to slots or pool, in place where there is room for them."""
+        held = getattr(self, name)
+        if len(self.room.get(name, ())) < items:
+            longer = reserved(items, held.dtype.type)
+            longer[: len(held)] = held
+            self.room[name] = longer
+        setattr(self, name, self.room[name][:items])
+
+    def grow(self, what: int) -> None:
+        """Makes room for more units, or for more groups."""
+        if what == GROW_TABLE:
+            grow_table(self)
+        elif what == GROW_POOL:
+            grow_pool(self)
+
 
 def unit_stage(table: UnitTable, rows: UnitRows, bounds: Bounds) -> Passed:
     """Decides every row and charges its unit, in place. Any split by unit gives the same answer."""
-    n, shape = len(rows.unit), table.shape
+    return decide([table], np.array(table.head, np.int64), table.meta, rows, bounds)
+
+
+def decide(
+    tables: list[UnitTable],
+    heads: Int64[Array, " cells"],
+    metas: Int64[Array, " cells"],
+    rows: UnitRows,
+    bounds: Bounds,
+) -> Passed:
+    """The same for 2^k tables, of which the low bits of a fingerprint choose one.
+
+    `heads` has their heads (and is kept true as they grow), `metas` is the memory of their `meta`.
+    """
+    n, shape = len(rows.unit), tables[0].shape
     accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    limits = np.array(
-        [
-            _or_largest(bounds.max_rows),
-            _or_largest(bounds.per_group, bounds.scale),
-            _or_largest(bounds.quadratic, bounds.scale**2),
-            _or_largest(bounds.slots),
-        ],
-        np.int64,
-    )
+    limits, settings = _settings(shape, bounds)
     at = 0
     while at < n:
         if shape.layout == INLINE:
-            at, full = bound_inline(
-                rows.unit, rows.group, rows.hidden, at, limits, shape.remembered,
-                table.slots, table.meta, accepted, first,
-            )  # fmt: skip
-        else:
-            at, full = bound_pooled(
-                *rows, at, limits, _settings(shape, bounds), table.slots, table.pool, table.meta,
+            at, full, part = bound_inline(
+                rows.unit, rows.group, rows.hidden, at, limits, shape.remembered, heads, metas,
                 accepted, first,
             )  # fmt: skip
-        if full == GROW_TABLE:
-            grow_table(table)
-        elif full == GROW_POOL:
-            grow_pool(table)
+        else:
+            at, full, part = bound_pooled(
+                *rows, at, limits, settings, heads, metas, accepted, first
+            )
+        if at < n:
+            tables[part].grow(full)
+            heads[HEAD * part : HEAD * (part + 1)] = tables[part].head
     return Passed(accepted, first)
 
 
-def _settings(shape: Shape, bounds: Bounds) -> Int64[Array, " 5"]:
-    """What `bound_pooled` must know of the shape."""
-    most_groups = LARGEST_GROUPS if shape.layout == COMPACT else LARGEST_ROWS
-    counts_rows = shape.layout == COMPACT and bounds.max_rows is not None
-    return np.array(
-        [shape.layout, shape.remembered, counts_rows, shape.width, most_groups], np.int64
-    )
+@lru_cache
+def _settings(shape: Shape, bounds: Bounds) -> tuple[Int64[Array, " 4"], Int64[Array, " 7"]]:
+    """The limits, and what `bound_pooled` must know of the shape."""
+    limits = [
+        _or_largest(bounds.max_rows),
+        _or_largest(bounds.per_group, bounds.scale),
+        _or_largest(bounds.quadratic, bounds.scale**2),
+        _or_largest(bounds.slots),
+    ]
+    layout, remembered, width, lanes, total, _ = shape
+    most_groups = LARGEST_GROUPS if layout == COMPACT else LARGEST_ROWS
+    counts_rows = layout == COMPACT and bounds.max_rows is not None
+    settings = [layout, remembered, counts_rows, width, most_groups, lanes, total]
+    return np.array(limits, np.int64), np.array(settings, np.int64)
 
 
 def grow_table(table: UnitTable) -> None:
     """Makes room for more units."""
     words, capacity = WORDS[table.shape.layout], table.capacity
-    more = max(SMALLEST, capacity * table.shape.growth // 100)
-    larger = np.zeros(words * (capacity + more), np.uint64)
-    resettle(table.slots, larger, words)
-    table.slots = larger
+    more = max(SMALLEST, capacity * GROWTH // 100) // BUCKET * BUCKET
+    table.lengthen("slots", words * (capacity + more))
+    spread(address(table.slots), words, capacity // BUCKET, table.capacity // BUCKET)
 
 
 def grow_pool(table: UnitTable) -> None:
     """Makes room for more groups."""
     words, (_, granules) = table.shape.group_bytes, table.granules
-    granules += max(16 * SMALLEST, granules * table.shape.growth // 100)
+    granules += max(SMALLEST, granules * GROWTH // 100)
     if granules >= LARGEST_BLOCK:
         raise StoreError(
             f"the privacy units of one scope have entered more than {LARGEST_BLOCK * GRANULE:,}"
             " groups, which is all that one table can hold.\n"
             "  to fix  bound units more tightly, give a unit period, or set a memory limit"
         )
-    larger = np.zeros(granules * words, np.uint32)
-    larger[: len(table.pool)] = table.pool
-    table.pool = larger
+    table.lengthen("pool", granules * words)
 
 
 def _width(largest: int) -> int:

@@ -90,7 +90,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 4  # of its state; 3: units in slots of words, 4: keys shown together are as one
+    version: int = 5  # of its state; 3: units in slots of words, 4: keys shown together, 5: buckets
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -181,7 +181,9 @@ class GroupBy:
         """See `Operator.release`."""
         releases = []
         active = self.schedule.active(step)
-        self._make_windows(state, np.array(active, np.int64), noise.derive("group-by/keys"))
+        new = [window for window in active if window not in state.windows]
+        if new:
+            self._make_windows(state, np.array(new, np.int64), noise.derive("group-by/keys"))
         for window in active:
             held = state.windows[window]
             at = Address(noise, self.job.encode(), window)
@@ -329,11 +331,15 @@ class GroupBy:
 
     def _stamps(self, rows: int, window: int, trigger: int) -> list[Column]:
         """The columns that are the same in all rows of a release."""
-        stamps = [("trigger", pa.scalar(trigger, pa.int64()))]
+        stamps = [("trigger", trigger, pa.int64())]
         if not self.schedule.whole:
-            bounds = zip(("window_start", "window_end"), self.schedule.bounds(window), strict=True)
-            stamps = [(name, pa.scalar(time, INSTANT)) for name, time in bounds] + stamps
-        return [(pa.field(name, cell.type), pa.repeat(cell, rows)) for name, cell in stamps]
+            start, end = self.schedule.bounds(window)
+            stamps = [("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps]
+        return [
+            (pa.field(name, kind),
+             pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.full(rows, number))]))
+            for name, number, kind in stamps
+        ]  # fmt: skip
 
 
 def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:

@@ -86,7 +86,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 3  # 2: buffers of 30 bits, noise in shorter pieces; 3: units in slots of words
+    version: int = 4  # 3: units in slots of words; 4: in buckets of eight slots
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule

@@ -4,12 +4,20 @@ A slot is a few 64-bit words, the first of them the unit's fingerprint (0: free)
 from the low bits up:
 
     inline   rows 14 · groups 2 · three groups of 16
-    compact  rows or spent 16 · groups 16 · slots taken 4 · block 28
+    compact  groups 2 · slots taken 2 · rows, or a sum of weights for each group · groups of 16
+        or   0 of 2 bits · rows or spent 16 · groups 16 · slots taken 4 · block 26
     wide     rows 32 · spent 32 | groups 32 · slots taken 32 | block 64
+
+A compact slot takes its second form when it holds no group, or more than the two or three `lanes`
+of the first: three sums of 4 bits, or two of 14. What such a unit has spent follows from its sums.
 
 A block holds the groups a unit has entered. It lies in the pool of 32-bit words and is found by its
 first granule. A granule holds 16 bits each of four groups, then (where they matter) the four sums
 of weights.
+
+Eight slots are a bucket, filled from the left: first their eight fingerprints, which are one line
+of the cache and are compared at once, then eight of each further word. A look-up goes on to the
+next bucket only where one is full. `unit_layout` moves what grows.
 """
 
 from __future__ import annotations
@@ -19,30 +27,57 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from streamveil.operators.probing import (
-    AHEAD,
-    DONE,
-    GROW_POOL,
-    GROW_TABLE,
-    LOAD,
-    MOST_PROBES,
-    SOON,
-    home,
-    prefetch,
-)
-from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
+from streamveil.operators.addresses import ask, equal, load32, load64, lowest, store32, store64
+from streamveil.operators.probing import AHEAD, DONE, GROW_POOL, GROW_TABLE, SOON, home
+from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 
 INLINE, COMPACT, WIDE = 0, 1, 2
 WORDS = (2, 2, 4)  # of a slot
+BUCKET = 8  # slots
+MOST_BUCKETS = 64  # names that arrive sorted crowd one end: grow where it is crowded
 NOTHING, HIDDEN, ALL = 0, 1, 2  # groups that are remembered
+ROWS, SUMS, SQUARES = 0, 1, 2  # what the total of a compact slot with groups is: kept, or a sum
 GRANULE = 4  # groups
 CLASSES = 60  # sizes of blocks: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... granules
 INLINE_GROUPS = 3
+HEAD = 5  # of a table: address of slots, buckets, units it may hold, address of pool, granules
 TOTAL_BITS, TOTAL = 14, np.uint64(0x3FFF)
 UNLIMITED = 1 << 62
 HALF, HIGH = 0xFFFFFFFF, np.uint64(32)
 ONES, TOPS = np.uint64(0x0001000100010001), np.uint64(0x8000800080008000)
 LANE_0, LANE_1, LANE_2 = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFFFFFF)
+NONE, ONE, TWO, THREE = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
+LANE, WORD = np.uint64(16), np.int64(8 * BUCKET)  # from a slot's word to its next, in bytes
+USED_AT, TAKEN_AT, BLOCK_AT = np.uint64(18), np.uint64(34), np.uint64(38)  # of the second form
+
+
+@njit(cache=True)
+def locate(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
+    """The address of a unit's slot, or of the free one it would take, and whether it is known."""
+    at = slots + home(name, np.uint64(buckets)) * step
+    while True:
+        hit, free = equal(at, name), equal(at, NONE)
+        if (hit | free) != 0:
+            return at + 8 * lowest(hit if hit != 0 else free), hit != 0
+        at += step
+        if at == slots + buckets * step:
+            at = slots
+
+
+@njit(cache=True)
+def _is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
+    """Whether a free slot is too many buckets behind the one that a unit would like."""
+    behind = place - (slots + home(name, np.uint64(buckets)) * step)
+    if behind < 0:
+        behind += buckets * step
+    return behind > MOST_BUCKETS * step
+
+
+@njit(cache=True)
+def _ask_for(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
+    place = slots + home(name, np.uint64(buckets)) * step
+    ask(place)
+    ask(place + WORD)
 
 
 @njit(cache=True)
@@ -53,50 +88,54 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     at: int,
     limits: Int64[Array, " 4"],
     remembered: int,
-    slots: UInt64[Array, " words"],
-    meta: Int64[Array, " cells"],
+    heads: Int64[Array, " cells"],
+    metas: Int64[Array, " cells"],
     accepted: Bool[Array, " rows"],
     first: Bool[Array, " rows"],
-) -> tuple[int, int]:
-    """Bounds rows from `at` on, units in their slots; where it stopped and what must grow."""
-    capacity = len(slots) // 2
-    wide = np.uint64(capacity)
-    most = np.int64(LOAD * capacity)
+) -> tuple[int, int, int]:
+    """Bounds rows from `at` on, units in their slots; where it stopped, what must grow, of which.
+
+    A unit is in the table that the low bits of its name say; there are 2^k tables.
+    """
+    parts = len(heads) // HEAD
+    cells, low = len(metas) // parts, np.uint64(parts - 1)
+    step = np.int64(WORD * WORDS[INLINE])
     max_rows, max_slots = limits[0], limits[3]
-    remembers = remembered == HIDDEN
-    for row in range(at, len(unit)):
-        if row + AHEAD < len(unit):
-            prefetch(slots, 2 * home(unit[row + AHEAD], wide))
+    remembers = np.int64(remembered == HIDDEN)
+    n = len(unit)
+    for row in range(at, n):
+        if row + AHEAD < n:
+            later = unit[row + AHEAD]
+            head = HEAD * np.int64(later & low)
+            _ask_for(heads[head], heads[head + 1], later, step)
         name = unit[row]
-        slot, probes = home(name, wide), 0
-        while slots[2 * slot] != name and slots[2 * slot] != 0:
-            slot += 1
-            probes += 1
-            if slot == capacity:
-                slot = 0
-        known = slots[2 * slot] == name
-        state = slots[2 * slot + 1]
-        used = (state >> np.uint64(TOTAL_BITS)) & np.uint64(3)
-        differs = (state >> np.uint64(16)) ^ (np.uint64(group[row]) * ONES)
-        inside = (np.uint64(1) << (np.uint64(16) * used)) - np.uint64(1)
-        met = ((differs - ONES) & ~differs & TOPS & inside) != 0
-        enters = remembers & hidden[row] & (not met)
-        refused = np.int64(state & TOTAL) >= max_rows
-        refused |= enters & (np.int64(used) >= max_slots)
-        if refused:
-            continue
-        if not known:
-            if meta[0] >= most or probes > MOST_PROBES:
-                return row, GROW_TABLE
-            slots[2 * slot] = name
-            meta[0] += 1
-        if enters:
-            state |= np.uint64(group[row]) << (np.uint64(16) * (used + np.uint64(1)))
-            state += np.uint64(1 << TOTAL_BITS)
-        slots[2 * slot + 1] = state + np.uint64(1)
-        accepted[row] = True
-        first[row] = enters
-    return len(unit), DONE
+        part = np.int64(name & low)
+        slots, buckets = heads[HEAD * part], heads[HEAD * part + 1]
+        place, known = locate(slots, buckets, name, step)
+        state = load64(place + WORD)
+        used = (state >> np.uint64(TOTAL_BITS)) & THREE
+        differs = (state >> LANE) ^ (np.uint64(group[row]) * ONES)
+        inside = (ONE << (LANE * used)) - ONE
+        met = np.int64(((differs - ONES) & ~differs & TOPS & inside) != NONE)
+        enters = remembers & np.int64(hidden[row]) & (met ^ 1)
+        full = np.int64(np.int64(used) >= max_slots)
+        fits = np.int64(np.int64(state & TOTAL) < max_rows) & ((enters & full) ^ 1)
+        new = fits & (np.int64(known) ^ 1)
+        if new != 0:
+            crowded = metas[cells * part] >= heads[HEAD * part + 2]
+            if crowded or _is_far(place, slots, buckets, name, step):
+                return row, GROW_TABLE, int(part)
+            metas[cells * part] += 1
+            store64(place, name)
+        enters &= fits
+        entered = np.uint64(group[row]) << ((LANE * (used + ONE)) & np.uint64(63))
+        state |= entered * np.uint64(enters)
+        state += np.uint64(fits) + (np.uint64(enters) << np.uint64(TOTAL_BITS))
+        if fits | np.int64(known):
+            store64(place + WORD, state)
+        accepted[row] = fits != 0
+        first[row] = enters != 0
+    return n, DONE, 0
 
 
 @njit(cache=True)
@@ -107,24 +146,23 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     hidden: Bool[Array, " rows"],
     at: int,
     limits: Int64[Array, " 4"],
-    shape: Int64[Array, " 5"],
-    slots: UInt64[Array, " words"],
-    pool: UInt32[Array, " words"],
-    meta: Int64[Array, " cells"],
+    shape: Int64[Array, " 7"],
+    heads: Int64[Array, " cells"],
+    metas: Int64[Array, " cells"],
     accepted: Bool[Array, " rows"],
     first: Bool[Array, " rows"],
-) -> tuple[int, int]:
-    """As `bound_inline` where groups lie in the pool."""
+) -> tuple[int, int, int]:
+    """As `bound_inline` where a unit may have more groups than its slot holds."""
     max_rows, per_group, quadratic, max_slots = limits
-    layout, remembered, counts_rows, width, most_groups = shape
-    link = 2 + width  # words of a granule
-    words = 4 if layout == WIDE else 2
-    capacity = len(slots) // words
-    wide = np.uint64(capacity)
-    most = np.int64(LOAD * capacity)
+    layout, remembered, counts_rows, width, most_groups, lanes, total_is = shape
+    parts = len(heads) // HEAD
+    cells, low = len(metas) // parts, np.uint64(parts - 1)
+    link = 4 * (2 + width)  # bytes of a granule
+    step = np.int64(WORD * (4 if layout == WIDE else 2))
     limits_slots = np.int64(max_slots < UNLIMITED)
-    largest = (1 << (8 * width)) - 1
-    block_shift = np.uint64(0 if layout == WIDE else 36)
+    lane_bits = np.uint64(4 if lanes == 3 else 14)
+    lane_mask = (ONE << lane_bits) - ONE
+    groups_at = np.uint64(64 - 16 * lanes)
     n = len(unit)
     found = np.empty(SOON, np.int64)
     for ahead in range(at, n + SOON):
@@ -132,49 +170,75 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
         place = found[row % SOON]
         if ahead < n:
             if ahead + AHEAD < n:
-                prefetch(slots, words * home(unit[ahead + AHEAD], wide))
-            soon = words * home(unit[ahead], wide)
-            while slots[soon] != unit[ahead] and slots[soon] != 0:
-                soon += words
-                if soon == len(slots):
-                    soon = 0
+                later = unit[ahead + AHEAD]
+                head = HEAD * np.int64(later & low)
+                _ask_for(heads[head], heads[head + 1], later, step)
+            head = HEAD * np.int64(unit[ahead] & low)
+            soon, _ = locate(heads[head], heads[head + 1], unit[ahead], step)
             found[row % SOON] = soon
-            prefetch(pool, link * np.int64(slots[soon + words - 1] >> block_shift))
+            block = _block(soon, layout)
+            ask(heads[head + 3] + link * block if block >= 0 else soon)
         if row < at:
             continue
         name = unit[row]
-        while slots[place] != name and slots[place] != 0:  # another may have come since
-            place += words
-            if place == len(slots):
-                place = 0
-        known = slots[place] == name
-        if layout == WIDE:
-            rows, spent = np.int64(slots[place + 1]) & HALF, np.int64(slots[place + 1] >> HIGH)
-            used, taken = np.int64(slots[place + 2]) & HALF, np.int64(slots[place + 2] >> HIGH)
-        else:
-            word = np.int64(slots[place + 1])
-            rows = word & 0xFFFF if counts_rows else np.int64(0)
-            spent = np.int64(0) if counts_rows else word & 0xFFFF
-            used, taken = (word >> 16) & 0xFFFF, (word >> 32) & 0xF
-        block = np.int64(slots[place + words - 1] >> block_shift)
+        part = np.int64(name & low)
+        head, cell = HEAD * part, cells * part
+        there = load64(place)
+        if there != name and there != NONE:  # another has come since
+            place, _ = locate(heads[head], heads[head + 1], name, step)
+            there = load64(place)
+        known = there == name
+        word = load64(place + WORD)
+        w, wide_group = np.int64(weight[row]), np.uint64(group[row])
         remembers = remembered == ALL or (remembered == HIDDEN and hidden[row])
+        inline = np.int64(word & THREE) if layout == COMPACT else np.int64(0)
         entry: Any = np.int64(-1)
         old: Any = np.int64(0)
-        if remembers:
-            wanted, start = np.uint64(group[row]) * ONES, link * block
-            for i in range(0, used, GRANULE):
-                lane = _lane_of(pool[start], pool[start + 1], wanted, used - i)
-                if lane >= 0:
-                    entry = i + lane
-                    old = np.int64(1)  # without sums a limit per group can only be one
+        block = np.int64(0)
+        if inline != 0:
+            used, taken = inline, np.int64((word >> TWO) & THREE)
+            rows = spent = np.int64(0)
+            sums = (word & ((ONE << groups_at) - ONE)) >> np.uint64(4)
+            if total_is == ROWS:
+                rows = np.int64(sums)
+            else:
+                a, b = np.int64(sums & lane_mask), np.int64((sums >> lane_bits) & lane_mask)
+                c = np.int64(sums >> (lane_bits + lane_bits))
+                rows, spent = (
+                    (a + b + c, spent) if total_is == SUMS else (rows, a * a + b * b + c * c)
+                )
+            if remembers:
+                entry = _lane_of(word >> groups_at, wide_group * ONES, used)
+                if entry >= 0:
+                    old = np.int64(1)
                     if width > 0:
-                        byte = width * lane
-                        old = np.int64(pool[start + 2 + (byte >> 2)] >> (8 * (byte & 3))) & largest
-                    break
-                start += link
+                        old = np.int64((sums >> (lane_bits * np.uint64(entry))) & lane_mask)
+        else:
+            if layout == WIDE:
+                rows, spent = np.int64(word) & HALF, np.int64(word >> HIGH)
+                word = load64(place + 2 * WORD)
+                used, taken = np.int64(word) & HALF, np.int64(word >> HIGH)
+                block = np.int64(load64(place + 3 * WORD))
+            else:
+                total = np.int64(word >> TWO) & 0xFFFF
+                rows = total if counts_rows else np.int64(0)
+                spent = np.int64(0) if counts_rows else total
+                used = np.int64(word >> USED_AT) & 0xFFFF
+                taken, block = np.int64(word >> TAKEN_AT) & 0xF, np.int64(word >> BLOCK_AT)
+            if remembers:
+                start = heads[head + 3] + link * block
+                for i in range(0, used, GRANULE):
+                    pair = np.uint64(load32(start)) | (np.uint64(load32(start + 4)) << HIGH)
+                    lane = _lane_of(pair, wide_group * ONES, used - i)
+                    if lane >= 0:
+                        entry = i + lane
+                        old = np.int64(1)  # without sums a limit per group can only be one
+                        if width > 0:
+                            old = _sum_of(start, lane, width)
+                        break
+                    start += link
         new = remembers & (entry < 0)
         takes_slot = new & hidden[row]
-        w = np.int64(weight[row])
         charge = (2 * old + w) * w
         refused = (rows >= max_rows) | (spent + charge > quadratic)
         refused |= remembers & (old + w > per_group)
@@ -182,55 +246,115 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
         if refused:
             continue
         if not known:
-            distance = (place // words - home(name, wide) + capacity) % capacity
-            if meta[0] >= most or distance > MOST_PROBES:
-                return row, GROW_TABLE
-        if new:
-            if used % GRANULE == 0 and _is_full(used):
-                block = _allocate(used, block, link, pool, meta)
-                if block < 0:
-                    return row, GROW_POOL
-            entry = used
-            used += 1
-            taken += np.int64(takes_slot) & limits_slots
-            first[row] = True
-        if remembers:
-            start, lane = link * (block + entry // GRANULE), entry % GRANULE
-            if new:
-                pair, shift = start + (lane >> 1), 16 * (lane & 1)
-                kept = np.int64(pool[pair]) & (0xFFFF >> (16 - shift))
-                pool[pair] = kept | (np.int64(group[row]) << shift)
-            if width > 0:
-                byte = width * lane
-                cell, shift = start + 2 + (byte >> 2), 8 * (byte & 3)
-                pool[cell] = (np.int64(pool[cell]) & ~(largest << shift)) | ((old + w) << shift)
+            crowded = metas[cell] >= heads[head + 2]
+            if crowded or _is_far(place, heads[head], heads[head + 1], name, step):
+                return row, GROW_TABLE, int(part)
+        held_inside = lanes > 0 and used + np.int64(new) <= lanes and used + np.int64(new) > 0
+        if new and not held_inside:
+            block = _with_room(used, inline, block, link, heads, head, metas, cell)
+            if block < 0:
+                return row, GROW_POOL, int(part)
+            if inline != 0:
+                _move_out(word, used, (groups_at, lane_bits), heads[head + 3] + link * block, width)
+        taken += np.int64(takes_slot) & limits_slots
+        rows += 1
+        spent += charge
         if not known:
-            slots[place] = name
-            meta[0] += 1
+            store64(place, name)
+            metas[cell] += 1
         accepted[row] = True
+        first[row] = new
+        if held_inside:
+            if inline == 0:
+                word = NONE
+                if total_is == ROWS:
+                    word = np.uint64(rows - 1) << np.uint64(4)
+            if new:
+                entry = used
+                word |= wide_group << (groups_at + LANE * np.uint64(entry))
+            by = w
+            at_bit = np.uint64(4) + lane_bits * np.uint64(entry)
+            if total_is == ROWS:
+                by, at_bit = np.int64(1), np.uint64(4)
+            word = (word & ~np.uint64(15)) + (np.uint64(by) << at_bit)
+            store64(place + WORD, word | np.uint64((used + new) | (taken << 2)))
+            continue
+        if remembers:
+            if new:
+                entry = used
+                used += 1
+            start = heads[head + 3] + link * (block + entry // GRANULE)
+            if new:
+                _put_group(start, entry % GRANULE, group[row])
+            if width > 0:
+                _put_sum(start, entry % GRANULE, old + w, width)
         if layout == WIDE:
-            slots[place + 1] = np.uint64((rows + 1) | ((spent + charge) << 32))
-            slots[place + 2] = np.uint64(used | (taken << 32))
-            slots[place + 3] = np.uint64(block)
+            store64(place + WORD, np.uint64(rows | (spent << 32)))
+            store64(place + 2 * WORD, np.uint64(used | (taken << 32)))
+            store64(place + 3 * WORD, np.uint64(block))
         else:
-            total = rows + 1 if counts_rows else spent + charge
-            slots[place + 1] = np.uint64(total | (used << 16) | (taken << 32) | (block << 36))
-    return n, DONE
+            total = rows if counts_rows else spent
+            held = np.uint64((total << 2) | (used << 18) | (taken << 34))
+            store64(place + WORD, held | (np.uint64(block) << BLOCK_AT))
+    return n, DONE, 0
 
 
 @njit(cache=True)
-def _lane_of(first: Any, second: Any, wanted: Any, used: Any) -> Any:
-    """Which of the four groups in two words is the wanted one (given four times); -1: none."""
-    differs = (np.uint64(first) | (np.uint64(second) << HIGH)) ^ wanted
+def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
+    """The block of a slot; -1 where the slot holds its groups itself."""
+    if layout == WIDE:
+        return np.int64(load64(place + 3 * WORD))
+    word = load64(place + WORD)
+    return np.int64(word >> BLOCK_AT) if (word & THREE) == NONE else np.int64(-1)
+
+
+@njit(cache=True)
+def _lane_of(groups: Any, wanted: Any, used: Any) -> Any:  # pragma: no cover (compiled)
+    """Which of the groups in a word is the wanted one (given four times); -1: none."""
+    differs = groups ^ wanted
     same = (differs - ONES) & ~differs & TOPS  # the lowest bit is exact; those above it may not be
-    lowest = same & (~same + np.uint64(1))
+    lowest = same & (~same + ONE)
     lane = np.int64(lowest > LANE_0) + np.int64(lowest > LANE_1) + np.int64(lowest > LANE_2)
-    return lane if same != 0 and lane < used else np.int64(-1)
+    return lane if same != NONE and lane < used else np.int64(-1)
 
 
 @njit(cache=True)
-def _is_full(used: Any) -> Any:  # pragma: no cover (compiled)
-    return used == 0 or used == GRANULE * _granules(_size_class(used))
+def _sum_of(start: Any, lane: Any, width: Any) -> Any:  # pragma: no cover (compiled)
+    byte = width * lane
+    word = np.int64(load32(start + 8 + 4 * (byte >> 2)))
+    return (word >> (8 * (byte & 3))) & ((1 << (8 * width)) - 1)
+
+
+@njit(cache=True)
+def _put_sum(start: Any, lane: Any, value: Any, width: Any) -> Any:  # pragma: no cover (compiled)
+    byte = width * lane
+    place, shift = start + 8 + 4 * (byte >> 2), 8 * (byte & 3)
+    kept = np.int64(load32(place)) & ~(((1 << (8 * width)) - 1) << shift)
+    store32(place, np.uint32(kept | (value << shift)))
+
+
+@njit(cache=True)
+def _put_group(start: Any, lane: Any, group: Any) -> Any:  # pragma: no cover (compiled)
+    place, shift = start + 4 * (lane >> 1), 16 * (lane & 1)
+    kept = np.int64(load32(place)) & (0xFFFF >> (16 - shift))
+    store32(place, np.uint32(kept | (np.int64(group) << shift)))
+
+
+@njit(cache=True)
+def _move_out(word: Any, used: Any, form: Any, start: Any, width: Any) -> Any:
+    """Copies the groups of a slot into the first granule of its block."""
+    groups_at, lane_bits = form
+    for i in range(used):
+        _put_group(start, i, (word >> (groups_at + LANE * np.uint64(i))) & np.uint64(0xFFFF))
+        if width > 0:
+            held = (word >> (np.uint64(4) + lane_bits * np.uint64(i))) & ((ONE << lane_bits) - ONE)
+            _put_sum(start, i, np.int64(held), width)
+
+
+@njit(cache=True)
+def granules_of(used: Any) -> Any:  # pragma: no cover (compiled)
+    """Granules of the block of so many groups."""
+    return _granules(_size_class(used)) if used > 0 else np.int64(0)
 
 
 @njit(cache=True)
@@ -247,101 +371,35 @@ def _size_class(used: Any) -> Any:  # pragma: no cover (compiled)
 def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
     """1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
     if size < 3:
-        return size + 1
+        return np.int64(size + 1)
     whole = 4 << ((size - 3) >> 1)
-    return whole + (whole >> 1) * ((size - 3) & 1)
+    return np.int64(whole + (whole >> 1) * ((size - 3) & 1))
 
 
 @njit(cache=True)
-def _allocate(used: Any, old: Any, link: Any, pool: Array, meta: Array) -> Any:
-    """A block with room for one group more than `used`, holding the old ones; -1: no room.
+def _with_room(  # noqa: PLR0913 (compiled)
+    used: Any, inline: Any, old: Any, link: Any, heads: Array, head: Any, metas: Array, cell: Any
+) -> Any:  # pragma: no cover (compiled)
+    """A block with room for one group more than `used`, holding those of the old block; -1: full.
 
-    `meta` holds: units, granules in use, then the first free block of each size (0: none).
+    A table's cells of `metas` are: units, granules in use, first free block of each size (0: none).
     """
-    size = _size_class(used + 1)
-    block = meta[2 + size] - 1
+    before = np.int64(0) if inline != 0 else np.int64(used)
+    if before > 0 and before < GRANULE * granules_of(before):
+        return np.int64(old)
+    pool, size, free = heads[head + 3], _size_class(used + 1), cell + 2
+    block = metas[free + size] - 1
     if block >= 0:
-        meta[2 + size] = pool[block * link]
+        metas[free + size] = np.int64(load32(pool + block * link))
     else:
-        block = meta[1]
-        if (block + _granules(size)) * link > len(pool):
+        block = metas[cell + 1]
+        if block + _granules(size) > heads[head + 4]:
             return np.int64(-1)
-        meta[1] += _granules(size)
-    if used > 0:
-        smaller = _size_class(used)
-        for i in range(_granules(smaller) * link):
-            pool[block * link + i] = pool[old * link + i]
-        pool[old * link] = meta[2 + smaller]
-        meta[2 + smaller] = old + 1
+        metas[cell + 1] += _granules(size)
+    if before > 0:
+        smaller = _size_class(before)
+        for at in range(0, _granules(smaller) * link, 4):
+            store32(pool + block * link + at, load32(pool + old * link + at))
+        store32(pool + old * link, np.uint32(metas[free + smaller]))
+        metas[free + smaller] = old + 1
     return np.int64(block)
-
-
-@njit(cache=True)
-def resettle(old: UInt64[Array, " words"], new: UInt64[Array, " words"], words: int) -> None:
-    """Puts all units into an empty larger table: one pass over both, since both are in order."""
-    capacity = len(new) // words
-    wide = np.uint64(capacity)
-    for start in range(0, len(old), words):
-        if old[start] != 0:
-            slot = home(old[start], wide)
-            while new[words * slot] != 0:
-                slot += 1
-                if slot == capacity:
-                    slot = 0
-            for i in range(words):
-                new[words * slot + i] = old[start + i]
-
-
-@njit(cache=True)
-def measure_parts(
-    slots: UInt64[Array, " words"], kind: Int64[Array, " 3"], sizes: Int64[Array, "parts 2"]
-) -> None:
-    """Counts units and granules by the low bits of the fingerprint. `kind`: layout, words, link."""
-    layout, words, _ = kind
-    for place in range(0, len(slots), words):
-        if slots[place] != 0:
-            part = np.int64(slots[place] % np.uint64(len(sizes)))
-            sizes[part, 0] += 1
-            if layout != INLINE:
-                used = _used(slots[place + 1], slots[place + words - 2], layout)
-                sizes[part, 1] += _granules(_size_class(used)) if used else 0
-
-
-@njit(cache=True)
-def _used(first: Any, second: Any, layout: Any) -> Any:
-    """The groups of a unit, from the words of its slot that may hold their number."""
-    return np.int64(second) & HALF if layout == WIDE else np.int64(first >> np.uint64(16)) & 0xFFFF
-
-
-@njit(cache=True)
-def copy_part(
-    slots: UInt64[Array, " words"],
-    pool: UInt32[Array, " words"],
-    kind: Int64[Array, " 3"],
-    places: Int64[Array, " units"],
-    new: UInt64[Array, " words"],
-    new_pool: UInt32[Array, " words"],
-) -> int:
-    """Puts the units at some places into an empty table; returns the granules it takes."""
-    layout, words, link = kind
-    wide = np.uint64(len(new) // words)
-    block_shift = np.uint64(0 if layout == WIDE else 36)
-    taken = 0
-    for start in places:
-        place = words * home(slots[start], wide)
-        while new[place] != 0:
-            place += words
-            if place == len(new):
-                place = 0
-        for i in range(words):
-            new[place + i] = slots[start + i]
-        used = _used(slots[start + 1], slots[start + words - 2], layout)
-        if layout != INLINE and used:
-            last = place + words - 1
-            block = np.int64(new[last] >> block_shift)
-            size = _granules(_size_class(used))
-            for i in range(size * link):
-                new_pool[taken * link + i] = pool[block * link + i]
-            new[last] ^= np.uint64(block ^ taken) << block_shift
-            taken += size
-    return taken

@@ -21,7 +21,7 @@ from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State
 from streamveil.types import Array
 
-LARGE = 1 << 19  # units from which on a table is divided
+LARGE = 1 << 15  # units from which on a table is divided
 WORK = 200 << 20  # bytes for micro-batches being read, folded and written
 SMALLEST_SHARE = 16 << 20  # bytes of units below which a limit is refused
 

@@ -1,8 +1,9 @@
 """The units of one scope in hash partitions: grown one at a time, kept in memory or on disk.
 
 A unit belongs to one partition by the low bits of its fingerprint, so the rows of a micro-batch
-fall apart into rows of partitions that never meet. Each is bounded in turn against its own table.
-A unit's rows keep their order and no unit sees another's, so the answer is the same, bit for bit.
+fall apart into rows of partitions that never meet. Without a limit one loop visits rows as they
+come, each in its own table. With one, each partition is bounded in turn. Either way a unit's rows
+keep their order and no unit sees another's, so the answer is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.engines.embedded.split import gradual, grow_ahead, split
+from streamveil.engines.embedded.split import gradual, split
 from streamveil.errors import StoreError
-from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, decide, unit_stage
+from streamveil.operators.unit_kernels import HEAD
 from streamveil.types import Array
 
 PARTS = 32
@@ -44,7 +46,7 @@ class PartedTable:
     """The units of one scope in `PARTS` tables, some of them on disk.
 
     A sweep visits them in order. When memory is full the table just left is the one written out:
-    it is the one needed last, so what stays, stays, and the rest streams past. Partitions double
+    it is the one needed last, so what stays, stays, and the rest streams past. Partitions grow
     one after the other, each at a fill of its own, so that no micro-batch waits for all of them.
     The files are a cache, not the state: log and checkpoint are what survives a crash.
     """
@@ -53,9 +55,10 @@ class PartedTable:
         self.room = room
         self.tables: list[UnitTable | None] = [None] * PARTS
         self.stored: list[Layout | None] = [None] * PARTS
-        self.unit_counts = [0] * PARTS
         self.sizes = [0] * PARTS
-        self._empty = gradual(empty)
+        self._metas = np.zeros((PARTS, len(empty.meta)), np.int64)  # of all, as compiled loops need
+        self._heads = np.zeros((PARTS, HEAD), np.int64)
+        self._empty = empty
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -70,7 +73,7 @@ class PartedTable:
     @property
     def units(self) -> int:
         """Units with at least one accepted row."""
-        return sum(self.unit_counts)
+        return int(self._metas[:, 0].sum())
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +81,25 @@ class PartedTable:
         return sum(self.sizes)
 
     def bound(self, rows: UnitRows, bounds: Bounds) -> Passed:
-        """Decides every row and charges its unit, one partition after the other."""
+        """Decides every row and charges its unit."""
+        one_by_one = self.room.limit is not None
+        return self._sweep(rows, bounds) if one_by_one else self._visit(rows, bounds)
+
+    def _visit(self, rows: UnitRows, bounds: Bounds) -> Passed:
+        """In one loop over all partitions."""
+        for part, table in enumerate(self.tables):
+            if table is None:
+                self.put(part, self.take(part))
+        tables, before = [t for t in self.tables if t is not None], self._heads.copy()
+        heads, metas = self._heads.reshape(-1), self._metas.reshape(-1)
+        passed = decide(tables, heads, metas, rows, bounds)
+        for part in np.flatnonzero((before != self._heads).any(axis=1)).tolist():
+            self.room.resident += tables[part].nbytes - self.sizes[part]
+            self.sizes[part] = tables[part].nbytes
+        return passed
+
+    def _sweep(self, rows: UnitRows, bounds: Bounds) -> Passed:
+        """One partition after the other."""
         passed = Passed(np.zeros(len(rows.unit), np.bool_), np.zeros(len(rows.unit), np.bool_))
         homes = (rows.unit % np.uint64(PARTS)).astype(np.uint8)
         order = np.argsort(homes, kind="stable")
@@ -86,7 +107,6 @@ class PartedTable:
         for part, at in enumerate(np.split(order, ends[:-1])):
             if len(at):
                 held = self.take(part)
-                grow_ahead(held, (part + 1) / PARTS)
                 here = unit_stage(held, UnitRows(*(column[at] for column in rows)), bounds)
                 passed.accepted[at], passed.first[at] = here
                 self.put(part, held)
@@ -99,12 +119,13 @@ class PartedTable:
             self.room.resident -= self.sizes[part]
             self.tables[part] = None
             return table
-        arrays = self.mapped(part) or vars(self._empty)
+        arrays = self.mapped(part) or vars(gradual(self._empty, (part + 1) / PARTS))
         return UnitTable(*(np.array(arrays[name]) for name in UnitTable.NAMES))
 
     def put(self, part: int, table: UnitTable) -> None:
         """Keeps a table in memory if there is room, else on disk."""
-        self.unit_counts[part], self.sizes[part] = table.units, table.nbytes
+        self._metas[part], self._heads[part] = table.meta, table.head
+        table.meta, self.sizes[part] = self._metas[part], table.nbytes
         if self.room.holds(table.nbytes):
             self.room.resident += table.nbytes
             self.tables[part] = table

@@ -1,0 +1,132 @@
+"""Memory by address, for loops over tables of which each grows in memory of its own.
+
+A compiled loop cannot take a list of arrays; it takes their addresses. Whoever passes an address
+keeps the array alive and as long as the loop assumes.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]  # comes with numba, without types
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from streamveil.types import Array
+
+LINE = 64  # bytes of a line of the cache
+LARGE = 1 << 20  # bytes from which on memory is asked for from the system, with room to grow
+HUGE = 2 << 20  # bytes from which on it is asked for in huge pages: the last may be half used
+ROOM = 2  # times the size that is asked for; pages never touched take no memory
+
+
+def address(array: Array) -> int:
+    """Where an array begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+def reserved(items: int, kind: type[np.generic]) -> Array:
+    """At least so many zeros, from the start of a cache line on; large memory has room to grow.
+
+    >>> len(reserved(3, np.uint64)), len(reserved(1 << 20, np.uint64)) >= 2 << 20
+    (3, True)
+    """
+    each = np.dtype(kind).itemsize
+    size = items * each
+    if size < LARGE:
+        held = np.zeros(items + LINE // each, kind)
+        start = -address(held) % LINE // each
+        return held[start : start + items]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = mmap.mmap(-1, -(-ROOM * size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=flags)
+    if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, kind)
+
+
+def _word(builder: Any, place: Any, bits: int) -> Any:
+    return builder.inttoptr(place, ir.IntType(bits).as_pointer())
+
+
+@intrinsic
+def _load64(context: Any, place: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_word(builder, arguments[0], 64))
+
+    return types.uint64(types.int64), codegen
+
+
+@intrinsic
+def _load32(context: Any, place: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_word(builder, arguments[0], 32))
+
+    return types.uint32(types.int64), codegen
+
+
+@intrinsic
+def _store64(context: Any, place: Any, word: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], _word(builder, arguments[0], 64))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), codegen
+
+
+@intrinsic
+def _store32(context: Any, place: Any, word: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], _word(builder, arguments[0], 32))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint32), codegen
+
+
+@intrinsic
+def _ask(context: Any, place: Any) -> Any:
+    utils: Any = cgutils  # numba is untyped
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        call = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = utils.get_or_insert_function(builder.module, call, "llvm.prefetch.p0")
+        read, keep, data = word(0), word(3), word(1)
+        builder.call(function, [_word(builder, arguments[0], 8), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def _equal(context: Any, place: Any, word: Any) -> Any:
+    lanes = ir.VectorType(ir.IntType(64), 8)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        held = builder.load(builder.inttoptr(arguments[0], lanes.as_pointer()), align=8)
+        wanted = ir.Constant(lanes, ir.Undefined)
+        for lane in range(8):
+            wanted = builder.insert_element(wanted, arguments[1], ir.IntType(32)(lane))
+        same = builder.bitcast(builder.icmp_unsigned("==", held, wanted), ir.IntType(8))
+        return builder.zext(same, ir.IntType(64))
+
+    return types.int64(types.int64, types.uint64), codegen
+
+
+@intrinsic
+def _lowest(context: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), codegen
+
+
+load64: Any = _load64  # called with an address
+load32: Any = _load32
+store64: Any = _store64  # called with an address and a word
+store32: Any = _store32
+ask: Any = _ask  # prefetches what lies at an address, whatever the address
+equal: Any = _equal  # which of the eight words at an address are the given one, a bit for each
+lowest: Any = _lowest  # the number of the lowest bit that is set
