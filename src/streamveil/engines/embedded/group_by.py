@@ -62,7 +62,8 @@ class EmbeddedGroupBy(GroupBy):
             return
         keys = sum(held.table.nbytes for held in state.windows.values())
         keys += sum(known.nbytes for known in state.seen.values()) + self.room.counters
-        self.room.limit = max(0, self.available - 2 * keys)
+        quick = sum(lookup.nbytes for lookup in state.lookups.values())
+        self.room.limit = max(0, self.available - 2 * keys - quick)
         for table in state.units.values():
             if isinstance(table, PartedTable):
                 table.shed()
