@@ -282,6 +282,14 @@ def test_a_replica_needs_room_on_the_disk(tmp_path, local, monkeypatch):
     assert_holds(made, 3)
 
 
+def test_replicas_can_be_forbidden(tmp_path, local, monkeypatch):
+    monkeypatch.setenv(replicas.WANTED, "off")
+    made = chain(tmp_path)
+    advance(made, 1, 3)
+    assert not local.exists()
+    assert_holds(made, 3)
+
+
 def test_replicas_are_for_their_owner_only(tmp_path, local):
     advance(chain(tmp_path), 1, 2)
     assert local.stat().st_mode & 0o77 == 0

@@ -26,6 +26,7 @@ import numpy as np
 from streamveil.types import Array, UInt8
 
 FOLDERS = "SPARK_LOCAL_DIRS"  # which Spark sets for its Python workers
+WANTED = "STREAMVEIL_REPLICAS"  # 'off': none, for executors whose disks must not hold state
 ALIGNMENT = 64
 SPARE = 0.05  # of the disk stays free
 LOOSE = 64 << 20  # bytes that may lie unused, besides as many as are used
@@ -190,7 +191,7 @@ def write_at(file: int, start: int, array: Array) -> None:
 def folder_of(local: str) -> Path | None:
     """Where replicas lie, given the local folders of an executor."""
     first = local.partition(",")[0]
-    if not first or not Path(first).is_dir():
+    if os.environ.get(WANTED) == "off" or not first or not Path(first).is_dir():
         return None
     folder = Path(first) / "streamveil"
     folder.mkdir(mode=0o700, exist_ok=True)
