@@ -175,7 +175,22 @@ def test_refuses_a_rule_that_bounds_nothing():
 def test_memory_per_unit_is_as_stated():
     rows = make_rows(1, 300_000, 50_000, 60_000, 1)
     few, many = Bounds(max_rows=32, slots=3), Bounds(quadratic=128, slots=3, scale=21)
-    for bounds, most in ((few, 26), (many, 26 + 1.6 * 3 * 6)):  # 6 groups a unit
+    for bounds, most in ((few, 24), (many, 24 + 1.6 * 3 * 6)):  # 6 groups a unit
         table = UnitTable.empty(bounds, "hidden")
         unit_stage(table, rows, bounds)
         assert table.nbytes / table.units < most
+
+
+@pytest.mark.parametrize("bounds", [Bounds(quadratic=128), Bounds(max_rows=32)])
+def test_units_of_few_groups_take_24_bytes_while_the_table_grows(bounds):
+    one, again = (make_rows(seed, 60_000, 60_000, 60_000, 1) for seed in (1, 2))
+    names = np.arange(1, 60_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    table, sizes = UnitTable.empty(bounds, "all"), []
+    for start in range(0, 60_000, 1_000):
+        for rows in (one, again, one):  # two groups each
+            part = cut(rows._replace(unit=names), start, start + 1_000)
+            assert unit_stage(table, part, bounds).accepted.all()
+        sizes.append(table.nbytes / table.units)
+    assert table.units == 60_000
+    assert max(sizes[5:]) < 24
+    assert max(sizes[5:]) > 1.15 * min(sizes[5:]), "seen before and after growing"

@@ -256,11 +256,18 @@ class UnitTable:
     def lengthen(self, name: str, items: int) -> None:
         """Adds zeros to slots or pool, in place where there is room for them."""
         held = getattr(self, name)
-        if len(self.room.get(name, ())) < items:
+        if name not in self.room or len(self.room[name]) < items:
             longer = reserved(items, held.dtype.type)
             longer[: len(held)] = held
             self.room[name] = longer
         setattr(self, name, self.room[name][:items])
+
+    def copied(self) -> UnitTable:
+        """The same in memory of its own, where lines of the cache begin at buckets."""
+        new = UnitTable(self.slots, self.pool, np.array(self.meta))
+        new.lengthen("slots", len(self.slots))
+        new.lengthen("pool", len(self.pool))
+        return new
 
     def grow(self, what: int) -> None:
         """Makes room for more units, or for more groups."""

@@ -107,11 +107,11 @@ class EmbeddedGroupBy(GroupBy):
             table = table_of(arrays, f"unit{period}")
             if self._divides(state, table, 0):
                 return PartedTable.of(table, self.room, self._no_units())
-            return copied(table)
+            return table.copied()
         parted = PartedTable(self.room, self._no_units())
         for part in range(PARTS):
             if f"{place(period, part)}/{UnitTable.NAMES[0]}" in arrays:
-                parted.put(part, copied(table_of(arrays, place(period, part))))
+                parted.put(part, table_of(arrays, place(period, part)).copied())
         return parted
 
 
@@ -123,11 +123,6 @@ def place(period: int, part: int) -> str:
 def table_of(arrays: Mapping[str, Array], start: str) -> UnitTable:
     """The unit table under a name, without a copy."""
     return UnitTable(*(arrays[f"{start}/{name}"] for name in UnitTable.NAMES))
-
-
-def copied(table: UnitTable) -> UnitTable:
-    """The same in memory of its own."""
-    return UnitTable(*(np.array(getattr(table, name)) for name in UnitTable.NAMES))
 
 
 def embedded(operator: GroupBy, room: Room, available: int | None = None) -> EmbeddedGroupBy:

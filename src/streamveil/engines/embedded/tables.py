@@ -119,8 +119,10 @@ class PartedTable:
             self.room.resident -= self.sizes[part]
             self.tables[part] = None
             return table
-        arrays = self.mapped(part) or vars(gradual(self._empty, (part + 1) / PARTS))
-        return UnitTable(*(np.array(arrays[name]) for name in UnitTable.NAMES))
+        arrays = self.mapped(part)
+        if not arrays:
+            return gradual(self._empty, (part + 1) / PARTS).copied()
+        return UnitTable(*(arrays[name] for name in UnitTable.NAMES)).copied()
 
     def put(self, part: int, table: UnitTable) -> None:
         """Keeps a table in memory if there is room, else on disk."""
