@@ -100,7 +100,7 @@ class ChangingTable:
     lives: int = 1
     outputs: tuple[str, ...] = ("n",)  # released columns; queries go through the rows of each
     cells: Marginals | None = None  # rows of a release; None: the queries, one after another
-    condition: Bind | None = None  # which records are in the table
+    condition: Bind | None = field(default=None, compare=False)  # which records are in the table
     adaptive: LivePmw | None = None
     total: int | None = None  # the output that counts every record: needed by `adaptive`
     confidence: float = 0.95
