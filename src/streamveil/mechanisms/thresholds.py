@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import log, pi, sqrt
 
 import numpy as np
@@ -15,6 +16,7 @@ from streamveil.privacy.budget import exact_between
 from streamveil.types import Exact
 
 ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors
+REMEMBERED = 4096  # triggers whose thresholds are kept
 SAFETY = 1 + 1e-9  # covers the float64 arithmetic of a threshold
 
 
@@ -69,10 +71,30 @@ class GaussianThresholds:
 
     def threshold(self, trigger: int) -> float:
         """The number of units that the estimate must exceed at a trigger."""
+        return self._at(trigger)[0]
+
+    def deviation(self, trigger: int) -> float:
+        """The standard deviation of the estimate at a trigger, in units."""
+        return self._at(trigger)[1]
+
+    def _at(self, trigger: int) -> tuple[float, float]:
+        known = self._known
+        if trigger not in known:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            known[trigger] = self._computed(trigger)
+        return known[trigger]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[float, float]]:
+        """Of the last triggers: every window asks for the same ones."""
+        return {}
+
+    def _computed(self, trigger: int) -> tuple[float, float]:
         share = self.share(trigger)
         z = -float(ndtri_exp(log(share) + log(1 - ROUNDING_SHARE)))
         z_rounding = sqrt(-2 * log(share * ROUNDING_SHARE))
         sd = float(self.counter.std(np.array([trigger]))[0]) / self.quanta
         # min D is 1 / sensitivity
         extra = z_rounding * self.counter.sensitivity / (2 * float(self.counter.sigma))
-        return (self.floor + sd * (z + extra)) * SAFETY
+        return (self.floor + sd * (z + extra)) * SAFETY, sd

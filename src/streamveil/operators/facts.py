@@ -136,7 +136,9 @@ def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
     if isinstance(selection, TableOpening):
         rate = float(selection.table.shift_epsilon)
         return {"threshold": selection.threshold(trigger), "rate": rate}
-    if isinstance(selection, GaussianSelection | RoundSelection):
+    if isinstance(selection, GaussianSelection):
+        return {"threshold": selection.threshold(trigger), "sd": selection.deviation(trigger)}
+    if isinstance(selection, RoundSelection):
         sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
         return {"threshold": selection.threshold(trigger), "sd": sd}
     return None

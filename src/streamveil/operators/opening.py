@@ -68,6 +68,8 @@ class TableOpening:
         Only keys of which some coin could be heads are looked at: with a gap of threshold - 1 and
         more, which is that of any key with one unit, none is.
         """
+        if not len(units):
+            return state, np.zeros(0, np.int64)
         state = _with_room(state, len(units))
         opens, shift, offset = state["opens"], state["shift"], self.offset
         undrawn, able = np.empty((2, len(units)), np.int32)

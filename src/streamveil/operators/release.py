@@ -16,7 +16,7 @@ from streamveil.operators.keys import Types
 from streamveil.operators.outputs import Answer, Output, Totals
 from streamveil.operators.release_kernels import take_lanes
 from streamveil.operators.rows import Lane
-from streamveil.operators.selection import FINE, Address, GaussianSelection, Selection
+from streamveil.operators.selection import Address, GaussianSelection, Selection
 from streamveil.operators.shown import ShownKeys
 from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
@@ -226,7 +226,7 @@ def _shared(totalling: Totalling, state: WindowState) -> tuple[Array, float]:
     selection = totalling.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
     counts = selection.counts(state.selection)[state.open_rows]
-    sd = float(selection.counter.std(np.array([state.trigger]))[0]) / FINE
+    sd = selection.deviation(state.trigger)
     return np.rint(counts), sd**2 + 1 / 12  # the rounding of the released integer
 
 

@@ -111,6 +111,10 @@ class GaussianSelection:
         """The number of units that the estimate must exceed at a trigger."""
         return self.thresholds.threshold(trigger)
 
+    def deviation(self, trigger: int) -> float:
+        """Of the estimate at a trigger, in units."""
+        return self.thresholds.deviation(trigger)
+
     def init(self, trigger: int) -> dict[str, Array]:
         """See `Selection.init`."""
         return self.counter.init(0, trigger - 1).to_arrays() | {"estimate": np.zeros(0, np.int64)}

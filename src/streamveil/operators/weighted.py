@@ -88,8 +88,10 @@ def weighted_step(
     Keys beyond those of the state start now.
     """
     t, plan = next_step(counter.horizon, state), counter.schedule
+    if not len(increments):
+        return state.whole[0], CounterState(t, state.whole, state.real)
     scale, noise = plan.scales(t)
-    spread = feedback.up(counter.sigma) * (noise * scale)
+    spread = counter.noise_scale * (noise * scale)
     step = Coefficients(plan.keep, plan.drain, scale, spread, share)
     total, real = blt_step(state.whole[0], state.real, increments, step, *at)
     return total, CounterState(t, total[None, :], real)
@@ -128,6 +130,8 @@ class Spread:
         if blt is None:
             sd = float(counter.std(np.array([trigger]))[0]) / float(counter.sigma)
             return np.full(self.rows.shape[1], sd**2)
+        if not self.rows.shape[1]:
+            return np.zeros(0)
         scale, noise = blt.schedule.scales(trigger)
         share = np.ones(self.rows.shape[1]) if share is None else share
         fresh = (noise / share) ** 2 + 1 / (12 * (scale * float(blt.sigma)) ** 2)

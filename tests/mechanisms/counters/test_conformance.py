@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -265,7 +266,7 @@ def test_fit_is_inside_the_budget_and_not_wasteful(name):
         for moved in (1, 7):
             fitted = fit(counter, budget, moved)
             assert fitted.loss(moved).fits(budget)
-            smaller = type(fitted)(**{**vars(fitted), "sigma": float(fitted.sigma) * (1 - 1e-6)})
+            smaller = replace(fitted, sigma=float(fitted.sigma) * (1 - 1e-6))
             assert not smaller.loss(moved).fits(budget)
 
 

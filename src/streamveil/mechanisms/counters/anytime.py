@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -54,7 +54,7 @@ class AnytimeBltCounter:
             raise ValueError(f"tuned must be between 2 and 2**40 steps, not {self.tuned}")
         require_positive(sigma=self.sigma)
 
-    @property
+    @cached_property
     def inner(self) -> BltCounter:
         """The same counter, as a BLT with a horizon that is never reached."""
         factors = anytime_blt(self.tuned, self.d or anytime_buffers(self.tuned))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -78,15 +78,20 @@ class BltCounter:
         """The number of real numbers kept per key."""
         return self.blt.d
 
-    @property
+    @cached_property
     def blt(self) -> Blt:
         """The factorization."""
         return self.factors or best_blt(self.horizon, self.d or buffers_for(self.horizon))
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """What depends on the factorization and the horizon alone."""
         return prepare(self.blt, self.horizon, self.weighting)
+
+    @cached_property
+    def noise_scale(self) -> float:
+        """Sigma, rounded up."""
+        return feedback.up(self.sigma)
 
     @property
     def needs_horizon(self) -> bool:
@@ -131,7 +136,7 @@ class BltCounter:
         """See `Counter.step`."""
         t, plan = next_step(self.horizon, state), self.schedule
         scale, noise = plan.scales(t)
-        spread = feedback.up(self.sigma) * (noise * scale)
+        spread = self.noise_scale * (noise * scale)
         total, real = blt_step(
             state.whole[0],
             state.real,

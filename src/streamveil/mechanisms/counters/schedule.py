@@ -72,13 +72,19 @@ class Schedule:
             return 1.0, 1.0
         if self.columns is not None and self.noise is not None:
             return float(self.columns[t - 1]), float(self.noise[t - 1])
-        left = squared_norm(self.p, self.omega, self.horizon - t + 1)
-        return sqrt(left / squared_norm(self.p, self.omega, self.horizon)) * MARGIN, 1.0
+        return _column_scale(self, t), 1.0
 
     def steps(self, first: int, last: int) -> Pair:
         """D_t and v_t of the steps first..last."""
         both = np.array([self.scales(t) for t in range(first, last + 1)]).reshape(-1, 2)
         return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+
+
+@lru_cache(maxsize=4096)
+def _column_scale(schedule: Schedule, t: int) -> float:
+    left = squared_norm(schedule.p, schedule.omega, schedule.horizon - t + 1)
+    whole = squared_norm(schedule.p, schedule.omega, schedule.horizon)
+    return sqrt(left / whole) * MARGIN
 
 
 @lru_cache(maxsize=64)
