@@ -34,7 +34,6 @@ import pyarrow.parquet as pq
 from streamveil.connectors.files import FilesSource
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.spark import stages
-from streamveil.engines.spark.columns import unpack
 from streamveil.engines.spark.feeds import FilesReading
 from streamveil.engines.spark.moving import Piece, joined
 from streamveil.engines.spark.session import session
@@ -192,8 +191,8 @@ def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
         deltas = {"unit": bounded.delta, "key": delta}
         sizes = [shards.put(name, 0, step, DELTA, ({}, did)).size for name, did in deltas.items()]
         marks.append(time.perf_counter())
-        for name, held in (("unit", unit), ("key", key)):
-            shards.write(name, 0, step, operator.save(held))
+        whole = [shards.write(name, 0, step, operator.save(held))
+                 for name, held in (("unit", unit), ("key", key))]  # fmt: skip
         marks.append(time.perf_counter())
         before = [shards.read(name, 0, step - 1) for name in deltas]
         old_unit, old_key = (operator.load(b) if b else operator.init() for b in before)
@@ -208,30 +207,18 @@ def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
         spent |= {
             "bytes to unit stage": sum(map(len, cells)), "bytes of deltas": sizes,
             "rows to key stage": len(bounded.rows[0]),
+            "bytes per unit": whole[0] / operator.counters(unit)["units"],
+            "bytes per key": whole[1] / max(operator.counters(key)["keys"], 1),
         }  # fmt: skip
     return spent
 
 
-def files_of(state: Path) -> list[Path]:
-    """All files of a state's shards."""
-    return [path for path in (state / "shards").rglob("*") if path.is_file()]
-
-
-def state_of(state: Path) -> dict[str, float]:
-    """Bytes on disk of the largest bases, and what they hold: the last step drops all keys."""
-    found: dict[str, float] = {}
-    for stage in ("unit", "key"):
-        bases = [
-            max(shard.glob("*.base"), key=lambda path: path.stat().st_size)
-            for shard in (state / "shards" / stage).iterdir() if any(shard.glob("*.base"))
-        ]  # fmt: skip
-        found[f"{stage} bytes"] = sum(path.stat().st_size for path in bases)
-        count = 0
-        for path in bases:
-            _, saved = unpack(path.read_bytes())
-            count += sum(int(saved[name][0]) for name in saved if name.endswith("meta"))
-        found[f"{stage}s"] = count
-        found[f"bytes per {stage}"] = found[f"{stage} bytes"] / max(count, 1)
+def state_of(state: Path) -> dict[str, int]:
+    """Bytes on storage by stage and kind of file; a state that grows fast has no base yet."""
+    found: dict[str, int] = {}
+    for path in sorted((state / "shards").rglob("*.*")):
+        name = f"{path.parent.parent.name} {path.suffix[1:]}"
+        found[name] = found.get(name, 0) + path.stat().st_size
     return found
 
 
@@ -316,7 +303,6 @@ def growth(spark, work: Path) -> dict[str, object]:
         made[str(keys)] = {
             "rows of every step": sizes, "seconds of every step [wall, CPU]": steps,
             "seconds of a small step [wall, CPU]": small, "state": state_of(state),
-            "bytes on storage": sum(path.stat().st_size for path in files_of(state)),
         }  # fmt: skip
         shutil.rmtree(state)
         shutil.rmtree(folder)
