@@ -33,12 +33,24 @@ QUERIES = {
     "sketch": (UNIT + ONCE, f"HEAVY_HITTERS(k, k => 4, bits => 13) AS n{FROM}"),
     "frequency": (f"{UNIT}{ONCE}public_groups = [1, 2], ", f"APPROX_FREQUENCY(k) AS n{FROM}"),
     "table": (SIZE, CITIES),
+    "some": (SIZE, CITIES.replace("GROUP", "WHERE c = 'Oslo' GROUP")),
     "asked": (f"{SIZE}ask_share = 0.5, ", CITIES),
 }
 TABLE = (
     "CREATE TABLE people (c CHECK (c IN ('Oslo', 'Rome'))) WITH (source = rows,"
     " changelog = 'insert-delete', operation = op, id = id);"
 )
+
+
+DAY = """
+CREATE STREAM s (u BIGINT, k BIGINT, t TIMESTAMP)
+  WITH (source = 'files', path = 'none', format = 'json', event_time = 't');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9, privacy_unit_column = u,
+  privacy_unit_period = INTERVAL 1 DAY, max_rows_contributed = 4,
+  start = TIMESTAMP '2026-01-01', end = TIMESTAMP '2026-01-03')
+  window_start, k, COUNT(*) AS n FROM TUMBLE(TABLE s, DESCRIPTOR(t), size => INTERVAL 1 DAY)
+GROUP BY window_start, k EMIT EVERY INTERVAL 6 HOUR
+"""
 
 
 def planned(name):
@@ -58,6 +70,12 @@ def test_every_kind_of_query_has_its_own_word():
     found = {name: calibration(operator(name)) for name in QUERIES}
     assert len(set(found.values())) == len(QUERIES)
     assert found == {name: calibration(operator(name)) for name in QUERIES}
+
+
+def test_periods_of_units_are_told():
+    day = operator_of(sv.sql(DAY).plan)
+    longer = operator_of(sv.sql(DAY.replace("period = INTERVAL 1", "period = INTERVAL 2")).plan)
+    assert calibration(day) != calibration(longer)
 
 
 def test_another_process_says_the_same():
