@@ -2,8 +2,8 @@
 
 Expected: cost per micro-batch follows the batch, not the state, up to cache effects (a table that
 no longer fits the cache costs one memory access per record): flat within 1.5 from 100 thousand to
-100 million users. Growing stalls no micro-batch: beyond 2^19 units a table is divided, and its
-parts double one after the other. A restart reads the checkpoint once and repeats what is in the
+100 million users. Growing stalls no micro-batch: beyond 2^15 units a table is divided, and its
+parts grow one after the other. A restart reads the checkpoint once and repeats what is in the
 log. A tiny micro-batch costs a constant.
 
     python benchmarks/scale.py [--users 100000 1000000 10000000] [--bounds "C=32"] [--memory 4GB]

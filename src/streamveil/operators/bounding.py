@@ -62,7 +62,7 @@ class Bounds:
         takes a slot for, the first alone. Groups are forgotten where nothing depends on them:
         without `per_group` and `quadratic`, only hidden groups are remembered, of which there are
         at most `slots`; a group that is shown stays shown.
-    Memory: 16 bytes a slot, at 0.73 to 0.88 units a slot: 18 to 22 bytes a unit. That is all for
+    Memory: 16 bytes a slot, at 0.70 to 0.88 units a slot: 18 to 23 bytes a unit. That is all for
         `max_rows` below 2**14 with at most 3 `slots`, and for units of at most 3 groups (2 where a
         group may weigh 16 or more). A unit of more groups takes 2 or 3 bytes for each, in blocks
         of 4, 8, 12, 16, 24 ... groups. With more than one limit, or one from 2**16 on, a slot has

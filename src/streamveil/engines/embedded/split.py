@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from streamveil.operators.addresses import address, reserved
-from streamveil.operators.bounding import FULL, SMALLEST, UnitTable
+from streamveil.operators.bounding import FULL, GROWTH, SMALLEST, UnitTable
 from streamveil.operators.unit_kernels import BUCKET, WORDS
 from streamveil.operators.unit_layout import copy_part, measure_parts
-
-EARLY = 0.1  # share of its fill by which the first table of a set grows before the last
 
 
 def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
@@ -28,7 +26,8 @@ def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
     for part, (units, granules) in enumerate(sizes.tolist()):
         new = gradual(table, (part + 1) / parts)
         new.meta[: -len(shape)] = 0
-        slots = -(-max(SMALLEST, 1 + 1000 * units // new.shape.full) // BUCKET) * BUCKET
+        room = 1 + int(units * 1000 * (1 + GROWTH / 100) / FULL)  # whatever the share
+        slots = -(-max(SMALLEST, room) // BUCKET) * BUCKET
         new.slots = reserved(slots * WORDS[shape.layout], np.uint64)
         new.slots = new.slots[: slots * WORDS[shape.layout]]
         new.pool = np.zeros(max(SMALLEST, granules) * shape.group_bytes, np.uint32)
@@ -39,7 +38,10 @@ def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
 
 
 def gradual(table: UnitTable, share: float) -> UnitTable:
-    """The same units in a table that grows at a fill of its own; `share` in (0, 1] of a set."""
+    """The same units in a table that grows at a fill of its own; `share` in (0, 1] of a set.
+
+    The shares of a set cover one growth evenly: always some table is growing, never many.
+    """
     meta = table.meta.copy()
-    meta[-1] = FULL * (1 - EARLY * share)
+    meta[-1] = FULL * (1 + GROWTH / 100) ** -share
     return UnitTable(table.slots, table.pool, meta)
