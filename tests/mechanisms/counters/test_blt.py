@@ -236,3 +236,28 @@ def test_column_scales_have_few_roundings():
         for t in (1, 2, 1000, 2**19, 2**20 - 1, 2**20):
             exact = mpmath.sqrt(square(2**20 - t + 1) / square(2**20))
             assert 0 < plan.scales(t)[0] / exact - 1 < 1.1e-12
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("known", [0, 700, 1024, 2500])
+def test_keys_beyond_the_state_start_from_zero(known, shared):
+    """Also across the blocks of the kernel, and with the noise of each key divided by its share."""
+    keys, rng = 2500, np.random.default_rng(known)
+    ids = rng.integers(0, 2**63, (keys, 2)).astype(np.uint64)
+    plan = BltCounter(horizon=50, sigma=3, d=3).schedule
+    total, real = rng.integers(-9, 99, keys), rng.normal(0, 20, (3, keys))
+    total[known:], real[:, known:] = 0, 0.0
+    increments = rng.integers(-5, 5, keys)
+    share = rng.integers(1, 5, keys) / 4 if shared else None
+    step = kernels.Coefficients(plan.keep, plan.drain, plan.scales(3)[0], 2.75, share)
+    draws = SeededNoise(2).at("x")
+    fresh, after = kernels.plain_step(real, step, draws, ids)
+    held = total[:known], real[:, :known].copy()
+    totals, buffers = kernels.blt_step(*held, increments, step, draws, ids)
+    np.testing.assert_array_equal(totals, total + increments + fresh)
+    np.testing.assert_array_equal(buffers, after)
+    silent, _ = kernels.blt_step(*held, increments, step, SilentNoise().at("x"), ids)
+    assert len(silent) == keys
+    if shared:  # a step without shares is told apart
+        plain = kernels.Coefficients(plan.keep, plan.drain, plan.scales(3)[0], 2.75)
+        assert (kernels.blt_step(*held, increments, plain, draws, ids)[0] != totals).any()
