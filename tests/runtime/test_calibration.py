@@ -33,7 +33,6 @@ QUERIES = {
     "sketch": (UNIT + ONCE, f"HEAVY_HITTERS(k, k => 4, bits => 13) AS n{FROM}"),
     "frequency": (f"{UNIT}{ONCE}public_groups = [1, 2], ", f"APPROX_FREQUENCY(k) AS n{FROM}"),
     "table": (SIZE, CITIES),
-    "some": (SIZE, CITIES.replace("GROUP", "WHERE c = 'Oslo' GROUP")),
     "asked": (f"{SIZE}ask_share = 0.5, ", CITIES),
 }
 TABLE = (
@@ -70,6 +69,12 @@ def test_every_kind_of_query_has_its_own_word():
     found = {name: calibration(operator(name)) for name in QUERIES}
     assert len(set(found.values())) == len(QUERIES)
     assert found == {name: calibration(operator(name)) for name in QUERIES}
+
+
+def test_a_condition_is_the_plans_to_tell(monkeypatch):
+    monkeypatch.setitem(QUERIES, "some", (SIZE, CITIES.replace("GROUP", "WHERE c = 'Oslo' GROUP")))
+    assert planned("some").fingerprint != planned("table").fingerprint
+    assert calibration(operator("some")) == calibration(operator("table"))
 
 
 def test_periods_of_units_are_told():
