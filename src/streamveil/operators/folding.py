@@ -100,7 +100,7 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
         empty = batch.rows.schema.empty_table()
         state.types = tuple(key(empty).type for key in program.keys)
         if operator.public is not None:  # that they fit is checked before any row counts
-            operator._public_keys(state.types, name_key)
+            operator.public_keys(state.types, name_key)
     room = state.scratch.take("unit", batch.rows.num_rows, np.uint64)
     prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key, room)
     count(prepared.turned, batch.rejected)
@@ -340,7 +340,7 @@ def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
     count(state.turned, json.loads(bytes(delta["turned"])))
     public = from_cells(delta["public_bytes"], delta["public_ends"])
     for window in delta["made"].tolist():
-        state.windows[window] = operator._blank(delta["public_names"], public)
+        state.windows[window] = operator.blank_window(delta["public_names"], public)
     recall(state.seen, delta)
     keys = from_cells(delta["new_bytes"], delta["new_ends"])
     for window, mine in parts(delta["new_window"]):

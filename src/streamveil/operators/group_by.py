@@ -282,7 +282,7 @@ class GroupBy:
         columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
         return [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
 
-    def _public_keys(
+    def public_keys(
         self, types: Types, name_key: bytes
     ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
         """Names and bytes of the public keys; the empty group-by has exactly one."""
@@ -300,7 +300,7 @@ class GroupBy:
         tables = self._public_tables
         if name_key not in tables:
             tables[name_key] = KeyTable.empty(0)
-            tables[name_key].add_names(self._public_keys(types, name_key)[0])
+            tables[name_key].add_names(self.public_keys(types, name_key)[0])
         return np.asarray(find_keys(tables[name_key], np.ascontiguousarray(names)) >= 0)
 
     def _make_windows(
@@ -310,9 +310,9 @@ class GroupBy:
         made = [window for window, _ in parts(windows) if window not in state.windows]
         names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
         if made and self.totalling.selection is None:
-            names, keys = self._public_keys(state.types or (), name_key)
+            names, keys = self.public_keys(state.types or (), name_key)
         for window in made:
-            state.windows[window] = self._blank(names, keys)
+            state.windows[window] = self.blank_window(names, keys)
         cells = keys.to_pylist()
         return {
             "made": np.array(made, np.int64),
@@ -321,7 +321,7 @@ class GroupBy:
             "public_bytes": to_bytes(b"".join(cells)),
         }
 
-    def _blank(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
+    def blank_window(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
         """A window before its first trigger; public keys are shown from then on."""
         held = new_window(self.totalling, sum(output.monotone for output in self.outputs))
         if self.totalling.selection is None:

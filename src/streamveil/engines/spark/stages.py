@@ -210,11 +210,11 @@ def open_windows(
     """Creates windows; of public keys, those that belong to the shard."""
     names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
     if operator.totalling.selection is None:
-        names, keys = operator._public_keys(state.types or (), name_key)
+        names, keys = operator.public_keys(state.types or (), name_key)
         mine = np.flatnonzero(names[:, 0] % np.uint64(place[1]) == place[0])
         names, keys = names[mine], keys.take(pa.array(mine))
     for window in sorted(windows - state.windows.keys()):
-        state.windows[window] = operator._blank(names, keys)
+        state.windows[window] = operator.blank_window(names, keys)
 
 
 def facts_matter(operator: GroupBy) -> bool:
