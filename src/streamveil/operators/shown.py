@@ -95,7 +95,12 @@ def joined(
 ) -> pa.Array:
     """`merged` for columns; `index` says the same of one after the other."""
     kind = old.type
-    if old.null_count or new.null_count or not pa.types.is_primitive(kind) or kind.bit_width != WORD:
+    if (
+        old.null_count
+        or new.null_count
+        or not pa.types.is_primitive(kind)
+        or kind.bit_width != WORD
+    ):
         return pa.concat_arrays([old, new]).take(pa.array(index))
     first, second = (
         np.frombuffer(part.buffers()[1], np.int64, len(part), part.offset * 8)
