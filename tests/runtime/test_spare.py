@@ -41,7 +41,7 @@ def test_memory_is_kept_while_it_suffices() -> None:
     kept = Spare()
     places = [
         kept.copy(state(rows))["words"].__array_interface__["data"][0]
-        for rows in (100_000, 150_000, 100_000, 600_000, 600_000)
+        for rows in (100_000, 150_000, 100_000, 1_800_000, 1_800_000)
     ]
     assert places[0] == places[1] == places[2] != places[3] == places[4]
 

@@ -19,8 +19,8 @@ from streamveil.types import Array
 
 LINE = 64  # bytes of a line of the cache
 LARGE = 1 << 20  # bytes from which on memory is asked for from the system, with room to grow
-HUGE = 2 << 20  # bytes from which on it is asked for in huge pages: the last may be half used
-ROOM = 2  # times the size that is asked for; pages never touched take no memory
+HUGE = 2 << 20  # bytes behind which pages are huge: the last may be half used
+ROOM = 16  # times the size that is mapped: to touch new pages costs most, those never touched none
 
 
 def address(array: Array) -> int:
@@ -42,8 +42,9 @@ def reserved(items: int, kind: type[np.generic]) -> Array:
         return held[start : start + items]
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     memory = mmap.mmap(-1, -(-ROOM * size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=flags)
-    if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        start = 0 if size >= HUGE else HUGE
+        memory.madvise(mmap.MADV_HUGEPAGE, start, len(memory) - start)
     return np.frombuffer(memory, kind)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from streamveil.types import Array
 
 FEWEST_BYTES = 1 << 20  # smaller states are copied without ado
-ROOM_TO_GROW = 4  # reserved per byte needed; what is not touched takes no memory
+ROOM_TO_GROW = 16  # reserved per byte needed; what is not touched takes no memory
 ALIGNMENT = 64
 OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
