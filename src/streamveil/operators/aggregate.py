@@ -13,8 +13,8 @@ from streamveil.operators.kernels import (
     add_given,
     add_hits,
     add_lanes,
-    describe_rows,
     enter_rows,
+    find_names,
     peek_rows,
     settle_rows,
 )
@@ -151,24 +151,30 @@ def key_stage(table: KeyTable, names: UInt64[Array, "rows 2"]) -> Found:
 
 def enter(
     table: KeyTable,
-    names: UInt64[Array, "rows 2"],
+    names: UInt64[Array, "some 2"],
     accepted: Bool[Array, " rows"],
     rows: Int32[Array, " rows"],
+    strangers: tuple[Int32[Array, " strange"], Int32[Array, " strange"]] | None = None,
 ) -> Int64[Array, " new"]:
-    """Completes `rows` where it is -1 and the row accepted; returns which rows brought new keys."""
-    missing = np.flatnonzero(accepted & (rows < 0))
-    source = np.empty(len(missing), np.int64)
+    """Completes `rows` where it is -1 and the row accepted.
+
+    `strangers`: the rows to look at and the place of each one's name, if not all in their order.
+    Returns which of them brought new keys.
+    """
+    if strangers is None:
+        strangers = (every := np.arange(len(rows), dtype=np.int32)), every
+    places, at = strangers
+    source = np.empty(len(places), np.int32)
     table.meta[1] = 0
-    flat, at = names.reshape(-1), 0
-    while at < len(missing):
-        at, full = enter_rows(
-            flat, missing, at, table.slots, table.names.reshape(-1), table.meta, rows, source
-        )
+    flat, start = names.reshape(-1), 0
+    while start < len(places):
+        own = table.slots, table.names.reshape(-1), table.meta
+        start, full = enter_rows(flat, at, places, start, accepted, rows, *own, source)
         if full == GROW_TABLE:
             table._grow_slots(table.keys)
         elif full == GROW_POOL:
             table._grow_rows()
-    fresh = source[: table.meta[1]].copy()
+    fresh = source[: table.meta[1]].astype(np.int64)
     table.meta[1] = 0
     return fresh
 
@@ -192,11 +198,39 @@ def recognise(
 ) -> Recognised:
     """Looks up every row's key once. `weights` by key row, 0: not shown, so `entry`."""
     known = Recognised.empty(len(names)) if into is None else into
-    rows, *facts = known
-    find_keys(table, names, rows)
-    word = np.uint64(window % 2**64)
-    describe_rows(names.reshape(-1), word, rows, weights, entry, *facts)
+    _recognise(table, names, window, weights, entry, known, np.empty(0, np.int32))
     return known
+
+
+def recognise_some(
+    table: KeyTable,
+    names: UInt64[Array, "rows 2"],
+    entry: tuple[int, int],
+    weights: UInt8[Array, " keys"],
+    into: tuple[Recognised, Int32[Array, " rows"]],
+) -> Int32[Array, " missing"]:
+    """As `recognise`; returns which rows have keys never seen.
+
+    `entry`: window and first weight; `into`: room for both.
+    """
+    known, missing = into
+    window, weight = entry
+    none = _recognise(table, names, window, weights, weight, known, missing)
+    return missing[:none]
+
+
+def _recognise(  # noqa: PLR0913 (what one compiled loop takes)
+    table: KeyTable,
+    names: Array,
+    window: int,
+    weights: Array,
+    entry: int,
+    known: Recognised,
+    missing: Array,
+) -> int:
+    own, word = table.names.reshape(-1), np.uint64(window % 2**64)
+    flat = names.reshape(-1)
+    return int(find_names(flat, table.slots, own, word, weights, entry, *known, missing))
 
 
 def add_rows(

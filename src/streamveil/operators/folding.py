@@ -22,7 +22,7 @@ from streamveil.operators.aggregate import (
     add_counts,
     add_rows,
     enter,
-    recognise,
+    recognise_some,
 )
 from streamveil.operators.bounding import Passed, UnitRows
 from streamveil.operators.distinct import recall, see
@@ -69,8 +69,9 @@ class Stranger(NamedTuple):
     """Pairs of one window whose keys had to be named, since nothing quicker told their rows."""
 
     window: int
-    places: Array  # among all pairs
-    names: UInt64[Array, "strange 2"]
+    places: Int32[Array, " strange"]  # among all pairs
+    names: UInt64[Array, "some 2"]
+    at: Int32[Array, " strange"]  # among `names`
 
 
 class Kept(NamedTuple):
@@ -101,8 +102,10 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
         state.types = tuple(key(empty).type for key in program.keys)
         if operator.public is not None:  # that they fit is checked before any row counts
             operator.public_keys(state.types, name_key)
-    room = state.scratch.take("unit", batch.rows.num_rows, np.uint64)
+    most = batch.rows.num_rows
+    room = state.scratch.take("unit", most, np.uint64)
     prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key, room)
+    prepared.room = state.scratch.take("names", 2 * most, np.uint64)
     count(prepared.turned, batch.rejected)
     every = state.scratch.count(len(prepared.unit))
     rows, windows, turned = assign(operator.schedule, prepared.event_us, batch.step, every)
@@ -169,19 +172,20 @@ def recognised(
         table, lookup = state.windows[window].table, weighed(operator, state, window)
         some = known if isinstance(mine, slice) else Recognised.empty(len(mine))
         here = asked[mine]
+        missing = state.scratch.take("missing", len(here), np.int32)
         if asked.ndim == 1:
-            missing = state.scratch.take("missing", len(here), np.int32)
-            told = lookup.find(table, here, (window, entry), name_key, (some, missing))
+            into = some, missing
+            places, names = lookup.find(table, here, (window, entry), name_key, into)
+            at = np.arange(len(places), dtype=np.int32)
         else:
-            recognise(table, here, window, lookup.weights, entry, some)
-            missing = np.flatnonzero(some.rows < 0)
-            told = missing, here[missing]
-        places, names = told
+            into = some, missing if isinstance(mine, slice) else missing.copy()
+            places = at = recognise_some(table, here, (window, entry), lookup.weights, into)
+            names = here
         if not isinstance(mine, slice):
-            places = mine[places]
+            places = mine[places].astype(np.int32)
             for column, values in zip(known, some, strict=True):
                 column[mine] = values
-        strangers.append(Stranger(window, places, names))
+        strangers.append(Stranger(window, places, names, at))
     return in_rounds(operator, state, known, asked, windows), strangers
 
 
@@ -199,7 +203,7 @@ def remember(state: State, asked: Array, known: Recognised, strangers: list[Stra
     """Lets integers that were named, and have rows by now, be found by value."""
     if asked.ndim > 1:
         return
-    for window, places, _ in strangers:
+    for window, places, *_ in strangers:
         if len(places):
             table, rows = state.windows[window].table, known.rows[places]
             state.lookups[window].keep(table, asked[places], rows, known.group[places])
@@ -252,16 +256,15 @@ def enter_keys(
     """Gives a row to every key met for the first time; completes the rows of accepted pairs."""
     accepted, rows = found
     made: list[tuple[int, Array, pa.Array]] = []
-    for window, places, names in strangers:
+    for window, places, names, at in strangers:
         table = state.windows[window].table
-        start, mine = table.keys, rows[places]
-        fresh = enter(table, names, accepted[places], mine)
-        rows[places] = mine
+        start = table.keys
+        fresh = enter(table, names, accepted, rows, (places, at))
         if len(fresh):
             source = pa.array(pairs.rows[places[fresh]])
             encoded = encode_keys([key.take(source) for key in prepared.keys], len(fresh))
             table.name_keys(start, encoded)
-            made.append((window, names[fresh], encoded))
+            made.append((window, names[at[fresh]], encoded))
     data, ends = cells_of([encoded for _, _, encoded in made])
     sizes = [len(new) for _, new, _ in made]
     return {

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from streamveil.operators.siphash import siphash_many
+from streamveil.operators.siphash import Offsets, siphash_many
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 PIECE = 8_192  # integers enciphered at a time
@@ -45,12 +45,16 @@ def name_columns(columns: list[pa.Array], key: bytes) -> UInt64[Array, "rows 2"]
     return siphash_many(joined.view(np.uint8).reshape(-1), offsets, *secret_words(key, b"join"))
 
 
-def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "rows 2"]:
-    """The 128-bit names of one column; equal values at one place have equal names."""
+def name_column(
+    column: pa.Array, key: bytes, place: int = 0, into: UInt64[Array, " words"] | None = None
+) -> UInt64[Array, "rows 2"]:
+    """The 128-bit names of one column; equal values at one place have equal names.
+
+    Those of text are written `into` an array of two words a row, if given.
+    """
     kind = column.type
     if is_text(kind):
-        data, offsets = text_buffers(column)
-        names = siphash_many(data, offsets, *secret_words(key, b"text%d" % place))
+        names = siphash_many(*stored(column), *secret_words(key, b"text%d" % place), into=into)
     else:
         names = encipher(as_integers(column), key, place)
     if column.null_count:
@@ -63,11 +67,12 @@ def name_column(column: pa.Array, key: bytes, place: int = 0) -> UInt64[Array, "
 def first_words(
     column: pa.Array, key: bytes, into: UInt64[Array, " rows"] | None = None
 ) -> UInt64[Array, " rows"]:
-    """The first 64 bits of the names of one column; of integers, `into` an array if given."""
+    """The first 64 bits of the names of one column; `into` an array if given and none is null."""
     if column.null_count:
         return np.ascontiguousarray(name_column(column, key)[:, 0])
     if is_text(column.type):
-        return siphash_many(*text_buffers(column), *secret_words(key, b"text0"), halves=1)[:, 0]
+        secret = secret_words(key, b"text0")
+        return siphash_many(*stored(column), *secret, halves=1, into=into)[:, 0]
     values = as_integers(column)
     words = np.empty(len(values), np.uint64) if into is None else into
     for start, names in _pieces(values, key, 0):
@@ -127,22 +132,43 @@ def _zero(kind: pa.DataType) -> Any:
 
 def text_buffers(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Int64[Array, " rows_plus_1"]]:
     """The bytes and the offsets of a string-like column, without copying the bytes if possible."""
-    kind = column.type
-    if pa.types.is_decimal(kind):
+    data, offsets = stored(column)
+    return data, offsets.astype(np.int64, copy=False)
+
+
+def stored(column: pa.Array) -> tuple[UInt8[Array, " bytes"], Offsets]:
+    """As `text_buffers`, with the offsets as wide as they are stored: of 32 or of 64 bits.
+
+    >>> data, offsets = stored(pa.array(["to", None, "be"]).slice(1))
+    >>> bytes(data[offsets[1] : offsets[2]]), offsets.dtype
+    (b'be', dtype('int32'))
+    """
+    if pa.types.is_decimal(column.type):
         column = column.cast(pa.string())
-    if not pa.types.is_large_binary(column.type):
-        column = (
-            column.cast(pa.large_binary())
-            if not pa.types.is_string(column.type)
-            else (column.cast(pa.large_string()).cast(pa.large_binary()))
-        )
+    if not is_plain_text(column.type):
+        column = column.cast(pa.large_binary())
     if column.null_count:
-        column = pc.fill_null(column, b"")
+        column = pc.fill_null(column, pa.scalar(b"", pa.binary()).cast(column.type))
+    wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    kind: type = np.int64 if wide else np.int32
     _, offsets, data = column.buffers()
-    places = np.frombuffer(offsets, np.int64, len(column) + 1, column.offset * 8)
+    if not len(column):
+        return np.zeros(1, np.uint8), np.zeros(1, kind)
+    start = column.offset * np.dtype(kind).itemsize
+    places: Array = np.frombuffer(offsets, kind, len(column) + 1, start)
     if data is None or data.size == 0:
         return np.zeros(1, np.uint8), places
     return np.frombuffer(data, np.uint8), places
+
+
+def is_plain_text(kind: pa.DataType) -> bool:
+    """Whether values lie one after the other, with offsets."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
 
 
 def encipher(values: Int64[Array, " rows"], key: bytes, place: int) -> UInt64[Array, "rows 2"]:

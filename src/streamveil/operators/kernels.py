@@ -67,57 +67,91 @@ def peek_rows(
 
 
 @njit(cache=True)
-def describe_rows(  # noqa: PLR0913 (one loop over structure-of-arrays state)
+def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
+    t_slots: UInt64[Array, " slots"],
+    t_names: UInt64[Array, " key_words"],
     window: np.uint64,
-    found: Int32[Array, " rows"],
     weights: UInt8[Array, " keys"],
     entry: int,
+    found: Int32[Array, " rows"],
     weight: UInt8[Array, " rows"],
     hidden: Bool[Array, " rows"],
     group: UInt16[Array, " rows"],
-) -> None:
-    """All that the unit stage must know of the keys of one window: see `aggregate.Recognised`.
+    missing: Int32[Array, " rows_or_none"],
+) -> int:
+    """`peek_rows`, and all that the unit stage must know of keys: see `aggregate.Recognised`.
 
-    `weights` by key row, 0 where the key is not shown.
+    `weights` by key row, 0 where the key is not shown. Returns how many rows are `missing`, which
+    lists them if there is room for it.
     """
-    shift = window * MIX
-    for i in range(len(found)):
-        shown = weights[found[i]] if found[i] >= 0 else np.uint8(0)
+    wide, shift = np.uint64(len(t_slots)), window * MIX
+    n, none, lists = len(found), 0, len(missing) > 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(t_slots, home(names[2 * (i + AHEAD)], wide))
+        if i + SOON < n:
+            word = t_slots[home(names[2 * (i + SOON)], wide)]
+            prefetch(t_names, 2 * np.int64(word & LOW_HALF) - 2)
+        low, high = names[2 * i], names[2 * i + 1]
+        slot = np.uint64(home(low, wide))
+        row, word = np.uint64(0), t_slots[slot]
+        while word != 0:
+            row = word & LOW_HALF
+            if (word >> WORD) == (low & LOW_HALF) and (
+                t_names[TWO * row - TWO] == low and t_names[TWO * row - ONE] == high
+            ):
+                break
+            row = np.uint64(0)
+            slot += ONE
+            if slot == wide:
+                slot = np.uint64(0)
+            word = t_slots[slot]
+        shown = weights[row - ONE] if row != 0 else np.uint8(0)
+        found[i] = np.int64(row) - 1
         hidden[i] = shown == 0
         weight[i] = shown if shown > 0 else entry
-        word = names[2 * i + 1] + shift
-        word = (word ^ (word >> WORD)) * MIX
-        group[i] = word >> np.uint64(48)
+        mixed = high + shift
+        mixed = (mixed ^ (mixed >> WORD)) * MIX
+        group[i] = mixed >> np.uint64(48)
+        if lists:
+            missing[none] = i
+        none += int(row == 0)
+    return none
 
 
 @njit(cache=True)
 def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
-    missing: Int64[Array, " some"],
-    at: int,
+    at: Int32[Array, " some"],
+    places: Int32[Array, " some"],
+    start: int,
+    accepted: Bool[Array, " rows"],
+    found: Int32[Array, " rows"],
     t_slots: UInt64[Array, " slots"],
     t_names: UInt64[Array, " key_words"],
     meta: Int64[Array, " 2"],
-    found: Int32[Array, " rows"],
-    source: Int64[Array, " rows"],
+    source: Int32[Array, " some"],
 ) -> tuple[int, int]:
-    """The key row of missing names, new ones being appended; stops where something grows.
+    """The key row of rows at `places` that are accepted and lack one, new keys being appended.
 
-    `meta` holds the keys there are; source[k] becomes the batch row that brought new key k.
+    at[k] tells the name of row places[k]. Stops where something grows. `meta` holds the keys there
+    are and how many are new; source[j] becomes the k that brought new key j.
     """
     capacity = len(t_slots)
     wide = np.uint64(capacity)
     most = np.int64(LOAD * capacity)
-    n = len(missing)
-    for place in range(at, n):
-        if place + AHEAD < n:
-            prefetch(t_slots, home(names[2 * missing[place + AHEAD]], wide))
-        if place + SOON < n:
-            word = t_slots[home(names[2 * missing[place + SOON]], wide)]
+    n = len(places)
+    for k in range(start, n):
+        if k + AHEAD < n:
+            prefetch(t_slots, home(names[2 * at[k + AHEAD]], wide))
+        if k + SOON < n:
+            word = t_slots[home(names[2 * at[k + SOON]], wide)]
             prefetch(t_names, 2 * np.int64(word & LOW_HALF) - 2)
-        i = missing[place]
-        low, high = names[2 * i], names[2 * i + 1]
+        i = places[k]
+        if not accepted[i] or found[i] >= 0:
+            continue
+        low, high = names[2 * at[k]], names[2 * at[k] + 1]
         slot, probes = home(low, wide), 0
         row = np.int64(-1)
         while t_slots[slot] != 0:
@@ -134,13 +168,13 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
         if row < 0:
             row = meta[0]
             if row >= most or probes > MOST_PROBES:
-                return place, GROW_TABLE
+                return k, GROW_TABLE
             if 2 * row >= len(t_names):
-                return place, GROW_POOL
+                return k, GROW_POOL
             t_names[2 * row] = low
             t_names[2 * row + 1] = high
             t_slots[slot] = (low << WORD) | np.uint64(row + 1)
-            source[meta[1]] = i
+            source[meta[1]] = k
             meta[0] += 1
             meta[1] += 1
         found[i] = row
@@ -189,7 +223,7 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     group: UInt16[Array, " rows"],
     missing: Int32[Array, " rows"],
 ) -> int:
-    """`peek_rows` and `describe_rows` for keys that are integers; returns how many are `missing`.
+    """`find_names` for keys that are integers; returns how many are `missing`.
 
     A slot is two words: a value; its group above the number of its row plus one (0: free).
     """

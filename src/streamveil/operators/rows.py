@@ -99,11 +99,12 @@ class Prepared:
     values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
+    room: UInt64[Array, " words"] | None = None  # for the names
 
     @cached_property
     def names(self) -> UInt64[Array, "rows 2"]:
         """128-bit names of the keys."""
-        return names_of(self.keys, len(self.unit), self.name_key)
+        return names_of(self.keys, len(self.unit), self.name_key, self.room)
 
     @cached_property
     def plain(self) -> Int64[Array, " rows"] | None:
@@ -186,12 +187,19 @@ def fingerprints(
     return words
 
 
-def names_of(keys: list[pa.Array], rows: int, key: bytes) -> UInt64[Array, "rows 2"]:
-    """128-bit keyed names of keys; without key columns all rows share one."""
+def names_of(
+    keys: list[pa.Array], rows: int, key: bytes, into: UInt64[Array, " words"] | None = None
+) -> UInt64[Array, "rows 2"]:
+    """128-bit keyed names of keys; without key columns all rows share one.
+
+    One column of text is named `into` an array if given, of two words a row or more.
+    """
     if not keys:
         return np.repeat(name_column(pa.array([0]), key), rows, axis=0)
     for column in keys:
         _check(column.type, "a key column")
+    if into is not None and len(keys) == 1:
+        return name_column(keys[0], key, into=into[: 2 * rows])
     return name_columns(keys, key)
 
 
