@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -24,7 +25,7 @@ from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.base import Sink, declared_schema
 from streamveil.connectors.rate import RateSource
 from streamveil.engines import sketched
-from streamveil.engines.spark import stages, tasks
+from streamveil.engines.spark import replicas, stages, tasks
 from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.moving import total
@@ -57,6 +58,7 @@ from streamveil.runtime.spark_state import (
 
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
+PATIENCE = 10.0  # seconds for executors to clean up; a cluster that is gone does not answer
 CONF = {  # of the job's own Spark session; the user's stays as it is
     "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16",  # cells are pieces of many rows
@@ -94,14 +96,14 @@ class SparkJob:
         except BaseException:
             self.lock.close()
             raise
-        self.mark = self.home.mark
+        self.mark, self.ran = self.home.mark, False
         self.out: SimpleQueue[Release] = SimpleQueue()
         self.failure: Exception | None = None
         self.started, self.rows, self.published = time.perf_counter(), 0, 0
 
     def __iter__(self) -> Iterator[Release]:
         """Runs to the end of what is there, or of a live schedule; gives releases as they come."""
-        session = self.session.newSession()
+        session, self.ran = self.session.newSession(), True
         for name, value in CONF.items():
             session.conf.set(name, value)
         at_most = self.layout.tasks or 2 * session.sparkContext.defaultParallelism
@@ -133,10 +135,14 @@ class SparkJob:
         self.close()
 
     def close(self) -> None:
-        """Lets another process have the state."""
+        """Lets another process have the state, and executors the room of its replicas."""
         if self.sink is not None:
             self.sink.close()
         self.lock.close()
+        if self.ran:
+            self.ran, cleaner = False, Thread(target=self._forget_replicas, daemon=True)
+            cleaner.start()
+            cleaner.join(PATIENCE)
 
     @property
     def committed(self) -> int:
@@ -151,6 +157,18 @@ class SparkJob:
         )
 
     # ---- running
+
+    def _forget_replicas(self) -> None:
+        """Deletes replicas where tasks can reach them; others go a day after their last use."""
+        job = self.shards.job
+
+        def task(_: Iterator[int]) -> None:
+            replicas.forget(job)
+
+        with suppress(Exception):  # a session that was stopped took them along
+            context = self.session.sparkContext
+            count = context.defaultParallelism
+            context.parallelize(range(count), count).foreachPartition(task)
 
     def _options(self) -> dict[str, str]:
         source = self.plan.source
@@ -227,7 +245,9 @@ class SparkJob:
             self.out.put(release)
             self.published += 1
         rejected = total([self.mark.rejected, report["turned"]])
-        mark = Mark(step=step, rows=self.mark.rows + report["rows"], rejected=rejected)
+        mark = Mark(
+            step=step, rows=self.mark.rows + report["rows"], rejected=rejected, tags=report["tags"]
+        )
         self.home.commit(mark)
         self.mark = mark
         self.shards.tidy(step - 1)

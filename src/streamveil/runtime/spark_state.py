@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamveil.engines.spark.shards import Shards
+from streamveil.engines.spark.shards import Shards, share_of
 from streamveil.errors import PlanError, StoreError
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
@@ -25,7 +25,7 @@ from streamveil.runtime.keys import Keys, check
 from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 3
+VERSION = 4
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")
@@ -122,6 +122,7 @@ class Mark:
     step: int = 0
     rows: int = 0
     rejected: dict[str, int] = field(default_factory=dict)  # operator-only
+    tags: int = 0  # stands for the shards of that step
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ class Home:
                 "the secret is not the one this state was created with.\n"
                 "  to fix  give that secret; other noise on the same data would reveal it"
             )
+        if header.storage is not None:
+            self._require_owned(Shards(header.storage, header.epoch), header)
         return header, secret
 
     def _create(self, made: Made, layout: Layout, keys: Keys) -> Header:
@@ -173,11 +176,13 @@ class Home:
                 f"the state directory '{self.path.name}' has lost its '{HEADER}', and with it the"
                 " epoch of its noise.\n  to fix  restore it, or start in an empty directory"
             )
-        if layout.storage and Shards(layout.storage).started():
-            raise StoreError(
-                "the storage already holds the shards of another state.\n"
-                "  to fix  give each state a storage of its own"
-            )
+        if layout.storage:
+            storage = Shards(layout.storage)
+            if storage.started() or storage.owner() is not None:
+                raise StoreError(
+                    "the storage already holds the shards of another state.\n"
+                    "  to fix  give each state a storage of its own"
+                )
         place = place_of(keys, self.path)
         if place == f"file:{self.path / secrets.SECRET}":
             fresh = not (self.path / secrets.SECRET).exists()
@@ -190,6 +195,18 @@ class Home:
         )  # fmt: skip
         self._write(header)
         return header
+
+    def _require_owned(self, shards: Shards, header: Header) -> None:
+        """Claims the storage for a new state; later it must still be this state's."""
+        if not header.ready:
+            shards.claim()
+        elif shards.owner() is None:
+            raise missing("storage")
+        elif shards.owner() != header.epoch:
+            raise StoreError(
+                "the storage belongs to another state.\n"
+                "  to fix  restore state and storage from backups of one moment"
+            )
 
     def _require_same(self, header: Header, made: Made, layout: Layout) -> None:
         if header.fingerprint != made.fingerprint:
@@ -234,19 +251,39 @@ class Home:
         durable(self.path / HEADER, json.dumps(asdict(header), indent=2))
 
     def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
-        """Refuses to go on when a part is missing. `kept`: the number of shards of each stage."""
+        """Refuses to go on when a part is missing or of another moment.
+
+        `kept`: the number of shards of each stage.
+        """
         offsets, committed = self.path / CHECKPOINT / "offsets", self.mark.step
         if not committed:
             if shards.started() and not offsets.exists():
                 raise missing("checkpoint")
             if offsets.exists() and self.logged() > 1:
                 raise missing("mark of committed steps")
-            return
-        if not offsets.exists() or self.logged() < committed:
+        elif not offsets.exists() or self.logged() < committed:
             raise missing("checkpoint")
+        else:
+            self._require_published(shards, kept)
+        if shards.newest() > (self.logged() if offsets.exists() else 0):
+            raise StoreError(
+                "the shards are ahead of this state: another job went on with them.\n"
+                "  to fix  restore state and storage from backups of one moment"
+            )
+
+    def _require_published(self, shards: Shards, kept: dict[str, int]) -> None:
+        """The shards must be those that the last committed step left."""
+        found = 0
         for stage, number in kept.items():
-            if not shards.has(stage, committed, number):
-                raise missing("shards' state")
+            for shard, tag in enumerate(shards.tags(stage, self.mark.step, number)):
+                if tag is None:
+                    raise missing("shards' state")
+                found += share_of(stage, shard, tag)
+        if found != self.mark.tags:
+            raise StoreError(
+                f"the shards of step {self.mark.step} are not those that were published.\n"
+                "  to fix  restore the directory from a backup of one moment"
+            )
 
 
 def place_of(keys: Keys, home: Path) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
-from streamveil.engines.spark import chains, replicas
+from streamveil.engines.spark import chains, replicas, storage
 from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.replicas import Replica, Stamp
 from streamveil.engines.spark.shards import BASE, DELTA, Shards
@@ -201,8 +203,122 @@ def test_versions_of_two_states_are_never_mixed(tmp_path, alone):
     advance(two, 1, 3)
     name = "key/00000/00000002.delta"
     (tmp_path / "one" / name).write_bytes((tmp_path / "two" / name).read_bytes())
-    with pytest.raises(StoreError, match="does not follow"):
+    with pytest.raises(StoreError, match="belongs to another state"):
         one.open(3)
+
+
+def test_a_base_of_another_state_is_refused(tmp_path, alone):
+    one, two = chain(tmp_path / "one", origin="a"), chain(tmp_path / "two", origin="b")
+    advance(one, 1, 30)
+    advance(two, 1, 30)
+    name = max(path.name for path in (tmp_path / "two" / "key" / "00000").glob("*.base"))
+    shutil.copy(tmp_path / "two/key/00000" / name, tmp_path / "one/key/00000" / name)
+    with pytest.raises(StoreError, match="belongs to another state"):
+        one.open(30)
+
+
+def test_a_base_of_another_history_of_one_state_is_refused(tmp_path, alone):
+    one, two = chain(tmp_path / "one"), chain(tmp_path / "two")
+    advance(one, 1, 30)
+    with two.open(0) as held:
+        other = {"at": np.array([7]), "more": np.array([7])}
+        held.state.add(other, 1)
+        held.commit(other)
+    advance(two, 2, 30)
+    folder = tmp_path / "one/key/00000"
+    name = max(path.name for path in folder.glob("*.base"))
+    shutil.copy(tmp_path / "two/key/00000" / name, folder / name)
+    with pytest.raises(StoreError, match="does not follow"):
+        one.open(30)
+
+
+def test_a_file_in_the_place_of_another_shard_is_refused(tmp_path, alone):
+    advance(chain(tmp_path, shard=0), 1, 2)
+    advance(chain(tmp_path, shard=1), 1, 2)
+    name = "00000001.delta"
+    shutil.copy(tmp_path / "key" / "00001" / name, tmp_path / "key" / "00000" / name)
+    with pytest.raises(StoreError, match="belongs to another state"):
+        chain(tmp_path, shard=0).open(2)
+
+
+def test_a_version_is_written_once(tmp_path, local):
+    made = chain(tmp_path)
+    advance(made, 1, 70)
+    files = sorted((tmp_path / "key" / "00000").glob("*.*"))
+    assert {path.suffix for path in files} == {".base", ".delta"}
+    before = [(path.stat().st_ino, path.read_bytes()) for path in files]
+    for step in range(60, 71):
+        advance(made, step, step)
+    assert [(path.stat().st_ino, path.read_bytes()) for path in files] == before
+    with made.open(69) as held:
+        held.state.sums[3] += 1
+        with pytest.raises(StoreError, match="over other rows"):
+            held.commit({"at": np.array([3]), "more": np.array([1])})
+    assert [(path.stat().st_ino, path.read_bytes()) for path in files] == before
+
+
+@pytest.mark.parametrize("left", [0, 20, -8])
+def test_what_a_stopped_writer_left_is_replaced(left, tmp_path, alone):
+    made = chain(tmp_path)
+    advance(made, 1, 3)
+    path = tmp_path / "key" / "00000" / "00000003.delta"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    advance(made, 3, 3)
+    assert path.read_bytes() == whole
+
+
+def test_of_two_that_write_at_once_one_is_told(tmp_path):
+    system, path = storage.opened(str(tmp_path))[0], str(tmp_path / "a" / "x.base")
+    assert storage.create(system, path, [memoryview(b"one")])
+    assert not storage.create(system, path, [memoryview(b"two")])
+    assert (tmp_path / "a" / "x.base").read_bytes() == b"one"
+    assert len(list((tmp_path / "a").iterdir())) == 1
+
+
+def test_without_links_a_file_is_still_whole(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("os.link", refuse)
+    test_of_two_that_write_at_once_one_is_told(tmp_path)
+
+
+def test_names_are_synced_with_their_folders(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(storage, "sync", lambda folder: synced.append(folder.name))
+    root = tmp_path / "r"
+    advance(chain(root), 1, 1)
+    assert synced == [tmp_path.name, "r", "key", "00000"]
+
+
+def test_files_of_others_and_files_already_gone_stop_nothing(tmp_path, local, monkeypatch):
+    made, shards = chain(tmp_path), Shards(str(tmp_path), "a")
+    advance(made, 1, 70)
+    folder = tmp_path / "key" / "00000"
+    strange = [
+        folder / ".nfs0001",
+        folder / ".DS_Store",
+        folder / "x.base",
+        folder.parent / "1.base",
+    ]
+    for path in strange:
+        path.write_bytes(b"x")
+    listed = Shards._files
+
+    def raced(found, where):
+        for file in listed(found, where):
+            if file.version == 2:
+                (folder / "00000002.delta").unlink(missing_ok=True)
+            yield file
+
+    monkeypatch.setattr(Shards, "_files", raced)
+    shards.tidy(70)
+    assert all(path.exists() for path in strange)
+    assert not (folder / "00000003.delta").exists()
+    assert shards.newest() == 70
+    monkeypatch.delenv(replicas.FOLDERS)
+    assert_holds(made, 70)
 
 
 def test_a_missing_or_damaged_delta_is_refused(tmp_path, alone):
@@ -280,6 +396,67 @@ def test_a_replica_needs_room_on_the_disk(tmp_path, local, monkeypatch):
     advance(made, 1, 3)
     assert not list(local.glob("*.json"))
     assert_holds(made, 3)
+
+
+def test_a_disk_that_is_full_or_cannot_be_written_fails_no_task(tmp_path, local, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    made = chain(tmp_path)
+    advance(made, 1, 2)
+    monkeypatch.setattr("os.pwrite", full)
+    advance(made, 3, 4)
+    monkeypatch.undo()
+    monkeypatch.setenv(replicas.FOLDERS, f"{tmp_path}/other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "streamveil").write_text("no folder")
+    advance(made, 5, 6)
+    assert_holds(made, 6)
+
+
+def test_replicas_unused_for_a_day_go_also_those_of_executors_that_were_killed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(replicas, "SWEPT", {})
+    folders = [tmp_path / f"blockmgr-{name}" for name in "abc"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        monkeypatch.setenv(replicas.FOLDERS, str(folder))
+        advance(chain(tmp_path, shard=number), 1, 1)
+    for lock in tmp_path.glob("blockmgr-[ab]/streamveil/*.lock"):
+        os.utime(lock, (1, 1))
+    used = replicas.Replica._locked(
+        next(tmp_path.glob("blockmgr-b/streamveil/*.lock")).with_suffix("")
+    )
+    os.utime(used.path.with_suffix(".lock"), (1, 1))
+    monkeypatch.setattr(replicas, "SWEPT", {})
+    advance(chain(tmp_path, shard=9), 1, 1)
+    assert not list(tmp_path.glob("blockmgr-a/streamveil/*"))
+    assert len(list(tmp_path.glob("blockmgr-b/streamveil/*"))) == 3
+    assert len(list(tmp_path.glob("blockmgr-c/streamveil/*"))) == 6
+    used.close()
+
+
+def test_a_job_that_ends_takes_its_replicas_along_and_no_other(tmp_path, local):
+    mine, other = chain(tmp_path, origin="a"), chain(tmp_path / "other", origin="b")
+    advance(mine, 1, 2)
+    advance(other, 1, 2)
+    replicas.forget(mine.shards.job)
+    assert {path.name.split("-")[0] for path in local.iterdir()} == {other.shards.job}
+    assert_holds(mine, 2)
+
+
+def test_a_lock_whose_file_was_deleted_is_none(tmp_path, local, monkeypatch):
+    made, flock = chain(tmp_path), replicas.fcntl.flock
+    advance(made, 1, 1)
+
+    def deleted(lock, how):
+        flock(lock, how)
+        next(local.glob("*.lock")).unlink()
+
+    monkeypatch.setattr(replicas.fcntl, "flock", deleted)
+    with made.open(1) as held:
+        assert held.replica is None
 
 
 def test_replicas_can_be_forbidden(tmp_path, local, monkeypatch):

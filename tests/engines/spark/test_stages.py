@@ -204,15 +204,14 @@ def test_other_formats_are_refused(tmp_path):
 def test_shard_versions_are_written_whole_dropped_and_missed(tmp_path):
     shards = Shards(str(tmp_path))
     assert shards.read("key", 0, 0) is None
-    shards.write("key", 0, 1, {"a": np.arange(3)})
-    shards.write("key", 0, 1, {"a": np.arange(3)})
-    assert shards.read("key", 0, 1)["a"].tolist() == [0, 1, 2]
+    shards.write("key", 0, 1, 5, {"a": np.arange(3)})
+    shards.write("key", 0, 1, 5, {"a": np.arange(3)})
+    assert shards.read("key", 0, 1).arrays["a"].tolist() == [0, 1, 2]
     assert not list(tmp_path.rglob("*.partial"))
-    assert shards.has("key", 1, 1)
-    assert not shards.has("key", 1, 2)
-    shards.write("key", 0, 2, {"a": np.arange(3)})
+    assert shards.tags("key", 1, 2) == [5, None]
+    shards.write("key", 0, 2, 6, {"a": np.arange(3)})
     shards.tidy(1)
-    assert shards.has("key", 1, 1)
+    assert shards.tags("key", 1, 1) == [5]
     shards.tidy(2)
     with pytest.raises(StoreError, match="missing"):
         shards.read("key", 0, 1)
@@ -220,7 +219,7 @@ def test_shard_versions_are_written_whole_dropped_and_missed(tmp_path):
 
 def test_a_damaged_shard_is_refused(tmp_path):
     shards = Shards(str(tmp_path))
-    shards.write("key", 0, 1, {"a": np.arange(300)})
+    shards.write("key", 0, 1, 5, {"a": np.arange(300)})
     path = next(tmp_path.rglob("*.base"))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(StoreError, match="damaged"):
@@ -229,8 +228,8 @@ def test_a_damaged_shard_is_refused(tmp_path):
 
 def test_shards_live_behind_a_uri_too(tmp_path):
     shards = Shards(f"file://{tmp_path}")
-    shards.write("unit", 3, 7, {"a": np.arange(3)})
-    assert Shards(str(tmp_path)).read("unit", 3, 7)["a"].tolist() == [0, 1, 2]
+    shards.write("unit", 3, 7, 5, {"a": np.arange(3)})
+    assert Shards(str(tmp_path)).read("unit", 3, 7).arrays["a"].tolist() == [0, 1, 2]
 
 
 def test_shards_live_in_file_systems_of_fsspec(tmp_path):
@@ -238,9 +237,16 @@ def test_shards_live_in_file_systems_of_fsspec(tmp_path):
     shards = Shards("memory://bucket/state")
     assert not shards.started()
     for version in (1, 2):
-        shards.write("unit", 0, version, {"a": np.arange(3) + version})
-    assert Shards("memory://bucket/state").read("unit", 0, 2)["a"].tolist() == [2, 3, 4]
-    assert shards.has("unit", 2, 1)
+        shards.write("unit", 0, version, version, {"a": np.arange(3) + version})
+        shards.write("unit", 0, version, version, {"a": np.arange(3) + version})
+    assert Shards("memory://bucket/state").read("unit", 0, 2).arrays["a"].tolist() == [2, 3, 4]
+    with pytest.raises(StoreError, match="over other rows"):
+        shards.write("unit", 0, 2, 7, {"a": np.arange(3)})
+    assert shards.tags("unit", 2, 1) == [2]
+    shards.claim()
+    with pytest.raises(StoreError, match="another state"):
+        Shards("memory://bucket/state", "other").claim()
+    assert shards.newest() == 2
     assert shards.started()
     shards.tidy(2)
     with pytest.raises(StoreError, match="missing"):
@@ -249,4 +255,4 @@ def test_shards_live_in_file_systems_of_fsspec(tmp_path):
 
 def test_an_unknown_file_system_is_named(tmp_path):
     with pytest.raises(StoreError, match="nosuch://"):
-        Shards("nosuch://bucket").write("unit", 0, 1, {"a": np.arange(3)})
+        Shards("nosuch://bucket").write("unit", 0, 1, 5, {"a": np.arange(3)})

@@ -8,18 +8,18 @@ Between steps the state stays in the executor's replica, so it is read only wher
 Every delta names the tag of the version before it, and its own tag is the checksum of all that. So
 a tag stands for a whole history: a replica, a base or a delta that belongs to another one (a
 directory restored half, another state in the same place) is never mixed in. Deltas are functions of
-the history alone, so tasks that run twice write equal ones; bases may differ in layout, never in
-meaning, and carry the tag of the delta beside them.
+the history and the step's rows alone, so tasks that run twice make equal ones, and whoever makes
+another is refused (`shards`); bases may differ in layout, never in meaning, and carry the tag of
+the delta beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from streamveil.engines.spark.replicas import Replica, Stamp
-from streamveil.engines.spark.shards import BASE, DELTA, Shards
+from streamveil.engines.spark.shards import BASE, DELTA, Shards, share_of
 from streamveil.errors import StoreError
 from streamveil.operators.protocol import State
 from streamveil.types import Array
@@ -57,8 +57,7 @@ class Chain:
 
     @property
     def _name(self) -> str:
-        job = blake2b(f"{self.shards.root}|{self.shards.origin}".encode(), digest_size=8)
-        return f"{job.hexdigest()}-{self.stage}-{self.shard}"
+        return f"{self.shards.job}-{self.stage}-{self.shard}"
 
     def _caught_up(
         self, stamp: Stamp, arrays: dict[str, Array], version: int
@@ -75,24 +74,30 @@ class Chain:
 
     def _rebuilt(self, version: int) -> tuple[State, Stamp]:
         """From storage alone."""
-        base = self.shards.newest_base(self.stage, self.shard, version)
+        place = self.stage, self.shard
+        base = self.shards.newest_base(*place, version)
         if not base:
             return self._played(self.load(None), Stamp(0, self.shards.start, 0, 0), version)
-        part = self.shards.get(self.stage, self.shard, base, BASE)
-        return self._played(self.load(part.arrays), Stamp(base, part.facts["tag"], 0, 0), version)
+        part = self.shards.get(*place, base, BASE)
+        tag = int(part.facts["tag"])
+        if self.shards.tag(*place, base) != tag:
+            raise self._mixed(base)
+        return self._played(self.load(part.arrays), Stamp(base, tag, 0, 0), version)
 
     def _played(self, state: State, stamp: Stamp, version: int) -> tuple[State, Stamp]:
         for step in range(stamp.version + 1, version + 1):
             part = self.shards.get(self.stage, self.shard, step, DELTA)
             if part.facts["after"] != stamp.tag:
-                raise StoreError(
-                    f"version {step} of shard {self.shard} ({self.stage}) does not follow from the"
-                    " one before it.\n"
-                    "  to fix  restore the directory from a backup of one moment"
-                )
+                raise self._mixed(step)
             self.replay(state, part.arrays, step)
             stamp = Stamp(step, part.tag, stamp.logged + part.size, stamp.links + 1)
         return state, stamp
+
+    def _mixed(self, version: int) -> StoreError:
+        return StoreError(
+            f"version {version} of shard {self.shard} ({self.stage}) does not follow from the one"
+            " before it.\n  to fix  restore the directory from a backup of one moment"
+        )
 
 
 @dataclass
@@ -118,6 +123,11 @@ class Held:
                 self.replica.give(self.stamp, self.arrays)
         finally:
             self.replica.close()
+
+    @property
+    def share(self) -> int:
+        """See `share_of`."""
+        return share_of(self.chain.stage, self.chain.shard, self.stamp.tag)
 
     def commit(self, delta: dict[str, Array]) -> tuple[int, bool]:
         """Writes what one step did, and the whole if it is time: bytes, and whether it was."""

@@ -25,6 +25,14 @@ KINDS = "biuf"  # numbers only: nothing is ever unpickled
 SAMPLE = 64  # items looked at before all of them
 
 
+class Head(NamedTuple):
+    """What the first bytes tell."""
+
+    facts: dict[str, Any]
+    tag: int  # checksum of all
+    size: int  # bytes of all
+
+
 class Stored(NamedTuple):
     """How a column is stored: `items` of `dtype`, to which `least` is added."""
 
@@ -74,6 +82,31 @@ def unpack(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
         columns[name] = widen(Stored(part, least), np.dtype(dtype), shape)
         place += part.nbytes + -part.nbytes % ALIGNMENT
     return head["facts"], columns
+
+
+def tag_of(parts: list[memoryview]) -> int:
+    """The checksum that packed parts begin with."""
+    return int(PREFIX.unpack(parts[0][: PREFIX.size])[1])
+
+
+def head_of(data: bytes) -> Head | None:
+    """What the prefix and the head tell, unchecked; None when they are cut short.
+
+    >>> data = b"".join(pack({"n": 1}, {"a": np.arange(9)}))
+    >>> head_of(data[:150]).facts, head_of(data[:150]).size == len(data), head_of(data[:20])
+    ({'n': 1}, True, None)
+    """
+    size, tag = PREFIX.unpack(data[: PREFIX.size]) if len(data) >= PREFIX.size else (0, 0)
+    text = data[PREFIX.size : PREFIX.size + size]
+    if not size or len(text) < size:
+        return None
+    try:
+        head = json.loads(text)
+        sizes = [items * np.dtype(kept).itemsize for *_, kept, _, items in head["columns"]]
+        whole = PREFIX.size + size + sum(n + -n % ALIGNMENT for n in sizes)
+        return Head(head["facts"], tag, whole)
+    except (ValueError, TypeError, KeyError):
+        raise StoreError("packed columns have no head") from None
 
 
 def narrow(column: Array) -> Stored:

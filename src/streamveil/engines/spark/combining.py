@@ -44,10 +44,15 @@ class Combining:
     def bound_task(self, setup: tasks.Setup, step: int) -> tasks.Task:
         """Raw rows of unit shards to combined rows that count; writes the next versions."""
 
-        def ready(pieces: list[Piece]) -> list[Piece]:
-            return self.combined(setup.operator.open(), pieces, step, setup.keys())
+        def task(batches: tasks.Batches) -> tasks.Batches:
+            operator, noise = setup.operator.open(), setup.keys()
 
-        return tasks.bound_task(setup, step, ready)
+            def ready(pieces: list[Piece]) -> list[Piece]:
+                return self.combined(operator, pieces, step, noise)
+
+            yield from tasks.bound_task(setup, step, ready)(batches)
+
+        return task
 
     def split(self, rows: pa.Table, noise: Noise, shards: int) -> list[Rows]:
         """Whole rows by unit, in order."""

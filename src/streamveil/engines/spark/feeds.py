@@ -20,6 +20,7 @@ from streamveil.engines.spark.splits import (
     Group,
     Split,
     between,
+    changed,
     digest,
     footers,
     last_step,
@@ -27,7 +28,6 @@ from streamveil.engines.spark.splits import (
     plan_step,
     rows_of,
 )
-from streamveil.errors import SourceError
 from streamveil.queries.plan import Clock
 
 Seen = dict[str, Any]  # JSON
@@ -91,16 +91,13 @@ class FilesFeed:
         groups = self._groups(seen)[: seen["groups"]]
         if self.clock.kind == "wall":
             groups = groups[before["groups"] :]
-        return pieces(plan_step(groups, self.clock, step))
+        return pieces(plan_step(groups, self.clock, step, before["groups"]))
 
     def _groups(self, seen: Seen) -> list[Group]:
         """What is there now, which must begin with what was there before."""
         groups = footers(self.source, self.arrival)
         if digest(groups[: seen["groups"]]) != seen["digest"]:
-            raise SourceError(
-                "the files already read changed, or a new one sorts before them.\n"
-                "  to fix  give new files names that sort after the old ones, and keep the old ones"
-            )
+            raise changed()
         return groups
 
 

@@ -52,7 +52,7 @@ def tell(
     if not stages.facts_matter(operator):
         return
     if not stages.facts_last(operator):
-        shards.write(*place, stages.shown_facts(operator, state))
+        shards.write(*place, step.tag, stages.shown_facts(operator, state))
         return
     new = stages.shown_facts(operator, state, before)
     shards.put(*place, DELTA, ({"after": step.after, "tag": step.tag}, new))
@@ -65,8 +65,10 @@ def shown(operator: GroupBy, shards: Shards, number: int, version: int) -> stage
     if not stages.facts_matter(operator):
         return stages.Shown.of(operator, stages.shown_facts(operator, State()))
     if not stages.facts_last(operator):
-        read = [shards.read(STAGE, shard, version) for shard in range(number)]
-        return all_of(operator, [facts for facts in read if facts is not None])
+        found = [shards.read(STAGE, shard, version) for shard in range(number)]
+        read = [part for part in found if part is not None]
+        require_tags(shards, version, [part.facts["tag"] for part in read])
+        return all_of(operator, [part.arrays for part in read])
     name = f"{shards.root}|{shards.origin}|{number}"
     held = KNOWN.pop(name, None)
     if held is None or not caught_up(operator, shards, held, version):
@@ -114,7 +116,14 @@ def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> K
     tags = [parts[s].facts["tag"] if s in parts else shards.start for s in range(number)]
     for shard, base in enumerate(bases):
         tags[shard] = follow(operator, shards, made, (shard, base, tags[shard]), version)
+    require_tags(shards, version, tags)
     return Known(version, tags, made)
+
+
+def require_tags(shards: Shards, version: int, told: list[int]) -> None:
+    """Raises StoreError when what was told is not of the key shards that are there."""
+    if version and shards.tags("key", version, len(told)) != told:
+        raise StoreError(f"what was shown at step {version} belongs to another state")
 
 
 def follow(

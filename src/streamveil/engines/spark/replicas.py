@@ -8,15 +8,20 @@ kernel may write pages out and drop them as it does with any file.
 A replica is never the truth: before it is changed it is made unreadable, and it becomes readable
 again when all is written, together with the version and tag that it then has. Whoever finds none
 reads the storage. Replicas lie in the executor's own local folder, beside its shuffle files, which
-Spark makes anew at every start and removes at the end.
+Spark makes anew at every start and removes at the end. What a killed Spark leaves there, and what a
+long session no longer uses, goes when the next replica is opened: a day after its last use.
+
+They are a cache: a disk that is full, or cannot be written, costs time and fails no task.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import mmap
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +34,11 @@ FOLDERS = "SPARK_LOCAL_DIRS"  # which Spark sets for its Python workers
 WANTED = "STREAMVEIL_REPLICAS"  # 'off': none, for executors whose disks must not hold state
 ALIGNMENT = 64
 SPARE = 0.05  # of the disk stays free
+UNUSED = 86_400  # seconds until a replica goes
+PAUSE = 3600  # seconds between two looks for such
+SWEPT: dict[Path, float] = {}  # when this process looked
+BLOCKS = "blockmgr-"  # begins the name of an executor's local folder
+LOCK = ".lock"
 LOOSE = 64 << 20  # bytes that may lie unused, besides as many as are used
 
 
@@ -52,31 +62,53 @@ class Replica:
     @classmethod
     def of(cls, name: str) -> Replica | None:
         """The replica of a shard, unless another task has it or there is no folder for it."""
-        folder = folder_of(os.environ.get(FOLDERS, ""))
-        if folder is None:
-            return None
-        lock = os.open(folder / f"{name}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        with contextlib.suppress(OSError):
+            folder = folder_of(os.environ.get(FOLDERS, ""))
+            if folder is not None:
+                sweep(folder)
+                return cls._locked(folder / name)
+        return None
+
+    @classmethod
+    def _locked(cls, path: Path) -> Replica | None:
+        place = path.with_name(path.name + LOCK)
+        lock = os.open(place, os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == place.stat().st_ino:  # else it was just deleted
+                os.utime(lock)
+                return cls(path, lock)
         except OSError:
-            os.close(lock)
-            return None
-        return cls(folder / name, lock)
+            pass
+        os.close(lock)
+        return None
 
     def take(self) -> tuple[Stamp, dict[str, Array]] | None:
         """What the replica holds, to be changed in place; from now on nobody else finds it."""
         label = self.path.with_suffix(".json")
         try:
             stamp, layout = json.loads(label.read_text())
+            label.unlink()
+            with self.path.open("r+b") as file:
+                self.whole = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         except (OSError, ValueError):
             return None
-        label.unlink()
-        with self.path.open("r+b") as file:
-            self.whole = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         return Stamp(*stamp), {place.name: place.within(self.whole) for place in places(layout)}
 
     def give(self, stamp: Stamp, arrays: dict[str, Array]) -> None:
         """Makes a state readable: what is mapped stays where it is, all else is copied."""
+        try:
+            self._write(stamp, arrays)
+        except OSError:
+            self.forget()
+
+    def forget(self) -> None:
+        """Deletes the replica; whoever wants the shard reads the storage."""
+        for name in (".json", ".partial", ""):
+            with contextlib.suppress(OSError):
+                self.path.with_name(self.path.name + name).unlink()
+
+    def _write(self, stamp: Stamp, arrays: dict[str, Array]) -> None:
         kept, new = self._sorted(arrays)
         used = sum(place.size for place in kept) + sum(array.nbytes for _, array in new)
         if self.whole is not None and len(self.whole) > 2 * used + LOOSE:
@@ -115,6 +147,16 @@ class Replica:
         """Lets another task have it."""
         self.whole = None
         os.close(self.lock)
+
+    @classmethod
+    def delete(cls, path: Path) -> None:
+        """Deletes a replica with its lock, unless a task has it."""
+        found = cls._locked(path)
+        if found is not None:
+            found.forget()
+            with contextlib.suppress(OSError):
+                path.with_name(path.name + LOCK).unlink()
+            found.close()
 
 
 class Place(NamedTuple):
@@ -186,6 +228,27 @@ def write_at(file: int, start: int, array: Array) -> None:
     while len(data):
         done = os.pwrite(file, data, start)
         data, start = data[done:], start + done
+
+
+def sweep(folder: Path) -> None:
+    """Deletes replicas unused for a day: here, and where executors that were killed had theirs."""
+    now = time.time()  # noqa: TID251  (dates of files)
+    if now < SWEPT.get(folder, 0) + PAUSE:
+        return
+    SWEPT[folder] = now
+    others = folder.parent.parent.glob(f"{BLOCKS}*/{folder.name}")
+    for lock in (lock for place in (folder, *others) for lock in place.glob(f"*{LOCK}")):
+        with contextlib.suppress(OSError):
+            if lock.stat().st_mtime < now - UNUSED:
+                Replica.delete(lock.with_name(lock.name.removesuffix(LOCK)))
+
+
+def forget(job: str) -> None:
+    """Deletes the replicas of a job from this executor."""
+    with contextlib.suppress(OSError):
+        folder = folder_of(os.environ.get(FOLDERS, ""))
+        for lock in folder.glob(f"{job}-*{LOCK}") if folder else ():
+            Replica.delete(lock.with_name(lock.name.removesuffix(LOCK)))
 
 
 def folder_of(local: str) -> Path | None:

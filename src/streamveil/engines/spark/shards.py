@@ -2,33 +2,41 @@
 
 A shard's version is a base, which holds all of it, or a delta, which holds what one step did to the
 version before it, or both. Files are written whole under a name that tells their version, and never
-change: a task that runs twice writes the same deltas, and bases that mean the same. Version i is
+change: a task that runs twice makes the same deltas, and bases that mean the same. Version i is
 read only by step i + 1, and all it is made of is kept until step i + 1 is published, so a replay
 always finds what it read the first time.
+
+Protects: against the same noise on other rows. A delta is a function of the history and of the
+    step's rows, its tag the checksum of both. Whoever makes a version that is already there with
+    another tag has run a step again over other rows, and is refused before anything is published:
+    a step is published only when all of its shards are written. So it does not matter how the rows
+    changed: in their files, by a topic's retention, or for another job on a copy of the state.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
+import re
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from pyarrow import fs
 
-from streamveil.engines.spark.columns import PREFIX, pack, unpack
+from streamveil.engines.spark.columns import PREFIX, Head, head_of, pack, tag_of, unpack
+from streamveil.engines.spark.storage import PARTIAL, create, opened, remove
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
-FORMAT = 3
+FORMAT = 4
 STAGES = ("unit", "key", "public")
-BASE, DELTA, PARTIAL = "base", "delta", "partial"
+BASE, DELTA = "base", "delta"
+OWNER = "owner"  # names the state that the storage belongs to
+NAME = re.compile(rf"(\w+)/(\d+)/(\d+)\.(?:({BASE}|{DELTA})|.+\.{PARTIAL})")
+AT_ONCE = 16  # files looked at
 
 
 class File(NamedTuple):
@@ -62,15 +70,22 @@ class Shards:
         """The tag of version 0, which holds nothing."""
         return zlib.crc32(self.origin.encode())
 
+    @property
+    def job(self) -> str:
+        """A short name of the state, for what lies elsewhere."""
+        return blake2b(f"{self.root}|{self.origin}".encode(), digest_size=8).hexdigest()
+
     # ---- whole versions, for states that are small or change everywhere
 
-    def read(self, stage: str, shard: int, version: int) -> dict[str, Array] | None:
-        """The arrays of a version; None for version 0, which holds nothing."""
-        return self.get(stage, shard, version, BASE).arrays if version else None
+    def read(self, stage: str, shard: int, version: int) -> Part | None:
+        """A version; None for version 0, which holds nothing."""
+        return self.get(stage, shard, version, BASE) if version else None
 
-    def write(self, stage: str, shard: int, version: int, arrays: dict[str, Array]) -> int:
-        """Writes a version whole. Returns its bytes."""
-        return self.put(stage, shard, version, BASE, ({}, arrays)).size
+    def write(
+        self, stage: str, shard: int, version: int, tag: int, arrays: dict[str, Array]
+    ) -> int:
+        """Writes a version whole, with the tag of its history. Returns its bytes."""
+        return self.put(stage, shard, version, BASE, ({"tag": tag}, arrays)).size
 
     # ---- files
 
@@ -92,60 +107,110 @@ class Shards:
             raise StoreError(f"{what} is damaged") from None
         if facts.pop("format", None) != FORMAT:
             raise StoreError("the state was written by another version of streamveil")
-        if facts.pop("version") != version:
-            raise StoreError(f"{what} is damaged")
-        return Part(facts, arrays, PREFIX.unpack(data[: PREFIX.size].data)[1], len(data))
+        if (facts.pop("origin"), facts.pop("place")) != (self.origin, [stage, shard, version]):
+            raise StoreError(
+                f"{what} belongs to another state.\n"
+                "  to fix  restore the directory from a backup of one moment"
+            )
+        return Part(facts, arrays, tag_of([data.data]), len(data))
 
     def put(
         self, stage: str, shard: int, version: int, kind: str,
         content: tuple[dict[str, Any], dict[str, Array]],
     ) -> Part:  # fmt: skip
-        """Writes a file of facts and arrays: to a temporary name, then moved into place."""
+        """Writes a file of facts and arrays, unless the same is there; StoreError for another.
+
+        What names the tag of its history in its facts is the same if that is: its layout may vary.
+        """
         system, base = opened(self.root)
         path = f"{base}/{name_of(stage, shard, version, kind)}"
         facts, arrays = content
-        parts = pack({"format": FORMAT, "version": version, **facts}, arrays)
-        if isinstance(system, fs.LocalFileSystem):
-            put_local(Path(path), parts)
-        else:
-            system.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            with system.open_output_stream(path) as file:  # object stores show whole objects only
-                for part in parts:
-                    file.write(part)
-        return Part(facts, arrays, PREFIX.unpack(parts[0])[1], sum(map(len, parts)))
+        own = {"format": FORMAT, "origin": self.origin, "place": [stage, shard, version]}
+        parts = pack({**own, **facts}, arrays)
+        part = Part(facts, arrays, tag_of(parts), sum(map(len, parts)))
+        for _ in range(2):  # once more if another was faster
+            if self._found(system, path, part) or create(system, path, parts):
+                return part
+        raise StoreError(f"version {version} of shard {shard} ({stage}) cannot be written")
+
+    def _found(self, system: fs.FileSystem, path: str, part: Part) -> bool:
+        """Whether a file is there that says the same; one that was cut short is taken away."""
+        try:
+            head, size = peek(system, path)
+        except FileNotFoundError:
+            return False
+        if head is None or size < head.size:  # of a writer that was stopped: published by nobody
+            if head is None or self._agrees(head, part):
+                remove(system, path)
+                return False
+        elif self._agrees(head, part):
+            return True
+        raise StoreError(
+            "this step was already run over other rows; the same noise on both would reveal how"
+            " they differ.\n"
+            "  to fix  restore the rows, or the state with its storage from a backup of one moment;"
+            " else start a new state, with a new budget"
+        )
+
+    def _agrees(self, head: Head, part: Part) -> bool:
+        if "tag" in part.facts:
+            named = {name: head.facts.get(name) for name in part.facts}
+            return head.facts.get("origin") == self.origin and named == part.facts
+        return head.tag == part.tag
 
     def tag(self, stage: str, shard: int, version: int) -> int | None:
-        """The tag of a delta that is there, from its first bytes; None where there is none."""
+        """The tag of a version's history: of its delta, or named by a base that is there alone."""
         system, base = opened(self.root)
-        try:
-            with system.open_input_file(f"{base}/{name_of(stage, shard, version, DELTA)}") as file:
-                return int(PREFIX.unpack(file.read(PREFIX.size))[1])
-        except (OSError, ValueError):
-            return None
+        for kind in (DELTA, BASE):
+            try:
+                head, _ = peek(system, f"{base}/{name_of(stage, shard, version, kind)}")
+            except (OSError, StoreError):
+                continue
+            if head is not None:
+                return int(head.tag if kind == DELTA else head.facts.get("tag", head.tag))
+        return None
+
+    def tags(self, stage: str, version: int, shards: int) -> list[int | None]:
+        """The tags of all shards of a version; None for what is not there."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(lambda shard: self.tag(stage, shard, version), range(shards)))
 
     def newest_base(self, stage: str, shard: int, version: int) -> int:
         """The last version up to a given one that is there whole; 0 without any."""
         found = self._files(f"{stage}/{shard:05d}")
         return max((f.version for f in found if f.kind == BASE and f.version <= version), default=0)
 
-    def has(self, stage: str, version: int, shards: int) -> bool:
-        """Whether all shards of a version are there."""
-        system, base = opened(self.root)
-        kinds = [
-            [f"{base}/{name_of(stage, shard, version, kind)}" for shard in range(shards)]
-            for kind in (BASE, DELTA)
-        ]
-        bases, deltas = (
-            [found.type == fs.FileType.File for found in system.get_file_info(names)]
-            for names in kinds
-        )
-        return all(one or other for one, other in zip(bases, deltas, strict=True))
+    # ---- all of it
+
+    def newest(self) -> int:
+        """The last version of which anything is there; 0 without any."""
+        found = (file for stage in STAGES for file in self._files(stage))
+        return max((file.version for file in found if file.kind != PARTIAL), default=0)
 
     def started(self) -> bool:
         """Whether any version was ever written."""
         system, base = opened(self.root)
         found = system.get_file_info([f"{base}/{stage}" for stage in STAGES])
         return any(folder.type == fs.FileType.Directory for folder in found)
+
+    def owner(self) -> str | None:
+        """The origin of the state that has claimed this place; None if none has."""
+        system, base = opened(self.root)
+        try:
+            with system.open_input_file(f"{base}/{OWNER}") as file:
+                return str(file.read().decode())
+        except FileNotFoundError:
+            return None
+
+    def claim(self) -> None:
+        """Makes this place the state's own; StoreError where it is another's."""
+        system, base = opened(self.root)
+        create(system, f"{base}/{OWNER}", [memoryview(self.origin.encode())])
+        if self.owner() != self.origin:
+            raise StoreError(
+                "the storage belongs to another state.\n"
+                "  to fix  give each state a storage of its own"
+            )
 
     def tidy(self, oldest: int) -> None:
         """Deletes what versions from `oldest` on are not made of."""
@@ -160,16 +225,17 @@ class Shards:
                 for file in files:
                     left = file.kind == PARTIAL and file.version <= oldest  # by a killed task
                     if file.version < first or left:
-                        system.delete_file(file.path)
+                        remove(system, file.path)
 
     def _files(self, folder: str) -> Iterator[File]:
+        """What lies there; files of others, such as a file manager's, are passed over."""
         system, base = opened(self.root)
         where = fs.FileSelector(f"{base}/{folder}", allow_not_found=True, recursive=True)
         for found in system.get_file_info(where):
-            if found.type == fs.FileType.File:
-                stage, shard, name = found.path.rsplit("/", 3)[1:]
-                version, *_, kind = name.split(".")
-                yield File(found.path, stage, int(shard), int(version), kind)
+            name = NAME.fullmatch("/".join(found.path.rsplit("/", 3)[1:]))
+            if name is not None and found.type == fs.FileType.File:
+                stage, shard, version, kind = name.groups()
+                yield File(found.path, stage, int(shard), int(version), kind or PARTIAL)
 
 
 def name_of(stage: str, shard: int, version: int, kind: str) -> str:
@@ -177,39 +243,14 @@ def name_of(stage: str, shard: int, version: int, kind: str) -> str:
     return f"{stage}/{shard:05d}/{version:08d}.{kind}"
 
 
-def opened(root: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it."""
-    if "://" not in root:
-        return fs.LocalFileSystem(), root
-    try:
-        system, base = fs.FileSystem.from_uri(root)
-    except pa.ArrowInvalid:  # a scheme that Arrow does not know
-        system, base = through_fsspec(root)
-    return system, str(base).rstrip("/")
+def peek(system: fs.FileSystem, path: str) -> tuple[Head | None, int]:
+    """The head of a file, None if it is not whole, and the bytes that are there."""
+    with system.open_input_file(path) as file:
+        prefix = file.read(PREFIX.size)
+        wanted = PREFIX.unpack(prefix)[0] if len(prefix) == PREFIX.size else 0
+        return head_of(prefix + file.read(wanted)), file.size()
 
 
-def through_fsspec(root: str) -> tuple[fs.FileSystem, str]:
-    """The same for the schemes of fsspec, where it is installed."""
-    scheme = root.split("://", maxsplit=1)[0]
-    try:
-        from fsspec.core import url_to_fs  # type: ignore[import-not-found]  # optional
-
-        system, base = url_to_fs(root)
-    except (ImportError, ValueError):
-        raise StoreError(
-            f"no file system is known for '{scheme}://'.\n"
-            "  to fix  use file, s3, gs, abfs or hdfs, or install fsspec and its package for it"
-        ) from None
-    return fs.PyFileSystem(fs.FSSpecHandler(system)), base
-
-
-def put_local(path: Path, parts: list[memoryview]) -> None:
-    """Writes one file whole: beside its name, synced, renamed. Tasks that race write the same."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    own = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    partial = path.with_suffix(f".{own}.{PARTIAL}")
-    with partial.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def share_of(stage: str, shard: int, tag: int) -> int:
+    """What a shard's tag adds to the number that stands for a version of all shards."""
+    return int.from_bytes(blake2b(f"{stage}|{shard}|{tag}".encode(), digest_size=6).digest())

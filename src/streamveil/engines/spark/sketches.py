@@ -18,7 +18,9 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.engines.spark import tasks
 from streamveil.engines.spark.chains import Chain
+from streamveil.engines.spark.columns import pack, tag_of
 from streamveil.engines.spark.moving import Rows, joined, total
+from streamveil.engines.spark.shards import share_of
 from streamveil.operators.sketch import BOUNDED, SketchQuery, SketchState
 from streamveil.operators.state import parts
 from streamveil.privacy.noise import Noise
@@ -51,9 +53,9 @@ def bound_task(setup: tasks.Setup, step: int) -> tasks.Task:
                 found = bound(operator, held.state, joined(pieces))
                 operator.expire(held.state, step)
                 size, whole = held.commit(found.delta)
-                units = operator.counters(held.state)["units"]
+                units, tags = operator.counters(held.state)["units"], held.share
             counters = {"units": units, "bytes": size, "bases": int(whole)}
-            report = {"turned": found.turned, "counters": counters}
+            report = {"turned": found.turned, "counters": counters, "tags": tags}
             facts = tasks.reported([p.facts for p in pieces] + [report])
             yield tasks.sent(tasks.alone(setup), shard, [found.cells], facts)
 
@@ -66,12 +68,14 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
     def task(batches: tasks.Batches) -> tasks.Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for shard, pieces in tasks.received(tasks.alone(setup), batches):
-            arrays = setup.state.read(LAST, shard, step - 1)
-            state = operator.init() if arrays is None else operator.load(arrays)
-            gather(operator, state, joined(pieces))
+            rows, before = joined(pieces), setup.state.read(LAST, shard, step - 1)
+            state = operator.init() if before is None else operator.load(before.arrays)
+            gather(operator, state, rows)
             releases = operator.release(state, step, noise)
-            size = setup.state.write(LAST, shard, step, operator.save(state))
-            report = tasks.reported([p.facts for p in pieces] + [{"counters": {"bytes": size}}])
+            tag = tag_after(setup.state.start if before is None else before.facts["tag"], rows)
+            size = setup.state.write(LAST, shard, step, tag, operator.save(state))
+            own = {"counters": {"bytes": size}, "tags": share_of(LAST, shard, tag)}
+            report = tasks.reported([p.facts for p in pieces] + [own])
             yield tasks.packed(releases, report)
 
     return task
@@ -128,6 +132,11 @@ def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Count
     names = ("window", "cell", "count")
     found = [np.concatenate(column) for column in (windows, cells, counts)]
     return Counted(Rows(dict(zip(names, found, strict=True))), turned, delta)
+
+
+def tag_after(tag: int, rows: Rows | None) -> int:
+    """The tag of the history that a step's counted cells continue; a release forgets the cells."""
+    return tag_of(pack({"after": tag}, {} if rows is None else rows.columns))
 
 
 def gather(operator: SketchQuery, state: SketchState, rows: Rows | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -22,6 +23,9 @@ from streamveil.connectors.files import FilesSource, fit, guarded
 from streamveil.errors import PlanError, SourceError
 from streamveil.queries.plan import Clock
 
+ALL = 2**62  # more than there are
+TAIL = 8  # bytes that end a Parquet file: the length of its footer and a word
+
 
 @dataclass(frozen=True)
 class Group:
@@ -34,6 +38,7 @@ class Group:
     low: int | None = None  # microseconds
     high: int | None = None
     nulls: int | None = None  # rows without an arrival, if known
+    mark: str = ""  # stands for the content of the file
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Split:
     skip: int
     rows: int
     counts: bool = True  # rows that belong to no step, once for each row group
+    mark: str = ""  # of the file as it was planned
 
     def text(self) -> str:
         """As JSON."""
@@ -67,8 +73,7 @@ def footers(source: FilesSource, arrival: str | None) -> list[Group]:
                 "  to fix  convert it, or run on the embedded engine"
             )
         base = groups[-1].base + groups[-1].rows if groups else 0
-        facts = path.stat()
-        own = groups_in(str(path), arrival, (facts.st_mtime_ns, facts.st_size))
+        own = groups_in(str(path), arrival, version_of(path))
         groups += [replace(group, base=group.base + base) for group in own]
     return groups
 
@@ -79,20 +84,50 @@ def groups_in(path: str, arrival: str | None, version: tuple[int, int]) -> tuple
     data = guarded(Path(path), lambda: pq.read_metadata(path))
     names = [data.schema.column(i).path for i in range(data.num_columns)]
     place = names.index(arrival) if arrival in names else None
+    mark = guarded(Path(path), lambda: mark_of(path, version))
     groups, base = [], 0
     for number in range(data.num_row_groups):
         part = data.row_group(number)
         facts = None if place is None else part.column(place).statistics
         nulls = facts.null_count if facts is not None and facts.has_null_count else None
-        groups.append(Group(path, number, base, part.num_rows, *times(facts), nulls))
+        groups.append(Group(path, number, base, part.num_rows, *times(facts), nulls, mark))
         base += part.num_rows
     return tuple(groups)
 
 
+@lru_cache(maxsize=100_000)
+def mark_of(path: str, version: tuple[int, int]) -> str:
+    """A digest of a file's size and footer. `version` tells when to read it again.
+
+    The footer holds the sizes, places and statistics of all columns. So most files of other
+    content have another mark, and a copy of a file has the same one, whatever its date.
+    """
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL))
+        length = int.from_bytes(file.read(TAIL)[:4], "little")
+        file.seek(max(0, size - TAIL - length))
+        return hashlib.blake2b(b"%d|" % size + file.read(), digest_size=16).hexdigest()
+
+
+def version_of(path: str | Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    facts = Path(path).stat()
+    return facts.st_mtime_ns, facts.st_size
+
+
 def digest(groups: list[Group]) -> str:
-    """Names and sizes of what was there: a replay must find the same."""
-    text = json.dumps([[group.path, group.group, group.rows] for group in groups])
+    """Names, sizes and footers of what was there: a replay must find the same."""
+    text = json.dumps([[group.path, group.group, group.rows, group.mark] for group in groups])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def changed() -> SourceError:
+    """The error for rows that cannot be had again as they were."""
+    return SourceError(
+        "the files already read changed, or a new one sorts before them.\n"
+        "  to fix  give new files names that sort after the old ones, and keep the old ones"
+    )
 
 
 def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
@@ -107,21 +142,26 @@ def times(statistics: pq.Statistics | None) -> tuple[int | None, int | None]:
     return low, high
 
 
-def plan_step(groups: list[Group], clock: Clock, step: int) -> list[Split]:
-    """The splits that can hold rows of a step. Pure; the same for every replay."""
+def plan_step(groups: list[Group], clock: Clock, step: int, met: int = ALL) -> list[Split]:
+    """The splits that can hold rows of a step. Pure; the same for every replay.
+
+    `met`: how many groups were there at the step before; rows of others that belong to no step are
+    counted now, where an earlier one would have counted them.
+    """
     if clock.kind == "event":
         begin, end = ends(clock)
         first = begin + (step - 1) * clock.every
         stop = min(first + clock.every, end)
         found = []
-        for g in groups:
-            counts = step == first_step(g, clock)
+        for place, g in enumerate(groups):
+            counting = first_step(g, clock)
+            counts = step == counting or (step > counting and place >= met)
             if counts or meets(g, first, stop):
-                found.append(Split(g.path, g.group, g.base, 0, g.rows, counts))
+                found.append(Split(g.path, g.group, g.base, 0, g.rows, counts, g.mark))
         return found
     if clock.kind == "rows":
         return list(between(groups, (step - 1) * clock.every, step * clock.every))
-    return list(between(groups, 0, 2**62))
+    return list(between(groups, 0, ALL))
 
 
 def ends(clock: Clock) -> tuple[int, int]:
@@ -156,7 +196,7 @@ def between(groups: list[Group], start: int, stop: int) -> Iterator[Split]:
     for g in groups:
         low, high = max(start, g.base), min(stop, g.base + g.rows)
         if low < high:
-            yield Split(g.path, g.group, g.base, low - g.base, high - low)
+            yield Split(g.path, g.group, g.base, low - g.base, high - low, mark=g.mark)
 
 
 def last_step(groups: list[Group], clock: Clock) -> int:
@@ -198,7 +238,9 @@ def of_step(
 
 
 def read_group(split: Split, names: list[str]) -> pa.Table:
-    """Some columns of a whole row group."""
+    """Some columns of a whole row group, if its file is as it was planned."""
+    if mark_of(split.path, version_of(split.path)) != split.mark:
+        raise changed()
     file = pq.ParquetFile(Path(split.path), memory_map=True)
     select(file.schema_arrow, names, f"'{Path(split.path).name}'")
     return file.read_row_group(split.group, columns=names)

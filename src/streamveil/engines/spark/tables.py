@@ -18,11 +18,12 @@ import pyarrow as pa
 from streamveil.engines.spark import tasks
 from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.moving import Rows, joined, total
-from streamveil.operators.table import REASONS, ChangingTable
+from streamveil.operators.table import REASONS, ChangingTable, TableState
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard
+REJECTED = "rejected_"
 
 
 def read_task(setup: tasks.Setup, step: int) -> tasks.Task:
@@ -44,19 +45,26 @@ def release_task(setup: tasks.Setup, step: int) -> tasks.Task:
     def task(batches: tasks.Batches) -> tasks.Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for shard, pieces in tasks.received(tasks.alone(setup), batches):
-            with table_shard(operator, setup, shard).open(step - 1) as held:
+            with table_shard(operator, setup, shard, noise).open(step - 1) as held:
                 delta = delta_of(joined(pieces))
                 operator.apply(held.state, delta)
                 releases = operator.release(held.state, step, noise)
                 size, whole = held.commit(delta)
-                counters = {**operator.counters(held.state), "bytes": size, "bases": int(whole)}
-            report = tasks.reported([p.facts for p in pieces] + [{"counters": counters}])
+                counters = {**counted(operator, held.state), "bytes": size, "bases": int(whole)}
+                report = {"counters": counters, "tags": held.share}
+            report = tasks.reported([p.facts for p in pieces] + [report])
             yield tasks.packed(releases, report)
 
     return task
 
 
-def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int) -> Chain:
+def counted(operator: ChangingTable, state: TableState) -> dict[str, int]:
+    """The table's counters without rejected rows: those are counted where they are read."""
+    counters = operator.counters(state)
+    return {name: n for name, n in counters.items() if not name.startswith(REJECTED)}
+
+
+def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int, noise: Noise) -> Chain:
     """The table: a step's delta is its rows, and a release is a part of the step."""
 
     def load(arrays: Mapping[str, Array] | None) -> Any:
@@ -64,7 +72,7 @@ def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int) -> Chai
 
     def replay(state: Any, delta: dict[str, Array], step: int) -> None:
         operator.apply(state, delta)
-        operator.release(state, step, setup.keys())
+        operator.release(state, step, noise)
 
     return Chain(setup.state, LAST, shard, load, operator.save, replay)
 
@@ -72,7 +80,7 @@ def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int) -> Chai
 def read_rows(operator: ChangingTable, rows: pa.Table, noise: Noise) -> tuple[Rows, dict[str, int]]:
     """What each row does, and why the others do nothing."""
     signs, ids, labels, rejected = operator.read(rows, noise)
-    turned = {f"rejected_{why}": int(n) for why, n in zip(REASONS, rejected, strict=True) if n}
+    turned = {f"{REJECTED}{why}": int(n) for why, n in zip(REASONS, rejected, strict=True) if n}
     return Rows({"signs": signs, "ids": ids, "labels": labels}), turned
 
 

@@ -65,13 +65,16 @@ class Packed:
         """The operator: of the kind that the tasks it is given to work with."""
         if next(TASKS) < LOADING:
             gc.freeze()
-        if self.fingerprint not in OPENED:
-            OPENED[self.fingerprint] = cloudpickle.loads(self.content)
-        return OPENED[self.fingerprint]
+        made = OPENED.pop(self.fingerprint, None) or cloudpickle.loads(self.content)
+        while len(OPENED) >= JOBS:
+            OPENED.pop(next(iter(OPENED)))
+        OPENED[self.fingerprint] = made  # the last one used stands last
+        return made
 
 
 dumps: Callable[[Any], bytes] = cloudpickle.dumps
 OPENED: dict[str, Any] = {}
+JOBS = 4  # whose operators a worker keeps
 LOADING = 8  # first tasks of a worker that still import, compile and load
 TASKS = count()  # of this process: Spark collects garbage after each, but not what is frozen
 
@@ -125,9 +128,9 @@ def bound_task(
                     bounded = stages.bound(operator, held.state, rows, shown, setup.shards)
                 operator.expire(held.state, step)
                 size, whole = held.commit(bounded.delta)
-                units = operator.counters(held.state)["units"]
+                units, tags = operator.counters(held.state)["units"], held.share
             counters = {"units": units, "bytes": size, "bases": int(whole)}
-            report = {"turned": bounded.turned, "counters": counters}
+            report = {"turned": bounded.turned, "counters": counters, "tags": tags}
             facts = reported([p.facts for p in pieces] + [report])
             yield sent(setup, shard, bounded.rows, facts)
 
@@ -141,7 +144,7 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
         operator, noise = setup.operator.open(), setup.keys()
         for shard, pieces in received(setup, batches):
             place = shard, setup.shards, step
-            with key_shard(operator, setup, shard).open(step - 1) as held:
+            with key_shard(operator, setup, shard, noise).open(step - 1) as held:
                 before, tag = stages.counts_shown(held.state), held.stamp.tag
                 delta = stages.gather(operator, held.state, joined(pieces), noise, place)
                 keys = operator.counters(held.state)
@@ -151,7 +154,8 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
                 known.tell(operator, setup.state, told, held.state, before)
                 counters = {"keys": keys["keys"], "shown keys": keys["shown keys"], "bytes": size,
                             "bases": int(whole)}  # fmt: skip
-                report = reported([p.facts for p in pieces] + [{"counters": counters}])
+                own = {"counters": counters, "tags": held.share}
+                report = reported([p.facts for p in pieces] + [own])
                 made = packed(releases, report)
             yield made
 
@@ -194,11 +198,12 @@ def alone(setup: Setup) -> Setup:
 
 
 def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Reports added up: rows read, rows turned away by reason, sizes of the state."""
+    """Reports added up: rows read, rows turned away by reason, sizes and tags of the state."""
     return {
         "rows": sum(report.get("rows", 0) for report in reports),
         "turned": total([report.get("turned", {}) for report in reports]),
         "counters": total([report.get("counters", {}) for report in reports]),
+        "tags": sum(report.get("tags", 0) for report in reports),
     }
 
 
@@ -211,12 +216,12 @@ def unit_shard(operator: GroupBy, setup: Setup, shard: int) -> Chain:
     return Chain(setup.state, "unit", shard, loading(operator, setup), operator.save, replay)
 
 
-def key_shard(operator: GroupBy, setup: Setup, shard: int) -> Chain:
+def key_shard(operator: GroupBy, setup: Setup, shard: int, noise: Noise) -> Chain:
     """A shard of the key stage."""
 
     def replay(state: State, delta: stages.Delta, step: int) -> None:
         place = shard, setup.shards, step
-        stages.gather_again(operator, state, delta, setup.keys(), place)
+        stages.gather_again(operator, state, delta, noise, place)
 
     return Chain(setup.state, "key", shard, loading(operator, setup), operator.save, replay)
 
