@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 YEAR = timedelta(days=365)
-FILL = 0.6  # share of a hash table in use, between two doublings
+FILL = 0.75  # share of a hash table in use, between two steps of its growth
+KEY_BYTES = 50  # taken for a key: a number with what finds it, or a text
 Row = tuple[str, ...]
 
 
@@ -377,20 +378,22 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
 
 def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
     """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
-    unit, entry = unit_bytes(operator)
-    seen, shown = 38 + 8 * operator.totalling.width, group_bytes(operator)
+    unit, entry, inside = unit_bytes(operator)
+    seen, shown = 60 + 10 * operator.totalling.width, group_bytes(operator)
     scope = "" if plan.period_us is None else f" in each open {_span(plan.period_us)}"
     rows = [
-        ("per unit" + scope, f"about {unit} bytes, and {entry} per group it is in"),
-        ("per seen group and window", f"about {seen} bytes + its key"),
+        ("per unit" + scope, f"about {unit} bytes" + (
+            f", and {entry} per group it is in" if entry else "")
+         + (f" if in more than {inside}" if entry and inside else "")),
+        ("per seen group and window", f"about {seen} bytes + its key (about 50 for a number)"),
         ("per shown group and window", f"another {shown:,} bytes for its counters"),
         ("1M units, 100k shown groups",
-         f"about {(1e6 * unit + 1e5 * (seen + 22 + shown)) / 2**20:,.0f} MiB in one window"),
+         f"about {(1e6 * unit + 1e5 * (seen + KEY_BYTES + shown)) / 2**20:,.0f} MiB in one window"),
     ]  # fmt: skip
     if operator.distinct_lanes:
         rows.append(("per different value of a group", "about 32 bytes (COUNT(DISTINCT x))"))
     if limit.memory is not None:
-        fits = int(limit.memory // (seen + 22 + shown))
+        fits = int(limit.memory // (seen + KEY_BYTES + shown))
         rows.append((f"groups in {limit.memory / 2**20:,.0f} MiB", f"about {fits:,}, all shown"))
         if limit.groups is not None and limit.groups > fits and plan.keys:
             rows.append(
@@ -398,16 +401,19 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
                  f"{plan.keys[0].name}, k => 100, memory => {limit.memory}) in a query of its own: "
                  "bounded memory, the same promise")
             )  # fmt: skip
-    rows += unit_rows(Sizes(unit, entry, seen + 22 + shown), limit)
+    rows += unit_rows(Sizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
     return tuple(rows)
 
 
-def unit_bytes(operator: GroupBy) -> tuple[int, int]:
-    """Bytes of a privacy unit, and of each group it is in, at the usual fill of the tables."""
+def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:
+    """Bytes of a privacy unit and of each group it is in, where it is in more than so many.
+
+    At the usual fill of the tables.
+    """
     from streamveil.operators.bounding import Shape
 
     shape = Shape.of(operator.bounds, operator.firsts)
-    return round(shape.slot_bytes / FILL), round(shape.group_bytes / FILL)
+    return round(shape.slot_bytes / FILL), round(shape.group_bytes / FILL), shape.lanes
 
 
 def group_bytes(operator: GroupBy) -> int:

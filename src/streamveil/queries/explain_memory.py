@@ -19,16 +19,20 @@ class Limit:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one privacy unit, of each group it is in, and of one shown group."""
+    """Bytes of one privacy unit, of each group it is in, and of one shown group.
+
+    A unit in at most `inside` groups takes no bytes for them.
+    """
 
     unit: int
     entry: int
     group: int
+    inside: int = 0
 
     @property
     def whole_unit(self) -> int:
         """A unit with the groups it is in."""
-        return self.unit + GROUPS_ENTERED * self.entry
+        return self.unit + (self.inside < GROUPS_ENTERED) * GROUPS_ENTERED * self.entry
 
 
 def unit_rows(sizes: Sizes, limit: Limit) -> list[tuple[str, str]]:
