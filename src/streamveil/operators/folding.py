@@ -28,7 +28,7 @@ from streamveil.operators.bounding import Passed, UnitRows
 from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.kernels import keep_rows
-from streamveil.operators.keys import cells_of, encode_keys, from_cells
+from streamveil.operators.keys import cells_of, encode_rows, from_cells
 from streamveil.operators.lookup import Lookup
 from streamveil.operators.rows import Lane, Prepared, groups_of, lane_hits, lane_quanta, prepare
 from streamveil.operators.state import (
@@ -261,10 +261,9 @@ def enter_keys(
         start = table.keys
         fresh = enter(table, names, accepted, rows, (places, at))
         if len(fresh):
-            source = pa.array(pairs.rows[places[fresh]])
-            encoded = encode_keys([key.take(source) for key in prepared.keys], len(fresh))
+            encoded = encode_rows(prepared.keys, pairs.rows[places[fresh]])
             table.name_keys(start, encoded)
-            made.append((window, names[at[fresh]], encoded))
+            made.append((window, table.names[start : table.keys], encoded))
     data, ends = cells_of([encoded for _, _, encoded in made])
     sizes = [len(new) for _, new, _ in made]
     return {
