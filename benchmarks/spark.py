@@ -191,11 +191,11 @@ def operators(folder: Path, rows: int, steps: int) -> dict[str, float]:
         deltas = {"unit": bounded.delta, "key": delta}
         sizes = [shards.put(name, 0, step, DELTA, ({}, did)).size for name, did in deltas.items()]
         marks.append(time.perf_counter())
-        whole = [shards.write(name, 0, step, operator.save(held))
+        whole = [shards.write(name, 0, step, step, operator.save(held))
                  for name, held in (("unit", unit), ("key", key))]  # fmt: skip
         marks.append(time.perf_counter())
         before = [shards.read(name, 0, step - 1) for name in deltas]
-        old_unit, old_key = (operator.load(b) if b else operator.init() for b in before)
+        old_unit, old_key = (operator.load(b.arrays) if b else operator.init() for b in before)
         old_key.types = key.types
         marks.append(time.perf_counter())
         stages.bound_again(operator, old_unit, bounded.delta, step)
