@@ -265,7 +265,8 @@ class Home:
             raise missing("checkpoint")
         else:
             self._require_published(shards, kept)
-        if shards.newest() > (self.logged() if offsets.exists() else 0):
+        logged = self.logged() if offsets.exists() else 0
+        if shards.newest() > max(logged, committed + 1):  # a lost log of one step may be made again
             raise StoreError(
                 "the shards are ahead of this state: another job went on with them.\n"
                 "  to fix  restore state and storage from backups of one moment"

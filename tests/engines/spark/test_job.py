@@ -103,6 +103,27 @@ def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
     assert charges(tmp_path) == 1
 
 
+def test_a_job_that_is_closed_leaves_no_replicas(session, tmp_path):
+    case = CASES[0]
+    case.write(tmp_path / "data")
+    context = session.sparkContext
+
+    def here(_):
+        import os
+        from pathlib import Path
+
+        return [p.name for p in (Path(os.environ["SPARK_LOCAL_DIRS"]) / "streamveil").iterdir()]
+
+    def left(job):
+        names = context.parallelize([0], 1).flatMap(here).collect()
+        return [name for name in names if name.startswith(job.shards.job)]
+
+    with job(case, tmp_path, session) as running:
+        list(running)
+        assert left(running)
+    assert not left(running)
+
+
 def test_a_function_publishes_what_the_sink_publishes_and_may_fail(session, tmp_path):
     case, seen, told = CASES[4], {}, []
     case.write(tmp_path / "data")
