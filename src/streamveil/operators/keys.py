@@ -90,6 +90,9 @@ def decode_keys(keys: pa.Array, types: Types) -> list[pa.Array]:
 
 def cells_of(keys: list[pa.Array]) -> tuple[UInt8[Array, " bytes"], Int64[Array, " keys"]]:
     """The bytes of all keys one after the other, and where each ends."""
+    if len(keys) == 1:  # without copying
+        data, offsets = text_buffers(keys[0])
+        return data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0]
     pieces, ends, start = [np.zeros(0, np.uint8)], [np.zeros(0, np.int64)], 0
     for part in keys:
         data, offsets = text_buffers(part)
