@@ -437,6 +437,22 @@ def test_replicas_unused_for_a_day_go_also_those_of_executors_that_were_killed(
     used.close()
 
 
+def test_what_others_link_to_is_not_swept(tmp_path, local, monkeypatch):
+    precious = tmp_path / "home"
+    precious.mkdir()
+    (precious / "a-b-c.lock").write_text("mine")
+    os.utime(precious / "a-b-c.lock", (1, 1))
+    (tmp_path / "blockmgr-x").mkdir()
+    (tmp_path / "blockmgr-x" / "streamveil").symlink_to(precious)
+    local.mkdir()
+    (local / "d-e-f.lock").symlink_to(precious / "a-b-c.lock")
+    os.utime(local / "d-e-f.lock", (1, 1), follow_symlinks=False)
+    monkeypatch.setattr(replicas, "SWEPT", {})
+    advance(chain(tmp_path), 1, 1)
+    facts = (precious / "a-b-c.lock").stat()
+    assert (facts.st_mtime, facts.st_size) == (1, 4)
+
+
 def test_a_job_that_ends_takes_its_replicas_along_and_no_other(tmp_path, local):
     mine, other = chain(tmp_path, origin="a"), chain(tmp_path / "other", origin="b")
     advance(mine, 1, 2)

@@ -21,6 +21,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class Replica:
     @classmethod
     def _locked(cls, path: Path) -> Replica | None:
         place = path.with_name(path.name + LOCK)
-        lock = os.open(place, os.O_CREAT | os.O_RDWR, 0o600)
+        lock = os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(lock).st_ino == place.stat().st_ino:  # else it was just deleted
@@ -237,10 +238,17 @@ def sweep(folder: Path) -> None:
         return
     SWEPT[folder] = now
     others = folder.parent.parent.glob(f"{BLOCKS}*/{folder.name}")
-    for lock in (lock for place in (folder, *others) for lock in place.glob(f"*{LOCK}")):
-        with contextlib.suppress(OSError):
-            if lock.stat().st_mtime < now - UNUSED:
-                Replica.delete(lock.with_name(lock.name.removesuffix(LOCK)))
+    for place in (folder, *(place for place in others if ours(place.parent) and ours(place))):
+        for lock in place.glob(f"*-*-*{LOCK}"):
+            with contextlib.suppress(OSError):
+                if lock.lstat().st_mtime < now - UNUSED:
+                    Replica.delete(lock.with_name(lock.name.removesuffix(LOCK)))
+
+
+def ours(folder: Path) -> bool:
+    """Whether a folder is one that we made: others may write beside it, and link elsewhere."""
+    facts = folder.lstat()
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
 
 
 def forget(job: str) -> None:
