@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from streamveil.operators.aggregate import (
     KeyRows,
     KeyTable,
+    Recognised,
     add_counts,
     add_rows,
     enter,
     find_keys,
     key_stage,
     recognise,
+    recognise_some,
 )
 from streamveil.operators.hashing import name_column
 from streamveil.operators.keys import encode_keys
@@ -120,3 +122,28 @@ def test_counting_adds_what_the_lanes_ask_for(seed, n):
     np.add.at(wanted[:, 1], found, 1)
     wanted[:, 3] = wanted[:, 1]
     np.testing.assert_array_equal(table.pending[:50], wanted)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 300))
+def test_rows_without_keys_are_listed_and_entered_where_they_are(seed, n):
+    """What the fold does with names in place equals entering all rows."""
+    rng = np.random.default_rng(seed)
+    names = rng.integers(0, 2**64, (80, 2), np.uint64)
+    listed, plain, weights = KeyTable.empty(1), KeyTable.empty(1), np.zeros(80, np.uint8)
+    for _ in range(4):
+        asked, accepted = names[rng.integers(0, 80, n)], rng.random(n) < 0.4
+        room = Recognised.empty(n), np.empty(n, np.int32)
+        missing = recognise_some(listed, asked, (3, 7), weights, room)
+        for found, wanted in zip(room[0], recognise(plain, asked, 3, weights, 7), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(missing, np.flatnonzero(room[0].rows < 0))
+        rows = find_keys(plain, asked)
+        wanted = enter(plain, asked, accepted, rows)
+        fresh = enter(listed, asked, accepted, room[0].rows, (missing, missing))
+        np.testing.assert_array_equal(missing[fresh], wanted)
+        np.testing.assert_array_equal(room[0].rows, rows)
+        compact = np.arange(len(missing), dtype=np.int32)
+        again = Recognised.empty(n).rows
+        again[:] = np.where(accepted, -1, rows)
+        assert len(enter(listed, asked[missing], accepted, again, (missing, compact))) == 0
+        np.testing.assert_array_equal(again[missing], rows[missing])

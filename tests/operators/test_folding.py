@@ -98,3 +98,29 @@ def test_no_delta_lies_in_memory_that_is_used_again():
         held = state.scratch._held.values()
         for name, array in delta.items():
             assert not any(np.shares_memory(array, room) for room in held), name
+
+
+def stored_as(batch, kind, number):
+    """The same rows, their keys and users stored otherwise, and from some place of an array on."""
+    table = pa.concat_tables([batch.rows.slice(0, number % 2), batch.rows]).slice(number % 2)
+    for name in ("k", "u"):
+        place = table.schema.get_field_index(name)
+        if pa.types.is_string(table.schema.field(name).type):
+            cast = table.column(name).combine_chunks().cast(kind)
+            table = table.set_column(place, name, cast)
+    return replace(batch, rows=table.combine_chunks())
+
+
+@settings(max_examples=15)
+@given(ROWS, BOUNDINGS, CUTS, st.sampled_from([
+    pa.large_string(), pa.string(), pa.dictionary(pa.int32(), pa.string()),
+]))  # fmt: skip
+def test_text_folds_to_the_same_bytes_whatever_its_storage(rows, bounding, cuts, kind):
+    operator = compiled(bounding=bounding, aggregates=AGGREGATES[:1])
+    plain = followed(operator, batches(rows, cuts))
+    stored = (stored_as(batch, kind, n) for n, batch in enumerate(batches(rows, cuts)))
+    found = followed(operator, stored)
+    for one, other in zip(found[0], plain[0], strict=True):
+        assert_same(one, other)
+    assert found[1] == plain[1]
+    assert_same(found[2], plain[2])

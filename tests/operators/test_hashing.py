@@ -4,10 +4,11 @@ import struct
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.operators.hashing import first_words, name_column, name_columns
+from streamveil.operators.hashing import first_words, name_column, name_columns, secret_words
 from streamveil.operators.siphash import siphash_many
 from tests.operators.twins import sip128
 
@@ -96,3 +97,46 @@ def test_every_storage_of_a_word_is_accepted():
         assert len({row.tobytes() for row in name_column(column, KEY)}) == 2
     minus, plus = (name_column(pa.array([value]), KEY) for value in (-0.0, 0.0))
     np.testing.assert_array_equal(minus, plus)
+
+
+@pytest.mark.parametrize("words", [0, 1, 15, 16, 17, 40, 80])
+def test_blocks_and_pieces_of_equal_texts_equal_the_plain_twin(words):
+    """More texts than stand side by side, of more words than are laid out at a time."""
+    rng = np.random.default_rng(words)
+    messages = [rng.bytes(8 * words + i % 8) for i in range(150 if words < 40 else 70)]
+    offsets = np.cumsum([0, *(len(message) for message in messages)]).astype(np.int32)
+    data = np.frombuffer(b"".join(messages), np.uint8)
+    found = siphash_many(data, offsets, np.uint64(3), np.uint64(5))
+    wanted = [sip128(message, 3, 5) for message in messages]
+    np.testing.assert_array_equal(found, np.array(wanted, np.uint64))
+    room = np.zeros(len(messages), np.uint64)
+    halves = siphash_many(data, offsets, np.uint64(3), np.uint64(5), halves=1, into=room)
+    np.testing.assert_array_equal(halves[:, 0], found[:, 0])
+    np.testing.assert_array_equal(room, found[:, 0])
+
+
+STORED = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+]
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=40)), max_size=80), st.integers(0, 5))
+def test_text_has_one_name_whatever_its_storage_and_place(values, start):
+    values = [None if value is None else value.encode() for value in values]
+    for kind in STORED:
+        column = pa.array([b"before"] * start + values, pa.binary()).cast(kind).slice(start)
+        wanted = [
+            None if value is None else sip128(value, *map(int, secret_words(KEY, b"text0")))
+            for value in values
+        ]
+        names, first = name_column(column, KEY), first_words(column, KEY)
+        room = name_column(column, KEY, into=np.zeros(2 * len(values), np.uint64))
+        np.testing.assert_array_equal(room, names)
+        np.testing.assert_array_equal(first, names[:, 0])
+        for name, expected in zip(names.tolist(), wanted, strict=True):
+            assert expected is None or name == list(expected)

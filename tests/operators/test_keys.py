@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.operators.keys import decode_keys, encode_keys, sort_keys
+from streamveil.operators.keys import decode_keys, encode_keys, encode_rows, sort_keys
 
 CELLS = {
     pa.int64(): st.integers(-(2**63), 2**63 - 1),
@@ -76,3 +76,19 @@ def test_slices_are_read_at_their_place(kind):
 def test_sorting_is_by_bytes():
     keys = pa.array([b"\xff", b"", b"a\0", b"a"], pa.large_binary())
     np.testing.assert_array_equal(sort_keys(keys), [1, 3, 2, 0])
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.text(max_size=9)), min_size=1),
+    st.booleans(),
+    st.sampled_from([pa.string(), pa.large_string(), pa.binary()]),
+    st.data(),
+)
+def test_some_rows_have_the_bytes_they_have_among_all(values, nulls, kind, data):
+    values = values if nulls else [value or "" for value in values]
+    start = data.draw(st.integers(0, len(values) - 1))
+    column = pa.array(values, pa.string()).cast(kind).slice(start)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(column) - 1))), np.int64)
+    for columns in ([column], [column, column]):
+        taken = [each.take(pa.array(rows)) for each in columns]
+        assert encode_rows(columns, rows).equals(encode_keys(taken, len(rows)))
