@@ -16,6 +16,7 @@ from numba import njit
 
 from streamveil.operators.hashing import as_integers, is_text, stored, text_buffers
 from streamveil.operators.probing import AHEAD, prefetch
+from streamveil.operators.siphash import put_word, word_at
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Types = tuple[pa.DataType, ...]
@@ -68,9 +69,14 @@ def _tag(data: Any, offsets: Any, rows: Any, ends: Any) -> Any:  # pragma: no co
         if i + AHEAD < len(rows):
             prefetch(data, np.int64(offsets[rows[i + AHEAD]]))
         out[at] = 1
-        start = np.int64(offsets[rows[i]])
-        for byte in range(ends[i] - at - 1):
-            out[at + 1 + byte] = data[start + byte]
+        start, size = np.int64(offsets[rows[i]]), ends[i] - at - 1
+        for byte in range(0, size - WORD, WORD):
+            put_word(out, at + 1 + byte, word_at(data, start + byte))
+        if size >= WORD:  # the last eight, some of them again
+            put_word(out, ends[i] - WORD, word_at(data, start + size - WORD))
+        else:
+            for byte in range(size):
+                out[at + 1 + byte] = data[start + byte]
         at = ends[i]
     return out
 

@@ -60,6 +60,22 @@ word_at: Any = _word_at  # called with an array and an index
 
 
 @intrinsic
+def _put_word(context: Any, array: Any, index: Any, word: Any) -> Any:
+    """Writes eight bytes of an array from any place on: the inverse of `word_at`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(64)
+        place = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        builder.store(arguments[2], builder.bitcast(place, wide.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.uint64), codegen
+
+
+put_word: Any = _put_word  # called with an array, an index and a word
+
+
+@intrinsic
 def _begin(context: Any, state: Any, k0: Any, k1: Any) -> Any:
     """Sets the states of `LANES` messages: `state` holds four vectors."""
 
