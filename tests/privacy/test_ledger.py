@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -345,3 +346,15 @@ def test_the_export_tells_ranges_lifetime_and_what_was_charged(tmp_path: Path) -
     assert record["left"]["epsilon"] > 0
     assert record["chain"]["head"] == record["head"]
     assert record["accounting"]["kinds"].keys() >= {"gaussian", "zcdp", "pure", "delta"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no list of open files")
+def test_ledgers_give_their_files_back(tmp_path):
+    path = tmp_path / "l.jsonl"
+    before = len(os.listdir("/proc/self/fd"))
+    Ledger.open(path, RHO, USER)  # neither closed nor kept
+    for _ in range(5):
+        Ledger.load(path).close()
+        Ledger.load(path)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -104,6 +104,9 @@ class Journal:
             os.close(self._file)
             self._file = None
 
+    def __del__(self) -> None:
+        self.close()
+
     def _write(self, data: bytes) -> None:
         file = self._open()
         try:

@@ -145,7 +145,11 @@ class Ledger:
         file = Path(path)
         if not file.is_file():
             raise StoreError(f"there is no ledger at {file}")
-        records = Journal(file).unread()
+        journal = Journal(file)
+        try:
+            records = journal.unread()
+        finally:
+            journal.close()
         if not records:
             raise StoreError(f"{file} is not a ledger")
         header = records[0]
