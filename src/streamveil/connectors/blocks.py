@@ -1,4 +1,4 @@
-"""Writing bytes to a file: whole blocks of large ones past the page cache, which they would flood.
+"""Writing to disks: whole blocks of large files go past the page cache, which they would flood.
 
 Nothing here is durable before the caller syncs. A page of the cache costs a page of memory, its
 copy and its removal: up to ten times what the device itself asks of the CPU. What is written here
@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EINVAL, EOPNOTSUPP
+from pathlib import Path
 
 import numpy as np
 
@@ -82,6 +83,15 @@ def gather(parts: Sequence[memoryview], target: memoryview) -> None:
         at += size
         if at == len(into):
             return
+
+
+def sync_directory(path: Path) -> None:
+    """Makes creations, renames and removals in a directory durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def dropped(parts: list[memoryview], size: int) -> list[memoryview]:

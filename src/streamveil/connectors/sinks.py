@@ -18,7 +18,7 @@ import pyarrow.csv
 from rich.console import Console
 from rich.table import Table
 
-from streamveil.connectors.blocks import write_all
+from streamveil.connectors.blocks import sync_directory, write_all
 from streamveil.connectors.parquet import to_parquet
 from streamveil.errors import require_one_of
 
@@ -48,19 +48,10 @@ class FilesSink:
             os.fsync(file.fileno())
         partial.replace(final)
         for name in (folder, *folder.parents[:3]) if new else (folder,):
-            sync(name)  # a release that was published stays published after a power failure
+            sync_directory(name)  # what was published stays so after a power failure
 
     def close(self) -> None:
         """Nothing is pending."""
-
-
-def sync(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def to_csv(table: pa.Table) -> pa.Buffer:

@@ -225,7 +225,6 @@ def _without_tags(keys: pa.Array) -> pa.Array:
 
 
 def _typed(values: Int64[Array, " rows"], null: Array, kind: pa.DataType) -> pa.Array:
-    values = np.where(null, 0, values)  # as `take` has it: the bytes of a null are released too
     if pa.types.is_floating(kind):
         return pa.array(values.view(np.float64), mask=null).cast(kind)
     if pa.types.is_uint64(kind):

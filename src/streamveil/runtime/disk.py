@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from streamveil.connectors.blocks import write_all
+from streamveil.connectors.blocks import sync_directory, write_all
 from streamveil.errors import StoreError
 
 PRIVATE = 0o600  # files of a state directory are for their owner only
@@ -43,15 +43,6 @@ def create(path: Path, buffers: Sequence[memoryview]) -> None:
             os.close(fd)
         os.replace(temporary, path)
         sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes creations, renames and removals in a directory durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def make_directory(path: Path) -> None:

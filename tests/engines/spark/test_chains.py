@@ -286,7 +286,7 @@ def test_without_links_a_file_is_still_whole(tmp_path, monkeypatch):
 
 def test_names_are_synced_with_their_folders(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(storage, "sync", lambda folder: synced.append(folder.name))
+    monkeypatch.setattr(storage, "sync_directory", lambda folder: synced.append(folder.name))
     root = tmp_path / "r"
     advance(chain(root), 1, 1)
     assert synced == [tmp_path.name, "r", "key", "00000"]

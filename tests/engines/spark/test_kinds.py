@@ -12,7 +12,7 @@ if importlib.util.find_spec("pyspark") is None:
 from tests.engines.spark import lives
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, published
-from tests.engines.spark.test_job import charges, embedded, job, killed_at, kills
+from tests.engines.spark.test_job import assert_published_alike, charges, embedded, killed_at, kills
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
 NAMES = [case.name for case in ASKED]
@@ -21,15 +21,7 @@ TOP, TABLE, COMBINED = (NAMES.index(name) for name in ("top_windows", "table_tim
 
 @pytest.mark.parametrize("number", [TOP, TABLE, COMBINED])
 def test_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path):
-    case = ASKED[number]
-    case.write(tmp_path / "data")
-    with job(case, tmp_path, session) as running:
-        made = list(running)
-    assert published(tmp_path / "out") == embedded(case, tmp_path)
-    assert len(made) == len(published(tmp_path / "out")) > 0
-    with job(case, tmp_path, session) as again:
-        assert list(again) == []  # all is committed
-    assert charges(tmp_path) == 1
+    assert_published_alike(ASKED[number], session, tmp_path)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from streamveil.connectors.blocks import sync_directory
 from streamveil.errors import StoreError
 
 PARTIAL = "partial"
@@ -77,7 +78,7 @@ def create_local(path: Path, parts: list[memoryview]) -> bool:
     """The same on a local disk, durably: beside its name, synced, linked to its name."""
     for folder in reversed([f for f in (path.parent, *path.parent.parents) if not f.exists()]):
         folder.mkdir(exist_ok=True, mode=0o700)
-        sync(folder.parent)
+        sync_directory(folder.parent)
     partial = Path(partial_of(str(path)))
     try:
         with partial.open("wb") as file:
@@ -94,7 +95,7 @@ def create_local(path: Path, parts: list[memoryview]) -> bool:
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    sync(path.parent)
+    sync_directory(path.parent)
     return True
 
 
@@ -129,12 +130,3 @@ def partial_of(path: str) -> str:
     own = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     folder, _, name = path.rpartition("/")
     return f"{folder}/{name.partition('.')[0]}.{own}.{PARTIAL}"
-
-
-def sync(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    place = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
