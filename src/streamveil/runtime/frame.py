@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from streamveil.connectors.blocks import LARGE_BYTES, to_block
+from streamveil.connectors.checksum import crc32
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
@@ -98,13 +98,13 @@ def encode(
     crc = 0
     for part in [flat_bytes(array) for array in stored.values()] + [memoryview(b) for b in blobs]:
         for piece in (part, memoryview(bytes(padding(len(part))))):
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
             body.append(piece)
     size = sum(map(len, body))
     if size >= LARGE_BYTES:
         text += b" " * to_block(start + PREFIX_SIZE + len(text) + size)
     sizes = SIZES.pack(MAGIC, VERSION, len(text), size, crc)
-    prefix = sizes + CRC.pack(zlib.crc32(text, zlib.crc32(sizes)))
+    prefix = sizes + CRC.pack(crc32(text, crc32(sizes)))
     return [memoryview(prefix + text), *body]
 
 
@@ -151,7 +151,7 @@ def read_head(file: BinaryIO, available: int) -> tuple[Head, Sizes]:
     if magic != MAGIC or sizes.frame > available:
         raise TornFrameError("a frame is cut short or damaged")
     text = file.read(head_size)
-    if zlib.crc32(text, zlib.crc32(prefix[: SIZES.size])) != CRC.unpack(prefix[SIZES.size :])[0]:
+    if crc32(text, crc32(prefix[: SIZES.size])) != CRC.unpack(prefix[SIZES.size :])[0]:
         raise TornFrameError("a frame does not match its checksum")
     require_version("frame", version, VERSION)
     head: Head = json.loads(text)
@@ -175,7 +175,7 @@ def fill(file: BinaryIO, target: memoryview, crc: int) -> int:
     """Reads a padded part into `target`; returns the running checksum."""
     if file.readinto(target) != len(target):  # type: ignore[attr-defined]  # typing.BinaryIO lacks it
         raise TornFrameError("a frame is cut short")
-    return zlib.crc32(file.read(padding(len(target))), zlib.crc32(target, crc))
+    return crc32(file.read(padding(len(target))), crc32(target, crc))
 
 
 def narrow(array: Array) -> Array:
@@ -221,8 +221,8 @@ def skim(file: BinaryIO, array: Array, crc: int) -> int:
     """The running checksum over a mapped part and its padding, piece by piece."""
     data = flat_bytes(array)
     for start in range(0, len(data), MAPPED_BYTES):
-        crc = zlib.crc32(data[start : start + MAPPED_BYTES], crc)
-    return zlib.crc32(file.read(padding(len(data))), crc)
+        crc = crc32(data[start : start + MAPPED_BYTES], crc)
+    return crc32(file.read(padding(len(data))), crc)
 
 
 def storable(name: str, array: Array) -> str:

@@ -19,13 +19,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
+from streamveil.connectors.checksum import crc32
 from streamveil.errors import StoreError
 from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import checkpoint, disk, frame, wal
@@ -253,7 +253,7 @@ def read_header(directory: Path) -> Header | None:
 
 def crc(content: dict[str, object]) -> int:
     """A checksum that does not depend on how the JSON is laid out."""
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    return crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def require_empty(directory: Path) -> None:

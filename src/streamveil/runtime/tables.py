@@ -6,7 +6,6 @@ others are an Arrow stream. Both together give back the same table.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Release
+from streamveil.connectors.checksum import crc32
 from streamveil.runtime import frame
 from streamveil.types import Array
 
@@ -45,7 +45,7 @@ def settled(release: Release) -> tuple[Release, Mark]:
     arrays, blobs = to_parts(table)
     size, crc = 0, 0
     for part in [*map(frame.flat_bytes, arrays.values()), *blobs]:
-        size, crc = size + len(part), zlib.crc32(part, crc)
+        size, crc = size + len(part), crc32(part, crc)
     known = Mark(release.window, release.trigger, release.step, size, crc)
     if len(blobs[1]):
         release = replace(release, table=from_parts(arrays, blobs))

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamveil.connectors.checksum import crc32
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
@@ -56,11 +56,11 @@ def pack(facts: dict[str, Any], columns: dict[str, Array]) -> list[memoryview]:
     ]  # fmt: skip
     text = json.dumps({"facts": facts, "columns": layout}, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + PREFIX.size) % ALIGNMENT)
-    parts, crc = [memoryview(text)], zlib.crc32(text, len(text))
+    parts, crc = [memoryview(text)], crc32(text, len(text))
     for column in stored.values():
         data = np.ascontiguousarray(column.items).reshape(-1).view(np.uint8).data
         for part in (data, memoryview(bytes(-len(data) % ALIGNMENT))):
-            crc = zlib.crc32(part, crc)
+            crc = crc32(part, crc)
             parts.append(part)
     return [memoryview(PREFIX.pack(len(text), crc)), *parts]
 
@@ -71,7 +71,7 @@ def unpack(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[s
     if len(whole) < PREFIX.size:
         raise StoreError("packed columns are cut short")
     size, crc = PREFIX.unpack(whole[: PREFIX.size])
-    if zlib.crc32(whole[PREFIX.size :], size) != crc:
+    if crc32(whole[PREFIX.size :], size) != crc:
         raise StoreError("packed columns do not match their checksum")
     head = json.loads(bytes(whole[PREFIX.size : PREFIX.size + size]))
     place, columns = PREFIX.size + size, {}
