@@ -87,3 +87,14 @@ def test_the_whole_stream_is_one_window():
     rows, windows, turned = assign(whole, np.array([5, -5], np.int64), 3)
     assert (rows.tolist(), windows.tolist(), turned) == ([0, 1], [0, 0], {})
     assert (whole.active(3), whole.triggers, whole.trigger(0, 3)) == (range(1), 5, 3)
+
+
+def test_after_its_last_step_the_whole_stream_takes_no_rows_and_makes_no_release():
+    whole = Schedule(steps=5)
+    rows, windows, turned = assign(whole, np.array([5, -5], np.int64), 6)
+    assert (len(rows), len(windows), turned) == (0, 0, {"late": 2})
+    assert (whole.active(5), whole.active(6), Schedule().active(6)) == (
+        range(1),
+        range(0),
+        range(1),
+    )

@@ -178,3 +178,20 @@ def test_a_wall_clock_job_stops_at_the_end_when_asked(clicks: Path, tmp_path: Pa
         live, state=tmp_path / "s", noise=SilentNoise(), insecure=True, pace=Pace(once=True)
     ) as job:
         assert len(list(job)) == 1
+
+
+def test_a_one_shot_query_is_answered_once_whatever_comes_later(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    once = replace(
+        plan(rows), clock=Clock(kind="once"), key_set=KeySet(public=((1,), (2,))),
+        aggregates=(Aggregate(name="n", function="count"),),
+    )  # fmt: skip
+    made = []
+    for number in range(3):
+        table = pa.table({"user": pa.array(range(100)), "page": [1] * 100})
+        pq.write_table(table.slice(0, 100 >> number), rows / f"{number}.parquet")
+        with run(once, state=tmp_path / "state") as job:
+            made.append([release.table for release in job])
+    assert [len(releases) for releases in made] == [1, 1, 1]
+    assert made[0] == made[1] == made[2]

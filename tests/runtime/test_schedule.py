@@ -84,6 +84,11 @@ def test_one_shot_is_one_step_even_without_rows():
     assert run(Schedule(source([5, 6, 7]), Clock(kind="once"), max_rows=2))[1] == [1]
 
 
+def test_a_one_shot_that_is_done_reads_no_rows_that_came_later():
+    done = run(Schedule(source([5, 6]), Clock(kind="once")))[0][-1].position
+    assert run(Schedule(source([5, 6, 7]), Clock(kind="once")), done) == ([], [], {})
+
+
 def test_the_wall_clock_closes_a_step_at_its_public_time_only():
     slept, time = [], [0.0]
 

@@ -94,9 +94,9 @@ class Schedule:
         return step - self.first_step(window) + 1
 
     def active(self, step: int) -> range:
-        """The windows released at a step."""
+        """The windows released at a step: none after the last, whose noise would come again."""
         if self.whole:
-            return range(1)
+            return range(int(self.steps is None or step <= self.steps))
         end = self.start_us + step * self.every_us
         reach = self.size_us + self.lateness_us + self.every_us
         low, high = self._number(end - reach), self._number(end - 1) + self.overlap
@@ -128,7 +128,9 @@ def assign(
     """
     if schedule.whole:
         rows = np.arange(len(event_us), dtype=np.int64) if every is None else every
-        return rows, np.broadcast_to(np.int64(0), len(rows)), {}
+        late = 0 if schedule.active(step) else len(rows)
+        rows = rows[late:]
+        return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: late} if late else {}
     rows, windows = candidates(schedule, event_us)
     numbers, places = np.unique(windows, return_inverse=True)
     last = np.array([_or_never(schedule.last_step(int(w))) for w in numbers], np.int64)
