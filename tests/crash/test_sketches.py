@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.faults import KINDS, Fault, Kind
+from tests.crash.faults import Fault, Kind
 from tests.crash.lives import SURVIVED, Server, published
-from tests.crash.test_faults import try_calls
+from tests.crash.test_faults import DIFFERENT, try_calls
 from tests.crash.test_sigkill import kill_often
 
 SKETCHES = ["heavy", "frequency"]
@@ -32,7 +32,7 @@ def test_many_kills(server: Server, folder: Path, job: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", SKETCHES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DIFFERENT)
 def test_every_write_may_fail(server: Server, folder: Path, kind: Kind, job: str) -> None:
     try_calls(server, folder, Fault(kind, 1), job)
 

@@ -171,7 +171,9 @@ class PartedTable:
     def _path(self, part: int) -> Path:
         if self._folder is None:
             self.room.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._folder = tempfile.TemporaryDirectory(dir=self.room.scratch)
+            self._folder = tempfile.TemporaryDirectory(
+                dir=self.room.scratch, ignore_cleanup_errors=True
+            )  # what is left, the next life removes
         return Path(self._folder.name) / f"{part}.units"
 
 
