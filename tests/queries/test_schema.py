@@ -43,3 +43,17 @@ def test_what_does_not_fit(change, message):
     with pytest.raises(PlanError) as caught:
         check_schema(plan(**change), SCHEMA)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(38, 0), pa.decimal256(40, 2), pa.timestamp("ns")])
+def test_a_unit_whose_last_digits_would_be_lost_is_refused(kind):
+    kinds = [kind, pa.dictionary(pa.int32(), kind)]
+    for one in kinds:
+        schema = SCHEMA.set(0, pa.field("user_id", one))
+        with pytest.raises(PlanError, match="several units would count as one"):
+            check_schema(plan(), schema)
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(15, 2), pa.uint64(), pa.timestamp("us")])
+def test_a_unit_that_is_read_exactly_is_taken(kind):
+    check_schema(plan(), SCHEMA.set(0, pa.field("user_id", kind)))

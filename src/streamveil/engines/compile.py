@@ -22,7 +22,7 @@ from streamveil.operators.rows import Bind, Lane, RowFunction, RowProgram, requi
 from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
 from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
@@ -390,7 +390,7 @@ def binder(
                 require_number(function(schema.empty_table()).type, text)
             functions.append(function)
         return RowProgram(
-            unit=compile_expression(plan.unit, schema),
+            unit=compile_unit(plan.unit, schema),
             event_us=None if plan.source.event_time is None else event_time(plan.source.event_time),
             where=None if plan.where is None else compile_predicate(plan.where, schema),
             keys=tuple(compile_expression(key.expression, schema) for key in plan.keys),

@@ -128,9 +128,9 @@ def assign(
     """
     if schedule.whole:
         rows = np.arange(len(event_us), dtype=np.int64) if every is None else every
-        late = 0 if schedule.active(step) else len(rows)
-        rows = rows[late:]
-        return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: late} if late else {}
+        over = 0 if schedule.active(step) else len(rows)
+        rows = rows[over:]
+        return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: over} if over else {}
     rows, windows = candidates(schedule, event_us)
     numbers, places = np.unique(windows, return_inverse=True)
     last = np.array([_or_never(schedule.last_step(int(w))) for w in numbers], np.int64)

@@ -31,6 +31,7 @@ from streamveil.queries.kernels import Column, instants, uint_to_int
 from streamveil.queries.names import is_unit_word, plain_names
 
 Evaluator = Callable[[pa.Table], Column]
+EXACT_DIGITS = 15  # of decimals, that float64 tells apart
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,26 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
         raise PlanError(f"'{shown(text)}' is not a value of a row")
     compiled = Compiled(canonical(tree), node.kind, tuple(scope.used), node.run)
     compiled(schema.empty_table())  # a kernel Arrow does not have fails here, not on a stream
+    return compiled
+
+
+def compile_unit(text: str, schema: pa.Schema) -> Compiled:
+    """The privacy unit. PlanError where reading a column would make several units one.
+
+    Units that share a name share one allowance: without one of them, rows of another would pass.
+    """
+    compiled = compile_expression(text, schema)
+    for name in compiled.columns:
+        kind = schema.field(name).type
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if (pa.types.is_decimal(plain) and plain.precision > EXACT_DIGITS) or (
+            pa.types.is_timestamp(plain) and plain.unit == "ns"
+        ):
+            raise PlanError(
+                f"the privacy unit reads column '{shown(name)}' of type {kind}, of which the last "
+                "digits are not kept: several units would count as one.\n"
+                "  to fix  store it as text or as an integer of 64 bits"
+            )
     return compiled
 
 
@@ -210,6 +231,7 @@ __all__ = [
     "columns_of",
     "compile_expression",
     "compile_predicate",
+    "compile_unit",
     "conjunction",
     "evaluate",
     "kind_of",

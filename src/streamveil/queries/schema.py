@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from streamveil.errors import PlanError, nearest
-from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
 from streamveil.queries.plan import Plan, TableSource
 
 ADDS = ("sum", "avg", "variance", "stddev", "quantile")
@@ -21,10 +21,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
             _check_time(schema, column, what)
     if isinstance(plan.source, TableSource):
         _check_table(plan.source, schema)
-    for text in (*([plan.unit] if plan.unit else []), *(key.expression for key in plan.keys)):
-        kind = compile_expression(text, schema).kind
-        if kind == "null":
-            raise PlanError(f"'{text}' is always null: it names nobody and no group")
+    _check_names(plan, schema)
     if plan.where is not None:
         compile_predicate(plan.where, schema)
     for agg in plan.aggregates:
@@ -36,6 +33,14 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
                 "  to fix  CAST the column, or declare its type in CREATE STREAM"
             )
+
+
+def _check_names(plan: Plan, schema: pa.Schema) -> None:
+    read = compile_expression if isinstance(plan.source, TableSource) else compile_unit
+    unit = [read(plan.unit, schema)] if plan.unit else []
+    for found in (*unit, *(compile_expression(key.expression, schema) for key in plan.keys)):
+        if found.kind == "null":
+            raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
 
 
 def _check_table(source: TableSource, schema: pa.Schema) -> None:

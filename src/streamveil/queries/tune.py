@@ -22,7 +22,7 @@ from scipy.special import erf
 from streamveil.errors import PlanError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.queries.explain import lane_sd, shown_chance
-from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
 from streamveil.queries.kernels import NO
 from streamveil.queries.plan import Aggregate, Bounding, Plan
 from streamveil.types import Array, Bool, Float64, Int64
@@ -135,7 +135,7 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
     if plan.where is not None:
         passes = compile_predicate(plan.where, table.schema)(table)
         table = table.filter(pc.fill_null(passes, NO))
-    unit = compile_expression(plan.unit, table.schema)(table)
+    unit = compile_unit(plan.unit, table.schema)(table)
     keep = np.asarray(pc.is_valid(unit))
     times = _times(plan, table)
     if times is not None:
