@@ -48,6 +48,30 @@ def test_only_wanted_columns_are_read_and_a_missing_one_is_named(tmp_path):
         rows(source, columns=["pag"])
 
 
+QUOTED = ['9,"open', '9,"a""', 'x"y,"open', '9,a\r"open', '"9","a\r', '9,"a"b"', '"9,b']
+
+
+@pytest.mark.parametrize("line", QUOTED)
+@pytest.mark.parametrize("others", [3, 200_000])
+def test_a_csv_line_with_unpaired_quotes_moves_no_other_line(tmp_path, line, others):
+    lines = [f'{n},"page ""{n}"", {n}"' for n in range(others)]
+    source = FilesSource(str(tmp_path / "t.csv"), columns=COLUMNS)
+    found = []
+    for odd in ([], [line]):
+        text = [*lines[: others // 2], *odd, *lines[others // 2 :]]
+        (tmp_path / "t.csv").write_text("\n".join(["user,page", *text, ""]), newline="")
+        found.append([row for row in rows(source, size=10**6)[0] if row["user"] != 9 or not odd])
+    assert len(found[0]) == others
+    assert [row for row in found[0] if row["user"] != 9] == found[1]
+
+
+def test_a_csv_line_longer_than_a_block_is_a_row(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(f"user,page\n1,a\n2,{'b' * (9 << 20)}\n3,c\n")
+    found = rows(FilesSource(str(path), columns=COLUMNS), size=100)[0]
+    assert [(row["user"], len(row["page"])) for row in found] == [(1, 1), (2, 9 << 20), (3, 1)]
+
+
 def test_malformed_csv_rows_and_misfits_are_counted_and_never_shown(tmp_path):
     path = tmp_path / "bad.csv"
     path.write_bytes(b"user,page\n1,a\nsecret,b\n3\n4,\xff\n99999999999999999999,e\n")

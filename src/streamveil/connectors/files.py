@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,7 +193,13 @@ class ParquetReader(Reader):
 
 
 class CsvReader(Reader):
-    """CSV with a header line. Every field is read as text, then fitted to its declared type."""
+    """CSV with a header line; one line is one row. Every field is read as text, then fitted.
+
+    Arrow alone would read on over line breaks between quotes: a line with one quote too many would
+    take the rows that follow with it, whoever's they are. Such a line is malformed, and only it.
+    """
+
+    BYTES = 1 << 22
 
     def schema(self, path: Path) -> pa.Schema:
         """The header's names; text unless declared."""
@@ -209,30 +216,51 @@ class CsvReader(Reader):
             return
         own = self.schema(path)
         select(own, wanted.names, f"'{path.name}'")
-        malformed = 0
+        with guarded(path, lambda: path.open("rb")) as file:
+            file.readline()
+            while block := file.read(self.BYTES) + file.readline():
+                table, malformed = guarded(path, partial(csv_rows, block, own.names, wanted.names))
+                rest, skip = table.slice(skip), max(0, skip - table.num_rows)
+                for row in range(0, rest.num_rows, max_rows):
+                    rows, rejected = fit(rest.slice(row, max_rows), wanted)
+                    if row == 0 and malformed:
+                        rejected = {**rejected, "malformed row": malformed}
+                    yield rows, rejected
 
-        def count(_: Any) -> str:
-            nonlocal malformed
-            malformed += 1
-            return "skip"
 
-        reader = guarded(path, lambda: pyarrow.csv.open_csv(
-            path,
-            parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=count),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types={name: pa.binary() for name in own.names},
-                include_columns=wanted.names, strings_can_be_null=True,
-            ),
-        ))  # fmt: skip
-        while (batch := guarded(path, lambda: next(reader, None))) is not None:
-            table = pa.Table.from_batches([batch])
-            rest, skip = table.slice(skip), max(0, skip - table.num_rows)
-            reported, malformed = malformed, 0
-            for row in range(0, rest.num_rows, max_rows):
-                rows, rejected = fit(rest.slice(row, max_rows), wanted)
-                if row == 0 and reported:
-                    rejected = {**rejected, "malformed row": reported}
-                yield rows, rejected
+FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
+PAIRED = f"^{FIELD}(?:,{FIELD})*$"
+
+
+def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> tuple[pa.Table, int]:
+    r"""The wanted fields of whole lines, as bytes, and how many lines are no rows.
+
+    >>> csv_rows(b'1,"a\n2,"b""c"\n3,d\n', ["n", "t"], ["t"])[0]["t"].to_pylist()
+    [b'b"c', b'd']
+    """
+    malformed = 0
+    if b'"' in block:
+        lines = pa.array(block.splitlines(), pa.large_binary())
+        kept = lines.filter(pc.match_substring_regex(lines, PAIRED))
+        malformed, block = len(lines) - len(kept), b"\n".join(kept.to_pylist())
+    if not block.strip(b"\r\n"):
+        return pa.table({name: pa.array([], pa.binary()) for name in wanted}), malformed
+
+    def count(_: Any) -> str:
+        nonlocal malformed
+        malformed += 1
+        return "skip"
+
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(block),
+        read_options=pyarrow.csv.ReadOptions(column_names=names, block_size=len(block) + 1),
+        parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=count),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={name: pa.binary() for name in names}, include_columns=wanted,
+            strings_can_be_null=True,
+        ),
+    )  # fmt: skip
+    return table, malformed
 
 
 class JsonReader(Reader):

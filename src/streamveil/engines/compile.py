@@ -27,6 +27,7 @@ from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
+SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
 MOST_LEVELS = 12
 MICRO = timedelta(microseconds=1)
 OPTIONS = {
@@ -373,8 +374,8 @@ class Compiler:
 
 
 def power_of_two(largest: float) -> Fraction:
-    """The lattice step 2^-24 of the next power of two below a size."""
-    return Fraction(2) ** (floor(log2(largest)) - PRECISION_BITS)
+    """The lattice step 2^-24 of the next power of two below a size; never below float64's least."""
+    return Fraction(2) ** (floor(log2(max(largest, SMALLEST))) - PRECISION_BITS)
 
 
 def binder(
