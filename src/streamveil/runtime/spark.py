@@ -29,6 +29,7 @@ from streamveil.engines.spark import replicas, stages, tasks
 from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
 from streamveil.engines.spark.moving import total
+from streamveil.engines.spark.session import require_callbacks
 from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.source import NAME, StepSource
 from streamveil.engines.spark.spread import spread_of
@@ -110,10 +111,9 @@ class SparkJob:
         self.setup = replace(self.setup, tasks=min(self.setup.shards, at_most))
         session.dataSource.register(StepSource)
         frame = session.readStream.format(NAME).options(**self._options()).load()
-        query = (
-            frame.writeStream.foreachBatch(self._guarded_step)
-            .option("checkpointLocation", str(self.home.path / CHECKPOINT)).start()
-        )  # fmt: skip
+        steps = frame.writeStream.foreachBatch(self._guarded_step)
+        require_callbacks(session)
+        query = steps.option("checkpointLocation", str(self.home.path / CHECKPOINT)).start()
         waiter = Thread(target=self._wait, args=(query,), daemon=True)
         waiter.start()
         try:

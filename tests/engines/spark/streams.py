@@ -49,14 +49,19 @@ class Case:
     preset: str = "default"
     rows: int = 900
     shards: int = 3
+    every: int = 2 * HOUR  # between releases, by the event clock
+    late: float = 0.3  # share of rows whose event was up to an hour before they arrived
+    rows_per_unit: int = 8
+    skew: float = 0.25  # share of rows that the most frequent key has
 
     def write(self, folder: Path) -> Path:
         """Two Parquet files with small row groups; arrivals in order, events up to an hour late."""
         rng = np.random.default_rng(self.seed)
         n = self.rows
         arrival = np.sort(rng.integers(0, SPAN, n))
-        event = np.maximum(arrival - rng.integers(0, HOUR, n) * (rng.random(n) < 0.3), 0)
-        unit, key = rng.integers(0, n // 8, n), rng.geometric(0.25, n)
+        event = np.maximum(arrival - rng.integers(0, HOUR, n) * (rng.random(n) < self.late), 0)
+        unit = rng.integers(0, max(n // self.rows_per_unit, 1), n)
+        key = rng.geometric(self.skew, n)
         odd = rng.random(n) < 0.02
         value = rng.normal(0.2, 1.0, n)
         value[rng.random(n) < 0.01] = np.nan
@@ -122,7 +127,7 @@ class Case:
             return Clock(kind="rows", every=270)
         if self.clock == "once":
             return Clock(kind="once")
-        return Clock(kind="event", every=2 * HOUR, start_us=0, end_us=SPAN, arrival="seen")
+        return Clock(kind="event", every=self.every, start_us=0, end_us=SPAN, arrival="seen")
 
 
 TUMBLE = Window(kind="tumble", size_us=2 * HOUR, lateness_us=HOUR)

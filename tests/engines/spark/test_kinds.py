@@ -1,4 +1,4 @@
-"""Sketches, changing tables and combined rows as jobs on Spark: the embedded engine's bytes."""
+"""Sketches and changing tables on Spark, killed: the embedded engine's bytes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,11 @@ if importlib.util.find_spec("pyspark") is None:
 from tests.engines.spark import lives
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, published
-from tests.engines.spark.test_job import assert_published_alike, charges, embedded, killed_at, kills
+from tests.engines.spark.test_job import charges, embedded, killed_at, kills
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
 NAMES = [case.name for case in ASKED]
-TOP, TABLE, COMBINED = (NAMES.index(name) for name in ("top_windows", "table_times", "combined"))
-
-
-@pytest.mark.parametrize("number", [TOP, TABLE, COMBINED])
-def test_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path):
-    assert_published_alike(ASKED[number], session, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(ASKED)), ids=NAMES)
-def test_every_kind_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path):
-    test_publishes_the_bytes_of_the_embedded_engine(number, session, tmp_path)
+TOP, TABLE = (NAMES.index(name) for name in ("top_windows", "table_times"))
 
 
 @pytest.mark.slow

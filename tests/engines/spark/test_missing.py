@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 import streamveil as sv
 from streamveil.cli import app
 from streamveil.engines.spark.java import java_home
+from streamveil.engines.spark.session import require_callbacks
 from streamveil.errors import MissingExtraError, PlanError, StreamveilError
 from tests.engines.spark.streams import CASES
 
@@ -45,3 +48,12 @@ def test_an_unknown_engine_is_refused(tmp_path):
     found = CliRunner().invoke(app, [*arguments, "--engine", "sparc"])
     assert isinstance(found.exception, PlanError)
     assert "did you mean 'spark'" in str(found.exception)
+
+
+@pytest.mark.parametrize(("descriptor", "refused"), [(1023, False), (1024, True)])
+def test_a_process_that_spark_could_not_call_is_refused(descriptor, refused):
+    server = SimpleNamespace(server_socket=SimpleNamespace(fileno=lambda: descriptor))
+    gateway = SimpleNamespace(get_callback_server=lambda: server)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))
+    with pytest.raises(StreamveilError, match="files open") if refused else nullcontext():
+        require_callbacks(session)

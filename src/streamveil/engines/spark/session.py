@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from streamveil.engines.spark.java import java_home
-from streamveil.errors import MissingExtraError
+from streamveil.errors import MissingExtraError, StreamveilError
 
 SETTINGS = {
     "spark.driver.extraJavaOptions": "-Xss16m",  # long Python errors overflow Spark's own parser
@@ -20,6 +20,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.io.encryption.enabled": "true",  # shuffle files hold raw rows
 }
+WAITABLE = 1024  # `select`, with which py4j waits for Spark's calls, knows descriptors below this
 
 
 def session(master: str = "local[2]", **settings: str) -> Any:
@@ -42,3 +43,14 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
     return made
+
+
+def require_callbacks(session: Any) -> None:
+    """Refuses a session that cannot call into this process: its first step would never end."""
+    server = session.sparkContext._gateway.get_callback_server()
+    if server is not None and server.server_socket.fileno() >= WAITABLE:
+        raise StreamveilError(
+            f"this process had more than {WAITABLE:,} files open when Spark was to call it first;"
+            " Spark's Python gateway cannot listen then, and the job would hang.\n"
+            "  to fix  run the job in a process of its own, or before that many files are open"
+        )
