@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil.operators import hashing
 from streamveil.operators.hashing import first_words, name_column, name_columns, secret_words
 from streamveil.operators.siphash import siphash_many
 from tests.operators.twins import sip128
@@ -47,6 +48,12 @@ def test_first_words_are_those_of_the_names(values):
     for column in (pa.array(values, pa.string()), pa.array(numbers, pa.int64())):
         names = name_column(column, KEY)
         np.testing.assert_array_equal(first_words(column, KEY), names[:, 0])
+
+
+def test_no_first_word_is_zero():
+    names, words = np.array([[0, 5], [7, 0], [2**64 - 1, 3]], np.uint64), np.empty(3, np.uint64)
+    hashing._take_firsts(names, words)
+    assert words.tolist() == [1, 7, 2**64 - 1]
 
 
 def test_pieces_make_no_difference():

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numba import njit
 
 from streamveil.operators.siphash import Offsets, siphash_many
 from streamveil.types import Array, Int64, UInt8, UInt64
@@ -67,16 +68,19 @@ def name_column(
 def first_words(
     column: pa.Array, key: bytes, into: UInt64[Array, " rows"] | None = None
 ) -> UInt64[Array, " rows"]:
-    """The first 64 bits of the names of one column; `into` an array if given and none is null."""
-    if column.null_count:
-        return np.ascontiguousarray(name_column(column, key)[:, 0])
-    if is_text(column.type):
+    """The first 64 bits of the names of one column, 1 for 0; `into` an array if none is null."""
+    if is_text(column.type) and not column.null_count:
         secret = secret_words(key, b"text0")
-        return siphash_many(*stored(column), *secret, halves=1, into=into)[:, 0]
-    values = as_integers(column)
-    words = np.empty(len(values), np.uint64) if into is None else into
-    for start, names in _pieces(values, key, 0):
-        words[start : start + len(names)] = names[:, 0]
+        words = siphash_many(*stored(column), *secret, halves=1, into=into)[:, 0]
+        if not words.all():
+            words[words == 0] = 1
+        return words
+    words = np.empty(len(column), np.uint64) if into is None else into
+    if column.null_count:
+        _take_firsts(name_column(column, key), words)
+        return words
+    for start, names in _pieces(as_integers(column), key, 0):
+        _take_firsts(names, words[start : start + len(names)])
     return words
 
 
@@ -189,9 +193,23 @@ def _pieces(
     blocks[:, 1] = place
     for start in range(0, len(values), PIECE):
         part = values[start : start + PIECE]
-        blocks[: len(part), 0] = part.view(np.uint64)
+        _lay_blocks(part, blocks)
         encryptor.update_into(blocks[: len(part)].reshape(-1).data.cast("B"), names.data.cast("B"))
         yield start, names[: len(part)]
+
+
+@njit(cache=True)
+def _lay_blocks(values: Int64[Array, " piece"], blocks: UInt64[Array, "rows 2"]) -> None:
+    """Values as the first words of blocks."""
+    for row in range(len(values)):
+        blocks[row, 0] = np.uint64(values[row])
+
+
+@njit(cache=True)
+def _take_firsts(names: UInt64[Array, "rows 2"], words: UInt64[Array, " rows"]) -> None:
+    """The first words of names; 0 becomes 1."""
+    for row in range(len(words)):
+        words[row] = max(names[row, 0], np.uint64(1))
 
 
 def _encrypt(blocks: UInt64[Array, "rows 2"], key: bytes) -> UInt64[Array, "rows 2"]:

@@ -181,10 +181,7 @@ def fingerprints(
 ) -> UInt64[Array, " rows"]:
     """64-bit keyed fingerprints of privacy units; 0 is kept free."""
     _check(units.type, "the privacy unit")
-    words = first_words(units, key, into)
-    if not words.all():
-        words[words == 0] = 1
-    return words
+    return first_words(units, key, into)
 
 
 def names_of(

@@ -66,18 +66,16 @@ class ShownKeys:
             merge_keys(
                 table.heap, table.ends, rows, (self.order, self.marks), (order, marks), places
             )
-        opened = np.repeat(*cohorts)[known:][inner]
+        cohort = np.searchsorted(np.cumsum(cohorts[1]), order, side="right")
         columns = decode_keys(encoded.take(pa.array(inner)), types) if types else []
         if self.columns:
-            index = merged(np.arange(known), np.arange(known, len(rows)), places)
             columns = [
-                joined(old, more, places, index)
-                for old, more in zip(self.columns, columns, strict=True)
+                joined(old, more, places) for old, more in zip(self.columns, columns, strict=True)
             ]
         self.columns = columns
         self.order = merged(self.order, order.astype(np.int32), places)
         self.marks = merged(self.marks, marks, places)
-        self.opened = merged(self.opened, opened, places)
+        self.opened = merged(self.opened, cohorts[0][cohort], places)
 
 
 def sorted_keys(encoded: pa.Array) -> tuple[Int64[Array, " keys"], UInt64[Array, " keys"]]:
@@ -90,10 +88,8 @@ def sorted_keys(encoded: pa.Array) -> tuple[Int64[Array, " keys"], UInt64[Array,
     return order, marks[order]
 
 
-def joined(
-    old: pa.Array, new: pa.Array, places: Int64[Array, " new"], index: Int64[Array, " both"]
-) -> pa.Array:
-    """`merged` for columns; `index` says the same of one after the other."""
+def joined(old: pa.Array, new: pa.Array, places: Int64[Array, " new"]) -> pa.Array:
+    """`merged` for columns."""
     kind = old.type
     if (
         old.null_count
@@ -101,13 +97,14 @@ def joined(
         or not pa.types.is_primitive(kind)
         or kind.bit_width != WORD
     ):
+        index = merged(np.arange(len(old)), np.arange(len(old), len(old) + len(new)), places)
         return pa.concat_arrays([old, new]).take(pa.array(index))
     first, second = (
         np.frombuffer(part.buffers()[1], np.int64, len(part), part.offset * 8)
         for part in (old, new)
     )
     both = pa.py_buffer(merged(first, second, places))
-    return pa.Array.from_buffers(kind, len(index), [None, both])
+    return pa.Array.from_buffers(kind, len(old) + len(new), [None, both])
 
 
 def merged(old: Array, new: Array, places: Int64[Array, " new"]) -> Array:
