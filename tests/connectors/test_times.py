@@ -34,6 +34,12 @@ def test_days_far_away_stay_in_order():
     assert found[0] == -found[4] < -FAR_US + 86_400_000_000
 
 
+def test_days_in_milliseconds_need_not_be_whole():
+    times = pa.array([86_400_000, 86_400_005, -7], pa.int64()).view(pa.date64())
+    found = micros(pa.chunked_array([times]), "t").to_pylist()
+    assert found == [86_400_000_000, 86_400_005_000, -7_000]
+
+
 def test_a_column_of_text_is_refused_by_name():
     with pytest.raises(SourceError, match="'t' must hold timestamps"):
         micros(pa.chunked_array([["2026-01-01"]]), "t")

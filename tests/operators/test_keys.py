@@ -92,3 +92,13 @@ def test_some_rows_have_the_bytes_they_have_among_all(values, nulls, kind, data)
     for columns in ([column], [column, column]):
         taken = [each.take(pa.array(rows)) for each in columns]
         assert encode_rows(columns, rows).equals(encode_keys(taken, len(rows)))
+
+
+def test_what_is_called_text_and_is_none_is_shown_with_replacements():
+    raw = pa.array([b"\xff", b"b", None], pa.binary())
+    column = pa.Array.from_buffers(pa.string(), 3, raw.buffers(), raw.null_count)
+    assert decode_keys(encode_keys([column], 3), (pa.string(),))[0].to_pylist() == [
+        "\ufffd",
+        "b",
+        None,
+    ]

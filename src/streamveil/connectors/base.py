@@ -101,8 +101,10 @@ def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if pa.types.is_timestamp(kind):
         values = column.cast(pa.int64())
         return floored(values) if kind.unit == "ns" else times(values, MICROS[kind.unit])
+    if pa.types.is_date64(kind):  # milliseconds, which need not be whole days
+        return times(column.cast(pa.int64()), MICROS["ms"])
     if pa.types.is_date(kind):
-        days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+        days = column.cast(pa.int32()).cast(pa.int64())
         return times(days, 86_400_000_000)
     if pa.types.is_int64(kind):
         return times(column, 1)  # microseconds already

@@ -198,7 +198,7 @@ def _untagged(keys: pa.Array, kind: pa.DataType) -> pa.Array:
     mask = np.asarray(null)
     if is_text(kind):
         body = _without_tags(keys)
-        plain = body.cast(kind if pa.types.is_binary(kind) else pa.large_string()).cast(kind)
+        plain = body.cast(kind) if pa.types.is_binary(kind) else _as_text(body).cast(kind)
         return pc.if_else(null, pa.scalar(None, kind), plain) if mask.any() else plain
     data, offsets = text_buffers(keys)
     if len(keys) and not mask.any():  # then all are of one length
@@ -211,6 +211,15 @@ def _untagged(keys: pa.Array, kind: pa.DataType) -> pa.Array:
     places = starts[:, None] + np.arange(1, 1 + WORD)
     words[~mask] = data[places].reshape(-1, WORD).view(">u8").reshape(-1) if len(starts) else 0
     return _typed(_unsortable(words, kind), mask, kind)
+
+
+def _as_text(body: pa.Array) -> pa.Array:
+    """Text from its bytes; what a source calls text and is none shows replacement characters."""
+    try:
+        return body.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        shown = [cell.decode(errors="replace") for cell in body.to_pylist()]
+        return pa.array(shown, pa.large_string())
 
 
 def _without_tags(keys: pa.Array) -> pa.Array:
