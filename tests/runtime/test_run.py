@@ -195,3 +195,22 @@ def test_a_one_shot_query_is_answered_once_whatever_comes_later(tmp_path: Path) 
             made.append([release.table for release in job])
     assert [len(releases) for releases in made] == [1, 1, 1]
     assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        ((float("nan"), float("nan")), pa.float64()),
+        ((dt.datetime(2026, 1, 1), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)),  # noqa: DTZ001
+         pa.timestamp("us", "UTC")),
+        (("a", b"a"), pa.string()),
+    ],
+)  # fmt: skip
+def test_public_groups_that_are_one_value_are_refused_before_anything_is_released(
+    groups: tuple[Any, ...], kind: pa.DataType, tmp_path: Path
+) -> None:
+    table = pa.table({"user": [1, 2], "page": pa.array(groups, kind), "ms": [1.0, 2.0]})
+    pq.write_table(table, tmp_path / "0.parquet")
+    same = replace(plan(tmp_path), key_set=KeySet(public=tuple((group,) for group in groups)))
+    with run(same, state=tmp_path / "state") as job, pytest.raises(PlanError, match="same value"):
+        next(job)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
+from streamveil.errors import PlanError
 from streamveil.operators import folding
 from streamveil.operators.aggregate import KeyTable, find_keys
 from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
@@ -290,7 +291,14 @@ class GroupBy:
         if name_key not in known:
             columns = self._public_columns(types)
             n = len(self.public or ()) if self.key_names else 1
-            known[name_key] = names_of(columns, n, name_key), encode_keys(columns, n)
+            names = names_of(columns, n, name_key)
+            if len(np.unique(names[:, 0])) < n and len(np.unique(names, axis=0)) < n:
+                raise PlanError(
+                    "two public groups are the same value of the columns' types (NaN, an instant in"
+                    " two time zones): both would show the same noise.\n"
+                    "  to fix  list each group once"
+                )
+            known[name_key] = names, encode_keys(columns, n)
         found: tuple[UInt64[Array, "keys 2"], pa.Array] = known[name_key]
         return found
 
