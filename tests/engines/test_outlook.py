@@ -28,7 +28,7 @@ from streamveil.engines.outlook import (
     tail_of,
 )
 from streamveil.errors import PlanError
-from streamveil.mechanisms.selection import design_selection
+from streamveil.mechanisms.table_design import design_selection
 from streamveil.operators.outputs import Totals
 from streamveil.operators.selection import GaussianSelection
 from streamveil.privacy.budget import Budget

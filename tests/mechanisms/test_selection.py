@@ -15,11 +15,9 @@ from streamveil.mechanisms.above_threshold import COIN, Coins, TableShape, worst
 from streamveil.mechanisms.selection import (
     COARSE,
     NEVER,
-    NoTableError,
-    SelectionDesign,
     TableSelection,
-    design_selection,
 )
+from streamveil.mechanisms.table_design import NoTableError, SelectionDesign, design_selection
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.convert import nothing_delta
 from streamveil.privacy.noise import SeededNoise, SilentNoise

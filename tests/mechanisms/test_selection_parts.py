@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from math import exp
+from operator import itemgetter
 
 import mpmath
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from scipy import stats
 
-from streamveil.mechanisms.pld import Point, law_under
+from streamveil.mechanisms.above_threshold import (
+    COIN,
+    Coins,
+    curve_with,
+    curve_without,
+    worst_openings,
+)
+from streamveil.mechanisms.pld import RARE, LossLaw, Points, law_near, law_under
 from streamveil.mechanisms.waiting import NEVER, UNCLEAR, doubt, wait_word, waits
 from streamveil.privacy.convert import gaussian_delta, nothing_delta
 from streamveil.privacy.guarantee import Gdp, Pure
@@ -65,17 +80,68 @@ def test_the_ends_of_the_range() -> None:
     assert float(doubt(1001, 2**48)) < 1e-20
 
 
-def randomised_response(epsilon: float, step: float) -> list[Point]:
+def randomised_response(epsilon: float, step: float) -> Points:
     """Points of its curve, rounded up."""
-    places = round(epsilon / step)
-    p = exp(epsilon) / (1 + exp(epsilon))
+    places = np.arange(-round(epsilon / step), round(epsilon / step) + 1)
+    p, gammas = exp(epsilon) / (1 + exp(epsilon)), np.exp(places * step)
+    heights = np.maximum(p - gammas * (1 - p), 0.0) + np.maximum((1 - p) - gammas * p, 0.0)
+    return Points(gammas, heights * (1 + 1e-14) + 1e-16, places)
 
-    def point(place: int) -> Point:
-        gamma = exp(place * step)
-        height = max(p - gamma * (1 - p), 0.0) + max((1 - p) - gamma * p, 0.0)
-        return Point(gamma, height * (1 + 1e-14) + 1e-16, place)
 
-    return [point(place) for place in range(-places, places + 1)]
+def law_by_fractions(points: Points, step: float) -> LossLaw:
+    """The definition: hull and masses of `law_under` in fractions."""
+    nodes = [(Fraction(0), Fraction(1), 0)]
+    for place in np.argsort(points.gammas, kind="stable"):
+        gamma, height = (Fraction(float(row[place])) for row in (points.gammas, points.heights))
+        while len(nodes) > 1:
+            (a, x, _), (b, y, _) = nodes[-2:]
+            if (y - x) * (gamma - a) < (height - x) * (b - a):
+                break
+            nodes.pop()
+        nodes.append((gamma, height, int(points.places[place])))
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(nodes)] + [Fraction(0)]
+    masses = np.zeros(nodes[-1][2] - nodes[1][2] + 1)
+    for place in range(1, len(nodes)):
+        mass = float(nodes[place][0] * (slopes[place] - slopes[place - 1]))
+        masses[nodes[place][2] - nodes[1][2]] += mass * (1 + 2.0**-51)
+    infinite = float(nodes[-1][1]) * (1 + 2.0**-51) + RARE * len(masses)
+    return LossLaw(step, nodes[1][2], np.where(masses < RARE, 0.0, masses), infinite)
+
+
+def assert_same_law(found: LossLaw, wanted: LossLaw) -> None:
+    assert (found.first, found.infinite) == (wanted.first, wanted.infinite)
+    assert_array_equal(found.masses, wanted.masses)
+
+
+@pytest.mark.parametrize("curve", [curve_with, curve_without])
+@pytest.mark.parametrize(("horizon", "places"), [(3, 16), (100, 40)])
+def test_integers_give_the_law_of_fractions(
+    curve: Callable[..., Points], horizon: int, places: int
+) -> None:
+    coins, step = Coins(tuple(int(COIN * exp(-0.6 * gap)) for gap in range(1, 24))), 0.7 / places
+    points = curve(worst_openings(coins, horizon, step, 10), step, places)
+    assert_same_law(law_under(points, step), law_by_fractions(points, step))
+
+
+@given(
+    st.lists(st.tuples(st.integers(-40, 40), st.floats(0, 1)), min_size=1, unique_by=itemgetter(0))
+)
+def test_any_points_give_the_law_of_fractions(drawn: list[tuple[int, float]]) -> None:
+    places = np.array([place for place, _ in drawn])
+    heights = np.array([height for _, height in drawn])
+    points = Points(np.exp(0.3 * places), heights, places)
+    assert_same_law(law_under(points, 0.3), law_by_fractions(points, 0.3))
+
+
+@pytest.mark.parametrize("curve", [curve_with, curve_without])
+def test_the_law_in_floats_is_near(curve: Callable[..., Points]) -> None:
+    coins, step = Coins(tuple(int(COIN * exp(-0.6 * gap)) for gap in range(1, 24))), 0.7 / 16
+    points = curve(worst_openings(coins, 100, step, 10), step, 16)
+    exact, near = (make(points, step).self_compose(3) for make in (law_under, law_near))
+    for epsilon in (0.5, 3.0, 6.0):
+        for rest in (nothing_delta, partial(gaussian_delta, mu=0.6)):
+            wanted = exact.delta_at(epsilon, rest)
+            assert near.delta_at(epsilon, rest) == pytest.approx(wanted, rel=1e-7)
 
 
 def test_a_curve_gives_back_its_pair() -> None:
@@ -100,7 +166,6 @@ def test_compositions_are_never_below_the_exact_ones_and_close(times: int) -> No
 
 def test_points_above_the_hull_change_nothing() -> None:
     points = randomised_response(0.4, 0.1)
-    loose = [*points[:3], Point(points[3].gamma, points[3].height + 0.1, points[3].place)]
-    kept = law_under([*loose, *points[4:]], 0.1)
-    fit = law_under([*points[:3], *points[4:]], 0.1)
-    assert kept.masses == pytest.approx(fit.masses)
+    loose = replace(points, heights=points.heights + 0.1 * (points.places == -1))
+    fit = Points(*(np.delete(row, 3) for row in (points.gammas, points.heights, points.places)))
+    assert_array_equal(law_under(loose, 0.1).masses, law_under(fit, 0.1).masses)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf, isqrt, sqrt
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from streamveil.engines.outlook import (
 )
 from streamveil.errors import PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, Counter, HonakerCounter, fit
-from streamveil.mechanisms.selection import NoTableError, design_selection
+from streamveil.mechanisms.table_design import NoTableError, design_selection
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.group_by import COLLISION_BITS, lane_move
@@ -33,9 +33,10 @@ from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
 from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.calibrate import gaussian_mu, root_up, zcdp_rho
+from streamveil.privacy.calibrate import gaussian_mu, root_down, root_up, zcdp_rho
 from streamveil.queries.overflow import LARGEST_WEIGHT
 from streamveil.queries.plan import Plan
+from streamveil.types import Exact
 
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
@@ -220,6 +221,7 @@ class Sizing:
             epsilon=budget.epsilon,
             offset=max(1, self.plan.key_set.min_units) - 1,
             half=design.half,
+            places=design.places,
         )
         counters = self._counters(self.lanes, bounds, design.mu**2, rule)
         totalling = replace(self._totalling(counters), selection=selection, rule=rule)
@@ -321,11 +323,9 @@ class Sizing:
     def _fitted(
         self, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
     ) -> Counter:
-        counter: Any = fit(self._unscaled(), Budget(mu=root_down(mu_squared)), moved, groups)
-        while weighted_loss(counter, moved, groups, rule).gaussian > mu_squared:
-            counter = replace(counter, sigma=Fraction(counter.sigma) * (1 + Fraction(1, 2**20)))
-        fitted: Counter = counter
-        return fitted
+        counter: Any = self._unscaled()
+        sigma = least_sigma(counter, moved, groups, mu_squared, rule)
+        return cast("Counter", replace(counter, sigma=sigma))
 
     def _unscaled(self) -> Any:
         kind = self.plan.counter
@@ -383,13 +383,19 @@ class Sizing:
         return left
 
 
+@lru_cache(maxsize=256)
+def least_sigma(
+    unscaled: Any, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
+) -> Exact:
+    """The noise with which a counter loses at most mu^2, weighted keys included."""
+    counter = fit(unscaled, Budget(mu=root_down(mu_squared)), moved, groups)
+    while weighted_loss(counter, moved, groups, rule).gaussian > mu_squared:
+        counter = replace(counter, sigma=Fraction(counter.sigma) * (1 + Fraction(1, 2**20)))
+    sigma: Exact = counter.sigma
+    return sigma
+
+
 def is_open(plan: Plan) -> bool:
     """Whether the query leaves the bound on a unit's rows to the forecast."""
     given = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     return not given and plan.options.get("expected_rows") is not None
-
-
-def root_down(square: Fraction) -> Fraction:
-    """A fraction not above the square root."""
-    root = root_up(square)
-    return root if root * root <= square else square / root

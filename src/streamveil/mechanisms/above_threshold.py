@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
 from numba import njit
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.pld import Point
-from streamveil.types import Array, Float64
+from streamveil.mechanisms.pld import Points
+from streamveil.types import Array, Float64, Int64
 
 COIN = 1 << 64
 STEEPEST = 6  # the largest fall of ln(pi) per gap
@@ -90,8 +90,9 @@ class TableShape:
                 rare = -(horizon.ln() + log_pi)  # ln(1 / (horizon pi))
                 fall = slope + bend * rare**power if rare > 0 else slope
                 log_pi -= min(Decimal(STEEPEST), fall)
-                coins.append(int(log_pi.exp() * COIN + Decimal("0.5")))
-                if horizon * log_pi.exp() <= floor:
+                chance = log_pi.exp()
+                coins.append(int(chance * COIN + Decimal("0.5")))
+                if horizon * chance <= floor:
                     return Coins(tuple(coins))
 
 
@@ -99,6 +100,7 @@ def _decimal(number: Fraction) -> Decimal:
     return Decimal(number.numerator) / Decimal(number.denominator)
 
 
+@lru_cache(maxsize=16)
 def worst_openings(
     coins: Coins, horizon: int, step: float, reach: float
 ) -> Float64[Array, " nodes"]:
@@ -121,18 +123,18 @@ def worst_openings(
     """
     require_positive(horizon=horizon, step=step, reach=reach)
     nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
-    gaps = range(1, len(coins.coins) + 2)
-    gain = np.empty((len(gaps), len(nodes)))
-    stay, weight, jump = (np.empty(len(gaps)) for _ in range(3))
-    for row, gap in enumerate(gaps):
-        more, less = coins.chance(gap - 1), coins.chance(gap)
-        gain[row] = nodes * float(more) * (1 + 1e-15) - float(less) * (1 - 1e-15)
-        stay[row] = float(1 - less) * (1 + 1e-15)
-        shrink = float((1 - more) / (1 - less)) * (1 + 1e-15)
+    gain = np.empty((len(coins.coins) + 1, len(nodes)))
+    stay, weight, jump = (np.empty(len(gain)) for _ in range(3))
+    for row, (more, less) in enumerate(pairwise((COIN, *coins.coins, 0))):
+        gain[row] = nodes * (more / COIN) * (1 + 1e-15) - less / COIN * (1 - 1e-15)
+        stay[row] = (COIN - less) / COIN * (1 + 1e-15)
+        shrink = (COIN - more) / (COIN - less) * (1 + 1e-15)
         jump[row], weight[row] = _chord(shrink, step)
     gain = np.maximum(gain, 0.0) * (1 + 1e-15)
     beyond = np.exp(-step * np.arange(1, int(np.nanmax(jump)) + 3)) * (1 + 1e-12)
-    return _iterate(horizon, gain, stay, weight, jump.astype(np.int64), beyond)
+    worst = _iterate(horizon, gain, stay, weight, jump.astype(np.int64), beyond)
+    worst.flags.writeable = False  # shared by all who ask
+    return worst
 
 
 def _chord(shrink: float, step: float) -> tuple[int, float]:
@@ -155,56 +157,61 @@ def _iterate(
 ) -> Array:
     """See `worst_openings`."""
     nodes = gain.shape[1]
-    worst = np.zeros(nodes + len(beyond))
+    worst, later = np.zeros(nodes + len(beyond)), np.zeros(nodes + len(beyond))
     for _ in range(horizon):
-        next_worst = worst.copy()
+        later[:] = worst
         for row in range(len(stay)):
             place, w, s = jump[row], weight[row], stay[row]
+            if place < 0:
+                for i in range(nodes):
+                    later[i] = max(later[i], gain[row, i] * (1 + 2.0**-49))
+                continue
+            upper, lower = worst[place : place + nodes], worst[place + 1 : place + 1 + nodes]
             for i in range(nodes):
-                value = gain[row, i]
-                if place >= 0:
-                    value += s * (w * worst[i + place] + (1 - w) * worst[i + place + 1])
-                value *= 1 + 2.0**-49
-                if value > next_worst[i]:
-                    next_worst[i] = value
+                value = gain[row, i] + s * (w * upper[i] + (1 - w) * lower[i])
+                later[i] = max(later[i], value * (1 + 2.0**-49))
         for j in range(len(beyond)):
-            next_worst[nodes + j] = next_worst[nodes - 1] * beyond[j]
-        worst = next_worst
-    return worst[:nodes]
+            later[nodes + j] = later[nodes - 1] * beyond[j]
+        worst, later = later, worst
+    return worst[:nodes].copy()
 
 
-def _thinned(worst: Float64[Array, " nodes"], shift_places: int) -> list[tuple[int, float]]:
+def _thinned(nodes: int, shift_places: int) -> Int64[Array, " kept"]:
     """Fewer points where losses are large and rare; any subset of points is sound."""
-    kept = [place for place in range(len(worst)) if place < 8 * shift_places or place % 8 == 0]
-    return [(place, float(worst[place])) for place in kept]
+    places = np.arange(nodes)
+    return places[(places < 8 * shift_places) | (places % 8 == 0)]
 
 
-def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> list[Point]:
+def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> Points:
     """Points above the curve of (with a unit, without it), q = e^(-step * shift_places).
 
     From gamma = 1 up: gamma W(1/gamma). Below, h(gamma) = 1 - gamma + gamma h'(1/gamma) with the
     reverse curve h' of `curve_without`; only its corner at q matters for the hull.
     """
     corner = np.exp(-step * shift_places)
-    points = [Point(float(corner), float(1 - corner) * (1 + 1e-14) + 1e-15, -shift_places)]
-    for place, value in _thinned(worst, shift_places):
-        gamma = float(np.exp(step * place)) * (1 + 1e-14)  # W(1/gamma) <= W(x_i)
-        points.append(Point(gamma, min(1.0, gamma * value * UP), place))
-    return points
+    places = _thinned(len(worst), shift_places)
+    gammas = np.exp(step * places) * (1 + 1e-14)  # W(1/gamma) <= W(x_i)
+    heights = np.minimum(gammas * worst[places] * UP, 1.0)
+    return Points(
+        np.append(corner, gammas),
+        np.append((1 - corner) * (1 + 1e-14) + 1e-15, heights),
+        np.append(-shift_places, places),
+    )
 
 
-def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> list[Point]:
+def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> Points:
     """Points above the curve of (without a unit, with it).
 
     From gamma = 1 up the curve is at most 1 - gamma q: a line, so its two ends do. Below,
     h(gamma) = 1 - gamma + gamma h'(1/gamma) = 1 - gamma + W(gamma).
     """
-    points = []
-    for place, value in _thinned(worst, shift_places):
-        gamma = float(np.exp(-step * place)) * (1 - 1e-14)  # W(gamma) <= W(x_i)
-        height = (1 - gamma + value) * (1 + 1e-15)
-        points.append(Point(gamma, min(height, 1.0), -place))
-    corner = float(1 - np.exp(-step * shift_places)) * (1 + 1e-14) + 2e-14  # at 1 - 1e-14
-    points[0] = Point(points[0].gamma, min(points[0].height, corner), 0)
-    points.append(Point(float(np.exp(step * shift_places)) * (1 + 1e-14), 0.0, shift_places))
-    return points
+    places = _thinned(len(worst), shift_places)
+    gammas = np.exp(-step * places) * (1 - 1e-14)  # W(gamma) <= W(x_i)
+    heights = np.minimum((1 - gammas + worst[places]) * (1 + 1e-15), 1.0)
+    corner = (1 - np.exp(-step * shift_places)) * (1 + 1e-14) + 2e-14  # at 1 - 1e-14
+    heights[0] = min(heights[0], corner)
+    return Points(
+        np.append(gammas, np.exp(step * shift_places) * (1 + 1e-14)),
+        np.append(heights, 0.0),
+        np.append(-places, shift_places),
+    )

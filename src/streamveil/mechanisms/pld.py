@@ -7,40 +7,41 @@ dots", Doroshenko et al. 2022, arXiv:2207.04380). The pair's losses lie on a lat
 product is an n-fold convolution of non-negative numbers, taken directly: no Fourier transform.
 
 Numerics, each step an upper bound: points are floats rounded up by the caller; hull and masses are
-exact (integers and fractions); masses are rounded up to floats; a sum of n products of non-negative
-floats is off by less than n 2^-52 relative in any order and is raised by that; `SHIFT` covers the
-distance of lattice losses k * step from the log of the float gamma they stand for.
+exact (integers); masses are rounded up to floats; a sum of n products of non-negative floats is off
+by less than n 2^-52 relative in any order and is raised by that; `SHIFT` covers the distance of
+lattice losses k * step from the log of the float gamma they stand for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
+from numba import njit
 
 from streamveil.privacy.convert import Curve
-from streamveil.types import Array, Float64
+from streamveil.types import Array, Float64, Int64
 
-POINT_BITS = 300  # points are multiples of 2^-300
+MANTISSA = 53  # bits of a float64
 SHIFT = 1e-11
 RARE = 1e-40  # smaller masses are moved to infinite loss: no subnormal products
 
 
-@dataclass(frozen=True)
-class Point:
-    """h(gamma) <= height, where gamma = e^(place * step); place 0 and up may be any integers."""
+@dataclass(frozen=True, eq=False)
+class Points:
+    """h(gammas[i]) <= heights[i], where gammas[i] = e^(places[i] * step); in any order."""
 
-    gamma: float
-    height: float
-    place: int
+    gammas: Float64[Array, " points"]
+    heights: Float64[Array, " points"]
+    places: Int64[Array, " points"]
 
 
 @dataclass(frozen=True, eq=False)
 class LossLaw:
-    """A law of the privacy loss under P, on the lattice (first + i) * step, rounded up."""
+    """A law of the privacy loss under P, on the lattice (first + i) * step, rounded up.
+
+    One made by `law_near` is not rounded: it bounds nothing.
+    """
 
     step: float
     first: int
@@ -63,7 +64,7 @@ class LossLaw:
         return min(1.0, (total + self.infinite) * (1 + 2.0**-50))
 
 
-def law_under(points: Sequence[Point], step: float) -> LossLaw:
+def law_under(points: Points, step: float) -> LossLaw:
     """The loss law of the least dominating pair above all points.
 
     Proof: with hull nodes (g_i, h_i), g_0 = 0, h_0 = 1, and slopes s_i from node i - 1 to i (0
@@ -71,29 +72,92 @@ def law_under(points: Sequence[Point], step: float) -> LossLaw:
         + s_1 on loss minus infinity and P mass h_n on loss infinity. Then P sums to h_n - sum of
         s_i (g_i - g_(i-1)) = 1, and the pair's curve is the hull: piecewise linear, with these
         slopes. Beyond the last point the curve, which falls, stays below h_n.
+    Numerics: a slope is a quotient rise / run of integers, so a mass is one too, and Python rounds
+        the quotient of two integers to the nearest float, however long they are.
     """
-    scale = 1 << POINT_BITS
-    nodes = [(0, scale, 0)]
-    for point in sorted(points, key=lambda point: point.gamma):
-        gamma = int(Fraction(point.gamma) * scale)
-        height = -int(-Fraction(point.height) * scale // 1)
-        while len(nodes) > 1 and _is_above(nodes[-1], nodes[-2], (gamma, height)):
-            nodes.pop()
-        nodes.append((gamma, height, point.place))
-    gammas = [gamma for gamma, _, _ in nodes]
-    slopes = [Fraction(b[1] - a[1], b[0] - a[0]) for a, b in pairwise(nodes)] + [Fraction(0)]
-    first, last = nodes[1][2], nodes[-1][2]
-    masses = np.zeros(last - first + 1)
-    for index in range(1, len(nodes)):
-        mass = float(Fraction(gammas[index], scale) * (slopes[index] - slopes[index - 1]))
-        masses[nodes[index][2] - first] += mass * (1 + 2.0**-51)
-    infinite = float(Fraction(nodes[-1][1], scale)) * (1 + 2.0**-51) + RARE * len(masses)
-    return LossLaw(step, first, np.where(masses < RARE, 0.0, masses), infinite)
+    order = np.argsort(points.gammas, kind="stable")
+    gammas, _ = multiples(points.gammas[order])
+    heights, bits = multiples(points.heights[order])
+    nodes, runs, rises = hull(gammas, heights, 1 << bits)
+    places = points.places[order][nodes]
+    masses = np.zeros(int(places[-1] - places[0]) + 1)
+    found = [
+        gammas[node] * (next_rise * run - rise * next_run) / ((run * next_run) << bits)
+        for node, run, rise, next_run, next_rise in zip(
+            nodes, runs, rises, [*runs[1:], 1], [*rises[1:], 0], strict=True
+        )
+    ]
+    np.add.at(masses, places - places[0], np.array(found) * (1 + 2.0**-51))
+    last = heights[nodes[-1]] / (1 << bits)
+    infinite = last * (1 + 2.0**-51) + RARE * len(masses)
+    return LossLaw(step, int(places[0]), np.where(masses < RARE, 0.0, masses), infinite)
 
 
-def _is_above(
-    middle: tuple[int, int, int], left: tuple[int, int, int], new: tuple[int, int]
-) -> bool:
-    """Whether the middle node lies on or above the chord from the left node to the new one."""
-    rise = (middle[1] - left[1]) * (new[0] - left[0])
-    return rise >= (new[1] - left[1]) * (middle[0] - left[0])
+def multiples(values: Float64[Array, " n"]) -> tuple[list[int], int]:
+    """The same numbers as multiples of 2^-bits, and these bits.
+
+    >>> multiples(np.array([0.75, 2.0])) == ([3 << 51, 2 << 53], 53)
+    True
+    """
+    mantissas, exponents = np.frexp(values)
+    bits = MANTISSA - min(int(exponents.min()), 0)
+    whole = (mantissas * 2.0**MANTISSA).astype(np.int64).tolist()
+    shifts = (exponents.astype(np.int64) + (bits - MANTISSA)).tolist()
+    return [a << s for a, s in zip(whole, shifts, strict=True)], bits
+
+
+def hull(gammas: list[int], heights: list[int], one: int) -> tuple[list[int], list[int], list[int]]:
+    """The points on the lower convex hull of (0, one) and all points, by rising gamma.
+
+    With the run and the rise to each from the node before. A node goes when it lies on or above the
+    chord between its neighbours: when the slope to it is no less than the slope from it.
+    """
+    nodes: list[int] = []
+    runs: list[int] = []
+    rises: list[int] = []
+    left, level = 0, one
+    for place, (gamma, height) in enumerate(zip(gammas, heights, strict=True)):
+        run, rise = gamma - left, height - level
+        while nodes and rises[-1] * run >= rise * runs[-1]:
+            del nodes[-1]
+            run, rise = run + runs.pop(), rise + rises.pop()
+        nodes.append(place)
+        runs.append(run)
+        rises.append(rise)
+        left, level = gamma, height
+    return nodes, runs, rises
+
+
+def law_near(points: Points, step: float) -> LossLaw:
+    """About `law_under`, in floats: for searches, whose result is then certified by that."""
+    order = np.argsort(points.gammas)
+    gammas, heights = points.gammas[order], points.heights[order]
+    nodes, found = hull_near(gammas, heights)
+    places = points.places[order][nodes]
+    masses = np.zeros(int(places[-1] - places[0]) + 1)
+    masses[places - places[0]] = found
+    return LossLaw(step, int(places[0]), masses, float(heights[nodes[-1]]))
+
+
+@njit(cache=True)
+def hull_near(
+    gammas: Float64[Array, " n"], heights: Float64[Array, " n"]
+) -> tuple[Int64[Array, " nodes"], Float64[Array, " nodes"]]:
+    """The nodes of `hull` and their masses, in floats."""
+    nodes = np.empty(len(gammas), np.int64)
+    slopes = np.zeros(len(gammas) + 1)
+    count = 0
+    for place in range(len(gammas)):
+        slope = (heights[place] - 1.0) / gammas[place]
+        while count:
+            before = nodes[count - 1]
+            slope = (heights[place] - heights[before]) / (gammas[place] - gammas[before])
+            if slopes[count - 1] < slope:
+                break
+            count -= 1
+            slope = (heights[place] - 1.0) / gammas[place]
+        nodes[count], slopes[count] = place, slope
+        count += 1
+    slopes[count] = 0.0
+    kept = nodes[:count].copy()
+    return kept, gammas[kept] * np.diff(slopes[: count + 1])

@@ -18,17 +18,15 @@ exceed at every trigger, and `loss` what that costs beside the counter's own Gau
   costs nothing. `ids` are the keys' 128-bit keyed fingerprints; draws are addressed by key and S,
   so a replay, another engine or another order of keys gives the same openings.
 - silent draws: z = 0 and a key opens when S >= threshold.
-`design_selection` chooses the table from public numbers only and certifies its delta.
+`table_design.design_selection` chooses the table from public numbers only and certifies its delta.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property, lru_cache, partial
-from math import ceil, inf
-from typing import Any, TypeAlias
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -37,7 +35,6 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.above_threshold import (
     COIN,
     Coins,
-    TableShape,
     curve_with,
     curve_without,
     worst_openings,
@@ -45,16 +42,13 @@ from streamveil.mechanisms.above_threshold import (
 from streamveil.mechanisms.pld import LossLaw, law_under
 from streamveil.mechanisms.waiting import NEVER, PRECISION, WORDS, doubt, waits
 from streamveil.privacy import convert
-from streamveil.privacy.budget import Budget, Number, exact, exact_between
-from streamveil.privacy.calibrate import gaussian_mu
+from streamveil.privacy.budget import Number, exact
 from streamveil.privacy.guarantee import Approx, Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Float64, Int64, UInt64
 
-Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
 DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
-FINE, COARSE, ROUGH = 100, 40, 16  # lattice steps per shift_epsilon: all sound, more are tighter
-FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
+FINE, COARSE = 100, 40  # lattice steps per shift_epsilon: all sound, more are tighter
 REACH = 4  # losses further than this above epsilon count as infinite
 
 
@@ -94,6 +88,7 @@ class TableSelection:
     Numerics: coins are integers over 2^64 and drawn exactly; `waiting.doubt` bounds what 128-bit
         draws leave undecided and is charged as a distance.
 
+    >>> from streamveil.mechanisms.above_threshold import TableShape
     >>> numbers = (Fraction(text) for text in ("0.55", "0.1172", "1", "1e-10"))
     >>> coins = TableShape(100, *numbers).coins()
     >>> selection = TableSelection(
@@ -214,145 +209,7 @@ class TableSelection:
 def _losses(selection: TableSelection, places: int, reach: int) -> tuple[LossLaw, LossLaw]:
     """Both directions. The lattice step divides the shift's epsilon: q lies on the lattice."""
     step = float(selection.shift_epsilon / places)
-    worst = _worst(selection.coins, selection.horizon, step, reach)
+    worst = worst_openings(selection.coins, selection.horizon, step, reach)
     added, missing = curve_with(worst, step, places), curve_without(worst, step, places)
     keys = selection.keys_per_unit
     return law_under(added, step).self_compose(keys), law_under(missing, step).self_compose(keys)
-
-
-@lru_cache(maxsize=16)
-def _worst(coins: Coins, horizon: int, step: float, reach: int) -> Array:
-    return worst_openings(coins, horizon, step, reach)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionDesign:
-    """A table, what the Gaussian releases beside it may use, and the certified delta of both."""
-
-    selection: TableSelection
-    mu: Fraction  # all Gaussian releases together
-    epsilon: Fraction
-    delta: float  # certified, at most the budget's
-    half: float  # units by the last trigger, arriving evenly, with which half of all keys open
-
-    @property
-    def loss(self) -> Loss:
-        """Selection and releases together."""
-        return Approx(self.epsilon, self.delta)
-
-
-class NoTableError(ValueError):
-    """No table fits the budget beside the releases; another kind of selection may."""
-
-
-def design_selection(
-    horizon: int, budget: Budget, keys_per_unit: int, mu_share: Number = Fraction(2, 3)
-) -> SelectionDesign:
-    """The table that opens keys with the fewest units, from public numbers only.
-
-    Algorithm: the releases get `mu_share` of the mu that the budget would allow them alone. For
-        each table shape tried (a fixed descent over slope and bend), the largest shift_epsilon
-        inside the budget; the shape with the least `half` wins. The winner's delta is certified
-        again on the fine lattice. Takes seconds, once per setting. Horizons of many thousands can
-        test every few triggers only: the horizon here is the number of tests.
-    """
-    if budget.epsilon is None or budget.delta is None:
-        raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
-    require_positive(horizon=horizon, keys_per_unit=keys_per_unit)
-    share = exact_between("mu_share", mu_share, 0, 1)
-    mu = Fraction(int(share * Fraction(gaussian_mu(budget)) * 1000), 1000)
-    return _design(horizon, budget, keys_per_unit, mu)
-
-
-@lru_cache(maxsize=64)
-def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
-    trial = partial(_trial, horizon, budget, keys_per_unit, mu)
-    rough = cache(lambda shape: trial(shape, shape[0] / ROUGH).half)
-    steep = Fraction(budget.epsilon or 0) / keys_per_unit * Fraction(2, 5)
-    starts = (_short((steep * part, steep * part / 5)) for part in FLATTER)
-    shape = next((start for start in starts if rough(start) < inf), None)
-    if shape is not None:
-        shape = _descend(rough, shape)
-        design = trial(shape, shape[0] / FINE)
-        if design.half < inf:
-            return design
-    raise NoTableError(
-        f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit} keys"
-        " per unit; take a smaller mu_share, fewer keys per unit or a larger budget"
-    )
-
-
-def _descend(cost: Callable[[Shape], float], start: Shape) -> Shape:
-    """Coordinate descent on (slope, bend) by factors that approach 1."""
-    best, lowest = start, cost(start)
-    for factor in (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19)):
-        moved = True
-        while moved:
-            moved = False
-            for ratio in (factor, 1 / factor):
-                for near in ((best[0] * ratio, best[1]), (best[0], best[1] * ratio)):
-                    value = cost(_short(near))
-                    if value < lowest:
-                        best, lowest, moved = _short(near), value, True
-    return best
-
-
-def _short(shape: Shape) -> Shape:
-    """Numbers of a few digits, for records that people read."""
-    return (Fraction(ceil(shape[0] * 5000), 5000), Fraction(ceil(shape[1] * 5000), 5000))
-
-
-def _trial(
-    horizon: int,
-    budget: Budget,
-    keys_per_unit: int,
-    mu: Fraction,
-    shape: Shape,
-    step: Fraction,
-) -> SelectionDesign:
-    """The best shift for one shape, a multiple of the lattice step."""
-    assert budget.epsilon is not None  # noqa: S101  (checked by design_selection)
-    assert budget.delta is not None  # noqa: S101
-    epsilon, limit = budget.epsilon, convert.exact_below(budget.delta)
-    floor = budget.delta / (20 * keys_per_unit)
-    coins = TableShape(horizon, *shape, Fraction(1), floor).coins()
-
-    def build(places: int) -> TableSelection:
-        return TableSelection(
-            horizon=horizon, keys_per_unit=keys_per_unit, shift_epsilon=places * step, coins=coins
-        )
-
-    def fits(places: int) -> bool:
-        return build(places).delta_at(epsilon, mu, places) <= limit
-
-    low, high = 0, int(shape[0] / step) // 4 + 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    chosen = build(max(low, 1))
-    return SelectionDesign(
-        selection=chosen,
-        mu=mu,
-        epsilon=epsilon,
-        delta=chosen.delta_at(epsilon, mu, max(low, 1)),
-        half=_units_for_half(chosen) if low else inf,
-    )
-
-
-def _units_for_half(selection: TableSelection) -> float:
-    """See `SelectionDesign.half`; interpolated between integers."""
-    steps = np.arange(1, selection.horizon + 1)
-
-    def chance(units: int) -> float:
-        return selection.opening_chance(units * steps // selection.horizon)
-
-    low, high = 1, 2
-    while chance(high) < 0.5:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if chance(middle) >= 0.5 else (middle, high)
-    below, above = chance(low), chance(high)
-    return low + (0.5 - below) / (above - below)

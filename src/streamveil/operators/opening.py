@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar
 
@@ -35,14 +35,14 @@ class TableOpening:
     epsilon: Fraction  # at which the guarantee of the whole job is stated
     offset: int = 0  # units that do not count: keys need that many more
     half: float = 0.0  # units with which half of all keys are shown, for forecasts
+    places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `delta`
 
     def delta(self, mu: Fraction) -> Fraction:
         """A certified delta at `epsilon` of the selection and mu-GDP releases together.
 
-        Every lattice gives a sound bound; the finer one is needed where the design left no room.
+        Every lattice gives a sound bound; on that of the design it is inside the budget.
         """
-        found = (self.table.delta_at(self.epsilon, mu, places) for places in (FINE, 3 * FINE))
-        return Fraction(min(found))
+        return Fraction(self.table.delta_at(self.epsilon, mu, self.places))
 
     def threshold(self, trigger: int) -> float:
         """Units with which a key opens surely at any trigger when its shift is 0."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from math import isqrt
 
 from streamveil.privacy.budget import Budget, Number, exact, exact_between
@@ -16,6 +17,7 @@ from streamveil.privacy.guarantee import Gdp, Loss, Pure, Zcdp
 SCALE_BITS = 40  # scales are multiples of 2^-40 of their size
 
 
+@lru_cache(maxsize=256)
 def gaussian_mu(budget: Budget, delta_share: Number = 1) -> float:
     """The largest mu such that a mu-GDP mechanism fits the budget, rounded down.
 
@@ -58,6 +60,7 @@ def laplace_scale(l1: Number, budget: Budget) -> Fraction:
     return _round_up(size / exact("epsilon", _largest(Pure, Budget(rho=budget.rho))))
 
 
+@lru_cache(maxsize=256)
 def zcdp_rho(budget: Budget, delta_share: Number = 1) -> float:
     """The largest rho such that every rho-zCDP mechanism fits the budget, rounded down."""
     if budget.mu is not None:
@@ -120,3 +123,9 @@ def root_up(square: Fraction) -> Fraction:
     whole = -(-scaled.numerator // scaled.denominator)
     root = isqrt(whole)
     return Fraction(root + (root * root < whole), 2**shift)
+
+
+def root_down(square: Fraction) -> Fraction:
+    """A fraction not above the square root."""
+    root = root_up(square)
+    return root if root * root <= square else square / root

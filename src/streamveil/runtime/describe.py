@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -29,7 +30,7 @@ def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:
         "options": plain(plan.options),
         "budget": budget_of(plan.budget),
         "mechanisms": mechanisms_of(operator),
-        "versions": versions(),
+        "versions": dict(versions()),
     }
 
 
@@ -81,6 +82,7 @@ def selection_of(totalling: Totalling) -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of what computes the releases."""
     found = {"python": platform.python_version()}
