@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from streamveil import cli
 from streamveil.commands.common import print_rows
+from streamveil.errors import PlanError
 
 SECRET = "patient-4711"
 QUERY = """
@@ -33,6 +34,34 @@ def test_keys_that_look_like_markup_are_printed_as_they_are(capsys):
     print_rows(pa.table({"url": ["[/home]", "[red]"], "n": [1, 2]}), "release 1")
     shown = capsys.readouterr().out
     assert [name for name in ("[/home]", "[red]") if name in shown] == ["[/home]", "[red]"]
+
+
+def test_a_wide_table_is_cut_by_nobody(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    print_rows(pa.table({f"column {i}": [1000 + i] for i in range(30)}), "release 1")
+    shown = capsys.readouterr().out
+    assert [i for i in range(30) if f"{1000 + i:,}" not in shown] == []
+    assert {len(line) for line in shown.splitlines()[1:] if line} == {
+        len(shown.splitlines()[1])
+    }  # no line is folded
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "read_query", interrupted)
+    monkeypatch.setattr(sys, "argv", ["streamveil", "run", "q.sql", "--state", "s"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == cli.INTERRUPTED
+    assert "Run again to resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["lots", "-4GB", "0", "nan", "infGB", "1e400GB", "4XB", ""])
+def test_sizes_that_are_none_are_refused(text):
+    with pytest.raises(PlanError, match="--memory takes a number above 0"):
+        cli.size_of(text)
 
 
 @pytest.fixture
@@ -93,10 +122,12 @@ def test_run_resume_inspect_and_ledger(folder):
 def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0
-    summary = err.strip().splitlines()[-1]
+    (summary,) = err.splitlines()  # no bar where nobody watches
     assert re.search(r"400 rows in .*4 releases; memory at most [1-9][\d,]* MiB", summary), err
     expected = {p.name: p.read_bytes() for p in folder.rglob("out/**/*.csv")}
     assert expected
+    code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
+    assert (code, err) == (0, "nothing left to do: everything that is there was read before\n")
     code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "50MB")
     assert code == cli.CODES[cli.PlanError]
     assert "give at least" in err
@@ -188,7 +219,8 @@ def test_a_bug_shows_its_place_and_no_message(monkeypatch, capsys):
 
 def test_wrong_use():
     runner = CliRunner()
-    assert call("run", "/nowhere.sql", "--state", "/tmp/x")[0] == 2
+    code, _, errors = call("run", "/nowhere.sql", "--state", "/tmp/x")
+    assert (code, "No such file or directory" in errors) == (2, True)
     assert runner.invoke(cli.app, ["--version"]).stdout.startswith("streamveil ")
     assert call("inspect", "/nowhere")[0] == 4
     assert call("ledger", "show", "/nowhere")[0] == 4

@@ -90,6 +90,10 @@ def test_read_lists_picks_and_writes(folder, tmp_path):
         (("--trigger", "9"), "there is no release 9"),
         (("--key", "ward"), "column=value"),
         (("--out", "x.xls"), "must end in"),
+        *(
+            (("--out", f"/nowhere/x.{kind}"), "/nowhere/x.* cannot be written: No such file")
+            for kind in ("csv", "json", "parquet", "arrow")
+        ),
     ):
         with pytest.raises(PlanError, match=words):
             call("read", folder / "q.veil", *arguments)
@@ -126,6 +130,8 @@ def test_dashboard_writes_its_page(folder, tmp_path):
     assert "correlation" in (tmp_path / "e.html").read_text()
     call("dashboard", folder / "out", "--out", tmp_path / "f.html", "--sql", folder / "q.sql")
     assert "correlation" not in (tmp_path / "f.html").read_text()
+    with pytest.raises(PlanError, match="cannot be written"):
+        call("dashboard", folder / "out", "--out", "/nowhere/f.html")
 
 
 def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):

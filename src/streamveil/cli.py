@@ -73,9 +73,10 @@ def main() -> None:
         app()
     except StreamveilError as error:
         fail(error)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; what is committed stays. Run again to resume.")
-        sys.exit(INTERRUPTED)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:  # Ctrl-C: typer turns it into this
+            typer.echo("interrupted; what is committed stays. Run again to resume.", err=True)
+        raise
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
@@ -169,8 +170,9 @@ def run(
         with job:
             for release in job:
                 last = release
-    if seen and not quiet:
-        typer.echo(seen[0].summary(), err=True)
+    if not quiet:
+        done = "nothing left to do: everything that is there was read before"
+        typer.echo(seen[0].summary() if seen else done, err=True)
     show_last(last, planned.plan)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
@@ -213,15 +215,19 @@ def show_last(last: Release | None, plan: Plan) -> None:
 
 @contextmanager
 def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
-    """A progress line on stderr; yields the listener for a job, which keeps what it heard last."""
+    """A progress line on stderr; yields the listener for a job, which keeps what it heard last.
+
+    Only where somebody watches: in a log it would be noise.
+    """
+    console = Console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=quiet,
+        console=console,
+        disable=quiet or not console.is_terminal,
     )
     with bar:
         task = bar.add_task("starting", total=plan.clock.steps, rate="")
@@ -266,14 +272,21 @@ def explain(
 
 
 def size_of(text: str) -> int:
-    """Bytes from a text such as 4GB, 500MB or 123456."""
+    """Bytes from a text such as 4GB, 500MB or 123456.
+
+    >>> size_of("1.5 kb")
+    1500
+    """
     units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     number = text.strip().upper().rstrip("KMGTB")
     unit = text.strip().upper()[len(number) :]
     try:
-        return int(float(number) * units[unit])
-    except (ValueError, KeyError):
-        raise PlanError(f"a size is a number with KB, MB, GB or TB, not '{text[:20]}'") from None
+        size = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise PlanError(f"--memory takes a number above 0 and a unit (4GB), not '{text[:20]}'")
+    return size
 
 
 def print_explanation(

@@ -172,3 +172,9 @@ def test_writing_a_release_again_leaves_the_same_bytes(tmp_path, format):
     sink.write("job", 3, 1, TABLE)
     assert path.read_bytes() == first
     assert path.name == f"trigger=000001.{format}"
+
+
+def test_a_sink_that_cannot_write_says_where_and_why(tmp_path):
+    (tmp_path / "out").write_text("a file where a folder should be")
+    with pytest.raises(SourceError, match=r"cannot write to '.*out': (Not a dir|File exists)"):
+        open_sink("files", {"path": str(tmp_path / "out")}).write("job", 0, 1, TABLE)

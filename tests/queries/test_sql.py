@@ -386,3 +386,30 @@ def test_other_joins_are_refused(tmp_path, join, public, message):
     with pytest.raises(PlanError) as caught:
         parse_script(JOINED.format(folder=tmp_path, join=join, public=public))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("select", "change", "words"),
+    [
+        ("SUMM(x) AS n FROM t", (), "unknown aggregate 'SUMM'; did you mean 'SUM'?"),
+        ("COUNT(*) AS n FROM t", ("epsilon = 1", "epsilon = -1"), "1e-9, not -1"),
+        ("COUNT(*) AS n FROM t", ("epsilon = 1", "epsilon = 'a'"), "1e-9, not 'a'"),
+        ("COUNT(*) AS n FROM t", ("max_rows_contributed = 4", "max_rows_contributed = 0"),
+         "max_rows_contributed must be a whole number between 1 and 1,000,000,000, not 0"),
+        ("COUNT(*) AS n FROM t", ("max_rows_contributed = 4", "max_groups_contributed = 0"),
+         "max_groups_contributed must be at least 1, not 0"),
+        ("SUM(x, contribution_bounds_per_row => (5, 1)) AS n FROM t", (), "first, not (5, 1)"),
+        ("COUNT(*) AS n FROM t EMIT EVERY INTERVAL 0 HOUR", (), "not INTERVAL '0' HOUR"),
+        ("COUNT(*) AS n FROM t EMIT EVERY 5 ROWS",
+         ("epsilon = 1", "epsilon = 1, steps = 1.5"), "not 1.5"),
+    ],
+)  # fmt: skip
+def test_a_refused_argument_is_named_with_its_value(select, change, words):
+    assert words in refused(select, CLAUSE.replace(*change) if change else CLAUSE)
+
+
+def test_several_queries_are_named_with_the_way_to_choose():
+    one = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}, name = '%s') COUNT(*) AS n FROM t"
+    stream = "CREATE STREAM t WITH (source = 'files', path = 't.parquet');"
+    with pytest.raises(PlanError, match=r"2 queries \(a, b\).*\n.*--query NAME"):
+        parse_script(f"{stream} {one % 'a'}; {one % 'b'}").query  # noqa: B018  (it raises)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +17,7 @@ import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from streamveil.errors import PlanError
@@ -22,6 +26,7 @@ from streamveil.queries.query import Query
 from streamveil.queries.sql import Planned, Script, parse_script
 
 SHOWN_ROWS = 10
+WIDEST = 10_000  # characters of a table: a wide one is cut by nobody
 ENDINGS = ("csv", "json", "parquet", "arrow")
 FACTS = ("opened", "noise_weight", "window_end")  # in files, not on the terminal
 
@@ -51,8 +56,10 @@ def read_query(path: Path, tables: list[str] | None = None, wanted: str | None =
     """The query of a file."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise PlanError(f"the query file '{path}' cannot be read") from None
+    except OSError as error:
+        raise PlanError(f"the query file '{path}' cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"the query file '{path}' cannot be read: it is no UTF-8 text") from None
     script = parse_script(text, dict(_table(item) for item in tables or []))
     return script.query if wanted is None else _named(script, wanted)
 
@@ -65,7 +72,9 @@ def query_of(path: Path | None) -> Query | None:
 def _table(item: str) -> tuple[str, SourceSpec]:
     name, equals, path = item.partition("=")
     if not (name and equals and path):
-        raise PlanError("--table takes name=path, such as --table clicks='clicks/*.parquet'")
+        raise PlanError(
+            f"--table takes name=path, such as --table clicks='clicks/*.parquet', not '{item}'"
+        )
     return name, SourceSpec(name=name, kind="files", options={"path": path})
 
 
@@ -96,6 +105,8 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
                 cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
         shown.add_row(*(escape(text) for text in cells))  # a key may look like markup
     console = Console()
+    needs = Measurement.get(console, console.options.update_width(WIDEST), shown).maximum
+    console.width = max(console.width, needs)  # a terminal folds lines that nobody cuts
     console.print(shown)
     if table.num_rows > most:
         console.print(f"… and {table.num_rows - most:,} more rows")
@@ -121,16 +132,27 @@ def write_rows(table: pa.Table, path: Path) -> None:
     kind = path.suffix.lstrip(".")
     if kind not in ENDINGS:
         raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
-    if kind == "csv":
-        pyarrow.csv.write_csv(table, path)
-    elif kind == "parquet":
-        pq.write_table(table, path)
-    elif kind == "arrow":
-        with pa.ipc.new_stream(str(path), table.schema) as writer:
-            writer.write_table(table)
-    else:
-        rows = (json.dumps(row, default=str) + "\n" for row in table.to_pylist())
-        path.write_text("".join(rows))
+    with writing(path):
+        if kind == "csv":
+            pyarrow.csv.write_csv(table, path)
+        elif kind == "parquet":
+            pq.write_table(table, path)
+        elif kind == "arrow":
+            with pa.ipc.new_stream(str(path), table.schema) as writer:
+                writer.write_table(table)
+        else:
+            rows = (json.dumps(row, default=str) + "\n" for row in table.to_pylist())
+            path.write_text("".join(rows))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a failure to write the file that a user named into an error that says why."""
+    try:
+        yield
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "its folder is missing or closed to you"
+        raise PlanError(f"'{path}' cannot be written: {why}") from None
 
 
 def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHOWN_ROWS) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamveil.commands.common import Releases, Sql, query_of
+from streamveil.commands.common import Releases, Sql, query_of, writing
 
 
 def dashboard(
@@ -27,7 +27,8 @@ def dashboard(
     """
     from streamveil.dashboard import write
 
-    path = write(source, out, ledger, query_of(sql)).absolute()
+    with writing(out):
+        path = write(source, out, ledger, query_of(sql)).absolute()
     typer.echo(f"page: {path}")
     if show:
         webbrowser.open(path.as_uri())

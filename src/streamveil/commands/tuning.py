@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from streamveil.commands.common import SHOWN_ROWS, QueryFile, Tables, Wanted, read_query
+from streamveil.commands.common import SHOWN_ROWS, QueryFile, Tables, Wanted, read_query, writing
 from streamveil.errors import PlanError
 from streamveil.queries.plan import Plan
 
@@ -83,7 +83,8 @@ def from_sample(
     tuning = tune_over(plan, rows, over, fraction=fraction, metric=metric)
     print_tuning(tuning)
     if plot is not None:
-        draw(tuning, str(plot))
+        with writing(plot):
+            draw(tuning, str(plot))
         typer.echo(f"plot: {plot}")
 
 

@@ -50,4 +50,4 @@ def opened(what: str, known: dict[str, Callable[..., T]], kind: str, options: di
     return known[kind](**options)
 
 
-__all__ = ["SINKS", "SOURCES", "Chunk", "Sink", "Source", "open_sink", "open_source"]
+__all__ = ["SINKS", "SOURCES", "Chunk", "FilesSource", "Sink", "Source", "open_sink", "open_source"]

@@ -18,9 +18,11 @@ import pyarrow.csv
 from rich.console import Console
 from rich.table import Table
 
-from streamveil.connectors.blocks import sync_directory, write_all
+from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.parquet import to_parquet
-from streamveil.errors import require_one_of
+from streamveil.errors import SourceError, require_one_of
+
+MOST = 2  # bytes of a file per byte of a table, nearly always
 
 
 class FilesSink:
@@ -37,14 +39,22 @@ class FilesSink:
 
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
-        folder = self.path / job / f"window={window}"
+        try:
+            self._write(self.path / job / f"window={window}", trigger, table)
+        except OSError as error:
+            raise SourceError(
+                f"the sink cannot write to '{self.path}': {error.strerror}.\n"
+                "  to fix  make room or repair its permissions, then start again: what is "
+                "committed is sent then"
+            ) from None
+
+    def _write(self, folder: Path, trigger: int, table: pa.Table) -> None:
         new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"trigger={trigger:06d}.{self.format}"
         partial = final.with_suffix(final.suffix + ".partial")
-        content = WRITERS[self.format](table)
-        with partial.open("wb", buffering=0) as file:
-            write_all(file.fileno(), [memoryview(content).cast("B")])
+        with room(MOST * table.nbytes + ROOM_BYTES) as own, partial.open("wb", buffering=0) as file:
+            write_all(file.fileno(), [WRITERS[self.format](table, own)])
             os.fsync(file.fileno())
         partial.replace(final)
         for name in (folder, *folder.parents[:3]) if new else (folder,):
@@ -54,23 +64,25 @@ class FilesSink:
         """Nothing is pending."""
 
 
-def to_csv(table: pa.Table) -> pa.Buffer:
+def to_csv(table: pa.Table, _own: memoryview | None = None) -> memoryview:
     """Comma-separated values with a line of names."""
     out = pa.BufferOutputStream()
     pyarrow.csv.write_csv(table, out)
-    return out.getvalue()
+    return memoryview(out.getvalue()).cast("B")
 
 
-def to_json(table: pa.Table) -> bytes:
+def to_json(table: pa.Table, _own: memoryview | None = None) -> memoryview:
     """JSON lines; timestamps in ISO 8601."""
 
     def text(value: Any) -> str:
         return value.isoformat() if isinstance(value, datetime | date) else str(value)
 
-    return "".join(json.dumps(row, default=text) + "\n" for row in table.to_pylist()).encode()
+    lines = [json.dumps(row, default=text) + "\n" for row in table.to_pylist()]
+    return memoryview("".join(lines).encode())
 
 
-WRITERS: dict[str, Callable[[pa.Table], pa.Buffer | bytes]] = {
+Writer = Callable[[pa.Table, memoryview | None], memoryview]  # into the given memory, or new one
+WRITERS: dict[str, Writer] = {
     "parquet": to_parquet,
     "csv": to_csv,
     "json": to_json,

@@ -191,6 +191,8 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
     combine = bool(values.get("combine"))
     if rows is not None and groups is not None:
         raise PlanError("give max_rows_contributed or max_groups_contributed, not both")
+    if groups is not None and groups < 1:
+        raise PlanError(f"max_groups_contributed must be at least 1, not {groups}")
     one_shot = draft.ticks.every_us is None and draft.ticks.rows is None
     one_shot &= not isinstance(draft.source, TableSource)
     if rows is None and squares is None and groups is None and one_shot:

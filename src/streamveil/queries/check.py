@@ -216,7 +216,8 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
     if not valued:
         yield f"{agg.function} '{agg.name}' adds no values: it takes no bounds"
     if not (isfinite(agg.low) and isfinite(agg.high) and agg.low < agg.high):
-        yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first"
+        given = f"({agg.low:g}, {agg.high:g})"
+        yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first, not {given}"
 
 
 def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
@@ -242,7 +243,7 @@ def _bounding(plan: Plan) -> Complaints:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
-            yield f"{name} must be a whole number between 1 and 1,000,000,000"
+            yield f"{name} must be a whole number between 1 and 1,000,000,000, not {value}"
     if rows is None and squares is None and plan.options.get("expected_rows") is None:
         yield (
             "nothing limits how much one unit contributes.\n"
@@ -274,10 +275,14 @@ def check_clock(plan: Plan) -> Complaints:
     if not 1 <= clock.every < 2**62:
         yield f"EMIT EVERY needs a positive number of {unit}"
     if clock.steps is not None and not 1 <= clock.steps <= 10**9:
-        yield "steps must be between 1 and 1,000,000,000"
+        yield f"steps must be between 1 and 1,000,000,000, not {clock.steps}"
     if clock.kind == "event":
         if plan.source.event_time is None and clock.arrival is None:
-            yield "a query by time needs event_time (of the source) or arrival"
+            yield (
+                "a query by time needs event_time (of the source) or arrival.\n"
+                "  to fix  CREATE STREAM name WITH (source = ..., event_time = 'column'); in "
+                "Python event_time='column'"
+            )
         if clock.start_us is None or clock.end_us is None:
             yield (
                 "a replay needs a public start and end: they fix when triggers happen.\n"

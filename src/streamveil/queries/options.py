@@ -21,11 +21,18 @@ Reader = Callable[[exp.Expr, str], Value]
 GROUP_STRATEGIES = ("LAPLACE_THRESHOLD", "PUBLIC_GROUPS")
 
 
+def echo(tree: exp.Expr) -> str:
+    """What stands in the query, for a message."""
+    return shown(canonical(tree))
+
+
 def number_text(tree: exp.Expr, what: str) -> str:
     """A privacy number exactly as written: 1e-9 stays 1e-9."""
     if isinstance(tree, exp.Literal) and not tree.is_string:
         return str(tree.this)
-    raise PlanError(f"{what} must be a number written out, such as 1 or 1e-9")
+    raise PlanError(
+        f"{what} must be a positive number written out, such as 1 or 1e-9, not {echo(tree)}"
+    )
 
 
 def real(tree: exp.Expr, what: str) -> float:
@@ -42,7 +49,7 @@ def whole(tree: exp.Expr, what: str) -> int:
     """A whole number."""
     text = number_text(tree, what)
     if not text.isdecimal() or len(text) > 18:
-        raise PlanError(f"{what} must be a whole number of at most 18 digits")
+        raise PlanError(f"{what} must be a whole number of at most 18 digits, not {echo(tree)}")
     return int(text)
 
 
@@ -50,7 +57,7 @@ def text(tree: exp.Expr, what: str) -> str:
     """A quoted text."""
     if isinstance(tree, exp.Literal) and tree.is_string:
         return str(tree.this)
-    raise PlanError(f"{what} must be a text in quotes")
+    raise PlanError(f"{what} must be a text in quotes, not {echo(tree)}")
 
 
 def word(tree: exp.Expr, what: str) -> str:
@@ -66,7 +73,7 @@ def flag(tree: exp.Expr, what: str) -> bool:
     """TRUE or FALSE."""
     if isinstance(tree, exp.Boolean):
         return bool(tree.this)
-    raise PlanError(f"{what} is TRUE or FALSE")
+    raise PlanError(f"{what} is TRUE or FALSE, not {echo(tree)}")
 
 
 def row_value(tree: exp.Expr, what: str) -> str:
@@ -79,13 +86,17 @@ def row_value(tree: exp.Expr, what: str) -> str:
 def interval(tree: exp.Expr, what: str) -> int:
     """INTERVAL n UNIT, in microseconds."""
     if not isinstance(tree, exp.Interval):
-        raise PlanError(f"{what} must be written INTERVAL n UNIT, such as INTERVAL 15 MINUTE")
+        raise PlanError(
+            f"{what} must be written INTERVAL n UNIT, such as INTERVAL 15 MINUTE, not {echo(tree)}"
+        )
     amount, unit = interval_of(tree)
     if unit.lower() not in UNIT_US:
         raise PlanError(f"{what}: {unit} has no fixed length; use days or weeks")
     total = amount * UNIT_US[unit.lower()]
     if not 0 < total < 2**62:
-        raise PlanError(f"{what} must be longer than zero and shorter than 100,000 years")
+        raise PlanError(
+            f"{what} must be longer than zero and shorter than 100,000 years, not {echo(tree)}"
+        )
     return total
 
 

@@ -54,7 +54,9 @@ def duration_us(value: Duration, what: str = "a duration") -> int:
     else:
         raise PlanError(f"{what} must be a text such as '15 min' or a timedelta")
     if not 0 < total < 2**62:
-        raise PlanError(f"{what} must be longer than zero and shorter than 100,000 years")
+        raise PlanError(
+            f"{what} must be longer than zero and shorter than 100,000 years, not '{value}'"
+        )
     return total
 
 
@@ -63,7 +65,7 @@ def _spelled(text: str, what: str) -> int:
     while at < len(text):
         piece = _PIECE.match(text, at)
         if piece is None:
-            raise PlanError(f"{what} must read like '15 min' or '1 day'")
+            raise PlanError(f"{what} must read like '15 min' or '1 day', not '{text[:40]}'")
         word = piece[2].lower()
         unit = SHORT.get(word, word.removesuffix("s"))
         if unit not in UNIT_US:

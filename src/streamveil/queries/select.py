@@ -11,7 +11,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
 from streamveil.errors import PlanError, nearest
-from streamveil.queries.aggregates import is_aggregate, read_aggregate
+from streamveil.queries.aggregates import FORMS, is_aggregate, read_aggregate
 from streamveil.queries.assemble import Draft
 from streamveil.queries.check import HABITS
 from streamveil.queries.dialect import canonical, parse_tokens, shown
@@ -326,10 +326,18 @@ def _table_sets(
     used = {name.lower() for names in sets for name in names}
     for name in plain:
         if name.lower() not in used:
-            raise PlanError(
-                f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows"
-            )
+            raise not_grouped(name, plain[name])
     return sets
+
+
+def not_grouped(name: str, value: exp.Expr) -> PlanError:
+    """The error for an output that is no answer; a misspelled aggregate is named."""
+    if isinstance(value, exp.Anonymous):
+        called = str(value.this)
+        return PlanError(f"unknown aggregate '{shown(called)}'{nearest(called, FORMS)}")
+    return PlanError(
+        f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows"
+    )
 
 
 def _group_item(
@@ -363,9 +371,7 @@ def _check_selected(
                 raise PlanError(f"{value.name} needs a window: FROM TUMBLE(TABLE t, ...)")
             continue
         if name not in keys:
-            raise PlanError(
-                f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows"
-            )
+            raise not_grouped(name, value)
     if windows and scope.window.kind == "whole":
         raise PlanError("GROUP BY window_start needs a window: FROM TUMBLE(TABLE t, ...)")
 

@@ -52,7 +52,11 @@ class Script:
     def query(self) -> Planned:
         """The only query; PlanError when there are none or several."""
         if len(self.queries) != 1:
-            raise PlanError(f"the script holds {len(self.queries)} queries; exactly one is wanted")
+            names = ", ".join(query.plan.name for query in self.queries)
+            raise PlanError(
+                f"the script holds {len(self.queries)} queries ({names}); exactly one is wanted.\n"
+                "  to fix  --query NAME; names come from INSERT INTO, or OPTIONS (name = '...')"
+            )
         return self.queries[0]
 
 

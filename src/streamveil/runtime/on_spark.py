@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streamveil.errors import MissingExtraError
 
@@ -39,11 +39,15 @@ class SparkEngine:
             import pyspark  # noqa: F401
         except ImportError:
             raise MissingExtraError("the Spark engine", "spark") from None
+        from streamveil.connectors import FilesSource, open_source
         from streamveil.engines.spark.session import session
+        from streamveil.engines.spark.splits import require_parquet
         from streamveil.runtime.keys import Keys
         from streamveil.runtime.spark import SparkJob
         from streamveil.runtime.spark_state import Layout
 
+        if plan.source.kind == "files":  # sooner, and in fewer words, than Spark would tell
+            require_parquet(cast(FilesSource, open_source("files", plan.source.options)))
         layout = Layout(shards=self.shards, storage=self.storage, tasks=self.tasks)
         made = self.session if self.session is not None else session(self.master)
         return SparkJob(

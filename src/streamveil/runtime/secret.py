@@ -35,13 +35,18 @@ def given(secret: bytes | str | None) -> bytes | None:
     kind, _, rest = secret.partition(":")
     match kind:
         case "env":
-            return parse(os.environ.get(rest, ""), f"the environment variable {rest}")
+            if rest not in os.environ:
+                raise StoreError(f"the secret is to come from env:{rest}, which is not set")
+            return parse(os.environ[rest], f"the environment variable {rest}")
         case "command":
             return parse(output(rest), "the output of the secret command")
         case "file":
-            return read(Path(rest).expanduser())
+            path = Path(rest).expanduser()
+            if not path.is_file():
+                raise StoreError(f"the secret is to come from file:{rest}, which is no file")
+            return read(path)
         case _:
-            return parse(secret, "the secret")
+            return parse(secret, "a secret without env:, command: or file: before it")
 
 
 def create(directory: Path) -> bytes:
@@ -57,8 +62,9 @@ def kept(directory: Path) -> bytes:
     if not path.exists():
         raise StoreError(
             f"the state directory '{directory.name}' does not hold its secret.\n"
-            f"  to fix  give the secret it was created with (secret=..., or {ENVIRONMENT});"
-            " without it the same noise cannot be drawn again and the job must not go on"
+            "  to fix  give the secret it was created with (--secret, secret=..., or "
+            f"{ENVIRONMENT}); without it the same noise cannot be drawn again and the job must not"
+            " go on"
         )
     return read(path)
 

@@ -66,16 +66,22 @@ class Split:
 def footers(source: FilesSource, arrival: str | None) -> list[Group]:
     """Every row group of a source in canonical order. Reads footers, no rows."""
     groups: list[Group] = []
+    require_parquet(source)
+    for path in source.files():
+        base = groups[-1].base + groups[-1].rows if groups else 0
+        own = groups_in(str(path), arrival, version_of(path))
+        groups += [replace(group, base=group.base + base) for group in own]
+    return groups
+
+
+def require_parquet(source: FilesSource) -> None:
+    """Refuses files that cannot be cut into row groups."""
     for path in source.files():
         if path.suffix.lower() != ".parquet" and source.format != "parquet":
             raise SourceError(
                 f"Spark reads Parquet in parallel; '{path.name}' is of another format.\n"
                 "  to fix  convert it, or run on the embedded engine"
             )
-        base = groups[-1].base + groups[-1].rows if groups else 0
-        own = groups_in(str(path), arrival, version_of(path))
-        groups += [replace(group, base=group.base + base) for group in own]
-    return groups
 
 
 @lru_cache(maxsize=100_000)
