@@ -107,3 +107,30 @@ def test_an_error_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_system_without_such_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "DIRECT", 0)
     assert write(tmp_path / "x", len(DATA)) == DATA
+
+
+def test_what_lies_in_whole_pages_is_written_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with blocks.room(len(DATA)) as own:
+        own[: len(DATA)] = DATA
+        monkeypatch.setattr(blocks, "gathered", None)
+        fd = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
+        assert write_all(fd, [own[: len(DATA)]]) == len(DATA)
+        os.close(fd)
+    assert (tmp_path / "x").read_bytes() == DATA
+
+
+def test_rooms_are_apart_while_they_are_used_and_used_again_afterwards() -> None:
+    def place(own: memoryview) -> int:
+        return int(np.frombuffer(own, np.uint8).__array_interface__["data"][0])
+
+    with blocks.room(1000) as one, blocks.room(1000) as other:
+        places = {place(one), place(other)}
+        assert len(places) == 2
+    with blocks.room(500) as one, blocks.room(1500) as other:
+        assert {place(one), place(other)} == places
+    with blocks.room(2 * blocks.KEPT_BYTES) as large:
+        assert len(large) >= 2 * blocks.KEPT_BYTES
+    with blocks.room(1) as one:
+        assert len(one) <= blocks.KEPT_BYTES

@@ -125,7 +125,7 @@ def test_parquet_gives_the_table_back(name: str) -> None:
     import pyarrow.parquet as pq
 
     table = TABLES[name].drop_columns(["list"] * ("list" in TABLES[name].column_names))
-    again = pq.ParquetFile(pa.BufferReader(WRITERS["parquet"](table))).read()
+    again = pq.ParquetFile(pa.BufferReader(WRITERS["parquet"](table, None))).read()
     assert again.schema.equals(table.schema, check_metadata=True)
     assert repr(again.to_pylist()) == repr(table.to_pylist())  # tells -0.0 and NaN apart
 
@@ -135,7 +135,7 @@ def test_parquet_is_encoded_by_column_and_read_elsewhere(tmp_path: Any) -> None:
     import pyarrow.parquet as pq
 
     table = TABLES["every kind"].drop_columns(["word", "list", "odd"])
-    (tmp_path / "x.parquet").write_bytes(WRITERS["parquet"](table))
+    (tmp_path / "x.parquet").write_bytes(WRITERS["parquet"](table, None))
     group = pq.ParquetFile(tmp_path / "x.parquet").metadata.row_group(0)
     used = {
         group.column(n).path_in_schema: group.column(n).encodings for n in range(len(table.columns))

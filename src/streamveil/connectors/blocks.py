@@ -20,10 +20,12 @@ import numpy as np
 BLOCK = 4096  # devices with larger ones refuse, and get all by the page cache
 LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
 ROOM_BYTES = 1 << 20  # copied and written at once
+KEPT_BYTES = 1 << 26  # a larger room is given back at once
 MAX_BUFFERS = 512  # below every system's IOV_MAX
 OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 REFUSED = (EINVAL, EOPNOTSUPP)  # by a file system that takes no such writes after all
 DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
+_kept: list[mmap.mmap] = []  # rooms that nobody uses: as many as were ever in use at once
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
@@ -42,10 +44,9 @@ def write_blocks(fd: int, left: list[memoryview], size: int) -> list[memoryview]
 
     The file's position must be a multiple of `BLOCK`, and so must `size`.
     """
-    with past_the_cache(fd) as granted, mmap.mmap(-1, ROOM_BYTES, OWN) as room:
+    with past_the_cache(fd) as granted, room(ROOM_BYTES) as own:
         while granted and size:
-            with memoryview(room)[: min(size, ROOM_BYTES)] as block:
-                gather(left, block)
+            with blocks(left, size) or gathered(left, own[: min(size, ROOM_BYTES)]) as block:
                 try:
                     written = os.write(fd, block)
                 except OSError as error:
@@ -74,15 +75,40 @@ def past_the_cache(fd: int) -> Iterator[bool]:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
 
 
-def gather(parts: Sequence[memoryview], target: memoryview) -> None:
-    """Fills `target` with the first bytes of all parts."""
+def blocks(parts: Sequence[memoryview], size: int) -> memoryview | None:
+    """Whole blocks of a large first part, which need no copy where it begins at a page."""
+    size = min(size, len(parts[0]))
+    place = np.frombuffer(parts[0], np.uint8).__array_interface__["data"][0]
+    return None if size < LARGE_BYTES or place % BLOCK else parts[0][: size - size % BLOCK]
+
+
+def gathered(parts: Sequence[memoryview], target: memoryview) -> memoryview:
+    """`target`, filled with the first bytes of all parts."""
     into, at = np.frombuffer(target, np.uint8), 0
     for part in parts:
         size = min(len(part), len(into) - at)
         into[at : at + size] = np.frombuffer(part, np.uint8, size)
         at += size
         if at == len(into):
-            return
+            break
+    return target
+
+
+@contextmanager
+def room(size: int) -> Iterator[memoryview]:
+    """Memory from the start of a page on, with any content, which the next one may use again.
+
+    Pages that a process never touched cost up to ten times what is then done with them.
+    """
+    try:
+        held = _kept.pop()
+    except IndexError:
+        held = None
+    if held is None or len(held) < size:
+        held = mmap.mmap(-1, 2 * size, OWN)  # what is not touched takes no memory
+    yield memoryview(held)
+    if len(held) <= KEPT_BYTES:
+        _kept.append(held)
 
 
 def sync_directory(path: Path) -> None:

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from streamveil.types import Array
 
 LINE = 64  # bytes of a line of the cache
-LARGE = 1 << 20  # bytes from which on memory is asked for from the system, with room to grow
+LARGE = 1 << 17  # bytes from which on memory is asked for from the system, with room to grow
 HUGE = 2 << 20  # bytes behind which pages are huge: the last may be half used
 ROOM = 16  # times the size that is mapped: to touch new pages costs most, those never touched none
 
@@ -42,8 +42,8 @@ def reserved(items: int, kind: type[np.generic]) -> Array:
         return held[start : start + items]
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     memory = mmap.mmap(-1, -(-ROOM * size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        start = 0 if size >= HUGE else HUGE
+    start = 0 if size >= HUGE else HUGE
+    if hasattr(mmap, "MADV_HUGEPAGE") and start < len(memory):
         memory.madvise(mmap.MADV_HUGEPAGE, start, len(memory) - start)
     return np.frombuffer(memory, kind)
 
