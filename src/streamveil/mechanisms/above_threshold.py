@@ -178,8 +178,9 @@ def _iterate(
 
 def _thinned(nodes: int, shift_places: int) -> Int64[Array, " kept"]:
     """Fewer points where losses are large and rare; any subset of points is sound."""
-    places = np.arange(nodes)
-    return places[(places < 8 * shift_places) | (places % 8 == 0)]
+    places: Array = np.arange(nodes)
+    kept: Array = places[(places < 8 * shift_places) | (places % 8 == 0)]
+    return kept
 
 
 def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> Points:

@@ -171,14 +171,21 @@ def _rate_between(
 ) -> mpmath.mpf:
     """The zero of 1 - sum scales_j / (gaps_j - r) between gaps_(i-1) (or 0) and gaps_i.
 
-    The function falls from its value at the left end to minus infinity, so bisection finds it.
+    The function falls from its value at the left end to minus infinity: Newton's method, and
+    bisection where it would leave the interval that holds the zero.
     """
     low, high = (gaps[i - 1] if i else mp.mpf(0)), gaps[i]
-    for _ in range(4 * DIGITS):
-        middle = (low + high) / 2
-        value = 1 - sum(scale / (gap - middle) for scale, gap in zip(scales, gaps, strict=True))
-        low, high = (middle, high) if value > 0 else (low, middle)
-    return (low + high) / 2
+    at, near = (low + high) / 2, mp.mpf(10) ** (8 - DIGITS)
+    for _ in range(8 * DIGITS):
+        parts = [scale / (gap - at) for scale, gap in zip(scales, gaps, strict=True)]
+        value = 1 - sum(parts)
+        low, high = (at, high) if value > 0 else (low, at)
+        slope = sum(part / (gap - at) for part, gap in zip(parts, gaps, strict=True))
+        following = at + value / slope
+        if abs(following - at) <= near * at:
+            return following
+        at = following if low < following < high else (low + high) / 2
+    raise ArithmeticError("a rate of the encoder was not found")
 
 
 def _exact_norm(p: list[mpmath.mpf], omega: list[mpmath.mpf], n: float) -> mpmath.mpf:
