@@ -7,7 +7,7 @@ goes. Expected: about the speed of the aggregation without privacy, because Spar
 columns, and rows are combined before the second shuffle as Spark's own are before the first.
 
     python benchmarks/spark.py [--part compare] [--master local[2]]
-    python benchmarks/spark.py --part keys
+    python benchmarks/spark.py --part keys [--keys 10000000]
     python benchmarks/spark.py --part all     # both, and local[1]
 """
 
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +229,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--part", choices=["compare", "keys", "all"], default="compare")
+    parser.add_argument("--keys", type=int, nargs="+", default=MANY)
     given = parser.parse_args()
     if given.part == "all":  # each part in a process of its own: Spark starts once in each
         for part, master in (
@@ -242,7 +244,10 @@ def main() -> None:
     load = os.getloadavg()[0]
     try:
         spark = session(given.master)
-        made = compare(spark, work, given) if given.part == "compare" else growth(spark, work)
+        if given.part == "compare":
+            made = compare(spark, work, given)
+        else:
+            made = growth(spark, work, given.keys)
     finally:
         shutil.rmtree(work)
     name = given.part if given.part == "keys" else given.master
@@ -251,6 +256,8 @@ def main() -> None:
         "master": given.master, "load before": load, "load after": os.getloadavg()[0],
     }  # fmt: skip
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    if name == "keys":  # the sizes may be measured one by one
+        made = known.get(name, {}) | made
     OUT.write_text(json.dumps({**known, name: made}, indent=2) + "\n")
     print(json.dumps(made, indent=2))
 
@@ -283,14 +290,15 @@ def compare(spark, work: Path, given) -> dict[str, object]:
     }  # fmt: skip
 
 
-def growth(spark, work: Path) -> dict[str, object]:
+def growth(spark, work: Path, many: Iterable[int]) -> dict[str, object]:
     """State and the time of a step over so many keys.
 
     Three steps bring the keys, two meet as many again, and eight bring a thousand rows: what
     these cost is what the state costs. A last step closes the window and is left out.
     """
     made: dict[str, object] = {}
-    for keys in MANY:
+    for keys in many:
+        load = os.getloadavg()[0]
         folder, state = work / f"keys-{keys}", work / f"state-{keys}"
         sizes = growing(folder, keys)
         plan = replace(
@@ -303,6 +311,7 @@ def growth(spark, work: Path) -> dict[str, object]:
         made[str(keys)] = {
             "rows of every step": sizes, "seconds of every step [wall, CPU]": steps,
             "seconds of a small step [wall, CPU]": small, "state": state_of(state),
+            "load before": load, "load after": os.getloadavg()[0],
         }  # fmt: skip
         shutil.rmtree(state)
         shutil.rmtree(folder)
