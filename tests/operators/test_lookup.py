@@ -22,7 +22,8 @@ def feed(lookup, table, values, accepted, shown, trigger=0):
     known = Recognised(*(column.copy() for column in room[0]))
     rows = room[0].rows[places]
     enter(table, names, accepted[places], rows)
-    lookup.keep(table, values[places], rows, room[0].group[places])
+    room[0].rows[places] = rows
+    lookup.keep(table, values, places, room[0])
     return known, places
 
 
@@ -45,9 +46,11 @@ def spread_of(kind, rng, n):
 def test_values_find_what_names_find(seed, kind, n):
     rng = np.random.default_rng(seed)
     lookup, table = Lookup(), KeyTable.empty(1)
+    rows = np.zeros(0, np.int64)
     for trigger in range(4):
         values, accepted = spread_of(kind, rng, n).astype(np.int64), rng.random(n) < 0.7
-        rows = np.flatnonzero(rng.random(table.keys) < 0.3)
+        hidden = np.setdiff1d(np.arange(table.keys), rows)
+        rows = np.append(rows, hidden[rng.random(len(hidden)) < 0.3])
         shown = rows, rng.integers(1, 7, len(rows)).astype(np.uint8)
         weights = np.zeros(table.keys, np.uint8)
         weights[rows] = shown[1]
@@ -75,10 +78,11 @@ def test_another_secret_puts_values_elsewhere():
     for key in (KEY, KEY[::-1]):
         lookup, table = Lookup(), KeyTable.empty(1)
         room = Recognised.empty(1_000), np.empty(1_000, np.int32)
-        lookup.weigh(table, (values[:0], values[:0]), (0, 0))
+        lookup.weigh(table, (values[:0], values[:0].astype(np.uint8)), (0, 0))
         lookup.find(table, values, (3, 7), key, room)
-        table.meta[0] = 1_000
-        lookup.keep(table, values, np.arange(1_000, dtype=np.int32), np.zeros(1_000, np.uint16))
+        table.add_names(encipher(values, key, 0))
+        room[0].rows[:], room[0].group[:] = np.arange(1_000), 0
+        lookup.keep(table, values, np.arange(1_000, dtype=np.int32), room[0])
         order.append(lookup.slots.reshape(-1, 2)[:, 1].copy())
     assert (order[0] != order[1]).any()
 
@@ -95,3 +99,25 @@ def test_values_without_room_near_their_place_are_named_each_time(secret):
         np.testing.assert_array_equal(known.rows, wanted.rows)
         assert 2_000 - len(places) <= 2 * (kernels.MOST_STEPS + 1)
     assert table.keys == 2_000
+
+
+@pytest.mark.parametrize("keys", [40, 3_000, 20_000])
+def test_slots_that_were_spread_in_place_hold_what_they_held(keys):
+    """In parts, from the end on, with runs over the end of the table."""
+    rng = np.random.default_rng(keys)
+    values, rows = rng.permutation(1 << 20)[:keys], np.arange(keys, dtype=np.int32)
+    known = rows, rng.integers(0, 1 << 16, keys).astype(np.uint16), (rows % 5).astype(np.uint8)
+    secret, held = np.array([3, 0x9E3779B97F4A7C15], np.uint64), np.empty(keys, np.int64)
+    slots, room = np.zeros(4 * keys, np.uint64), Recognised.empty(keys)
+    before = len(slots) // 4
+    kernels.keep_values(values, rows[: keys // 4], *known, slots[:before], secret, held)
+    for size in (before, 2 * before, 4 * before):
+        kernels.spread_values(slots[:size], max(size // 2, before), secret)
+        missing = np.empty(keys, np.int32)
+        none = kernels.find_values(values, slots[:size], secret, 9, *room, missing)
+        found = room.rows >= 0
+        assert 0.9 * (keys // 4) <= keys - none <= keys // 4
+        np.testing.assert_array_equal(room.rows[found], rows[found])
+        np.testing.assert_array_equal(room.group[found], known[1][found])
+        np.testing.assert_array_equal(room.weight[found], np.where(rows % 5, rows % 5, 9)[found])
+        np.testing.assert_array_equal(room.hidden[found], (rows % 5 == 0)[found])

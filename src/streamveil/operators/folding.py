@@ -205,8 +205,7 @@ def remember(state: State, asked: Array, known: Recognised, strangers: list[Stra
         return
     for window, places, *_ in strangers:
         if len(places):
-            table, rows = state.windows[window].table, known.rows[places]
-            state.lookups[window].keep(table, asked[places], rows, known.group[places])
+            state.lookups[window].keep(state.windows[window].table, asked, places, known)
 
 
 def in_rounds(

@@ -30,6 +30,8 @@ ENDLESS = 1 << 40
 MOST_STEPS = 32  # slots looked at for a value, whatever values there are
 MIX = np.uint64(0x9E3779B97F4A7C15)
 LOW_HALF = np.uint64(0xFFFFFFFF)
+WEIGHT = np.uint64(48)  # where the weight of a key begins in its slot
+PART = 1 << 12  # words moved at a time when slots are spread
 ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index is asked whether it counts from the end
 
 
@@ -215,7 +217,6 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     values: Int64[Array, " rows"],
     slots: UInt64[Array, " words"],
     secret: UInt64[Array, " 2"],
-    weights: UInt8[Array, " keys"],
     entry: int,
     found: Int32[Array, " rows"],
     weight: UInt8[Array, " rows"],
@@ -225,7 +226,8 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 ) -> int:
     """`find_names` for keys that are integers; returns how many are `missing`.
 
-    A slot is two words: a value; its group above the number of its row plus one (0: free).
+    A slot is two words: a value; above one another the weight of its key (0: not shown), its group
+    and the number of its row plus one (0: free).
     """
     n, none, end = len(values), 0, np.uint64(len(slots))
     wide = np.uint64(len(slots) // 2)
@@ -243,41 +245,111 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
             facts = slots[at + ONE]
         if slots[at] != value:
             facts = np.uint64(0)
-        row = facts & LOW_HALF
-        shown = weights[row - ONE] if row != 0 else np.uint8(0)
-        found[i] = np.int64(row) - 1
+        shown = facts >> WEIGHT
+        found[i] = np.int64(facts & LOW_HALF) - 1
         hidden[i] = shown == 0
         weight[i] = shown if shown > 0 else entry
         group[i] = facts >> WORD
         missing[none] = i
-        none += int(row == 0)
+        none += int(facts == 0)
     return none
 
 
 @njit(cache=True)
-def keep_values(
-    values: Int64[Array, " some"],
-    rows: Int32[Array, " some"],
-    group: UInt16[Array, " some"],
+def _slot_of(value: Any, slots: Any, secret: Any) -> Any:  # pragma: no cover (compiled)
+    """The slot that holds a value, or else the first free one; -1 where neither is near."""
+    at = 2 * home(_mixed(value, secret), np.uint64(len(slots) // 2))
+    for _ in range(MOST_STEPS + 1):
+        if slots[at + 1] == 0 or slots[at] == value:
+            return at
+        at += 2
+        if at == len(slots):
+            at = 0
+    return -1
+
+
+@njit(cache=True)
+def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
+    values: Int64[Array, " rows"],
+    places: Int32[Array, " some"],
+    found: Int32[Array, " rows"],
+    group: UInt16[Array, " rows"],
+    weights: UInt8[Array, " keys"],
+    slots: UInt64[Array, " words"],
+    secret: UInt64[Array, " 2"],
+    held: Int64[Array, " keys"],
+) -> None:
+    """Gives slots to the values at `places` that have a row; one without a place is left out.
+
+    `held` takes the values by row.
+    """
+    wide = np.uint64(len(slots) // 2)
+    for k in range(len(places)):
+        if k + AHEAD < len(places):
+            soon = np.uint64(values[places[k + AHEAD]])
+            prefetch(slots, 2 * home(_mixed(soon, secret), wide))
+        row = np.int64(found[places[k]])
+        if row < 0:
+            continue
+        held[row] = values[places[k]]
+        at = _slot_of(np.uint64(held[row]), slots, secret)
+        if at >= 0:
+            facts = (np.uint64(weights[row]) << WEIGHT) | np.uint64(row + 1)
+            slots[at] = np.uint64(held[row])
+            slots[at + 1] = facts | (np.uint64(group[places[k]]) << WORD)
+
+
+@njit(cache=True)
+def weigh_values(
+    rows: Int64[Array, " shown"],
+    fresh: UInt8[Array, " shown"],
+    weights: UInt8[Array, " keys"],
+    held: Int64[Array, " keys"],
     slots: UInt64[Array, " words"],
     secret: UInt64[Array, " 2"],
 ) -> None:
-    """Gives slots to values that have a row; one that finds none near its place is left out."""
-    n, wide = len(values), np.uint64(len(slots) // 2)
-    for i in range(n):
-        if i + AHEAD < n:
-            prefetch(slots, 2 * home(_mixed(np.uint64(values[i + AHEAD]), secret), wide))
-        value = np.uint64(values[i])
-        at = 2 * home(_mixed(value, secret), wide)
-        steps = 0
-        while slots[at + 1] != 0 and slots[at] != value and steps < MOST_STEPS:
-            at += 2
-            steps += 1
-            if at == len(slots):
-                at = 0
-        if rows[i] >= 0 and (slots[at + 1] == 0 or slots[at] == value):
-            slots[at] = value
-            slots[at + 1] = (np.uint64(group[i]) << WORD) | np.uint64(rows[i] + 1)
+    """Writes the weights of some key rows: by row and, where they changed, into their slots."""
+    for i in range(len(rows)):
+        row = rows[i]
+        if weights[row] == fresh[i]:
+            continue
+        weights[row] = fresh[i]
+        at = _slot_of(np.uint64(held[row]), slots, secret)
+        if at >= 0 and np.int64(slots[at + 1] & LOW_HALF) == row + 1:
+            facts = slots[at + 1] & ((ONE << WEIGHT) - ONE)
+            slots[at + 1] = facts | (np.uint64(fresh[i]) << WEIGHT)
+
+
+@njit(cache=True)
+def spread_values(slots: UInt64[Array, " words"], before: int, secret: UInt64[Array, " 2"]) -> None:
+    """Moves the slots of a table of `before` words to where they belong among all, in place.
+
+    From the end on, a part at a time: what is moved goes no further to the front than its part,
+    for a value is less than `PART` slots from home, and its home at least doubles.
+    """
+    part = np.empty(PART, np.uint64)
+    for start in range((before - 1) // PART * PART, -1, -PART):
+        size = min(PART, before - start)
+        part[:size] = slots[start : start + size]
+        slots[start : start + size] = 0
+        for k in range(0, size, 2):
+            if part[k + 1] != 0:
+                at = _slot_of(part[k], slots, secret)
+                if at >= 0:
+                    slots[at], slots[at + 1] = part[k], part[k + 1]
+
+
+@njit(cache=True)
+def put_known(
+    places: Int32[Array, " some"],
+    some: tuple[Array, Array, Array, Array],
+    known: tuple[Array, Array, Array, Array],
+) -> None:
+    """Writes what is known of some rows, an array for each column, to their places."""
+    for k in range(len(places)):
+        at = places[k]
+        known[0][at], known[1][at] = some[0][k], some[1][k]
+        known[2][at], known[3][at] = some[2][k], some[3][k]
 
 
 @njit(cache=True)
