@@ -32,7 +32,7 @@ def remembered(table):
     """What a unit table holds, read slot by slot: unit -> (totals, slots taken, group -> sum)."""
     shape, found = table.shape, {}
     words, pool = (2, 2, 4)[shape.layout], table.pool.astype(np.int64)
-    buckets = table.slots.reshape(-1, words, 8)
+    buckets = table.slots.reshape(-1, words, 4)
     for slot in buckets.transpose(0, 2, 1).reshape(-1, words).tolist():
         if slot[0] == 0:
             continue

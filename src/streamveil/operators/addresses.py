@@ -103,14 +103,14 @@ def _ask(context: Any, place: Any) -> Any:
 
 @intrinsic
 def _equal(context: Any, place: Any, word: Any) -> Any:
-    lanes = ir.VectorType(ir.IntType(64), 8)
+    lanes = ir.VectorType(ir.IntType(64), 4)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         held = builder.load(builder.inttoptr(arguments[0], lanes.as_pointer()), align=8)
         wanted = ir.Constant(lanes, ir.Undefined)
-        for lane in range(8):
+        for lane in range(4):
             wanted = builder.insert_element(wanted, arguments[1], ir.IntType(32)(lane))
-        same = builder.bitcast(builder.icmp_unsigned("==", held, wanted), ir.IntType(8))
+        same = builder.bitcast(builder.icmp_unsigned("==", held, wanted), ir.IntType(4))
         return builder.zext(same, ir.IntType(64))
 
     return types.int64(types.int64, types.uint64), codegen
@@ -129,5 +129,5 @@ load32: Any = _load32
 store64: Any = _store64  # called with an address and a word
 store32: Any = _store32
 ask: Any = _ask  # prefetches what lies at an address, whatever the address
-equal: Any = _equal  # which of the eight words at an address are the given one, a bit for each
+equal: Any = _equal  # which of the four words at an address are the given one, a bit for each
 lowest: Any = _lowest  # the number of the lowest bit that is set

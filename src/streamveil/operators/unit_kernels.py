@@ -15,9 +15,9 @@ A block holds the groups a unit has entered. It lies in the pool of 32-bit words
 first granule. A granule holds 16 bits each of four groups, then (where they matter) the four sums
 of weights.
 
-Eight slots are a bucket, filled from the left: first their eight fingerprints, which are one line
-of the cache and are compared at once, then eight of each further word. A look-up goes on to the
-next bucket only where one is full. `unit_layout` moves what grows.
+Four slots are a bucket, filled from the left: first their four fingerprints, which are compared at
+once, then four of each further word. So a bucket of slots of two words is one line of the cache. A
+look-up goes on to the next bucket only where one is full. `unit_layout` moves what grows.
 """
 
 from __future__ import annotations
@@ -27,14 +27,23 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from streamveil.operators.addresses import ask, equal, load32, load64, lowest, store32, store64
+from streamveil.operators.addresses import (
+    LINE,
+    ask,
+    equal,
+    load32,
+    load64,
+    lowest,
+    store32,
+    store64,
+)
 from streamveil.operators.probing import AHEAD, DONE, GROW_POOL, GROW_TABLE, SOON, home
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 
 INLINE, COMPACT, WIDE = 0, 1, 2
 WORDS = (2, 2, 4)  # of a slot
-BUCKET = 8  # slots
-MOST_BUCKETS = 64  # names that arrive sorted crowd one end: grow where it is crowded
+BUCKET = 4  # slots
+MOST_BUCKETS = 128  # names that arrive sorted crowd one end: grow where it is crowded
 NOTHING, HIDDEN, ALL = 0, 1, 2  # groups that are remembered
 ROWS, SUMS, SQUARES = 0, 1, 2  # what the total of a compact slot with groups is: kept, or a sum
 GRANULE = 4  # groups
@@ -77,7 +86,15 @@ def _is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
 def _ask_for(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     place = slots + home(name, np.uint64(buckets)) * step
     ask(place)
-    ask(place + WORD)
+    if step > LINE:
+        ask(place + LINE)
+
+
+@njit(cache=True)
+def _ask_for_next(slots: Any, buckets: Any, name: Any, step: Any) -> Any:
+    """Asks for the bucket behind one that is full and lacks the unit; a branch would cost more."""
+    place = slots + home(name, np.uint64(buckets)) * step
+    ask(place + step * np.int64((equal(place, name) | equal(place, NONE)) == 0))
 
 
 @njit(cache=True)
@@ -103,11 +120,18 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     max_rows, max_slots = limits[0], limits[3]
     remembers = np.int64(remembered == HIDDEN)
     n = len(unit)
-    for row in range(at, n):
-        if row + AHEAD < n:
-            later = unit[row + AHEAD]
+    for row in range(at - SOON, n):
+        soon = row + SOON
+        if soon + AHEAD < n:
+            later = unit[soon + AHEAD]
             head = HEAD * np.int64(later & low)
             _ask_for(heads[head], heads[head + 1], later, step)
+        if soon < n:
+            later = unit[soon]
+            head = HEAD * np.int64(later & low)
+            _ask_for_next(heads[head], heads[head + 1], later, step)
+        if row < at:
+            continue
         name = unit[row]
         part = np.int64(name & low)
         slots, buckets = heads[HEAD * part], heads[HEAD * part + 1]
@@ -173,11 +197,17 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
                 later = unit[ahead + AHEAD]
                 head = HEAD * np.int64(later & low)
                 _ask_for(heads[head], heads[head + 1], later, step)
+            if ahead + SOON < n:
+                later = unit[ahead + SOON]
+                head = HEAD * np.int64(later & low)
+                _ask_for_next(heads[head], heads[head + 1], later, step)
             head = HEAD * np.int64(unit[ahead] & low)
             soon, _ = locate(heads[head], heads[head + 1], unit[ahead], step)
             found[row % SOON] = soon
-            block = _block(soon, layout)
-            ask(heads[head + 3] + link * block if block >= 0 else soon)
+            block, used = _block(soon, layout)
+            start = heads[head + 3] + link * block if block >= 0 else soon
+            ask(start)
+            ask(start + link * ((used - 1) >> 2) if block >= 0 else soon)
         if row < at:
             continue
         name = unit[row]
@@ -301,11 +331,12 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
 
 @njit(cache=True)
 def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
-    """The block of a slot; -1 where the slot holds its groups itself."""
+    """The block of a slot and its groups; -1 where the slot holds its groups itself."""
     if layout == WIDE:
-        return np.int64(load64(place + 3 * WORD))
+        return np.int64(load64(place + 3 * WORD)), np.int64(load64(place + 2 * WORD)) & HALF
     word = load64(place + WORD)
-    return np.int64(word >> BLOCK_AT) if (word & THREE) == NONE else np.int64(-1)
+    block = np.int64(word >> BLOCK_AT) if (word & THREE) == NONE else np.int64(-1)
+    return block, np.int64(word >> USED_AT) & 0xFFFF
 
 
 @njit(cache=True)

@@ -25,23 +25,6 @@ from streamveil.types import Array, Int64, UInt32, UInt64
 
 
 @njit(cache=True)
-def _settle(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cover (compiled)
-    """Copies the slot at an address to the first free one from its place on; False: none there.
-
-    `span`: buckets, and bytes of one.
-    """
-    buckets, step = span
-    at = slots + home(load64(unit), np.uint64(buckets)) * step
-    while at < slots + buckets * step:
-        free = equal(at, NONE)
-        if free != 0:
-            _copy(unit, at + 8 * lowest(free), step)
-            return True
-        at += step
-    return False
-
-
-@njit(cache=True)
 def _copy(unit: Any, place: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     for word in range(0, step, WORD):
         store64(place + word, load64(unit + word))
@@ -49,12 +32,17 @@ def _copy(unit: Any, place: Any, step: Any) -> Any:  # pragma: no cover (compile
 
 @njit(cache=True)
 def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cover (compiled)
-    """The same, from the first bucket on where the last are full."""
-    if not _settle(slots, span, unit):
-        at = slots
-        while equal(at, NONE) == 0:
-            at += span[1]
-        _copy(unit, at + 8 * lowest(equal(at, NONE)), span[1])
+    """Copies the slot at an address to the first free one from its place on.
+
+    `span`: buckets, and bytes of one.
+    """
+    buckets, step = span
+    at = slots + home(load64(unit), np.uint64(buckets)) * step
+    while equal(at, NONE) == 0:
+        at += step
+        if at == slots + buckets * step:
+            at = slots
+    _copy(unit, at + 8 * lowest(equal(at, NONE)), step)
 
 
 @njit(cache=True)
@@ -63,9 +51,12 @@ def spread(slots: int, words: int, before: int, buckets: int) -> None:
 
     From the last bucket to the first: a unit that only moves back finds room behind all that are
     still to be moved. The few that do not (they had overflowed) wait until all others are placed.
+    How many slots of a bucket are taken is counted apart: to read again what was just written would
+    wait for it.
     """
     size, step = BUCKET * words, WORD * words
     bucket_now, waiting = np.zeros(size, np.uint64), np.zeros(8 * size, np.uint64)
+    taken = np.zeros(buckets, np.uint8)
     moved = bucket_now.ctypes.data
     late = 0  # in buckets of `waiting`, each of one unit
     for bucket in range(before - 1, -1, -1):
@@ -73,12 +64,19 @@ def spread(slots: int, words: int, before: int, buckets: int) -> None:
         for at in range(0, step, 8):
             store64(moved + at, load64(start + at))
             store64(start + at, NONE)
-        free = equal(moved, NONE)
-        for lane in range(lowest(free) if free != 0 else BUCKET):
+        for lane in range(BUCKET):
             unit = moved + 8 * lane
-            if home(load64(unit), np.uint64(buckets)) >= bucket and _settle(
-                slots, (buckets, step), unit
-            ):
+            name = load64(unit)
+            if name == NONE:
+                break
+            to = home(name, np.uint64(buckets))
+            fits = to >= bucket
+            while fits and taken[to] == BUCKET:
+                to += 1
+                fits = to < buckets
+            if fits:
+                _copy(unit, slots + to * step + 8 * np.int64(taken[to]), step)
+                taken[to] += np.uint8(1)
                 continue
             if (late + 1) * size > len(waiting):
                 longer = np.zeros(2 * len(waiting), np.uint64)

@@ -17,7 +17,7 @@ from streamveil.batch import Release
 from streamveil.runtime import disk, frame, wal
 from streamveil.runtime.tables import from_bytes, to_bytes
 
-VERSION = 2
+VERSION = 3
 CHECKPOINT = "checkpoint-"
 
 
