@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_run_or_version_is_refused(
     with pytest.raises(StoreError, match="another run"):
         checkpoint.read(tmp_path, "other")
     monkeypatch.setattr(checkpoint, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 2; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 3; this streamveil reads version 7"):
         checkpoint.read(tmp_path, EPOCH)
 
 
