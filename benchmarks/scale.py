@@ -4,9 +4,11 @@ Expected: cost per micro-batch follows the batch, not the state, up to cache eff
 no longer fits the cache costs one memory access per record): flat within 1.5 from 100 thousand to
 100 million users. Growing stalls no micro-batch: beyond 2^15 units a table is divided, and its
 parts grow one after the other. A restart reads the checkpoint once and repeats what is in the
-log. A tiny micro-batch costs a constant.
+log. A tiny micro-batch costs a constant. A release costs what it shows: so much per shown group,
+much less per hidden one, however many users there are.
 
     python benchmarks/scale.py [--users 100000 1000000 10000000] [--bounds "C=32"] [--memory 4GB]
+    python benchmarks/scale.py --releases
     python benchmarks/scale.py --stream clicks-10000000-0.0-int.parquet  (`throughput.py` makes it)
     python benchmarks/scale.py --plot
 
@@ -14,6 +16,9 @@ Every size runs in a process of its own. Users arrive in micro-batches of 100,00
 the growth that is measured), then micro-batches of 500,000 records of uniform users, whose keys
 follow the heavy-tailed law of the click stream, each with a release. No user reaches C = 32, and
 the selection sets no further bound, so that nearly all records are accepted at every size.
+The first million users have a key each, the others share the thousand keys that are shown anyway,
+so that more users do not show more groups: all sizes show the head of the same law. What a release
+costs is measured apart (`--releases`), over the numbers of shown and of hidden groups.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import Batch
 from streamveil.cli import size_of
+from streamveil.connectors.sinks import FilesSink
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.embedded.group_by import LARGE, within
 from streamveil.operators.folding import BOUNDED
@@ -52,17 +58,23 @@ RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "scale.png"
 BATCH, TINY, LOAD = 500_000, 100, 100_000
 LARGE_BATCHES, TINY_BATCHES = 5, 60  # after warming up
+HEAD = 1_000  # keys that all but the first users have
+GROUPS = ((1_000, 0), (1_000, 1_000_000), (50_000, 0), (150_000, 0))  # shown, hidden
+UNITS_PER_SHOWN, STRIDE = 180, 7_919
+SPREAD = 4_000_037  # users, a prime: rows of a key differ in their user
 SECRET = Keys(secret=bytes(32))
 LIMIT = Budget(epsilon=6, delta=1e-9)
 BOUNDS = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
 
 
 class Timed:
-    """An operator that notes the CPU time of each fold, and the state's size after it."""
+    """An operator that notes the CPU time of folds and releases, and the state's size."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.folds: list[float] = []
+        self.releases: list[float] = []
+        self.commits: list[float] = []
         self.units: list[int] = []
         self.unit_bytes: list[int] = []
 
@@ -76,6 +88,12 @@ class Timed:
         self.units.append(sum(table.units for table in state.units.values()))
         self.unit_bytes.append(sum(table.nbytes for table in state.units.values()))
         return delta
+
+    def release(self, state: Any, step: int, noise: Any) -> Any:
+        started = time.thread_time()
+        made = self.inner.release(state, step, noise)
+        self.releases.append(time.thread_time() - started)
+        return made
 
 
 def plan(bounding: Bounding) -> Plan:
@@ -98,7 +116,7 @@ def loading(users: int, keys: int) -> Iterator[Batch]:
     """Every user once; no step closes."""
     for number, start in enumerate(range(0, users, LOAD)):
         place = np.arange(start, min(start + LOAD, users))
-        yield batch(place, place % keys, number)
+        yield batch(place, np.where(place < keys, place, place % HEAD), number)
 
 
 def running(users: int, keys: int, rows: int, batches: int) -> Iterator[Batch]:
@@ -110,15 +128,47 @@ def running(users: int, keys: int, rows: int, batches: int) -> Iterator[Batch]:
         yield batch(rng.integers(0, users, rows), heavy, number, step)
 
 
+def filling(shown: int, hidden: int) -> Iterator[Batch]:
+    """Groups with enough users to be shown, then groups of one user; no step closes."""
+    rows = shown * UNITS_PER_SHOWN + hidden
+    for number, start in enumerate(range(0, rows, BATCH)):
+        place = np.arange(start, min(start + BATCH, rows))
+        many = place < shown * UNITS_PER_SHOWN
+        key = np.where(many, place % shown, place - shown * (UNITS_PER_SHOWN - 1))
+        yield batch(place * STRIDE % SPREAD, key, number)
+
+
+def touching(keys: int, batches: int) -> Iterator[Batch]:
+    """Uniform users and keys; every micro-batch closes a step."""
+    rng = np.random.default_rng(2)
+    for number in range(batches):
+        users = rng.integers(0, SPREAD, BATCH)
+        yield batch(users, rng.integers(0, keys, BATCH), number, number + 1)
+
+
 def drive(folder: Path, work: Work, feed: Iterator[Batch]) -> list[float]:
     """Runs a feed through the job of a folder; CPU seconds of each micro-batch, commit included."""
     marks: list[float] = []
     whole = replace(work, feed=lambda _: feed)
     with Job(folder, whole, SECRET, progress=lambda _: marks.append(time.process_time())) as job:
+        job._commit = timed_commit(job, work.operator)  # type: ignore[method-assign]
         marks.append(time.process_time())
         for _ in job:
             pass
     return list(np.diff(marks))
+
+
+def timed_commit(job: Job, timed: Any) -> Any:
+    """Committing (log, archive, sink) with its CPU time noted; it overlaps the next fold."""
+    commit = job._commit
+
+    def call(*arguments: Any) -> Any:
+        started = time.thread_time()
+        done = commit(*arguments)
+        timed.commits.append(time.thread_time() - started)
+        return done
+
+    return call
 
 
 def restart(folder: Path, work: Work) -> dict[str, float]:
@@ -177,7 +227,8 @@ def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str,
         drive(folder, work, loading(users, keys))
         grown = growth(timed)
         made = list(running(users, keys, BATCH, LARGE_BATCHES + 1))
-        large = drive(folder, work, iter(made))[1:]
+        large = np.array(drive(folder, work, iter(made))[1:])
+        parts = [x[-LARGE_BATCHES:] for x in (timed.folds, timed.releases, timed.commits)]
         made = list(running(users, keys, TINY, TINY_BATCHES + 10))
         tiny = drive(folder, work, iter(made))[10:]
         rows = users + (LARGE_BATCHES + 1) * BATCH + (TINY_BATCHES + 10) * TINY
@@ -186,7 +237,9 @@ def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str,
         state = sizes(folder, work)
         return {
             "users": users, "keys": keys, "memory limit": memory,
-            "ms of CPU per batch of 500,000": 1e3 * float(np.median(large)),
+            "ms of CPU per batch of 500,000": ms(large), "of it folding": ms(parts[0]),
+            "of it releasing": ms(parts[1]), "of it committing": ms(parts[2]),
+            "slowest of them, ms": 1e3 * float(large.max()),
             "ms of CPU per batch of 100": 1e3 * float(np.median(tiny)),
             "accepted": 1 - state.get(BOUNDED, 0) / rows,
             "bytes per user, one row each": grown["trace"][-1][2], "bytes per user": per_user,
@@ -195,6 +248,40 @@ def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str,
             "files, bytes": sum(p.stat().st_size for p in folder.iterdir() if p.is_file()),
             "peak memory, bytes": peak_bytes(), **state,
         }  # fmt: skip
+
+
+def ms(seconds: Any) -> float:
+    """The median, in milliseconds."""
+    return 1e3 * float(np.median(seconds))
+
+
+def release(shown: int, hidden: int) -> dict[str, Any]:
+    """What micro-batches of 500,000 records cost besides their folds, written to Parquet."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "measured"
+        timed, work = prepared(folder, "C=32", None)
+        work = replace(work, sink=FilesSink(str(folder / "out"), "parquet"))
+        drive(folder, work, filling(shown, hidden))
+        made = list(touching(shown + hidden, LARGE_BATCHES + 2))
+        drive(folder, work, iter(made))
+        parts = [x[-LARGE_BATCHES:] for x in (timed.folds, timed.releases, timed.commits)]
+        found = sizes(folder, work)
+        return {
+            "shown": found["shown keys"], "hidden": found["keys"] - found["shown keys"],
+            "fold, ms": ms(parts[0]), "release, ms": ms(parts[1]),
+            "log, archive and sink, ms": ms(parts[2]),
+        }  # fmt: skip
+
+
+def per_group(cases: list[dict[str, Any]]) -> dict[str, float]:
+    """Milliseconds per 100,000 shown and hidden groups, by least squares beside a constant."""
+    counts = np.array([[1, case["shown"] / 1e5, case["hidden"] / 1e5] for case in cases])
+    made: dict[str, float] = {}
+    for part in ("release, ms", "log, archive and sink, ms"):
+        cost = np.linalg.lstsq(counts, np.array([case[part] for case in cases]), rcond=None)[0]
+        made |= {f"{part} per 100,000 shown": float(cost[1])}
+        made |= {f"{part} per 100,000 hidden": float(cost[2])}
+    return made
 
 
 def stream(data: Path) -> dict[str, Any]:
@@ -217,31 +304,32 @@ def stream(data: Path) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def apart(users: int, keys: int, bounds: str, memory: str | None) -> dict[str, Any]:
+def apart(*arguments: str) -> dict[str, Any]:
     """One measurement in a process of its own."""
-    command = [sys.executable, __file__, "--one", "--users", str(users), "--keys", str(keys)]
-    command += ["--bounds", bounds] + ([] if memory is None else ["--memory", memory])
+    command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def draw(result: dict[str, Any]) -> None:
-    """Cost per batch, cost while growing and bytes per user, over users."""
+    """Cost per batch, cost while growing and bytes per user, over users; what releases cost."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
     mpl.use("Agg")
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8))
+    figure, axes = plt.subplots(1, 4, figsize=(16, 3.8))
     for word, colour in zip(BOUNDS, ("C0", "C1"), strict=True):
         runs = [result[word][n] for n in sorted(result.get(word, {}), key=int)]
-        runs = [run for run in runs if "growth" in run]
+        runs = [run for run in runs if "of it folding" in run]
         if not runs:
             continue
         users = [run["users"] for run in runs]
         for size, marker in (("500,000", "o-"), ("100", "s--")):
             axes[0].plot(users, [run[f"ms of CPU per batch of {size}"] for run in runs], marker,
                          color=colour, label=f"{word}, {size} records")  # fmt: skip
+        folding = [run["of it folding"] for run in runs]
+        axes[0].plot(users, folding, "^:", color=colour, label=f"{word}, of 500,000 the fold")
         trace = np.array(runs[-1]["growth"]["trace"])
         if len(trace) < 3:
             continue
@@ -250,17 +338,33 @@ def draw(result: dict[str, Any]) -> None:
         axes[2].plot(trace[1:, 0], trace[1:, 2], ".-", color=colour, label=f"{word}, one row each")
         axes[2].plot(users, [run["bytes per user"] for run in runs], "D", color=colour,
                      label=f"{word}, after all batches")  # fmt: skip
+    draw_releases(axes[3], result.get("releases", {}).get("cases", []))
     titles = ("CPU per micro-batch, ms", "CPU of a fold of 100,000 new users, ms", "bytes per user")
     for place, title in enumerate(titles):
         axes[place].set(xscale="log", xlabel="users", title=title, ylim=(0, None))
         axes[place].grid(alpha=0.3)
         axes[place].legend(fontsize=7)
-    axes[0].set(yscale="log", ylim=(0.3, 2000))
+    axes[0].set(yscale="log", ylim=(0.005, 2000))
     axes[2].set(yscale="log", ylim=(10, 500))
     axes[1].text(0.98, 0.02, "dotted: the slowest of all", transform=axes[1].transAxes,
                  ha="right", fontsize=7)  # fmt: skip
     figure.tight_layout()
     figure.savefig(FIGURE, dpi=130)
+
+
+def draw_releases(place: Any, cases: list[dict[str, Any]]) -> None:
+    """What a micro-batch costs by the numbers of groups: bars of its parts."""
+    names = [f"{case['shown'] / 1e3:,.0f} + {case['hidden'] / 1e3:,.0f}" for case in cases]
+    below = np.zeros(len(cases))
+    for part in ("fold, ms", "release, ms", "log, archive and sink, ms"):
+        here = np.array([case[part] for case in cases])
+        place.barh(names, here, left=below, label=part.removesuffix(", ms"))
+        below += here
+    place.set(ylabel="thousand groups: shown + hidden", title="CPU per batch of 500,000, ms")
+    place.grid(alpha=0.3, axis="x")
+    if cases:
+        place.set(xlim=(0, 1.7 * below.max()))
+        place.legend(fontsize=7, loc="upper right")
 
 
 def main() -> None:
@@ -270,10 +374,15 @@ def main() -> None:
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=list(BOUNDS))
     parser.add_argument("--memory", help="a limit such as 4GB: units beyond it are swept")
     parser.add_argument("--stream", type=Path, help="run this click stream once, and nothing else")
+    parser.add_argument("--releases", action="store_true", help="only what releases cost")
     parser.add_argument("--plot", action="store_true", help="only draw what was measured")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--groups", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.groups:
+        print(json.dumps(release(*options.groups)))
+        return
     if options.one:
         memory = None if options.memory is None else size_of(options.memory)
         print(json.dumps(measure(options.users[0], options.keys, options.bounds[0], memory)))
@@ -283,9 +392,17 @@ def main() -> None:
         result["whole stream"] = {**stream(options.stream), "machine": machine()}
         print(json.dumps(result["whole stream"]))
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    for word in [] if options.plot or options.stream else options.bounds:
+    if options.releases:
+        cases = [apart("--groups", *map(str, groups)) for groups in GROUPS]
+        now = {**machine(), "load": os.getloadavg()[0]}
+        result["releases"] = {**per_group(cases), "cases": cases, "machine": now}
+        print(json.dumps(result["releases"], indent=1))
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    only = options.plot or options.stream or options.releases
+    for word in [] if only else options.bounds:
         for users in options.users:
-            found = apart(users, options.keys, word, options.memory)
+            asked = ["--one", "--users", str(users), "--keys", str(options.keys), "--bounds", word]
+            found = apart(*asked, *(["--memory", options.memory] if options.memory else []))
             found["machine"] = {**machine(), "load": os.getloadavg()[0]}
             print(json.dumps({key: value for key, value in found.items() if key != "growth"}))
             print(json.dumps({**found["growth"], "trace": None}))
