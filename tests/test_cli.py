@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,8 +132,12 @@ def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "50MB")
     assert code == cli.CODES[cli.PlanError]
     assert "give at least" in err
-    code, _, err = call("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "4GB",
-                        "--quiet")  # fmt: skip
+    limited = ("run", folder / "q.sql", "--state", folder / "b.veil", "--memory", "4GB", "--quiet")
+    code, _, err = call(*limited)
+    assert code == cli.CODES[cli.SourceError]
+    assert "holds another release" in err  # of the first state
+    shutil.rmtree(folder / "out")
+    code, _, err = call(*limited)
     assert (code, err) == (0, "")
 
 

@@ -1,7 +1,9 @@
 """Files, memory and the terminal as sinks. One file per release, named by its identity.
 
 A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
-and writing the same release again replaces it by the same bytes.
+and writing the same release again replaces it by the same bytes. Another release under its name is
+refused: it comes from another state, or from a copy of this one whose noise would come again over
+other rows, and the difference of the two would be exact.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
@@ -53,12 +56,29 @@ class FilesSink:
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"trigger={trigger:06d}.{self.format}"
         partial = final.with_suffix(final.suffix + ".partial")
-        with room(MOST * table.nbytes + ROOM_BYTES) as own, partial.open("wb", buffering=0) as file:
-            write_all(file.fileno(), [WRITERS[self.format](table, own)])
-            os.fsync(file.fileno())
+        with room(MOST * table.nbytes + ROOM_BYTES) as own:
+            data = WRITERS[self.format](table, own)
+            if final.exists() and not self._holds(final, table, data):
+                raise SourceError(
+                    f"'{final}' holds another release of this job, window and trigger.\n"
+                    "  to fix  give a new state a path of its own, or remove what an older one "
+                    "published; never go on from a copy of a state that has published since"
+                )
+            with partial.open("wb", buffering=0) as file:
+                write_all(file.fileno(), [data])
+                os.fsync(file.fileno())
         partial.replace(final)
         for name in (folder, *folder.parents[:3]) if new else (folder,):
             sync_directory(name)  # what was published stays so after a power failure
+
+    def _holds(self, final: Path, table: pa.Table, data: memoryview) -> bool:
+        """Whether a file is this release, if perhaps written by another version of Arrow."""
+        if final.read_bytes() == data:
+            return True
+        try:
+            return self.keeps and bool(pq.read_table(final, partitioning=None).equals(table))
+        except pa.ArrowInvalid:
+            return False
 
     def close(self) -> None:
         """Nothing is pending."""

@@ -1,0 +1,46 @@
+"""Files as a sink: a release is written once, and another under its name is refused."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamveil.connectors.sinks import WRITERS, FilesSink
+from streamveil.errors import SourceError
+
+TABLE = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 6.5]})
+OTHER = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 7.5]})
+
+
+def written(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("trigger*")}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_same_release_may_come_again_and_another_one_is_refused(kind, tmp_path):
+    sink = FilesSink(str(tmp_path), kind)
+    sink.write("job", 0, 1, TABLE)
+    first = written(tmp_path)
+    sink.write("job", 0, 1, TABLE)
+    assert written(tmp_path) == first
+    with pytest.raises(SourceError, match="holds another release") as error:
+        sink.write("job", 0, 1, OTHER)
+    assert "7.5" not in str(error.value)
+    assert written(tmp_path) == first  # and nothing is left beside it
+    sink.write("job", 0, 2, OTHER)
+    assert len(written(tmp_path)) == 2
+
+
+def test_a_release_written_by_another_version_of_arrow_is_known_by_its_content(tmp_path):
+    sink = FilesSink(str(tmp_path))
+    sink.write("job", 0, 1, TABLE)
+    file = next(tmp_path.rglob("*.parquet"))
+    pq.write_table(TABLE, file, compression="zstd")
+    sink.write("job", 0, 1, TABLE)
+    pq.write_table(OTHER, file, compression="zstd")
+    with pytest.raises(SourceError, match="another release"):
+        sink.write("job", 0, 1, TABLE)
+    file.write_bytes(b"no Parquet")
+    with pytest.raises(SourceError, match="another release"):
+        sink.write("job", 0, 1, TABLE)
