@@ -107,7 +107,8 @@ HABITS: dict[str, Habit] = {
     "exact-metrics": Habit(
         "exact counters of rows or groups in logs or metrics",
         "a dashboard of exact counts is a release without noise",
-        "leave metrics = 'off'; `streamveil inspect` shows health numbers to the operator alone",
+        "leave metrics = 'off'; `streamveil inspect` shows the operator how far a job is and how "
+        "large",
     ),
 }
 
