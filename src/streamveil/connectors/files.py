@@ -15,7 +15,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -218,14 +218,10 @@ class CsvReader(Reader):
         select(own, wanted.names, f"'{path.name}'")
         with guarded(path, lambda: path.open("rb")) as file:
             file.readline()
-            while block := file.read(self.BYTES) + file.readline():
-                table, malformed = guarded(path, partial(csv_rows, block, own.names, wanted.names))
-                rest, skip = table.slice(skip), max(0, skip - table.num_rows)
-                for row in range(0, rest.num_rows, max_rows):
-                    rows, rejected = fit(rest.slice(row, max_rows), wanted)
-                    if row == 0 and malformed:
-                        rejected = {**rejected, "malformed row": malformed}
-                    yield rows, rejected
+            blocks = iter(lambda: file.read(self.BYTES) + file.readline(), b"")
+            read = partial(csv_rows, names=own.names, wanted=wanted.names)
+            tables = (guarded(path, partial(read, block)) for block in blocks)
+            yield from fitted(tables, wanted, skip, max_rows)
 
 
 FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
@@ -281,14 +277,22 @@ class JsonReader(Reader):
     def read(self, path: Path, wanted: pa.Schema, skip: int, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`. A line that is no JSON object is counted, never raised."""
         with guarded(path, lambda: path.open("rb")) as file:
-            while lines := file.readlines(1 << 24):
-                table, malformed = json_rows(lines, wanted.names)
-                rest, skip = table.slice(skip), max(0, skip - table.num_rows)
-                for row in range(0, rest.num_rows, max_rows):
-                    rows, rejected = fit(rest.slice(row, max_rows), wanted)
-                    if row == 0 and malformed:
-                        rejected = {**rejected, "malformed row": malformed}
-                    yield rows, rejected
+            pieces = iter(lambda: file.readlines(1 << 24), [])
+            tables = (json_rows(lines, wanted.names) for lines in pieces)
+            yield from fitted(tables, wanted, skip, max_rows)
+
+
+def fitted(
+    tables: Iterable[tuple[pa.Table, int]], wanted: pa.Schema, skip: int, max_rows: int
+) -> Iterator[Part]:
+    """The rows behind the first `skip`, fitted; with a table's first, how many lines were none."""
+    for table, malformed in tables:
+        rest, skip = table.slice(skip), max(0, skip - table.num_rows)
+        for row in range(0, rest.num_rows, max_rows):
+            rows, rejected = fit(rest.slice(row, max_rows), wanted)
+            if row == 0 and malformed:
+                rejected = {**rejected, "malformed row": malformed}
+            yield rows, rejected
 
 
 def json_rows(lines: list[bytes], names: list[str]) -> tuple[pa.Table, int]:
