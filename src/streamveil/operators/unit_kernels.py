@@ -83,17 +83,22 @@ def _is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
 
 
 @njit(cache=True)
-def _ask_for(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
-    place = slots + home(name, np.uint64(buckets)) * step
+def _bucket_of(heads: Any, low: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
+    """Where the bucket begins that a unit would like, in the table that its low bits say."""
+    head = HEAD * np.int64(name & low)
+    return heads[head] + home(name, np.uint64(heads[head + 1])) * step
+
+
+@njit(cache=True)
+def _ask_for(place: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     ask(place)
     if step > LINE:
         ask(place + LINE)
 
 
 @njit(cache=True)
-def _ask_for_next(slots: Any, buckets: Any, name: Any, step: Any) -> Any:
+def _ask_for_next(place: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     """Asks for the bucket behind one that is full and lacks the unit; a branch would cost more."""
-    place = slots + home(name, np.uint64(buckets)) * step
     ask(place + step * np.int64((equal(place, name) | equal(place, NONE)) == 0))
 
 
@@ -123,13 +128,9 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     for row in range(at - SOON, n):
         soon = row + SOON
         if soon + AHEAD < n:
-            later = unit[soon + AHEAD]
-            head = HEAD * np.int64(later & low)
-            _ask_for(heads[head], heads[head + 1], later, step)
+            _ask_for(_bucket_of(heads, low, unit[soon + AHEAD], step), step)
         if soon < n:
-            later = unit[soon]
-            head = HEAD * np.int64(later & low)
-            _ask_for_next(heads[head], heads[head + 1], later, step)
+            _ask_for_next(_bucket_of(heads, low, unit[soon], step), unit[soon], step)
         if row < at:
             continue
         name = unit[row]
@@ -194,13 +195,10 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
         place = found[row % SOON]
         if ahead < n:
             if ahead + AHEAD < n:
-                later = unit[ahead + AHEAD]
-                head = HEAD * np.int64(later & low)
-                _ask_for(heads[head], heads[head + 1], later, step)
+                _ask_for(_bucket_of(heads, low, unit[ahead + AHEAD], step), step)
             if ahead + SOON < n:
                 later = unit[ahead + SOON]
-                head = HEAD * np.int64(later & low)
-                _ask_for_next(heads[head], heads[head + 1], later, step)
+                _ask_for_next(_bucket_of(heads, low, later, step), later, step)
             head = HEAD * np.int64(unit[ahead] & low)
             soon, _ = locate(heads[head], heads[head + 1], unit[ahead], step)
             found[row % SOON] = soon
