@@ -1,11 +1,15 @@
 """Tables that grow keep every unit where a look-up finds it; memory by address is memory."""
 
+import ast
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from streamveil.operators import unit_kernels, unit_layout
 from streamveil.operators.addresses import LARGE, address, equal, load32, lowest, reserved, store32
 from streamveil.operators.bounding import Bounds, UnitTable, grow_table, unit_stage
 from tests.operators.test_bounding import make_rows
@@ -96,3 +100,16 @@ def test_four_words_are_compared_at_once(words, wanted):
     assert found == sum(bit << i for i, bit in enumerate(bits))
     assert first == (bits.index(True) if any(bits) else 8)
     np.testing.assert_array_equal(held, words)
+
+
+@pytest.mark.parametrize("module", [unit_kernels, unit_layout])
+def test_addresses_of_own_arrays_are_not_kept(module):
+    """Compiled code frees an array after the last use of its name, whoever has its address."""
+    for function in ast.parse(inspect.getsource(module)).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        given = {argument.arg for argument in function.args.args}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and ".ctypes.data" in ast.unparse(node.value):
+                held = ast.unparse(node.value).split(".ctypes.data")[0]
+                assert held in given, f"{function.name} keeps the address of its own {held}"

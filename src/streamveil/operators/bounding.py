@@ -334,7 +334,8 @@ def grow_table(table: UnitTable) -> None:
     words, capacity = WORDS[table.shape.layout], table.capacity
     more = max(SMALLEST, capacity * GROWTH // 100) // BUCKET * BUCKET
     table.lengthen("slots", words * (capacity + more))
-    spread(address(table.slots), words, capacity // BUCKET, table.capacity // BUCKET)
+    moving = np.zeros(words * BUCKET, np.uint64)
+    spread(address(table.slots), words, capacity // BUCKET, table.capacity // BUCKET, moving)
 
 
 def grow_pool(table: UnitTable) -> None:

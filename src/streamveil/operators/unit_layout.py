@@ -46,18 +46,20 @@ def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cov
 
 
 @njit(cache=True)
-def spread(slots: int, words: int, before: int, buckets: int) -> None:
+def spread(
+    slots: int, words: int, before: int, buckets: int, moving: UInt64[Array, " words"]
+) -> None:
     """Moves the units of a table's first `before` buckets to where the longer table wants them.
 
     From the last bucket to the first: a unit that only moves back finds room behind all that are
     still to be moved. The few that do not (they had overflowed) wait until all others are placed.
     How many slots of a bucket are taken is counted apart: to read again what was just written would
-    wait for it.
+    wait for it. `moving` has room for one bucket; it belongs to the caller, since compiled code frees
+    an array of its own after the last use of its name, whoever has its address.
     """
     size, step = BUCKET * words, WORD * words
-    bucket_now, waiting = np.zeros(size, np.uint64), np.zeros(8 * size, np.uint64)
-    taken = np.zeros(buckets, np.uint8)
-    moved = bucket_now.ctypes.data
+    waiting, taken = np.zeros(8 * size, np.uint64), np.zeros(buckets, np.uint8)
+    moved = moving.ctypes.data
     late = 0  # in buckets of `waiting`, each of one unit
     for bucket in range(before - 1, -1, -1):
         start = slots + bucket * step
