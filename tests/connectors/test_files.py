@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamveil.connectors import open_sink, open_source
-from streamveil.connectors.files import FilesSource
+from streamveil.connectors.files import CsvReader, FilesSource
 from streamveil.errors import SourceError
 
 TABLE = pa.table({"user": [1, 2, 3, 4, 5], "page": ["a", "b", "a", None, "c"]})
@@ -84,6 +84,33 @@ def test_malformed_csv_rows_and_misfits_are_counted_and_never_shown(tmp_path):
     assert chunks[0].rejected == {
         "field of the wrong type (read as null)": 3, "malformed row": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"3,\xff,4", b'"3",\xff,"4"', b'\xff"'])
+def test_no_csv_line_can_stop_a_job_or_show_in_a_log(tmp_path, line, capfd):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"user,page\n1,a\n" + line + b'\n2,\xff\n3,"\xff,"\n4,d\n')
+    found, chunks = rows(FilesSource(str(path), columns=COLUMNS), size=100)
+    assert found == [
+        {"user": 1, "page": "a"}, {"user": 2, "page": None}, {"user": 3, "page": None},
+        {"user": 4, "page": "d"},
+    ]  # fmt: skip
+    assert chunks[0].rejected["malformed row"] == 1
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_block_of_nothing_but_malformed_lines_is_counted_once(tmp_path, size, monkeypatch):
+    monkeypatch.setattr(CsvReader, "BYTES", 8)
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"user,page\n1,a\n2,b\n" + b"malformed\n" * 5 + b"3,c\n4,d\n")
+    source = FilesSource(str(path), columns=COLUMNS)
+    _, chunks = rows(source, size=size)
+    counts = [chunk.rejected.get("malformed row", 0) for chunk in chunks]
+    assert sum(counts) == 5
+    for done, chunk in enumerate(chunks, start=1):  # a restart counts what was not yet counted
+        again = [c.rejected.get("malformed row", 0) for c in rows(source, chunk.position, size)[1]]
+        assert sum(again) == sum(counts[done:])
 
 
 def test_malformed_json_lines_are_counted(tmp_path):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -226,6 +227,7 @@ class CsvReader(Reader):
 
 FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
 PAIRED = f"^{FIELD}(?:,{FIELD})*$"
+QUOTED = re.compile(rb'(^|,)"(?:[^"]|"")*"')
 
 
 def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> tuple[pa.Table, int]:
@@ -239,6 +241,10 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> tuple[pa.Tabl
         lines = pa.array(block.splitlines(), pa.large_binary())
         kept = lines.filter(pc.match_substring_regex(lines, PAIRED))
         malformed, block = len(lines) - len(kept), b"\n".join(kept.to_pylist())
+    if not is_text(block):  # Arrow cannot even count a line that it has to show and cannot
+        rest = block.splitlines()
+        whole = [line for line in rest if is_text(line) or fields_in(line) == len(names)]
+        malformed, block = malformed + len(rest) - len(whole), b"\n".join(whole)
     if not block.strip(b"\r\n"):
         return pa.table({name: pa.array([], pa.binary()) for name in wanted}), malformed
 
@@ -257,6 +263,24 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> tuple[pa.Tabl
         ),
     )  # fmt: skip
     return table, malformed
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def fields_in(line: bytes) -> int:
+    r"""How many fields a line with paired quotes has.
+
+    >>> fields_in(b'1,"a,b"\xff,')
+    3
+    """
+    return QUOTED.sub(rb"\1", line).count(b",") + 1
 
 
 class JsonReader(Reader):
@@ -285,14 +309,21 @@ class JsonReader(Reader):
 def fitted(
     tables: Iterable[tuple[pa.Table, int]], wanted: pa.Schema, skip: int, max_rows: int
 ) -> Iterator[Part]:
-    """The rows behind the first `skip`, fitted; with a table's first, how many lines were none."""
-    for table, malformed in tables:
+    """The rows behind the first `skip`, fitted; with them, how many lines before them were none.
+
+    Tables without a row hand their lines on to the next. Behind the last row they are not counted:
+    no position says that they were, and whoever waits for more rows would count them again.
+    """
+    malformed = 0
+    for table, more in tables:
+        malformed = 0 if skip else malformed + more  # with skipped rows they were counted
         rest, skip = table.slice(skip), max(0, skip - table.num_rows)
         for row in range(0, rest.num_rows, max_rows):
             rows, rejected = fit(rest.slice(row, max_rows), wanted)
-            if row == 0 and malformed:
+            if malformed:
                 rejected = {**rejected, "malformed row": malformed}
             yield rows, rejected
+            malformed = 0
 
 
 def json_rows(lines: list[bytes], names: list[str]) -> tuple[pa.Table, int]:
