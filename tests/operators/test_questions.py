@@ -56,3 +56,15 @@ def test_a_repeated_question_keeps_its_answer_when_later_ones_would_be_worse():
 def test_a_release_that_is_as_good_answers_for_free(wide):
     asked, state = made(wide)
     assert asked.ask(state, FOLLOWS, PLACE)[0].kind == "RELEASED"
+
+
+def test_two_copies_of_a_state_give_other_questions_other_noise():
+    noises, thresholds = set(), set()
+    for number in range(3):  # each asked of the same state, as of a backup that is restored
+        asked, state = made(wide=1.5)
+        state.inner.histogram = np.where(other(number), 250_000, 250)
+        answer, _ = asked.ask(state, other(number), PLACE)
+        assert answer.kind == "HARD"
+        noises.add(answer.value - state.inner.histogram @ other(number))
+        thresholds.add(state.inner.run.offset)  # of the run that follows
+    assert len(noises) == len(thresholds) == 3

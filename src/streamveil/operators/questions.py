@@ -5,7 +5,8 @@ A question is a set of points of the domain; its answer, how many records lie th
 RELEASED: it follows from the last release (sums of cells of a marginal): post-processing. Taken
 where its proved error is not above that of an EASY answer.
 EASY, HARD, EXHAUSTED: from `LivePmw`. A question that was answered since the last step is answered
-again with the same number, in whatever words it comes.
+again with the same number, in whatever words it comes. The noise of an answer is that of its
+question: what a restored copy of a state is asked does not come with the noise of another answer.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class Questions:
         adaptive, inner = self.adaptive, state.inner
         assert adaptive is not None  # noqa: S101  (checked by `ask`)
         assert inner is not None  # noqa: S101
-        before = inner.weights
-        answer = adaptive.ask(inner, question.astype(np.float64), place)
+        before, here = inner.weights, place.inside(b"question", bytes.fromhex(digest))
+        answer = adaptive.ask(inner, question.astype(np.float64), here)
         state.count += 1
         reach = adaptive.reach(inner, answer.kind, state.count, 1 - self.confidence)
         value = float(answer.value or 0.0)
