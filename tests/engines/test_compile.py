@@ -1,14 +1,17 @@
 """From a plan to its operator."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import streamveil as sv
 from streamveil.engines.compile import compile_plan
+from streamveil.errors import PlanError
 
 
 @pytest.mark.parametrize("measure", [sv.sum, sv.variance])
-@pytest.mark.parametrize("high", [5e-324, 1e-310, 1e-161, 1e-3, 1e150])
+@pytest.mark.parametrize("high", [5e-324, 1e-310, 1e-161, 1e-3, 1e70])
 def test_no_row_adds_more_than_the_reach_of_its_lane(measure, high):
     query = (
         sv.files("t.parquet").protect("u").agg(v=measure("v", bounds=(0, high))).bound(max_rows=2)
@@ -18,3 +21,26 @@ def test_no_row_adds_more_than_the_reach_of_its_lane(measure, high):
     for lane in compile_plan(query.plan).totalling.lanes:
         if lane.kind in ("sum", "square"):
             assert int(np.abs(lane.quanta(values)).astype(np.uint64).max()) <= lane.reach
+
+
+@pytest.mark.parametrize("measure", [sv.sum, sv.avg, sv.variance, sv.stddev, sv.median])
+@pytest.mark.parametrize("high", [1e155, 1.7e308])
+def test_bounds_whose_noise_no_float_can_tell_are_refused(measure, high):
+    stream = sv.files("t.parquet").protect("u").bound(max_rows=2)
+    with pytest.raises(PlanError, match="must lie between"):
+        stream.agg(v=measure("v", bounds=(-high, high))).release(
+            budget=sv.Budget(epsilon=1, delta=1e-9)
+        )
+
+
+def test_quantiles_of_unlike_depth_share_no_tree():
+    query = (
+        sv.files("t.parquet").protect("u").bound(max_rows=2)
+        .agg(a=sv.median("v", bounds=(0, 1)), b=sv.quantile("v", 0.9, bounds=(0, 1)))
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9))
+    )  # fmt: skip
+    assert len(compile_plan(query.plan).trees) == 1
+    one, other = query.plan.aggregates
+    deeper = replace(other, options={"q": 0.9, "levels": 5})
+    with pytest.raises(PlanError, match="levels"):
+        compile_plan(replace(query.plan, aggregates=(one, deeper)))

@@ -278,6 +278,12 @@ class Compiler:
         ]
         places = tuple(self.book.use(node) for node in nodes)
         tree = (places[0], nodes[0], levels)
+        if any(one[1] == nodes[0] and one[2] != levels for one in self.trees):
+            raise PlanError(
+                f"'{aggregate.name}' shares the tree of a quantile whose levels are others.\n"
+                "  why     a row would count twice in the levels of both\n"
+                "  to fix  give both the same number of levels, or other bounds"
+            )
         if tree not in self.trees:
             self.trees.append(tree)
         return Output(

@@ -17,6 +17,8 @@ from streamveil.queries.overflow import prove_no_overflow, reach_of, rows_of_a_g
 from streamveil.queries.plan import Aggregate, Plan
 
 VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
+SQUARED = ("variance", "stddev")
+LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 SUFFIXES = ("_sd", "_low", "_high")
 TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
@@ -219,6 +221,9 @@ def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
     if not (isfinite(agg.low) and isfinite(agg.high) and agg.low < agg.high):
         given = f"({agg.low:g}, {agg.high:g})"
         yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first, not {given}"
+    largest = LARGEST**0.5 if agg.function in SQUARED else LARGEST
+    if max(abs(agg.low), abs(agg.high)) > largest:
+        yield f"bounds of '{agg.name}' must lie between {-largest:g} and {largest:g}"
 
 
 def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
