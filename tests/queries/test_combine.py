@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamveil as sv
+from streamveil.connectors.memory import MemorySource
+from streamveil.errors import SourceError
 from streamveil.privacy.noise import SilentNoise
 from streamveil.queries.combine import combine_rows
+from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.run import run
 
 QUERY = """
@@ -107,3 +110,14 @@ def test_a_hash_table_alone_would_not_keep_that_order():
     assert list(zip(by["id"].to_pylist(), by["item"].to_pylist(), strict=True)) != list(
         zip(first["id"], first["item"], strict=True)
     )
+
+
+def test_a_resumed_read_refuses_other_rows():
+    table = many(seed=5, rows=300)
+    plan = sv.sql(QUERY, {"t": table}).plan
+    first, *rest = CombinedSource(MemorySource(table), plan).read(None, 100)
+    again = list(CombinedSource(MemorySource(table), plan).read(first.position, 37))
+    assert pa.concat_tables([c.rows for c in again]) == pa.concat_tables([c.rows for c in rest])
+    for other in (table.slice(1), pa.concat_tables([table, many(seed=6, rows=1)])):
+        with pytest.raises(SourceError, match="no longer the same"):
+            list(CombinedSource(MemorySource(other), plan).read(first.position, 100))

@@ -62,6 +62,37 @@ def test_resuming_anywhere_gives_the_rest(times, size, kind):
         assert again == shape[i + 1 :]
 
 
+@pytest.mark.parametrize(
+    ("then", "fine"),
+    [
+        ([101, 102, 103, 104, 105, 120], True),
+        ([99, 101, 102, 103, 104, 105, 106, 121, 131], True),  # what was taken is there as it was
+        ([100, 101, 102, 103, 104, 105], False),  # the third row would be counted twice
+        ([101, 103, 104, 105], False),  # and here the fourth not at all
+        ([101, 102], False),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_step_that_was_taken_in_part_goes_on_only_with_the_rows_it_began_with(then, fine, size):
+    taken = next(Schedule(source([101, 102, 103, 104, 105]), EVENT, event_time="at",
+                          max_rows=3).batches())  # fmt: skip
+    rest = Schedule(source(then), EVENT, event_time="at", max_rows=size)
+    if fine:
+        times = [
+            t.microsecond for b in rest.batches(taken.position) for t in b.rows["at"].to_pylist()
+        ]
+        assert times == [t for t in then if t > 103]
+        return
+    with pytest.raises(SourceError, match="taken in part"):
+        list(rest.batches(taken.position))
+
+
+def test_a_step_that_is_closed_does_not_care_what_becomes_of_its_rows():
+    closed = next(Schedule(source([101, 102, 115]), EVENT, event_time="at").batches())
+    rest = Schedule(source([100, 101, 103, 109, 115, 119]), EVENT, event_time="at")
+    assert run(rest, closed.position)[2] == {2: [4, 5], 3: [], 4: [], 5: []}
+
+
 def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):
     rng = np.random.default_rng(1)
     times = [int(t) for t in rng.integers(90, 160, 500)]

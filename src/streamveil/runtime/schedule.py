@@ -19,6 +19,8 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.connectors.arrival import arrivals
+from streamveil.connectors.base import micros
+from streamveil.connectors.checksum import crc32
 from streamveil.errors import PlanError, SourceError
 from streamveil.types import Array, Int64
 
@@ -79,7 +81,12 @@ class Schedule:
             yield Batch(self._nothing(), step, True, after)  # noqa: FBT003
 
     def _event(self, at: dict[str, Any]) -> Iterator[Batch]:
-        """A replay: rows in order of (step of their own arrival, position)."""
+        """A replay: rows in order of (step of their own arrival, position).
+
+        The source is read again after a restart. Which step a row is in is its own matter, so rows
+        that came or went elsewhere move no other. Within a step that was taken in part, positions
+        decide what is left: the rows taken must be there as they were, by their arrivals.
+        """
         clock = self.clock
         if clock.start_us is None or clock.end_us is None:
             raise PlanError(
@@ -92,11 +99,16 @@ class Schedule:
                 rows = replay.rows(step)
                 rejected = replay.rejected if step == 1 and not at.get("taken") else {}
                 first = at.get("taken", 0) if step == at["step"] else 0
+                mark = replay.mark(rows.slice(0, first))
+                if first and (rows.num_rows < first or at.get("mark", mark) != mark):
+                    raise changed()
                 for row in range(first, max(rows.num_rows, first + 1), self.max_rows):
                     part = rows.slice(row, self.max_rows)
                     end = row + part.num_rows
                     closes = end >= rows.num_rows
-                    after = {"step": step + 1} if closes else {"step": step, "taken": end}
+                    mark = 0 if closes else replay.mark(part, mark)
+                    here = {"step": step, "taken": end, "mark": mark}
+                    after = {"step": step + 1} if closes else here
                     yield Batch(part, step, closes, json.dumps(after), rejected)
                     rejected = {}
 
@@ -125,6 +137,14 @@ class Schedule:
         return pa.schema([schema.field(name) for name in names]).empty_table()
 
 
+def changed() -> SourceError:
+    """The error for rows that are not there as they were when a part of them was taken."""
+    return SourceError(
+        "the rows of a step that was taken in part are no longer the same: some would be lost or "
+        "counted twice.\n  to fix  restore the source as it was when the job started"
+    )
+
+
 class Replay:
     """The rows of a bounded source, grouped by the step of their arrival; large ones on disk."""
 
@@ -135,6 +155,10 @@ class Replay:
         self.width = steps  # steps per bucket: one bucket while everything fits in memory
         self.bucket = -1  # the one that is loaded
         self.table = schedule._nothing()
+        column = schedule.clock.arrival or schedule.event_time
+        if column is None:
+            raise PlanError("a replay needs an arrival or event_time column")
+        self.column = column
         self.offsets: Int64[Array, " steps"] = np.zeros(steps + 2, np.int64)
 
     def __enter__(self) -> Replay:
@@ -155,6 +179,13 @@ class Replay:
         if self.folder is not None:
             self.folder.cleanup()
 
+    def mark(self, rows: pa.Table, before: int = 0) -> int:
+        """A checksum of the arrivals of rows, continuing that of the rows before them."""
+        if not rows.num_rows:
+            return before
+        times = micros(rows.column(self.column), self.column).combine_chunks()
+        return crc32(np.ascontiguousarray(times), before)
+
     def rows(self, step: int) -> pa.Table:
         """Rows of one step, in source order."""
         bucket = (step - 1) // self.width
@@ -170,12 +201,9 @@ class Replay:
     def _stepped(self) -> Iterator[tuple[pa.Table, Int64[Array, " rows"]]]:
         """Chunks with the step of every row; rows outside the schedule are counted and left out."""
         schedule, clock = self.schedule, self.schedule.clock
-        column = clock.arrival or schedule.event_time
-        if column is None:
-            raise PlanError("a replay needs an arrival or event_time column")
         span = cast(int, clock.start_us), cast(int, clock.end_us)
         for chunk in schedule.source.read(None, schedule.max_rows, schedule.columns):
-            came = arrivals(chunk.rows, column, span, clock.every)
+            came = arrivals(chunk.rows, self.column, span, clock.every)
             kept = chunk.rows if came.inside.all() else chunk.rows.filter(pa.array(came.inside))
             for reason, rows in (*chunk.rejected.items(), *came.left_out.items()):
                 self.rejected[reason] = self.rejected.get(reason, 0) + rows
