@@ -1,5 +1,7 @@
 """Sketch aggregates through SQL and the durable engine."""
 
+from fractions import Fraction
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -106,3 +108,19 @@ def test_explain_says_what_a_sketch_promises_and_costs():
     text = str(query("HEAVY_HITTERS(k, k => 4, bits => 13) AS n").explain())
     for words in ("PROMISE", "epsilon = 2", "4 most frequent", "memory", "standard deviation"):
         assert words in text
+
+
+@pytest.mark.parametrize(("extra", "units"), [("", 10**8), (", max_units = 3000", 3000)])
+@pytest.mark.parametrize("select", ["HEAVY_HITTERS(k, k => 4, bits => 13)", "APPROX_FREQUENCY(k)"])
+def test_the_chance_that_two_of_all_units_look_alike_is_paid_for(select, extra, units):
+    keys = ", public_groups = [1]" if "APPROX" in select else ""
+    asked = query(f"{select} AS n", extra + keys)
+    loss = operator_of(asked.plan).guarantee.loss
+    assert loss.delta >= Fraction(units, 2**64)
+    assert loss.fits(asked.plan.budget)
+
+
+def test_a_delta_below_that_chance_is_refused():
+    asked = query("APPROX_FREQUENCY(k) AS n", f", public_groups = [1], max_units = {10**12}")
+    with pytest.raises(PlanError, match="max_units"):
+        operator_of(asked.plan)

@@ -14,12 +14,12 @@ from streamveil.operators.protocol import Operator
 from streamveil.operators.sketch import COLLISION_BITS, SketchQuery
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.queries.overflow import MAX_UNITS
 from streamveil.queries.plan import KeyColumn, Plan, TableSource
 
 SKETCHES = ("approx_frequency", "heavy_hitters")
 MEMORY = 4 << 20  # bytes of one window, when the query says nothing
 BITS = 32  # of integer keys
-MAX_UNITS = 2**20
 
 
 def operator_of(plan: Plan) -> Operator:
@@ -59,7 +59,9 @@ def compile_sketch(plan: Plan) -> SketchQuery:
             "APPROX_FREQUENCY shows given keys only: a sketch does not know which keys it holds.\n"
             "  to fix  declare them with public_groups, or ask for HEAVY_HITTERS"
         )
-    sized = {"memory": memory, "protects": protects, "budget": without_collisions(plan.budget),
+    units = int(plan.options.get("max_units", MAX_UNITS))
+    budget = without_collisions(plan.budget, units)
+    sized = {"memory": memory, "protects": protects, "budget": budget,
              "triggers": schedule.triggers}  # fmt: skip
     sketch = sized_finder(**sized, bits=bits) if searched else sized_sketch(**sized)  # type: ignore[arg-type]
     key = KeyColumn(name=key_name(aggregate.expression), expression=aggregate.expression or "")
@@ -75,7 +77,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
         keys=() if searched else known,
         k=int(options.pop("k", 100)) if searched else 0,
         text_length=length if searched else 0,
-        max_units=MAX_UNITS,
+        max_units=units,
     )
 
 
@@ -128,13 +130,13 @@ def sized_finder(
     return replace(trial, width=width)
 
 
-def without_collisions(budget: Budget) -> Budget:
+def without_collisions(budget: Budget, units: int) -> Budget:
     """What is left for the sketch when the chance of equal unit fingerprints is set aside."""
-    collision = Fraction(MAX_UNITS, 2**COLLISION_BITS)
+    collision = Fraction(units, 2**COLLISION_BITS)
     if budget.delta is None or budget.delta <= collision:
         raise PlanError(
-            f"a sketch needs a delta above {float(collision):.2g}, the chance that two units share "
-            "a fingerprint"
+            f"a sketch needs a delta above {float(collision):.2g}, the chance that two of "
+            "max_units units share a fingerprint"
         )
     return Budget(epsilon=budget.epsilon, delta=budget.delta - collision, rho=budget.rho,
                   mu=budget.mu)  # fmt: skip

@@ -98,7 +98,7 @@ class SketchQuery:
     keys: tuple[Any, ...] = ()  # approx_frequency: the public keys to show
     k: int = 0  # heavy_hitters: how many to show
     text_length: int = 0  # heavy_hitters over text: leading bytes that count as the key
-    max_units: int = 2**20
+    max_units: int = 10**8
 
     def __post_init__(self) -> None:
         searched = isinstance(self.sketch, HeavyHitters)
