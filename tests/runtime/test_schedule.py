@@ -103,6 +103,19 @@ def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):
     assert small[1:] == large[1:]
 
 
+@pytest.mark.parametrize("spill", [1 << 30, 100])
+def test_a_replay_takes_more_words_than_one_dictionary_holds(monkeypatch, spill):
+    monkeypatch.setattr(module, "SPILL_BYTES", spill)
+    words = [[f"{part}{n}" for n in range(100)] for part in "ab"]
+    at = pa.array(range(100, 150), pa.timestamp("us", tz="UTC"))
+    chunks = [pa.array(some).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
+              for some in words]  # fmt: skip
+    table = pa.table({"at": pa.concat_arrays([at] * 4), "word": pa.chunked_array(chunks)})
+    batches = Schedule(MemorySource(table), EVENT, event_time="at", max_rows=30).batches()
+    found = {word for batch in batches for word in batch.rows["word"].to_pylist()}
+    assert found == {*words[0], *words[1]}
+
+
 def test_steps_of_rows_stop_at_the_horizon_and_close_a_last_short_step():
     s = Schedule(source(range(8)), Clock(kind="rows", every=3), max_rows=2)
     assert run(s)[1:] == ([1, 2, 3], {1: [0, 1, 2], 2: [3, 4, 5], 3: [6, 7]})

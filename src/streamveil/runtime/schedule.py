@@ -203,8 +203,9 @@ class Replay:
         schedule, clock = self.schedule, self.schedule.clock
         span = cast(int, clock.start_us), cast(int, clock.end_us)
         for chunk in schedule.source.read(None, schedule.max_rows, schedule.columns):
-            came = arrivals(chunk.rows, self.column, span, clock.every)
-            kept = chunk.rows if came.inside.all() else chunk.rows.filter(pa.array(came.inside))
+            rows = decoded(chunk.rows)
+            came = arrivals(rows, self.column, span, clock.every)
+            kept = rows if came.inside.all() else rows.filter(pa.array(came.inside))
             for reason, rows in (*chunk.rejected.items(), *came.left_out.items()):
                 self.rejected[reason] = self.rejected.get(reason, 0) + rows
             yield kept, came.step[came.inside]
@@ -212,7 +213,7 @@ class Replay:
     def _adopt(self, bucket: int, parts: list[tuple[pa.Table, Int64[Array, " rows"]]]) -> None:
         """Makes the rows of one bucket current, sorted by step (stable: source order within)."""
         self.bucket = bucket
-        tables = [table for table, _ in parts] or [self.schedule._nothing()]
+        tables = [table for table, _ in parts] or [decoded(self.schedule._nothing())]
         steps = np.concatenate([np.zeros(0, np.int64), *[step for _, step in parts]])
         table = pa.concat_tables(tables)
         if (np.diff(steps) < 0).any():
@@ -260,3 +261,12 @@ class Replay:
     def _path(self, bucket: int) -> str:
         folder = cast("tempfile.TemporaryDirectory[str]", self.folder)
         return str(Path(folder.name) / f"{bucket:04d}.arrow")
+
+
+def decoded(table: pa.Table) -> pa.Table:
+    """The table without dictionaries: those of several chunks need not fit into one."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = table.column(place).cast(field.type.value_type)
+            table = table.set_column(place, field.name, plain)
+    return table
