@@ -38,7 +38,7 @@ from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 Firsts = Literal["none", "hidden", "all"]  # for which groups `Passed.first` is asked
 SMALLEST = 64  # slots of a new table, granules of a new pool
 FULL = 880  # of 1,000 slots: how many are in use when a table grows
-GROWTH = 25  # percent by which it grows
+GROWTH = 25  # percent by which one that is alone grows
 LARGEST_ROWS = 2**32 - 1
 LARGEST_GROUPS = 2**16 - 1  # of one unit in a compact slot; it enters no more
 LARGEST_BLOCK = 2**26
@@ -62,7 +62,8 @@ class Bounds:
         takes a slot for, the first alone. Groups are forgotten where nothing depends on them:
         without `per_group` and `quadratic`, only hidden groups are remembered, of which there are
         at most `slots`; a group that is shown stays shown.
-    Memory: 16 bytes a slot, at 0.70 to 0.88 units a slot: 18 to 23 bytes a unit. That is all for
+    Memory: 16 bytes a slot, at 0.70 to 0.88 units a slot (0.59 to 0.88, and 0.71 of all parts
+        together, in a table that is divided): 18 to 23 bytes a unit. That is all for
         `max_rows` below 2**14 with at most 3 `slots`, and for units of at most 3 groups (2 where a
         group may weigh 16 or more). A unit of more groups takes 2 or 3 bytes for each, in blocks
         of 4, 8, 12, 16, 24 ... groups. With more than one limit, or one from 2**16 on, a slot has
@@ -150,7 +151,7 @@ class Shape(NamedTuple):
     width: int  # bytes of a sum of weights; 0: not kept
     lanes: int = 0  # groups that a compact slot holds itself
     total: int = ROWS  # what such a slot keeps: ROWS, or sums whose SUMS or SQUARES are its total
-    full: int = FULL  # per mille of slots in use at which a table grows
+    growth: int = GROWTH  # percent by which a table grows
 
     @classmethod
     def of(cls, bounds: Bounds, firsts: Firsts) -> Shape:
@@ -208,9 +209,14 @@ class UnitTable:
     @classmethod
     def empty(cls, bounds: Bounds, firsts: Firsts = "none") -> UnitTable:
         """No unit yet."""
-        shape = Shape.of(bounds, firsts)
+        return cls.of(Shape.of(bounds, firsts), SMALLEST)
+
+    @classmethod
+    def of(cls, shape: Shape, slots: int) -> UnitTable:
+        """No unit yet, in so many slots."""
+        words = slots * WORDS[shape.layout]
         return cls(
-            reserved(SMALLEST * WORDS[shape.layout], np.uint64),
+            reserved(words, np.uint64)[:words],
             reserved(SMALLEST * shape.group_bytes, np.uint32),
             np.array([0] * (2 + CLASSES) + list(shape), np.int64),
         )
@@ -250,8 +256,19 @@ class UnitTable:
     @property
     def head(self) -> list[int]:
         """What compiled loops must know; it holds until something grows."""
-        most, granules = self.shape.full * self.capacity // 1000, self.granules[1]
-        return [address(self.slots), self.capacity // BUCKET, most, address(self.pool), granules]
+        granules = self.granules[1]
+        return [
+            address(self.slots),
+            self.capacity // BUCKET,
+            self.most,
+            address(self.pool),
+            granules,
+        ]
+
+    @property
+    def most(self) -> int:
+        """How many units are in it when it grows."""
+        return FULL * self.capacity // 1000
 
     def lengthen(self, name: str, items: int) -> None:
         """Adds zeros to slots or pool, in place where there is room for them."""
@@ -329,13 +346,15 @@ def _settings(shape: Shape, bounds: Bounds) -> tuple[Int64[Array, " 4"], Int64[A
     return np.array(limits, np.int64), np.array(settings, np.int64)
 
 
-def grow_table(table: UnitTable) -> None:
-    """Makes room for more units."""
-    words, capacity = WORDS[table.shape.layout], table.capacity
-    more = max(SMALLEST, capacity * GROWTH // 100) // BUCKET * BUCKET
-    table.lengthen("slots", words * (capacity + more))
+def grow_table(table: UnitTable, units: int = 0) -> None:
+    """Makes room for more units: one step of growth, or at once as many as so many units need."""
+    shape, before = table.shape, table.capacity
+    words, slots = WORDS[shape.layout], before
+    while slots == before or FULL * slots // 1000 < units:
+        slots += max(SMALLEST, slots * shape.growth // 100) // BUCKET * BUCKET
+    table.lengthen("slots", words * slots)
     moving = np.zeros(words * BUCKET, np.uint64)
-    spread(address(table.slots), words, capacity // BUCKET, table.capacity // BUCKET, moving)
+    spread(address(table.slots), words, before // BUCKET, slots // BUCKET, moving)
 
 
 def grow_pool(table: UnitTable) -> None:

@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 5  # of its state; 3: units in slots of words, 4: keys shown together, 5: buckets
+    version: int = 6  # of its state; 4: keys shown together, 5: units in buckets, 6: growth of each
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)

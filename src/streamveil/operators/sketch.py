@@ -86,7 +86,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 4  # 3: units in slots of words; 4: in buckets of eight slots
+    version: int = 5  # 4: units in buckets of slots; 5: tables know by how much they grow
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule

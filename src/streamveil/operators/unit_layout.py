@@ -1,4 +1,7 @@
-"""The compiled loops that move units: into a table that grew, and into the parts of a set."""
+"""The compiled loops that move units: into a table that grew, and into the parts of a set.
+
+Also the one that counts the units to come, so that a table grows once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from streamveil.operators.addresses import equal, load64, lowest, store64
+from streamveil.operators.addresses import equal, load64, lowest, store32, store64
 from streamveil.operators.probing import home
 from streamveil.operators.unit_kernels import (
     BLOCK_AT,
     BUCKET,
     HALF,
+    HEAD,
     INLINE,
     NONE,
     THREE,
@@ -20,8 +24,11 @@ from streamveil.operators.unit_kernels import (
     WIDE,
     WORD,
     granules_of,
+    locate,
 )
 from streamveil.types import Array, Int64, UInt32, UInt64
+
+DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place
 
 
 @njit(cache=True)
@@ -54,8 +61,8 @@ def spread(
     From the last bucket to the first: a unit that only moves back finds room behind all that are
     still to be moved. The few that do not (they had overflowed) wait until all others are placed.
     How many slots of a bucket are taken is counted apart: to read again what was just written would
-    wait for it. `moving` has room for one bucket; it belongs to the caller, since compiled code frees
-    an array of its own after the last use of its name, whoever has its address.
+    wait for it. `moving` has room for one bucket; it belongs to the caller, since compiled code
+    frees an array of its own after the last use of its name, whoever has its address.
     """
     size, step = BUCKET * words, WORD * words
     waiting, taken = np.zeros(8 * size, np.uint64), np.zeros(buckets, np.uint8)
@@ -115,30 +122,65 @@ def _outside(first: Any, second: Any, layout: Any) -> Any:
 
 
 @njit(cache=True)
-def copy_part(
+def deal(
     slots: UInt64[Array, " words"],
     pool: UInt32[Array, " words"],
     kind: Int64[Array, " 3"],
-    places: Int64[Array, " units"],
-    new: tuple[int, int],
-    new_pool: UInt32[Array, " words"],
-) -> int:
-    """Puts the units whose fingerprints are at some places into an empty table.
+    heads: Int64[Array, " cells"],
+    moving: UInt64[Array, " words"],
+) -> None:
+    """Puts units into the empty tables that the low bits of their fingerprints say.
 
-    `new` is the address of its slots, and its buckets. Returns the granules it takes.
+    `moving` has room for one bucket, of the caller as for `spread`.
     """
     layout, words, link = kind
+    parts = len(heads) // HEAD
+    taken, low = np.zeros(parts, np.int64), np.uint64(parts - 1)
     shift = np.uint64(0) if layout == WIDE else BLOCK_AT
-    unit, step = np.zeros(BUCKET * words, np.uint64), WORD * words
-    last, taken = BUCKET * (words - 1), 0
-    for start in places:
-        _copy(slots.ctypes.data + 8 * start, unit.ctypes.data, step)
-        granules = granules_of(_outside(unit[BUCKET], unit[last - BUCKET], layout))
-        if granules:
-            block = np.int64(unit[last] >> shift)
-            for i in range(granules * link):
-                new_pool[taken * link + i] = pool[block * link + i]
-            unit[last] ^= np.uint64(block ^ taken) << shift
-            taken += granules
-        _settle_anywhere(new[0], (new[1], step), unit.ctypes.data)
-    return taken
+    step, last = WORD * words, BUCKET * (words - 1)
+    for bucket in range(0, len(slots), BUCKET * words):
+        for start in range(bucket, bucket + BUCKET):
+            if slots[start] == NONE:
+                break
+            part = np.int64(slots[start] & low)
+            _copy(slots.ctypes.data + 8 * start, moving.ctypes.data, step)
+            granules = granules_of(_outside(moving[BUCKET], moving[last - BUCKET], layout))
+            if granules:
+                block, to = np.int64(moving[last] >> shift), taken[part]
+                for i in range(granules * link):
+                    store32(heads[HEAD * part + 3] + 4 * (to * link + i), pool[block * link + i])
+                moving[last] ^= np.uint64(block ^ to) << shift
+                taken[part] += granules
+            where = heads[HEAD * part], (heads[HEAD * part + 1], step)
+            _settle_anywhere(where[0], where[1], moving.ctypes.data)
+
+
+@njit(cache=True)
+def count_unseen(
+    unit: UInt64[Array, " rows"],
+    bits: int,
+    heads: Int64[Array, " cells"],
+    words: int,
+    met: UInt64[Array, " slots"],
+) -> int:
+    """How many units of rows are in no table, among one of 2^`bits` that could be.
+
+    `met` has zeros, in which they are kept apart; no more are counted than half fill it.
+    """
+    low = np.uint64(len(heads) // HEAD - 1)
+    drawn, step = np.uint64(((1 << bits) - 1) << DRAWN_AT), WORD * words
+    found = 0
+    for row in range(len(unit)):
+        name = unit[row]
+        if name & drawn != NONE:
+            continue
+        head = HEAD * np.int64(name & low)
+        _, known = locate(heads[head], heads[head + 1], name, step)
+        if not known:
+            place, again = locate(met.ctypes.data, len(met) // BUCKET, name, WORD)
+            if not again:
+                store64(place, name)
+                found += 1
+                if 2 * found >= len(met):
+                    break
+    return found

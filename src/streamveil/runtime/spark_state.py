@@ -25,7 +25,7 @@ from streamveil.runtime.keys import Keys, check
 from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 4
+VERSION = 5
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")

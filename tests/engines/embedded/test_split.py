@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.engines.embedded.split import split
+from streamveil.engines.embedded.split import GROWTH, SAMPLE, split, unseen
 from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
-from streamveil.operators.bounding import Bounds, UnitTable, unit_stage
+from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.operators.unit_kernels import WORDS
 from tests.operators.test_bounding import FIRSTS, cut, make_rows, rules
+from tests.operators.test_unit_layout import CROWDED, assert_can_be_found
 from tests.operators.twins import bound, remembered
 
 ANYWHERE = Path("/nonexistent")
@@ -47,6 +51,7 @@ def test_every_fact_of_a_unit_is_in_one_part(bounds):
     unit_stage(table, rows, bounds)
     seen = {}
     for part, held in enumerate(split(table, PARTS)):
+        assert_can_be_found(held)
         assert held.units <= 0.88 * held.capacity
         assert held.granules[0] <= held.granules[1]
         facts = remembered(held)
@@ -70,5 +75,63 @@ def test_parts_grow_one_after_the_other(bounds):
         plain_grown.append((plain.nbytes - before) / plain.nbytes)
     late = slice(40, None)  # from here on a batch adds a fortieth or less
     assert max(plain_grown[late]) > 0.1, "the one table grows by a quarter at once"
-    assert max(grown[late]) < 0.06, "the parts do not"
+    assert max(grown[late]) < 0.06, "the parts do not, although each grows by half"
     assert parted.nbytes < 2 * plain.nbytes
+
+
+def one_row_each(names: Any) -> UnitRows:
+    n = len(names)
+    ones = np.ones(n, np.uint8)
+    return UnitRows(names, np.zeros(n, np.uint16), ones, np.zeros(n, np.bool_))
+
+
+def fresh_names(seed: int, n: int) -> Any:
+    return np.random.default_rng(seed).integers(1, 2**64, n, np.uint64, endpoint=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "units", "crowd"),
+    [(200_000, 60_000, "spread"), (200_000, 190_000, "spread")]
+    + [(n, 900, crowd) for n in (3_000, 40_000) for crowd in CROWDED],
+)
+def test_units_to_come_are_counted_by_a_sample(n, units, crowd):
+    bounds = Bounds(max_rows=9)
+    names = CROWDED[crowd](fresh_names(1, units))
+    table = empty(bounds)
+    unit_stage(table, one_row_each(names[: units // 3]), bounds)
+    asked = names[np.random.default_rng(2).integers(0, units, n)]
+    new = len(set(asked.tolist()) - set(names[: units // 3].tolist()))
+    found = unseen(asked, np.array(table.head), WORDS[table.shape.layout])
+    if n < 1 << SAMPLE:
+        assert found == new
+    assert found <= n
+    if units > 1 << SAMPLE:
+        assert 0.9 * new < found < 1.03 * new
+
+
+@pytest.mark.parametrize("before", [0, 3_000, 150_000])
+def test_parts_grow_at_most_once_more_in_rows_that_bring_many_units(before, monkeypatch):
+    bounds, grown = Bounds(max_rows=9), Counter()
+    names = fresh_names(3, 600_000)
+    parted = PartedTable(Room(None, ANYWHERE), empty(bounds))
+    parted.bound(one_row_each(names[:before]), bounds)
+    grow = UnitTable.grow
+    monkeypatch.setattr(UnitTable, "grow", lambda t, what: (grown.update([id(t)]), grow(t, what)))
+    assert parted.bound(one_row_each(names), bounds).accepted.all()
+    assert len(grown) < 0.2 * PARTS
+    assert set(grown.values()) <= {1}
+    assert parted.units == 600_000
+    assert 21 < parted.nbytes / parted.units < 24
+    for part in range(PARTS):
+        assert_can_be_found(parted.tables[part])
+
+
+def test_divided_units_take_less_than_24_bytes_at_any_time():
+    bounds, sizes = Bounds(max_rows=9), []
+    names = fresh_names(4, 400_000)
+    parted = PartedTable(Room(None, ANYWHERE), empty(bounds))
+    for start in range(0, 400_000, 5_000):
+        parted.bound(one_row_each(names[start : start + 5_000]), bounds)
+        sizes.append(parted.nbytes / parted.units)
+    assert max(sizes[8:]) < 24
+    assert {table.shape.growth for table in parted.tables if table} == {GROWTH}

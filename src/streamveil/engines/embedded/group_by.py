@@ -1,8 +1,9 @@
 """The group-by in one process: any number of units, within a memory limit if one is given.
 
-Few units live in one table. From `LARGE` units on, or when doubling that table would pass the
-limit, they are divided into partitions, which grow one at a time and of which as many stay in
-memory as the limit allows (`engines.embedded.tables`). No release depends on where a unit lives.
+Few units live in one table. From `LARGE` units on (before rows that bring so many), or when
+doubling that table would pass the limit, they are divided into partitions, which grow one at a time
+and of which as many stay in memory as the limit allows (`engines.embedded.tables`). No release
+depends on where a unit lives.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from streamveil.engines.embedded.split import unseen
 from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
 from streamveil.errors import PlanError
 from streamveil.operators.bounding import Passed, UnitRows, UnitTable
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State
+from streamveil.operators.unit_kernels import WORDS
 from streamveil.types import Array
 
 LARGE = 1 << 15  # units from which on a table is divided
@@ -42,7 +45,9 @@ class EmbeddedGroupBy(GroupBy):
         table: Any = state.units.get(period)
         if table is None:
             table = self._units(state, period)
-        if isinstance(table, UnitTable) and self._divides(state, table, len(rows.unit)):
+        if isinstance(table, UnitTable) and (
+            self._divides(state, table, len(rows.unit)) or self._fills(table, rows)
+        ):
             table = PartedTable.of(table, self.room, self._no_units())
             state.units[period] = cast(UnitTable, table)
         if isinstance(table, PartedTable):
@@ -55,6 +60,13 @@ class EmbeddedGroupBy(GroupBy):
         held = sum(one.nbytes for one in tables if isinstance(one, UnitTable))
         doubled = held + table.nbytes + 2 * rows * table.nbytes // table.capacity
         return table.units >= LARGE or not self.room.holds(doubled)
+
+    def _fills(self, table: UnitTable, rows: UnitRows) -> bool:
+        """Whether these rows bring so many units that a table would be divided right after them."""
+        if self.room.limit is not None or table.units + len(rows.unit) < LARGE:
+            return False
+        heads = np.array(table.head, np.int64)
+        return table.units + unseen(rows.unit, heads, WORDS[table.shape.layout]) >= LARGE
 
     def _make_room(self, state: State) -> None:
         """Gives the units what the keys leave."""

@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from math import isqrt
 
 import numpy as np
 
-from streamveil.operators.addresses import address, reserved
-from streamveil.operators.bounding import FULL, GROWTH, SMALLEST, UnitTable
+from streamveil.operators.bounding import SMALLEST, Shape, UnitTable, grow_table
 from streamveil.operators.unit_kernels import BUCKET, WORDS
-from streamveil.operators.unit_layout import copy_part, measure_parts
+from streamveil.operators.unit_layout import count_unseen, deal, measure_parts
+from streamveil.types import Array, Int64, UInt64
+
+GROWTH = 50  # percent by which a part grows
+SAMPLE = 13  # bits of a number: of that many rows, or up to twice as many, units are counted
 
 
-def split(table: UnitTable, parts: int) -> Iterator[UnitTable]:
+def split(table: UnitTable, parts: int) -> list[UnitTable]:
     """The units of a table in as many tables, by the low bits of their fingerprints."""
     shape = table.shape
-    kind = np.array([shape.layout, WORDS[shape.layout], 2 + shape.width], np.int64)
+    words, link = WORDS[shape.layout], 2 + shape.width
+    kind = np.array([shape.layout, words, link], np.int64)
     sizes = np.zeros((parts, 2), np.int64)
     measure_parts(table.slots, kind, sizes)
-    bucket, lane = np.nonzero(table.named)
-    homes = (table.named[bucket, lane] % np.uint64(parts)).astype(np.uint16)
-    order = np.argsort(homes, kind="stable")
-    order = bucket[order] * (BUCKET * WORDS[shape.layout]) + lane[order]
-    places = np.split(order, np.cumsum(sizes[:-1, 0]))
-    for part, (units, granules) in enumerate(sizes.tolist()):
-        new = gradual(table, (part + 1) / parts)
-        new.meta[: -len(shape)] = 0
-        room = 1 + int(units * 1000 * (1 + GROWTH / 100) / FULL)  # whatever the share
-        slots = -(-max(SMALLEST, room) // BUCKET) * BUCKET
-        new.slots = reserved(slots * WORDS[shape.layout], np.uint64)
-        new.slots = new.slots[: slots * WORDS[shape.layout]]
-        new.pool = np.zeros(max(SMALLEST, granules) * shape.group_bytes, np.uint32)
-        where = (address(new.slots), slots // BUCKET)
-        taken = copy_part(table.slots, table.pool, kind, places[part], where, new.pool)
-        new.meta[:2] = units, taken
-        yield new
+    made = [part_of(shape, (part + 1) / parts) for part in range(parts)]
+    for new, (units, granules) in zip(made, sizes.tolist(), strict=True):
+        make_room(new, units)
+        new.lengthen("pool", max(SMALLEST, granules) * shape.group_bytes)
+        new.meta[:2] = units, granules
+    heads = np.array([new.head for new in made], np.int64).reshape(-1)
+    deal(table.slots, table.pool, kind, heads, np.zeros(words * BUCKET, np.uint64))
+    return made
 
 
-def gradual(table: UnitTable, share: float) -> UnitTable:
-    """The same units in a table that grows at a fill of its own; `share` in (0, 1] of a set.
+def part_of(shape: Shape, share: float) -> UnitTable:
+    """An empty part of a set, of a size of its own; `share` in (0, 1] of the set.
 
-    The shares of a set cover one growth evenly: always some table is growing, never many.
+    The sizes of a set cover one growth evenly, and still do when all have grown: always some table
+    is growing, never many.
     """
-    meta = table.meta.copy()
-    meta[-1] = FULL * (1 + GROWTH / 100) ** -share
-    return UnitTable(table.slots, table.pool, meta)
+    slots = int(4 * SMALLEST * (1 + GROWTH / 100) ** share) // BUCKET * BUCKET
+    return UnitTable.of(shape._replace(growth=GROWTH), slots)
+
+
+def make_room(table: UnitTable, units: int) -> None:
+    """Grows a table at once so far that it takes so many units."""
+    if units > table.most:
+        grow_table(table, units)
+
+
+def unseen(unit: UInt64[Array, " rows"], heads: Int64[Array, " cells"], words: int) -> int:
+    """How many units of some rows are in none of the tables with these heads; rather too few.
+
+    Fingerprints are uniform: those with some bits zero are a fair sample. Its deviation is taken
+    off, so that memory is not asked for in vain; where it was too little, a few parts grow again.
+    """
+    bits = max(0, len(unit).bit_length() - SAMPLE - 1)
+    met = np.zeros(2 * BUCKET * (1 + (len(unit) >> bits) // BUCKET), np.uint64)
+    found = count_unseen(unit, bits, heads, words, met)
+    return min(len(unit), (found - isqrt(found) if bits else found) << bits)

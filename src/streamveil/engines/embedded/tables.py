@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.engines.embedded.split import gradual, split
+from streamveil.engines.embedded.split import make_room, part_of, split, unseen
 from streamveil.errors import StoreError
 from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, decide, unit_stage
-from streamveil.operators.unit_kernels import HEAD
+from streamveil.operators.unit_kernels import HEAD, WORDS
 from streamveil.types import Array
 
 PARTS = 32
+MANY = 4  # times the rows of a micro-batch: with fewer units than that, they are counted first
 PRIVATE = 0o600
 ALIGNMENT = 8
 Layout = list[tuple[str, np.dtype[Any], int, int]]  # name, dtype, first and last byte in the file
@@ -86,12 +87,17 @@ class PartedTable:
         return self._sweep(rows, bounds) if one_by_one else self._visit(rows, bounds)
 
     def _visit(self, rows: UnitRows, bounds: Bounds) -> Passed:
-        """In one loop over all partitions."""
+        """In one loop over all partitions, which are made as long as they need to be before it."""
         for part, table in enumerate(self.tables):
             if table is None:
                 self.put(part, self.take(part))
         tables, before = [t for t in self.tables if t is not None], self._heads.copy()
         heads, metas = self._heads.reshape(-1), self._metas.reshape(-1)
+        if len(rows.unit) * MANY > self.units:
+            coming = unseen(rows.unit, heads, WORDS[self._empty.shape.layout])
+            for part, table in enumerate(tables):
+                make_room(table, table.units + coming // PARTS)
+                self._heads[part] = table.head
         passed = decide(tables, heads, metas, rows, bounds)
         for part in np.flatnonzero((before != self._heads).any(axis=1)).tolist():
             self.room.resident += tables[part].nbytes - self.sizes[part]
@@ -121,7 +127,7 @@ class PartedTable:
             return table
         arrays = self.mapped(part)
         if not arrays:
-            return gradual(self._empty, (part + 1) / PARTS).copied()
+            return part_of(self._empty.shape, (part + 1) / PARTS)
         return UnitTable(*(arrays[name] for name in UnitTable.NAMES)).copied()
 
     def put(self, part: int, table: UnitTable) -> None:
