@@ -1,9 +1,13 @@
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil.connectors import base
+from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
 from streamveil.queries.plan import Clock
@@ -91,6 +95,34 @@ def test_a_step_that_is_closed_does_not_care_what_becomes_of_its_rows():
     closed = next(Schedule(source([101, 102, 115]), EVENT, event_time="at").batches())
     rest = Schedule(source([100, 101, 103, 109, 115, 119]), EVENT, event_time="at")
     assert run(rest, closed.position)[2] == {2: [4, 5], 3: [], 4: [], 5: []}
+
+
+def rows_of(batches):
+    return [(batch.step, row) for batch in batches for row in batch.rows.to_pylist()]
+
+
+@pytest.mark.parametrize("kind", ["event", "rows", "once"])
+def test_wide_rows_come_few_at_a_time(monkeypatch, tmp_path, kind):
+    clock = {"event": EVENT, "rows": Clock(kind="rows", every=7), "once": Clock(kind="once")}[kind]
+    table = pa.table({"at": pa.array(range(100, 120), pa.timestamp("us", tz="UTC")),
+                      "row": ["x" * 10 * n for n in range(20)]})  # fmt: skip
+    pq.write_table(table, tmp_path / "t.parquet")
+    pa.csv.write_csv(table, tmp_path / "t.csv")
+    columns = {"at": "TIMESTAMP", "row": "STRING"}
+    for made in (MemorySource(table), FilesSource(str(tmp_path / "t.parquet")),
+                 FilesSource(str(tmp_path / "t.csv"), columns=columns)):  # fmt: skip
+        s = Schedule(made, clock, event_time="at")
+        found = []
+        for most in (1 << 30, 500):
+            monkeypatch.setattr(base, "MOST_BYTES", most)
+            batches, *shape = run(s)
+            found.append(shape)
+            fits = [b.rows.nbytes <= most or b.rows.num_rows == 1 for b in batches]
+            assert all(fits)
+            for place, batch in enumerate(batches):
+                assert rows_of(run(s, batch.position)[0]) == rows_of(batches[place + 1 :])
+        assert len(batches) > 5
+        assert found[0] == found[1]
 
 
 def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):

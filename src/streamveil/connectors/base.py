@@ -70,6 +70,7 @@ TYPES: dict[str, pa.DataType] = {
 }
 
 FAR_US = 1 << 61  # 73,000 years from 1970
+MOST_BYTES = 1 << 30  # of the rows of a chunk: a column of text holds twice as much
 MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -89,6 +90,20 @@ def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schem
         if name not in schema.names:
             raise SourceError(f"column '{name}' is not in {where}{nearest(name, schema.names)}")
     return pa.schema([schema.field(name) for name in columns])
+
+
+def slices(table: pa.Table, max_rows: int) -> Iterator[pa.Table]:
+    """The rows in order, at most so many at a time, and no more of them than an array can hold.
+
+    >>> [part.num_rows for part in slices(pa.table({"n": [1, 2, 3]}), 2)]
+    [2, 1]
+    """
+    for row in range(0, table.num_rows, max_rows):
+        part = table.slice(row, max_rows)
+        if part.nbytes > MOST_BYTES and part.num_rows > 1:
+            yield from slices(part, part.num_rows // 2)
+        else:
+            yield part
 
 
 def micros(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import Chunk, declared_schema, select
+from streamveil.connectors.base import Chunk, declared_schema, select, slices
 from streamveil.errors import SourceError, require_one_of
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json",
@@ -189,8 +189,8 @@ class ParquetReader(Reader):
         while (batch := guarded(path, lambda: next(batches, None))) is not None:
             table = pa.Table.from_batches([batch]).select(wanted.names)
             kept, skip = table.slice(skip), max(0, skip - table.num_rows)
-            if kept.num_rows:
-                yield fit(kept, wanted)
+            for rows in slices(kept, max_rows):
+                yield fit(rows, wanted)
 
 
 class CsvReader(Reader):
@@ -318,8 +318,8 @@ def fitted(
     for table, more in tables:
         malformed = 0 if skip else malformed + more  # with skipped rows they were counted
         rest, skip = table.slice(skip), max(0, skip - table.num_rows)
-        for row in range(0, rest.num_rows, max_rows):
-            rows, rejected = fit(rest.slice(row, max_rows), wanted)
+        for part in slices(rest, max_rows):
+            rows, rejected = fit(part, wanted)
             if malformed:
                 rejected = {**rejected, "malformed row": malformed}
             yield rows, rejected

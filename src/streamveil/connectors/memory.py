@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.connectors.base import Chunk, select
+from streamveil.connectors.base import Chunk, select, slices
 from streamveil.errors import SourceError
 
 
@@ -30,9 +30,9 @@ class MemorySource:
         """See `Source.read`."""
         names = select(self.table.schema, columns, "the table").names
         table, start = self.table.select(names), json.loads(position or "0")
-        for row in range(start, table.num_rows, max_rows):
-            rows = table.slice(row, max_rows)
-            yield Chunk(rows, json.dumps(row + rows.num_rows))
+        for rows in slices(table.slice(start), max_rows):
+            start += rows.num_rows
+            yield Chunk(rows, json.dumps(start))
 
 
 def as_table(data: Any) -> pa.Table:

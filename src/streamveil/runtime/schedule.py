@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.connectors.arrival import arrivals
-from streamveil.connectors.base import micros
+from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
 from streamveil.errors import PlanError, SourceError
 from streamveil.types import Array, Int64
@@ -102,9 +102,9 @@ class Schedule:
                 mark = replay.mark(rows.slice(0, first))
                 if first and (rows.num_rows < first or at.get("mark", mark) != mark):
                     raise changed()
-                for row in range(first, max(rows.num_rows, first + 1), self.max_rows):
-                    part = rows.slice(row, self.max_rows)
-                    end = row + part.num_rows
+                end, rest = first, rows.slice(first)
+                for part in slices(rest, self.max_rows) if rest.num_rows else [rest]:
+                    end += part.num_rows
                     closes = end >= rows.num_rows
                     mark = 0 if closes else replay.mark(part, mark)
                     here = {"step": step, "taken": end, "mark": mark}

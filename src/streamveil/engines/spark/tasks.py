@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from streamveil.batch import Release
+from streamveil.connectors.base import slices
 from streamveil.engines.spark import known, stages
 from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.feeds import Reading
@@ -98,9 +99,10 @@ def arriving(
     """What the named splits hold of a step, in runs of rows: place, rows, rejected by reason."""
     for text in (text for batch in batches for text in batch.column(0).to_pylist()):
         read = setup.reading.rows(text, step)
-        for start in range(0, max(read.table.num_rows, 1), ROWS):
-            rejected = {} if start else read.rejected
-            yield read.place + start, read.table.slice(start, ROWS), rejected
+        start, whole = 0, read.table
+        for rows in slices(whole, ROWS) if whole.num_rows else [whole]:
+            yield read.place + start, rows, {} if start else read.rejected
+            start += rows.num_rows
 
 
 def as_it_came(pieces: list[Piece]) -> list[Piece]:
