@@ -47,6 +47,22 @@ def test_one_unit_moves_each_histogram_by_one(unit):
     assert loss.guarantee.epsilon(1e-9) <= 1
 
 
+def test_no_time_of_one_unit_moves_another(tmp_path):
+    users, far = np.arange(300), 1 << 62
+    table = pa.table({"user": users, "ts": np.zeros(300, np.int64), "ms": users})
+    odd = pa.table({"user": [999, 999], "ts": [-far, far - 1], "ms": [1, 1]})
+    query = (
+        sv.memory(table, event_time="ts", name="t").protect("user", per="1 microsecond")
+        .agg(**SUMMED).bound(max_rows=1)
+        .release(every="1 day", start="1970-01-01", end="1970-01-02", budget=PRICE)
+    )  # fmt: skip
+    both = [histograms(usable_rows(query.plan, t, 1.0), valued=True)
+            for t in (table, pa.concat_tables([table, odd]))]  # fmt: skip
+    assert both[0][0][0] == 300  # each unit has one row
+    for without, whole in zip(*both, strict=True):
+        assert np.abs(whole - without).sum() == 2  # one for each period of the odd unit
+
+
 def test_bins_are_fixed_and_hold_every_unit():
     table = clicks(400)
     rows, repeats, values = histograms(usable_rows(asked(table), table, 1.0), valued=True)

@@ -61,7 +61,8 @@ def rows_of(plan: Plan, path: str) -> pa.Table:
     given = plan.source.options if plan.source.kind == "files" else {}
     options = {key: value for key, value in given.items() if key in ("format", "columns")}
     source = open_source("files", {**options, "path": path})
-    return pa.concat_tables([chunk.rows for chunk in source.read(None, 1_000_000)])
+    chunks = [chunk.rows for chunk in source.read(None, 1_000_000)]
+    return pa.concat_tables([source.schema().empty_table(), *chunks])
 
 
 def from_sample(

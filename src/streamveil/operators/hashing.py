@@ -109,12 +109,18 @@ def is_nameable(kind: pa.DataType) -> bool:
 
 
 def as_integers(column: pa.Array) -> Int64[Array, " rows"]:
-    """The values as int64 words; nulls become 0. Floats keep their bits, -0.0 counting as 0.0."""
+    """The values as int64 words; nulls become 0. Floats keep their bits: -0.0 is 0.0, NaN is NaN.
+
+    >>> negative = np.array([0xFFF8 << 48], np.uint64).view(np.float64)  # what 0 / 0 is in C
+    >>> bool(as_integers(pa.array(negative)) == as_integers(pa.array([float("nan")])))
+    True
+    """
     kind = column.type
     if column.null_count:
         column = pc.fill_null(column, _zero(kind))
     if pa.types.is_floating(kind):
         plain = np.asarray(column.cast(pa.float64())) + 0.0  # -0.0 + 0.0 == 0.0
+        plain[np.isnan(plain)] = np.nan
         return cast("Array", plain.view(np.int64))
     if pa.types.is_boolean(kind):
         return np.asarray(column.cast(pa.int8())).astype(np.int64)

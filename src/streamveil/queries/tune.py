@@ -194,8 +194,12 @@ def _codes(columns: Sequence[Any]) -> Int64[Array, " rows"]:
 
 
 def _pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-    low = right - right.min()
-    joined = left * (low.max() + 1) + low
+    """A number below the number of rows for every pair; `left` is such numbers already.
+
+    `right` may be anything: numbered first, no value of one row makes others' pairs overflow.
+    """
+    known, numbers = np.unique(right, return_inverse=True)
+    joined = left * len(known) + numbers
     return np.unique(joined, return_inverse=True)[1].astype(np.int64)
 
 
