@@ -67,6 +67,23 @@ def test_equals_the_plain_twin_in_any_split_of_batches(bounds, firsts, seed, n, 
     np.testing.assert_array_equal(found[matters], first[matters])
 
 
+@given(
+    rules(), FIRSTS, st.integers(0, 2**32), st.integers(1, 2_000), st.integers(1, 300),
+    st.sampled_from([0, 5 << 60, 2**64 - 2**32]),
+)  # fmt: skip
+def test_units_that_want_one_bucket_keep_apart(bounds, firsts, seed, n, units, bucket):
+    """Rows looked at together find the same free slot; behind the last bucket comes the first."""
+    rows = make_rows(seed, n, units, 40, bounds.scale)
+    rows = rows._replace(unit=np.uint64(bucket) | rows.unit >> np.uint64(32) | np.uint64(1))
+    table = UnitTable.empty(bounds, firsts)
+    passed = unit_stage(table, rows, bounds)
+    accepted, first = bound(rows, bounds)
+    np.testing.assert_array_equal(passed.accepted, accepted)
+    matters = {"none": first & False, "hidden": rows.hidden, "all": first | True}[firsts]
+    np.testing.assert_array_equal(passed.first[matters], first[matters])
+    assert set(remembered(table)) == set(rows.unit[accepted].tolist())
+
+
 @given(rules(), FIRSTS, st.integers(0, 2**32), st.integers(0, 400), st.integers(1, 30))
 def test_remembers_what_later_decisions_need_and_no_more(bounds, firsts, seed, n, units):
     rows = make_rows(seed, n, units, 40, bounds.scale)

@@ -18,7 +18,6 @@ from streamveil.operators.unit_kernels import (
     CLASSES,
     COMPACT,
     GRANULE,
-    HEAD,
     HIDDEN,
     INLINE,
     INLINE_GROUPS,
@@ -33,6 +32,7 @@ from streamveil.operators.unit_kernels import (
     bound_pooled,
 )
 from streamveil.operators.unit_layout import spread
+from streamveil.operators.unit_lookup import HEAD
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 
 Firsts = Literal["none", "hidden", "all"]  # for which groups `Passed.first` is asked

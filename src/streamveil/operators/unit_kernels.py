@@ -27,29 +27,28 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from streamveil.operators.addresses import (
-    LINE,
-    ask,
-    equal,
-    load32,
-    load64,
-    lowest,
-    store32,
-    store64,
+from streamveil.operators.addresses import ask, load32, load64, store32, store64
+from streamveil.operators.probing import DONE, GROW_POOL, GROW_TABLE
+from streamveil.operators.unit_lookup import (
+    AHEAD,
+    BLOCK,
+    HEAD,
+    RING,
+    block_of,
+    is_far,
+    locate,
+    look_ahead,
 )
-from streamveil.operators.probing import AHEAD, DONE, GROW_POOL, GROW_TABLE, SOON, home
 from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt64
 
 INLINE, COMPACT, WIDE = 0, 1, 2
 WORDS = (2, 2, 4)  # of a slot
 BUCKET = 4  # slots
-MOST_BUCKETS = 128  # names that arrive sorted crowd one end: grow where it is crowded
 NOTHING, HIDDEN, ALL = 0, 1, 2  # groups that are remembered
 ROWS, SUMS, SQUARES = 0, 1, 2  # what the total of a compact slot with groups is: kept, or a sum
 GRANULE = 4  # groups
 CLASSES = 60  # sizes of blocks: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... granules
 INLINE_GROUPS = 3
-HEAD = 5  # of a table: address of slots, buckets, units it may hold, address of pool, granules
 TOTAL_BITS, TOTAL = 14, np.uint64(0x3FFF)
 UNLIMITED = 1 << 62
 HALF, HIGH = 0xFFFFFFFF, np.uint64(32)
@@ -58,48 +57,6 @@ LANE_0, LANE_1, LANE_2 = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF), np.uint64(0xF
 NONE, ONE, TWO, THREE = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
 LANE, WORD = np.uint64(16), np.int64(8 * BUCKET)  # from a slot's word to its next, in bytes
 USED_AT, TAKEN_AT, BLOCK_AT = np.uint64(18), np.uint64(34), np.uint64(38)  # of the second form
-
-
-@njit(cache=True)
-def locate(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
-    """The address of a unit's slot, or of the free one it would take, and whether it is known."""
-    at = slots + home(name, np.uint64(buckets)) * step
-    while True:
-        hit, free = equal(at, name), equal(at, NONE)
-        if (hit | free) != 0:
-            return at + 8 * lowest(hit if hit != 0 else free), hit != 0
-        at += step
-        if at == slots + buckets * step:
-            at = slots
-
-
-@njit(cache=True)
-def _is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
-    """Whether a free slot is too many buckets behind the one that a unit would like."""
-    behind = place - (slots + home(name, np.uint64(buckets)) * step)
-    if behind < 0:
-        behind += buckets * step
-    return behind > MOST_BUCKETS * step
-
-
-@njit(cache=True)
-def _bucket_of(heads: Any, low: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
-    """Where the bucket begins that a unit would like, in the table that its low bits say."""
-    head = HEAD * np.int64(name & low)
-    return heads[head] + home(name, np.uint64(heads[head + 1])) * step
-
-
-@njit(cache=True)
-def _ask_for(place: Any, step: Any) -> Any:  # pragma: no cover (compiled)
-    ask(place)
-    if step > LINE:
-        ask(place + LINE)
-
-
-@njit(cache=True)
-def _ask_for_next(place: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
-    """Asks for the bucket behind one that is full and lacks the unit; a branch would cost more."""
-    ask(place + step * np.int64((equal(place, name) | equal(place, NONE)) == 0))
 
 
 @njit(cache=True)
@@ -124,43 +81,43 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     step = np.int64(WORD * WORDS[INLINE])
     max_rows, max_slots = limits[0], limits[3]
     remembers = np.int64(remembered == HIDDEN)
-    n = len(unit)
-    for row in range(at - SOON, n):
-        soon = row + SOON
-        if soon + AHEAD < n:
-            _ask_for(_bucket_of(heads, low, unit[soon + AHEAD], step), step)
-        if soon < n:
-            _ask_for_next(_bucket_of(heads, low, unit[soon], step), unit[soon], step)
-        if row < at:
-            continue
-        name = unit[row]
-        part = np.int64(name & low)
-        slots, buckets = heads[HEAD * part], heads[HEAD * part + 1]
-        place, known = locate(slots, buckets, name, step)
-        state = load64(place + WORD)
-        used = (state >> np.uint64(TOTAL_BITS)) & THREE
-        differs = (state >> LANE) ^ (np.uint64(group[row]) * ONES)
-        inside = (ONE << (LANE * used)) - ONE
-        met = np.int64(((differs - ONES) & ~differs & TOPS & inside) != NONE)
-        enters = remembers & np.int64(hidden[row]) & (met ^ 1)
-        full = np.int64(np.int64(used) >= max_slots)
-        fits = np.int64(np.int64(state & TOTAL) < max_rows) & ((enters & full) ^ 1)
-        new = fits & (np.int64(known) ^ 1)
-        if new != 0:
-            crowded = metas[cells * part] >= heads[HEAD * part + 2]
-            if crowded or _is_far(place, slots, buckets, name, step):
-                return row, GROW_TABLE, int(part)
-            metas[cells * part] += 1
-            store64(place, name)
-        enters &= fits
-        entered = np.uint64(group[row]) << ((LANE * (used + ONE)) & np.uint64(63))
-        state |= entered * np.uint64(enters)
-        state += np.uint64(fits) + (np.uint64(enters) << np.uint64(TOTAL_BITS))
-        if fits | np.int64(known):
+    found, later = np.empty((RING, BLOCK), np.int64), np.zeros(BLOCK + 1, np.int64)
+    for turn in range(-AHEAD, (len(unit) - at + BLOCK - 1) // BLOCK):
+        look_ahead(unit, at, turn, heads, step, found, later)
+        names, places = block_of(unit, at, turn), found[turn % RING]
+        groups, hides = block_of(group, at, turn), block_of(hidden, at, turn)
+        fitting, entering = block_of(accepted, at, turn), block_of(first, at, turn)
+        for i in range(len(names)):
+            name, place, wide_group = names[i], places[i], np.uint64(groups[i])
+            enters = remembers & np.int64(hides[i])
+            if load64(place) != name:
+                part = np.int64(name & low)
+                head = HEAD * part
+                if load64(place) != NONE:  # another has come since
+                    place, _ = locate(heads[head], heads[head + 1], name, step)
+                if load64(place) == NONE:
+                    if enters != 0 and max_slots < 1:
+                        continue
+                    crowded = metas[cells * part] >= heads[head + 2]
+                    if crowded or is_far(place, heads[head], heads[head + 1], name, step):
+                        return at + turn * BLOCK + i, GROW_TABLE, int(part)
+                    metas[cells * part] += 1
+                    store64(place, name)
+            state = load64(place + WORD)  # from here on without a branch: what fits is random
+            used = (state >> np.uint64(TOTAL_BITS)) & THREE
+            differs = (state >> LANE) ^ (wide_group * ONES)
+            inside = (ONE << (LANE * used)) - ONE
+            enters &= np.int64(((differs - ONES) & ~differs & TOPS & inside) == NONE)
+            full = np.int64(np.int64(used) >= max_slots)
+            fits = np.int64(np.int64(state & TOTAL) < max_rows) & ((enters & full) ^ 1)
+            enters &= fits
+            entered = wide_group << ((LANE * (used + ONE)) & np.uint64(63))
+            state |= entered * np.uint64(enters)
+            state += np.uint64(fits) + (np.uint64(enters) << np.uint64(TOTAL_BITS))
             store64(place + WORD, state)
-        accepted[row] = fits != 0
-        first[row] = enters != 0
-    return n, DONE, 0
+            fitting[i] = fits != 0
+            entering[i] = enters != 0
+    return len(unit), DONE, 0
 
 
 @njit(cache=True)
@@ -189,26 +146,17 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     lane_mask = (ONE << lane_bits) - ONE
     groups_at = np.uint64(64 - 16 * lanes)
     n = len(unit)
-    found = np.empty(SOON, np.int64)
-    for ahead in range(at, n + SOON):
-        row = ahead - SOON
-        place = found[row % SOON]
-        if ahead < n:
-            if ahead + AHEAD < n:
-                _ask_for(_bucket_of(heads, low, unit[ahead + AHEAD], step), step)
-            if ahead + SOON < n:
-                later = unit[ahead + SOON]
-                _ask_for_next(_bucket_of(heads, low, later, step), later, step)
-            head = HEAD * np.int64(unit[ahead] & low)
-            soon, _ = locate(heads[head], heads[head + 1], unit[ahead], step)
-            found[row % SOON] = soon
-            block, used = _block(soon, layout)
-            start = heads[head + 3] + link * block if block >= 0 else soon
-            ask(start)
-            ask(start + link * ((used - 1) >> 2) if block >= 0 else soon)
-        if row < at:
-            continue
-        name = unit[row]
+    found, later = np.empty((RING, BLOCK), np.int64), np.zeros(BLOCK + 1, np.int64)
+    for turn in range(-AHEAD, 0):
+        look_ahead(unit, at, turn, heads, step, found, later)
+        _ask_for_groups(block_of(unit, at, turn + 1), found[(turn + 1) % RING], heads, layout, link)
+    for row in range(at, n):
+        turn, i = (row - at) // BLOCK, (row - at) % BLOCK
+        if i == 0:
+            look_ahead(unit, at, turn, heads, step, found, later)
+            names = block_of(unit, at, turn + 1)
+            _ask_for_groups(names, found[(turn + 1) % RING], heads, layout, link)
+        name, place = unit[row], found[turn % RING, i]
         part = np.int64(name & low)
         head, cell = HEAD * part, cells * part
         there = load64(place)
@@ -275,7 +223,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
             continue
         if not known:
             crowded = metas[cell] >= heads[head + 2]
-            if crowded or _is_far(place, heads[head], heads[head + 1], name, step):
+            if crowded or is_far(place, heads[head], heads[head + 1], name, step):
                 return row, GROW_TABLE, int(part)
         held_inside = lanes > 0 and used + np.int64(new) <= lanes and used + np.int64(new) > 0
         if new and not held_inside:
@@ -325,6 +273,17 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
             held = np.uint64((total << 2) | (used << 18) | (taken << 34))
             store64(place + WORD, held | (np.uint64(block) << BLOCK_AT))
     return n, DONE, 0
+
+
+@njit(cache=True)
+def _ask_for_groups(names: Array, places: Array, heads: Array, layout: Any, link: Any) -> Any:
+    """Asks for the first and last group of some units, where they are in a block."""
+    low = np.uint64(len(heads) // HEAD - 1)
+    for i in range(len(names)):
+        block, used = _block(places[i], layout)
+        start = heads[HEAD * np.int64(names[i] & low) + 3] + link * block
+        ask(start if block >= 0 else places[i])
+        ask(start + link * ((used - 1) >> 2) if block >= 0 else places[i])
 
 
 @njit(cache=True)

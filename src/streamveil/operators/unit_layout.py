@@ -16,7 +16,6 @@ from streamveil.operators.unit_kernels import (
     BLOCK_AT,
     BUCKET,
     HALF,
-    HEAD,
     INLINE,
     NONE,
     THREE,
@@ -24,8 +23,8 @@ from streamveil.operators.unit_kernels import (
     WIDE,
     WORD,
     granules_of,
-    locate,
 )
+from streamveil.operators.unit_lookup import HEAD, locate
 from streamveil.types import Array, Int64, UInt32, UInt64
 
 DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place

@@ -19,7 +19,8 @@ import numpy as np
 from streamveil.engines.embedded.split import make_room, part_of, split, unseen
 from streamveil.errors import StoreError
 from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, decide, unit_stage
-from streamveil.operators.unit_kernels import HEAD, WORDS
+from streamveil.operators.unit_kernels import WORDS
+from streamveil.operators.unit_lookup import HEAD
 from streamveil.types import Array
 
 PARTS = 32
