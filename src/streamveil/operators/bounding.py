@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from streamveil.errors import PlanError, StoreError
-from streamveil.operators.addresses import address, reserved
+from streamveil.operators.addresses import LARGE, address, reserved
 from streamveil.operators.probing import GROW_POOL, GROW_TABLE
 from streamveil.operators.unit_kernels import (
     ALL,
@@ -38,7 +38,9 @@ from streamveil.types import Array, Bool, Int64, UInt8, UInt16, UInt32, UInt64
 Firsts = Literal["none", "hidden", "all"]  # for which groups `Passed.first` is asked
 SMALLEST = 64  # slots of a new table, granules of a new pool
 FULL = 880  # of 1,000 slots: how many are in use when a table grows
-GROWTH = 25  # percent by which one that is alone grows
+GROWTH = 25  # percent by which one that is alone grows, and every pool
+ROOMY = 1 << 14  # bytes from which on it has room to grow in place
+FEWEST = 16  # slots for each granule by which a pool grows at least: about a byte a unit
 LARGEST_ROWS = 2**32 - 1
 LARGEST_GROUPS = 2**16 - 1  # of one unit in a compact slot; it enters no more
 LARGEST_BLOCK = 2**26
@@ -274,7 +276,8 @@ class UnitTable:
         """Adds zeros to slots or pool, in place where there is room for them."""
         held = getattr(self, name)
         if name not in self.room or len(self.room[name]) < items:
-            longer = reserved(items, held.dtype.type)
+            least = LARGE if items * held.itemsize >= ROOMY else 0
+            longer = reserved(max(items, least // held.itemsize), held.dtype.type)
             longer[: len(held)] = held
             self.room[name] = longer
         setattr(self, name, self.room[name][:items])
@@ -360,7 +363,7 @@ def grow_table(table: UnitTable, units: int = 0) -> None:
 def grow_pool(table: UnitTable) -> None:
     """Makes room for more groups."""
     words, (_, granules) = table.shape.group_bytes, table.granules
-    granules += max(SMALLEST, granules * GROWTH // 100)
+    granules += max(SMALLEST, table.capacity // FEWEST, granules * GROWTH // 100)
     if granules >= LARGEST_BLOCK:
         raise StoreError(
             f"the privacy units of one scope have entered more than {LARGEST_BLOCK * GRANULE:,}"
