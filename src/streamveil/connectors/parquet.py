@@ -46,17 +46,13 @@ def settings(table: pa.Table) -> dict[str, Any]:
     names = [field.name for field in table.schema]
     if len({*names}) < len(names) or any("." in name for name in names):
         return {}  # names that do not address a column
-    known = {field.name: PACKED for field in table.schema if is_whole(field.type)}
-    sample = table.select([name for name in names if name not in known])
-    if table.num_rows > SAMPLE:
-        places = np.linspace(0, table.num_rows - 1, SAMPLE).astype(np.int64)
-        sample = sample.take(pa.array(places))
-    compression = dict.fromkeys(names, "none")
-    for name, column in zip(sample.column_names, sample.columns, strict=True):
-        word = encoding(column)
+    known, compression = {}, dict.fromkeys(names, "none")
+    for name, column in zip(names, table.columns, strict=True):
+        part = None if is_whole(column.type) else sample(column)
+        word = PACKED if part is None else encoding(part)
         if word is not None:
             known[name] = word
-        if word != SPLIT or shrinks(column):
+        if part is not None and (word != SPLIT or shrinks(part)):
             compression[name] = "snappy"
     return {
         "use_dictionary": [name for name in names if name not in known],
@@ -66,20 +62,31 @@ def settings(table: pa.Table) -> dict[str, Any]:
     }
 
 
-def encoding(sample: pa.ChunkedArray) -> str | None:
-    """The encoding of a column; None: a dictionary, or Arrow's choice."""
-    kind = sample.type
+def sample(column: pa.ChunkedArray) -> pa.Array:
+    """Some rows of a column, evenly spaced."""
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if len(whole) <= SAMPLE:
+        return whole
+    places = np.arange(SAMPLE) * (len(whole) - 1) // (SAMPLE - 1)
+    if pa.types.is_floating(whole.type) and not whole.null_count:
+        return pa.array(whole.to_numpy()[places])
+    return whole.take(pa.array(places))
+
+
+def encoding(part: pa.Array) -> str | None:
+    """The encoding of a column with this sample; None: a dictionary, or Arrow's choice."""
+    kind = part.type
     split = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if not split and not is_text(kind):
         return None
-    if len(pc.unique(sample)) * REPEATED <= len(sample):
+    if len(pc.unique(part)) * REPEATED <= len(part):
         return None
     return SPLIT if split else SHARED
 
 
-def shrinks(sample: pa.ChunkedArray) -> bool:
+def shrinks(part: pa.Array) -> bool:
     """Whether bytes of one rank together can be compressed, as those of whole numbers can."""
-    values = sample.drop_null().to_numpy()
+    values = part.drop_null().to_numpy()
     ranks = np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.itemsize).T)
     return len(pa.compress(ranks, "snappy", asbytes=True)) < WORTH * ranks.nbytes
 
