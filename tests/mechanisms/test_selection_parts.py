@@ -35,7 +35,7 @@ from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rej
 
 def draw(words: np.ndarray, rate: mpmath.mpf, horizon: int = 10**6) -> np.ndarray:
     count = len(words)
-    return waits(words, np.full(count, float(rate)), [rate], np.zeros(count, np.int64), horizon)
+    return waits(words, np.array([float(rate)]), [rate], np.zeros(count, np.int64), horizon)
 
 
 def exact_wait(words: list[int], rate: mpmath.mpf) -> int:
@@ -73,8 +73,8 @@ def test_the_ends_of_the_range() -> None:
     words = np.array([[top, top], [0, 0], [0, 1], [2**63, 0]], np.uint64)
     assert draw(words, rate, 10**6).tolist() == [0, 88, 88, 0]
     assert draw(words, rate, 50).tolist() == [0, NEVER, NEVER, 0]
-    sure = waits(words, np.full(4, np.inf), [mpmath.inf], np.zeros(4, np.int64), 5)
-    never = waits(words, np.zeros(4), [mpmath.mpf(0)], np.zeros(4, np.int64), 5)
+    sure = waits(words, np.array([np.inf]), [mpmath.inf], np.zeros(4, np.int64), 5)
+    never = waits(words, np.zeros(1), [mpmath.mpf(0)], np.zeros(4, np.int64), 5)
     assert sure.tolist() == [0] * 4
     assert never.tolist() == [NEVER] * 4
     assert float(doubt(1001, 2**48)) < 1e-20

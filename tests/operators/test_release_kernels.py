@@ -1,5 +1,7 @@
 """The loops of the release stage against plain twins, and the caches of shown keys."""
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,6 +16,8 @@ from streamveil.operators.release_kernels import (
     mark_keys,
     plain_cells,
     put_times,
+    take_asked,
+    take_cells,
     take_lanes,
     take_names,
     take_units,
@@ -59,6 +63,11 @@ def test_sums_and_names_of_some_keys_are_taken(seed, shown, first):
     found = np.empty((shown, 2), np.uint64)
     take_names(names.reshape(-1), rows, found)
     np.testing.assert_array_equal(found, names[rows])
+    held = rng.integers(-9, 99, (2, 100)).astype(np.int32)
+    asked, counts = np.empty((shown, 2), np.uint64), np.empty((2, shown), np.int64)
+    take_asked(names.reshape(-1), tuple(held), rows.astype(np.int32), asked, counts)
+    np.testing.assert_array_equal(asked, names[rows])
+    np.testing.assert_array_equal(counts, held[:, rows])
 
 
 @given(SEEDS)
@@ -105,6 +114,16 @@ def test_other_answers_are_those_of_each_key(function):
 
 
 BYTES = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\2", b"")), unique=True)
+
+
+@given(BYTES, SEEDS)
+def test_the_bytes_of_some_keys_are_taken(cells, seed):
+    rows = np.random.default_rng(seed).integers(0, max(len(cells), 1), 2 * len(cells))
+    ends = np.cumsum([0, *map(len, cells)])
+    starts, data = np.empty(len(rows) + 1, np.int64), np.frombuffer(b"".join(cells), np.uint8)
+    taken = take_cells(data, ends, rows, starts).tobytes()
+    found = [taken[start:stop] for start, stop in pairwise(starts.tolist())]
+    assert found == [cells[row] for row in rows]
 
 
 @given(BYTES)

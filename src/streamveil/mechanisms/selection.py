@@ -148,7 +148,7 @@ class TableSelection:
         if draws.silent:
             return np.zeros(count, np.int64)
         which = np.zeros(count, np.int64)
-        rate = np.full(count, float(self.shift_epsilon))
+        rate = np.array([float(self.shift_epsilon)])
         with mpmath.workprec(PRECISION):
             exact_rate = [mpmath.mpf(self.shift_epsilon.numerator) / self.shift_epsilon.denominator]
         return waits(draws.words_for(ids, WORDS), rate, exact_rate, which, int(NEVER) - 2)
@@ -173,10 +173,9 @@ class TableSelection:
         self, words: UInt64[Array, "keys words"], gap: Int64[Array, " keys"], step: int
     ) -> Int64[Array, " keys"]:
         """As `next_opening`, from words: step + floor(-ln U / -ln(1 - pi(gap)))."""
-        place = np.clip(gap, 0, len(self.coins.coins) + 1)
-        rates, exact_rates = self._rates
-        found = waits(words, rates[place], exact_rates, place, self.horizon - step)
-        return np.where(found == NEVER, NEVER, found + step)
+        found = waits(words, *self._rates, gap, self.horizon - step)
+        found[found != NEVER] += step
+        return found
 
     def opens(self, words: UInt64[Array, " keys"], gap: Int64[Array, " keys"]) -> Array:
         """One coin per key: the same law as `next_opening`, trigger by trigger."""

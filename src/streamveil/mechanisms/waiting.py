@@ -30,27 +30,30 @@ PRECISION = 64 * WORDS + 200  # bits of a rate and of the ends when words must b
 
 def waits(
     words: UInt64[Array, "draws words"],
-    rates: Float64[Array, " draws"],
+    rates: Float64[Array, " rates"],
     exact_rates: list[Any],  # multiprecision numbers
     which: Int64[Array, " draws"],
     horizon: int,
 ) -> Int64[Array, " draws"]:
     """Floor(-ln(U) / rate) for each row, NEVER when above the horizon.
 
-    `rates` is `exact_rates[which]` as floats; a rate of infinity waits 0, a rate of 0 for ever.
+    `rates` are `exact_rates` as floats, `which` says whose of them a row is: the first of all that
+    are before them, the last of all behind. A rate of infinity waits 0, a rate of 0 for ever.
     """
-    found = _fast(np.ascontiguousarray(words[:, 0]), rates, horizon)
+    found = _fast(words, rates, which, horizon)
     for row in np.flatnonzero(found == UNCLEAR):
-        found[row] = _slow([int(word) for word in words[row]], exact_rates[which[row]], horizon)
+        place = min(max(int(which[row]), 0), len(rates) - 1)
+        found[row] = _slow([int(word) for word in words[row]], exact_rates[place], horizon)
     return found
 
 
 @njit(cache=True)
-def _fast(words: Array, rates: Array, horizon: int) -> Array:
+def _fast(words: Array, rates: Array, which: Array, horizon: int) -> Array:
     """The result where the first word decides it, else UNCLEAR."""
     found = np.empty(len(words), np.int64)
     for row in range(len(words)):
-        found[row] = wait_word(words[row], rates[row], horizon)
+        rate = rates[min(max(which[row], 0), len(rates) - 1)]
+        found[row] = wait_word(words[row, 0], rate, horizon)
     return found
 
 
@@ -64,14 +67,13 @@ def wait_word(word: np.uint64, rate: float, horizon: int) -> np.int64:
     # -ln U >= 1 - U, which is at least this: no logarithm where it says enough, as it mostly does
     if np.float64(~np.uint64(word)) * 2.0**-64 * (1 - EDGE) >= rate * (horizon + 1.0) * (1 + EDGE):
         return NEVER
-    half = np.uint64(1) << np.uint64(63)
-    if word >= half:  # U near 1: work with 1 - U, which is exact
-        rest = np.float64(~np.uint64(word))  # 2^64 - 1 - word
-        low = -np.log1p(-(rest * 2.0**-64))
-        high = -np.log1p(-((rest + 1.0) * 2.0**-64))
+    if word == 0:
+        return UNCLEAR
+    if word >= np.uint64(1) << np.uint64(63):  # U near 1: work with 1 - U, which is exact
+        low = -np.log1p(-(np.float64(~np.uint64(word)) * 2.0**-64))
     else:
         low = -np.log((np.float64(word) + 1.0) * 2.0**-64)
-        high = np.inf if word == 0 else -np.log(np.float64(word) * 2.0**-64)
+    high = low + 1.0 / np.float64(word)  # ln(word + 1) - ln(word) is less
     low, high = low / rate * (1 - EDGE), high / rate * (1 + EDGE)
     if low >= horizon + 1.0:
         return NEVER

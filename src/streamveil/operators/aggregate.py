@@ -20,6 +20,7 @@ from streamveil.operators.kernels import (
 )
 from streamveil.operators.keys import cells_of
 from streamveil.operators.probing import GROW_POOL, GROW_TABLE, MOST_PROBES
+from streamveil.operators.release_kernels import take_cells
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 SMALLEST = 64  # slots of a new table
@@ -96,12 +97,10 @@ class KeyTable:
 
     def key_bytes(self, rows: Int64[Array, " rows"]) -> pa.Array:
         """The exact bytes of some keys."""
-        whole = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(),
-            self.keys,
-            [None, pa.py_buffer(self.ends[: self.keys + 1]), pa.py_buffer(self.heap)],
-        )
-        return whole.take(pa.array(rows))
+        starts = np.empty(len(rows) + 1, np.int64)
+        data = take_cells(self.heap, self.ends, rows, starts)
+        buffers = [None, pa.py_buffer(starts), pa.py_buffer(data)]
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
 
     def name_keys(self, start: int, encoded: pa.Array) -> None:
         """Stores the bytes of the key rows from `start` on."""

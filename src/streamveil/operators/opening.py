@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.mechanisms.selection import FINE, TableSelection
-from streamveil.operators.release_kernels import put_times, take_names, take_units
+from streamveil.operators.release_kernels import put_times, take_asked, take_units
 from streamveil.operators.selection import Address
 from streamveil.types import Array, Int32, Int64, UInt64
 
@@ -71,15 +71,17 @@ class TableOpening:
         if not len(units):
             return state, np.zeros(0, np.int64)
         state = _with_room(state, len(units))
-        opens, shift, offset = state["opens"], state["shift"], self.offset
+        opens, shift, least = state["opens"], state["shift"], self.offset + TESTED
         undrawn, able = np.empty((2, len(units)), np.int32)
         held = state["units"], shift, opens
-        new, known = take_units(units, held, trigger, offset + TESTED, undrawn, able)
+        new, known = take_units(units, held, trigger, least, undrawn, able)
         rows, fresh = able[:known], undrawn[:new]
         if new:
             draws = at.noise.at("group-by/shift", at.job, at.window)
-            shift[fresh] = np.minimum(self.table.shift(draws, _named(names, fresh)), FAR)
-            rows = np.append(rows, fresh[state["units"][fresh] - offset - shift[fresh] >= TESTED])
+            ids, (counted, _) = _asked(names, held[:2], fresh)
+            drawn = np.minimum(self.table.shift(draws, ids), FAR)
+            shift[fresh] = drawn
+            rows = np.append(rows, fresh[counted - drawn >= least])
         due = np.append(state["due"], self._ask(state, rows, names, trigger, at))
         when = opens[due]
         state["due"] = due[(when > trigger) & (when < FAR)]
@@ -97,15 +99,18 @@ class TableOpening:
         if not len(rows):
             return np.zeros(0, np.int64)
         draws, soon = at.noise.at("group-by/wait", at.job, at.window), np.empty(len(rows), np.int64)
-        counted, shift = state["units"][rows] - np.int64(self.offset), state["shift"][rows]
-        found = self.table.next_opening(draws, _named(names, rows), counted, shift, trigger)
+        ids, (units, shift) = _asked(names, (state["units"], state["shift"]), rows)
+        found = self.table.next_opening(draws, ids, units - self.offset, shift, trigger)
         return soon[: put_times(state["opens"], rows, found, int(FAR), soon)]
 
 
-def _named(names: UInt64[Array, "keys 2"], rows: Int32[Array, " some"]) -> UInt64[Array, "some 2"]:
-    taken = np.empty((len(rows), 2), np.uint64)
-    take_names(names.reshape(-1), rows, taken)
-    return taken
+def _asked(
+    names: UInt64[Array, "keys 2"], held: tuple[Array, Array], rows: Int32[Array, " some"]
+) -> tuple[UInt64[Array, "some 2"], Int64[Array, "2 some"]]:
+    """The names, and the units and shifts, of some keys."""
+    ids, counts = np.empty((len(rows), 2), np.uint64), np.empty((2, len(rows)), np.int64)
+    take_asked(names.reshape(-1), held, rows, ids, counts)
+    return ids, counts
 
 
 def _with_room(state: dict[str, Array], keys: int) -> dict[str, Array]:

@@ -62,6 +62,27 @@ def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array,
 
 
 @njit(cache=True)
+def take_asked(
+    names: UInt64[Array, " words"],
+    held: tuple[Array, Array],
+    rows: Int32[Array, " some"],
+    ids: UInt64[Array, "some 2"],
+    counts: Int64[Array, "2 some"],
+) -> None:
+    """Names, units and shifts of some keys; `held` has the units and shifts of all."""
+    units, shift = held
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            ahead = np.int64(rows[i + AHEAD])
+            prefetch(names, 2 * ahead)
+            prefetch(units, ahead)
+            prefetch(shift, ahead)
+        row = np.int64(rows[i])
+        ids[i, 0], ids[i, 1] = names[2 * row], names[2 * row + 1]
+        counts[0, i], counts[1, i] = units[row], shift[row]
+
+
+@njit(cache=True)
 def put_times(
     opens: Int32[Array, " keys"],
     rows: Int32[Array, " some"],
@@ -131,6 +152,27 @@ def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
         cells = value[start : start + BLOCK]
         for k in range(len(part)):
             cells[k] = middle[k]
+
+
+@njit(cache=True)
+def take_cells(
+    data: UInt8[Array, " bytes"],
+    ends: Int64[Array, " keys_plus_1"],
+    rows: Array,
+    starts: Int64[Array, " some_plus_1"],
+) -> UInt8[Array, " bytes"]:
+    """The bytes of some key rows one after the other; sets where each starts."""
+    starts[0] = 0
+    for i in range(len(rows)):
+        starts[i + 1] = starts[i] + ends[rows[i] + 1] - ends[rows[i]]
+    taken = np.empty(starts[len(rows)], np.uint8)
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(data, ends[rows[i + AHEAD]])
+        start, at = ends[rows[i]], starts[i]
+        for k in range(starts[i + 1] - at):
+            taken[at + k] = data[start + k]
+    return taken
 
 
 @njit(cache=True)

@@ -59,15 +59,14 @@ class ShownKeys:
         known = len(self.order)
         if self.columns is not None and len(rows) == known:
             return
-        encoded = table.key_bytes(rows[known:])
-        inner, marks = sorted_keys(encoded)
+        inner, marks = sorted_keys(table.key_bytes(rows[known:]))
         order, places = inner + known, np.zeros(len(inner), np.int64)
         if known:
             merge_keys(
                 table.heap, table.ends, rows, (self.order, self.marks), (order, marks), places
             )
         cohort = np.searchsorted(np.cumsum(cohorts[1]), order, side="right")
-        columns = decode_keys(encoded.take(pa.array(inner)), types) if types else []
+        columns = decode_keys(table.key_bytes(rows[order]), types) if types else []
         if self.columns:
             columns = [
                 joined(old, more, places) for old, more in zip(self.columns, columns, strict=True)

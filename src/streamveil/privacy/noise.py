@@ -102,13 +102,13 @@ class KeyedDraws:
         rest = (n + 1) // 2 - 1  # pairs after the first
         first, *more = (self._encryptor(use) for use in range(3 if rest > 0 else 1))
         out = np.empty((len(flat) + (not rest), 2 * rest + 2), "<u8")  # 15 spare bytes for ECB
+        if not rest:
+            first.update_into(as_bytes(flat), as_bytes(out))
+            return out[: len(flat), :n]
         step = max(1, CHUNK // (rest + 1))
-        scratch = np.empty((step * max(rest, 1) + 1, 2), "<u8")
+        scratch = np.empty((step * rest + 1, 2), "<u8")
         for start in range(0, len(flat), step):
             ids_here = as_bytes(flat[start : start + step])
-            if not rest:
-                first.update_into(ids_here, as_bytes(out[start:]))
-                continue
             here, (nonce, further) = out[start : start + step], more
             first.update_into(ids_here, as_bytes(scratch))
             here[:, :2] = scratch[: len(here)]
