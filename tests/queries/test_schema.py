@@ -57,3 +57,24 @@ def test_a_unit_whose_last_digits_would_be_lost_is_refused(kind):
 @pytest.mark.parametrize("kind", [pa.decimal128(15, 2), pa.uint64(), pa.timestamp("us")])
 def test_a_unit_that_is_read_exactly_is_taken(kind):
     check_schema(plan(), SCHEMA.set(0, pa.field("user_id", kind)))
+
+
+@pytest.mark.parametrize(
+    ("word", "fine"), [("NUMERIC", False), ("Float64", False), ("INT64", True)]
+)
+@pytest.mark.parametrize("table", [True, False])
+def test_a_unit_that_is_read_from_text_as_a_float_is_refused(tmp_path, word, fine, table):
+    path = tmp_path / "t.csv"
+    path.write_text("u,op,g\n9007199254740992,+,a\n9007199254740993,+,a\n")
+    source = sv.files(str(path), columns={"u": word, "op": "STRING", "g": "STRING"})
+    budget = sv.Budget(epsilon=1, delta=1e-9)
+    if table:
+        people = sv.table(source, id="u", operation="op", domains={"g": ["a"]})
+        query = people.group_by("g").agg(n=sv.count()).release(expected_size=500, budget=budget)
+    else:
+        query = source.protect("u").agg(n=sv.count()).bound(max_rows=1).release(budget=budget)
+    if word == "INT64":
+        assert len(list(query.run(state=tmp_path / "s"))) == 1
+        return
+    with pytest.raises(PlanError, match="several units would count as one"):
+        query.run(state=tmp_path / "s")

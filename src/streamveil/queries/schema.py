@@ -38,9 +38,22 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
 def _check_names(plan: Plan, schema: pa.Schema) -> None:
     read = compile_expression if isinstance(plan.source, TableSource) else compile_unit
     unit = [read(plan.unit, schema)] if plan.unit else []
+    _check_declared(plan, schema, {name for part in unit for name in part.columns})
     for found in (*unit, *(compile_expression(key.expression, schema) for key in plan.keys)):
         if found.kind == "null":
             raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
+
+
+def _check_declared(plan: Plan, schema: pa.Schema, names: set[str]) -> None:
+    """Refuses a unit that is read from text as a floating-point number, which rounds it."""
+    declared = plan.source.options.get("columns") or {}
+    for name in sorted(names & {*declared}):
+        if pa.types.is_floating(schema.field(name).type):
+            raise PlanError(
+                f"the privacy unit reads column '{name}', declared as {declared[name]}, of which "
+                "the last digits are not kept: several units would count as one.\n"
+                "  to fix  declare it as STRING or INT64"
+            )
 
 
 def _check_table(source: TableSource, schema: pa.Schema) -> None:
