@@ -21,6 +21,7 @@ from streamveil.batch import Release
 from streamveil.connectors import blocks
 from streamveil.connectors.blocks import LARGE_BYTES
 from streamveil.derived.releases import Moment
+from streamveil.engines.embedded import group_by
 from streamveil.privacy import spending
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import describe, frame
@@ -34,7 +35,9 @@ from tests.crash.power import Power, record
 from tests.runtime import toy
 
 EVERY_FEW_BATCHES = CheckpointPolicy(log_bytes=1500, log_per_state=0)
+GRADUALLY = CheckpointPolicy(log_bytes=12_000, log_per_state=0)
 EVERY_FEW_BLOCKS = CheckpointPolicy(log_bytes=10_000, log_per_state=0)
+LARGE = group_by.LARGE
 ROOT = Path(__file__).parents[2]
 SURVIVED, FAULTED, UNTOUCHED = 0, 70, 71  # exit statuses
 
@@ -49,6 +52,8 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         if name == "large toy":
             policy = EVERY_FEW_BLOCKS
             large_from(1)
+        if name == "divided visits":
+            policy, group_by.LARGE = GRADUALLY, 1
         with Job(folder / "state", work, toy.SEEDED, policy=policy) as job:
             for _ in job:
                 pass
@@ -63,6 +68,7 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         return FAULTED
     finally:
         large_from(LARGE_BYTES)
+        group_by.LARGE = LARGE
     return SURVIVED if fault is None or count() >= fault.at else UNTOUCHED
 
 

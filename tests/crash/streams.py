@@ -163,12 +163,13 @@ JOBS: dict[str, Callable[[], Work]] = {
     "large toy": lambda: toy_work(8, 20, 2),  # whose every write counts as a large one
     "visits": visits_work,
     "swept visits": visits_work,  # units in partitions, most of them on disk
+    "divided visits": visits_work,  # units in partitions that are saved after several micro-batches
     "people": people_work,
     "heavy": lambda: sketch_work("heavy"),
     "frequency": lambda: sketch_work("frequency"),
 }
 RELEASES = {
-    "toy": 4, "long toy": 20, "large toy": 4, "visits": 6, "swept visits": 6,
+    "toy": 4, "long toy": 20, "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
     "people": 6 + len(QUESTIONS), "heavy": 6, "frequency": 7,
 }  # fmt: skip
 
@@ -177,14 +178,15 @@ def work(name: str, folder: Path) -> Work:
     """A job that publishes files into a folder."""
     made = JOBS[name]()
     changes: dict[str, Any] = {"sink": FilesSink(str(folder / "out"), "json")}
-    if name == "swept visits":
-        changes["operator"] = swept(made.operator, folder / "state" / SCRATCH)
+    if name in ("swept visits", "divided visits"):
+        limit = SWEPT_BYTES if name == "swept visits" else None
+        changes["operator"] = swept(made.operator, folder / "state" / SCRATCH, limit)
     return Work(**{**vars(made), **changes})
 
 
-def swept(operator: Any, scratch: Path) -> Any:
+def swept(operator: Any, scratch: Path, limit: int | None = SWEPT_BYTES) -> Any:
     """The same operator with so little memory that units are swept from disk."""
     from streamveil.engines.embedded.group_by import embedded
     from streamveil.engines.embedded.tables import Room
 
-    return embedded(operator, Room(SWEPT_BYTES, scratch))
+    return embedded(operator, Room(limit, scratch))

@@ -39,6 +39,13 @@ def test_some_writes_of_the_group_by_may_fail(
     try_calls(server, folder, Fault(kind, first), "visits", every=9)
 
 
+@pytest.mark.parametrize(("kind", "first"), [("kill", 4), ("short and kill", 2), ("fsync", 1)])
+def test_some_writes_of_a_checkpoint_in_portions_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "divided visits", every=11)
+
+
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("EIO", 6), ("kill after", 9)])
 def test_some_writes_of_a_changing_table_and_its_questions_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
@@ -53,7 +60,7 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["large toy", "visits", "swept visits", "people"])
+@pytest.mark.parametrize("job", ["large toy", "visits", "swept visits", "divided visits", "people"])
 @pytest.mark.parametrize("kind", DIFFERENT)
 def test_every_write_may_fail(server: Server, folder: Path, kind: Kind, job: str) -> None:
     try_calls(server, folder, Fault(kind, 1), job)

@@ -28,10 +28,15 @@ def test_power_may_fail_at_any_moment(server: Server, folder: Path, job: str) ->
     assert lose_power(server, folder, job, FAST) > 30
 
 
+def test_power_may_fail_while_portions_are_written(server: Server, folder: Path) -> None:
+    power = Power(images="", seed=SEED, each=1, every=7)
+    assert lose_power(server, folder, "divided visits", power) > 20
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["toy", "long toy", "large toy", "visits"])
+@pytest.mark.parametrize("job", ["toy", "long toy", "large toy", "visits", "divided visits"])
 def test_power_may_fail_at_every_moment(server: Server, folder: Path, job: str) -> None:
-    power = Power(images="", seed=SEED + 1, each=1 if job in ("long toy", "visits") else 2)
+    power = Power(images="", seed=SEED + 1, each=2 if job in ("toy", "large toy") else 1)
     assert lose_power(server, folder, job, power, again=True) > 100
 
 

@@ -55,7 +55,7 @@ def kill_often(server: Server, folder: Path, job: str, kills: int) -> None:
     assert spent(broken) == charged
 
 
-JOBS = ["long toy", "visits", "swept visits", "people"]
+JOBS = ["long toy", "visits", "swept visits", "divided visits", "people"]
 
 
 @pytest.mark.parametrize("job", JOBS)

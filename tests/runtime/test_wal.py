@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from streamveil.connectors.blocks import BLOCK
 from streamveil.errors import StoreError
-from streamveil.runtime import checkpoint, wal
+from streamveil.runtime import checkpoint, frame, wal
+from streamveil.runtime.ring import Ring
 from streamveil.runtime.tables import Mark
 
 EPOCH = "e0"
@@ -22,6 +25,22 @@ def record(batch: int) -> wal.Record:
 
 def saved(batch: int) -> checkpoint.Saved:
     return checkpoint.Saved(record(batch), (pa.table({"n": [batch]}),))
+
+
+def put(folder: Path, batch: int, until: int = 0) -> None:
+    """Writes a whole checkpoint, in two portions."""
+
+    def at_once(work: checkpoint.Work, after: checkpoint.Work | None = None) -> None:
+        work()
+        if after is not None:
+            after()
+
+    draft = checkpoint.Draft(folder, EPOCH, saved(batch), at_once)
+    ring = Ring(8192)
+    draft.add({"x": np.arange(batch)}, ring)
+    draft.add({"y": np.arange(2 * batch)}, ring)
+    draft.finish(until or batch)
+    draft.close()
 
 
 def write(folder: Path, batches: range) -> None:
@@ -74,7 +93,7 @@ def test_a_changed_bit_is_damage_unless_it_is_in_the_tail(tmp_path: Path) -> Non
     write(tmp_path, range(1, 4))
     path = segment(tmp_path)
     whole = path.read_bytes()
-    last = len(whole) - sum(map(len, wal.to_frame(record(3), {})))
+    last = len(whole) - sum(map(len, wal.to_frame(record(3))))
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         if place < last:
@@ -117,11 +136,11 @@ def test_another_run_and_another_version_are_refused(
 
 def test_a_checkpoint_replaces_what_came_before(tmp_path: Path) -> None:
     write(tmp_path, range(1, 4))
-    checkpoint.write(tmp_path, EPOCH, saved(1))
+    put(tmp_path, 1)
     log = wal.Log(tmp_path, EPOCH)
     log.start(3)
     log.close()
-    checkpoint.write(tmp_path, EPOCH, saved(3))
+    put(tmp_path, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint-000000000003",
         "log-000000000003",
@@ -129,6 +148,9 @@ def test_a_checkpoint_replaces_what_came_before(tmp_path: Path) -> None:
     read = checkpoint.read(tmp_path, EPOCH)
     assert read is not None
     assert read.record.place == record(3).place
+    assert {name: held.tolist() for name, held in read.record.delta.items()} == {
+        "x": [0, 1, 2], "y": [0, 1, 2, 3, 4, 5]
+    }  # fmt: skip
     assert [one.table.to_pydict() for one in read.releases] == [{"n": [3]}]
     assert [(one.window, one.trigger, one.step) for one in read.releases] == [(0, 3, 3)]
 
@@ -136,25 +158,48 @@ def test_a_checkpoint_replaces_what_came_before(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_run_or_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.write(tmp_path, EPOCH, saved(3))
+    put(tmp_path, 3)
     with pytest.raises(StoreError, match="another run"):
         checkpoint.read(tmp_path, "other")
     monkeypatch.setattr(checkpoint, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 3; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 4; this streamveil reads version 7"):
         checkpoint.read(tmp_path, EPOCH)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, EPOCH, saved(3))
+    put(tmp_path, 3)
     path = tmp_path / "checkpoint-000000000003"
     whole = path.read_bytes()
     for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(StoreError, match="damaged"):
             checkpoint.read(tmp_path, EPOCH)
+    starts = [start for start in range(0, len(whole), BLOCK) if whole[start:][:4] == frame.MAGIC]
+    assert len(starts) == 4
+    for start, end in pairwise(
+        [*starts, len(whole)]
+    ):  # every frame is whole, but not all are there
+        path.write_bytes(whole[:start] + whole[end:])
+        with pytest.raises(StoreError, match="damaged" if start else "format version None"):
+            checkpoint.read(tmp_path, EPOCH)
+
+
+def test_a_checkpoint_needs_the_log_up_to_its_last_portion(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 5))
+    put(tmp_path, 2, until=4)
+    saved = checkpoint.read(tmp_path, EPOCH)
+    assert saved is not None
+    assert saved.until == 4
+    log = wal.Log(tmp_path, EPOCH)
+    assert [one.place.batch for one in log.replay(2, 4)] == [3, 4]
+    log.close()
+    size = segment(tmp_path).stat().st_size
+    with pytest.raises(StoreError, match="lost its log after batch 4"):
+        list(wal.Log(tmp_path, EPOCH).replay(2, 5))
+    assert segment(tmp_path).stat().st_size == size
 
 
 def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     write(tmp_path, range(1, 3))
-    checkpoint.write(tmp_path, EPOCH, saved(1))
+    put(tmp_path, 1)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}

@@ -141,6 +141,7 @@ def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) ->
         "window": constant(windows),
         "period": constant(periods),
         "row": kept.rows,
+        "first": np.packbits(kept.first),
         "lanes": rows.lanes,
         "hits": rows.hits,
         **fresh,
@@ -351,8 +352,9 @@ def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
     windows = spread_out(delta["window"], len(found))
     known = remembered(operator, state, found, windows)
     periods = spread_out(delta["period"], len(found))
-    passed = pass_units(operator, state, delta["unit"], known, periods)
-    kept = Kept(delta["unit"], found, passed.first)
+    pass_units(operator, state, delta["unit"], known, periods)
+    first = np.unpackbits(delta["first"], count=len(found)).view(np.bool_)
+    kept = Kept(delta["unit"], found, first)
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
 
 

@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 6  # of its state; 4: keys shown together, 5: units in buckets, 6: growth of each
+    version: int = 7  # of its state; 5: units in buckets, 6: growth of each, 7: saved in portions
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)

@@ -26,6 +26,11 @@ class Operator(Protocol):
     released is visible outside. The operator's promise: `fold` and `release` are deterministic
     functions of (state, arguments, noise), so recovery (load, then apply/release again) gives the
     same bytes; the guarantee covers everything `release` ever returns.
+
+    An operator may also have `portions(state)`: what `save` gives, as the arrays that must be saved
+    at once and functions that give one more portion each. A portion may be taken after later
+    micro-batches, as it is then; `load` takes all of them together, and `apply` then repeats the
+    micro-batches since the first, also those which some portions hold already.
     """
 
     @property

@@ -58,6 +58,7 @@ class State:
     types: Types | None = None  # of the key columns, once a schema was seen
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
+    folds: int = 0  # micro-batches so far, where parts of the state are saved after others
     lookups: dict[int, Lookup] = field(default_factory=dict)  # of windows
     scratch: Scratch = field(default_factory=Scratch)
 
@@ -66,6 +67,7 @@ class State:
         arrays = {
             "turned": to_bytes(json.dumps(self.turned).encode()),
             "step": np.array(self.step, np.int64),
+            "folds": np.array(self.folds, np.int64),
             "periods": np.array(list(self.units), np.int64),
             "windows": np.array(list(self.windows), np.int64),
         }
@@ -94,6 +96,7 @@ class State:
             state = cls(
                 turned=json.loads(bytes(arrays["turned"])),
                 step=int(arrays["step"]),
+                folds=int(arrays["folds"]),
                 types=types_from_bytes(arrays["types"]) if "types" in arrays else None,
             )
             for period in arrays["periods"].tolist():

@@ -31,18 +31,43 @@ def crash_only(what: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+class Unnamed:
+    """A file that gets its name when it is whole and durable; after a crash it was never there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(path.name + TEMPORARY)
+        with crash_only("write", path):
+            self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+
+    def write(self, buffers: Sequence[memoryview]) -> int:
+        """Adds bytes; returns how many."""
+        with crash_only("write", self.path):
+            return write_all(self._fd, buffers)
+
+    def name(self) -> None:
+        """Makes it durable, then gives it its name."""
+        with crash_only("write", self.path):
+            os.fsync(self._fd)
+            self.close()
+            os.replace(self._temporary, self.path)
+            sync_directory(self.path.parent)
+
+    def close(self) -> None:
+        """Lets go of it; what has no name by now, the next life removes."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def create(path: Path, buffers: Sequence[memoryview]) -> None:
     """Writes a whole file durably; after a crash it is there complete, or not at all."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    with crash_only("write", path):
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
-        try:
-            write_all(fd, buffers)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+    file = Unnamed(path)
+    try:
+        file.write(buffers)
+        file.name()
+    finally:
+        file.close()
 
 
 def make_directory(path: Path) -> None:

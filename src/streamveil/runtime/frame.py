@@ -86,22 +86,39 @@ def encode(
     >>> frame.head["batch"], frame.arrays["count"].tolist(), bytes(frame.blobs[0])
     (1, [0, 1, 2], b'abc')
     """
+    layout, parts = pack(arrays)
+    content = {**head, "arrays": layout, "blobs": [len(blob) for blob in blobs]}
+    every = parts + [memoryview(blob) for blob in blobs]
+    return seal(content, list(padded(every)), start=start)
+
+
+def pack(arrays: dict[str, Array]) -> tuple[list[Any], list[memoryview]]:
+    """What a head says of arrays, and the bytes that are stored of each; copied where narrowed."""
     stored = {name: narrow(array) for name, array in arrays.items()}
     layout = [
         [name, storable(name, array), list(array.shape), stored[name].dtype.str, stored[name].size]
         for name, array in arrays.items()
     ]
-    content = {**head, "arrays": layout, "blobs": [len(blob) for blob in blobs]}
+    return layout, [flat_bytes(array) for array in stored.values()]
+
+
+def padded(parts: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Every part, and the zeros that follow it in a body."""
+    for part in parts:
+        yield part
+        yield memoryview(bytes(padding(len(part))))
+
+
+def seal(
+    content: Head, body: list[memoryview], *, start: int = 0, large: int = LARGE_BYTES
+) -> list[memoryview]:
+    """A frame of a head and a body; from `large` bytes on it ends with a block of its file."""
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * padding(len(text))
-    body: list[memoryview] = []
-    crc = 0
-    for part in [flat_bytes(array) for array in stored.values()] + [memoryview(b) for b in blobs]:
-        for piece in (part, memoryview(bytes(padding(len(part))))):
-            crc = crc32(piece, crc)
-            body.append(piece)
-    size = sum(map(len, body))
-    if size >= LARGE_BYTES:
+    size, crc = sum(map(len, body)), 0
+    for piece in body:
+        crc = crc32(piece, crc)
+    if size >= large:
         text += b" " * to_block(start + PREFIX_SIZE + len(text) + size)
     sizes = SIZES.pack(MAGIC, VERSION, len(text), size, crc)
     prefix = sizes + CRC.pack(crc32(text, crc32(sizes)))

@@ -85,9 +85,9 @@ def inspect(directory: str | Path) -> Summary:
         raise StoreError(f"'{folder.name}' is not a state directory")
     saved = checkpoint.kept(folder)
     after, path = saved[-1] if saved else (0, None)
-    first = None if path is None else head_of(path)
+    parts = [] if path is None else checkpoint.heads_of(path)
     log = logged(folder, after)
-    heads = ([] if first is None else [first]) + [head for head, _ in log]
+    heads = parts[:1] + [head for head, _ in log]
     places = [wal.Place(**head["place"]) for head in heads] or [wal.Place()]
     place, before = places[-1], places[-2] if len(places) > 1 else None
     identity = header.identity
@@ -98,7 +98,7 @@ def inspect(directory: str | Path) -> Summary:
         {"directory": VERSION, "log": wal.VERSION, "checkpoint": checkpoint.VERSION,
          identity.operator: identity.operator_version},
         after if path else None, path.stat().st_size if path else 0,
-        len(log), sum(size for _, size in log), sizes(first), on_disk(folder),
+        len(log), sum(size for _, size in log), sizes(parts), on_disk(folder),
         *spending(folder, header),
     )  # fmt: skip
 
@@ -158,12 +158,6 @@ def size_text(size: float) -> str:
     return f"{size:,.1f} GB"
 
 
-def head_of(path: Path) -> frame.Head:
-    """The head of a file's first frame."""
-    with disk.crash_only("read", path), path.open("rb") as file:
-        return frame.read_head(file, path.stat().st_size)[0]
-
-
 def logged(folder: Path, after: int) -> list[tuple[frame.Head, int]]:
     """Head and size of every record after a batch; a torn tail or one being written is left out."""
     found: list[tuple[frame.Head, int]] = []
@@ -177,10 +171,10 @@ def logged(folder: Path, after: int) -> list[tuple[frame.Head, int]]:
     return found
 
 
-def sizes(head: frame.Head | None) -> dict[str, int]:
+def sizes(heads: list[frame.Head]) -> dict[str, int]:
     """Stored bytes of a checkpoint's arrays, summed by the first word of their names."""
     total: dict[str, int] = {}
-    for name, _, _, kept, size in head["arrays"] if head else ():
+    for name, _, _, kept, size in (array for head in heads for array in head["arrays"]):
         word = re.split(r"[^a-z]", str(name))[0]
         total[word] = total.get(word, 0) + size * int(kept[2:])
     return total

@@ -26,12 +26,13 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import store as stores
-from streamveil.runtime.checkpoint import Saved
+from streamveil.runtime.checkpoint import Draft, Saved
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import Archive, of_state, pick
-from streamveil.runtime.spare import Spare, copied
+from streamveil.runtime.ring import Ring
+from streamveil.runtime.saving import Saving
 from streamveil.runtime.tables import Mark, settled
 from streamveil.runtime.wal import Place, Record
 from streamveil.types import Array
@@ -84,7 +85,8 @@ class Job:
         self._started = time.perf_counter()
         self._rows = self._published = 0
         self._health: dict[str, int] = {}
-        self._spare = None if work.limited else Spare()
+        self._ring = Ring()
+        self._saving: Saving | None = None  # the checkpoint that is not yet whole
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
         self._store = stores.Store(Path(directory), policy)
         try:
@@ -229,13 +231,16 @@ class Job:
                 record = self._compute(batch)
                 if pending is not None:
                     yield from pending.result()
-                snapshot = self._snapshot(record)
-                pending = committer.submit(self._commit, record, self._latest, snapshot)
+                saving = self._snapshot(record)
+                pending = committer.submit(self._commit, record, self._latest, saving)
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
             if pending is not None:
                 yield from pending.result()
+            if self._saving is not None:
+                self._saving.go_on(1)
+                self._store.finish_checkpoint(self._saving.draft, self.place.batch)
             self._store.wait()
         finally:
             batches.close()
@@ -261,26 +266,33 @@ class Job:
         self._effort += time.thread_time() - started
         return replace(self._last, delta=delta)
 
-    def _snapshot(self, record: Record) -> Saved | None:
-        """A copy of the whole state after `record`, when a checkpoint is due."""
-        if not self._store.checkpoint_is_due(self._effort):
-            return None
-        saved = self.work.operator.save(self._state)
-        arrays = self._spare.copy(saved) if self._spare else copied(saved)
-        self._effort = 0.0
-        tables = tuple(release.table for release in self._latest)
-        return Saved(replace(record, delta=arrays), tables)
+    def _snapshot(self, record: Record) -> tuple[bool, Draft | None]:
+        """Copies what a checkpoint needs after `record`: whether it begins, and if it is whole."""
+        used_up = self._store.used_up(self._effort)
+        begins = self._saving is None and used_up >= 1 and not self._store.is_writing
+        if begins:
+            tables = tuple(release.table for release in self._latest)
+            draft = self._store.begin_checkpoint(Saved(record, tables))
+            self._saving = Saving(draft, self.work.operator, self._state, self._ring)
+            self._effort = 0.0
+            used_up -= 1
+        if self._saving is None or not self._saving.go_on(used_up):
+            return begins, None
+        draft, self._saving = self._saving.draft, None
+        return begins, draft
 
     def _commit(
-        self, record: Record, releases: tuple[Release, ...], snapshot: Saved | None
+        self, record: Record, releases: tuple[Release, ...], saving: tuple[bool, Draft | None]
     ) -> tuple[Release, ...]:
-        """Durable first, then public; a checkpoint never overtakes its own batch."""
+        """Durable first, then public; a checkpoint never overtakes its batches."""
+        begins, whole = saving
         self._store.commit(record)
         self._publish(record, releases)
-        if snapshot is not None:
+        if begins:
             self._archive.sync()  # the log that leads to these releases goes
             self._store.start_segment(record.place.batch)
-            self._store.checkpoint(snapshot, self._spare.rest if self._spare else None)
+        if whole is not None:
+            self._store.finish_checkpoint(whole, record.place.batch)
         self._report(record)
         return releases
 

@@ -5,7 +5,7 @@
     ledger            what was spent, charged once when the directory was created
     lock              held by the one process that runs the job
     log-N             the micro-batches committed after batch N
-    checkpoint-N      the whole state after batch N
+    checkpoint-N      the whole state after batch N, parts of it after later ones
     releases          every release as committed, to be read again (see `published`)
     sink.json         instead of it: where a sink keeps them
     scratch/          swept partitions of a state larger than memory, while a job runs
@@ -17,9 +17,9 @@ so a job whose state was lost starts again with other noise and a new charge.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from streamveil.connectors.checksum import crc32
 from streamveil.errors import StoreError
 from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import checkpoint, disk, frame, wal
-from streamveil.runtime.checkpoint import Saved
+from streamveil.runtime.checkpoint import Saved, Work
 from streamveil.runtime.lock import LOCK, Lock
 from streamveil.runtime.secret import SECRET
 
@@ -112,9 +112,11 @@ class Store:
         self.directory = directory = directory.absolute()
         self.policy = policy or CheckpointPolicy()
         self.checkpoint_bytes = 0
-        self._checkpoint_seconds = 0.0
+        self._checkpoint_seconds = self._drafted_seconds = 0.0
         self._error: BaseException | None = None
-        self._writer: threading.Thread | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._written: Future[None] | None = None  # the last of its work
+        self._draft: checkpoint.Draft | None = None
         disk.make_directory(directory)
         self._lock = Lock(directory)
         try:
@@ -149,50 +151,70 @@ class Store:
         after = saved.record.place.batch if saved else 0
         arrays = saved.record.delta.values() if saved else ()
         self.checkpoint_bytes = sum(array.nbytes for array in arrays)
-        return saved, self._replay(after)
+        return saved, self._replay(after, saved.until if saved else 0)
 
-    def _replay(self, after: int) -> Iterator[wal.Record]:
+    def _replay(self, after: int, least: int) -> Iterator[wal.Record]:
         with self._fatal():
-            yield from self._log.replay(after)
+            yield from self._log.replay(after, least)
 
     def commit(self, record: wal.Record) -> None:
         """Makes one micro-batch durable. On return it survives any crash."""
         with self._fatal():
             self._log.append(record)
 
-    def checkpoint_is_due(self, effort: float) -> bool:
-        """Whether the log has outgrown the state, or repeating it (CPU seconds) the patience."""
-        if self._writer is not None and self._writer.is_alive():
-            return False
+    def used_up(self, effort: float) -> float:
+        """How much of the patience is gone, 1 when a checkpoint is due.
+
+        By the log, which has outgrown the state, or by repeating it (CPU seconds).
+        """
         rule = self.policy
         patience = max(rule.effort_seconds, rule.effort_per_write * self._checkpoint_seconds)
-        enough = max(rule.log_bytes, rule.log_per_state * self.checkpoint_bytes)
-        return self._log.size > enough or effort > patience
+        enough = max(1, rule.log_bytes, rule.log_per_state * self.checkpoint_bytes)
+        return max(self._log.size / enough, effort / patience)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is not yet durable."""
+        return self._written is not None and not self._written.done()
 
     def start_segment(self, after: int) -> None:
         """Begins the log segment that follows a checkpoint."""
         with self._fatal():
             self._log.start(after)
 
-    def checkpoint(self, saved: Saved, done: Callable[[], None] | None = None) -> None:
-        """Writes a checkpoint in the background. `saved` is the store's until `done` is called."""
-        self.wait()
-        self._writer = threading.Thread(target=self._write, args=(saved, done), daemon=True)
-        self._writer.start()
+    def begin_checkpoint(self, saved: Saved) -> checkpoint.Draft:
+        """A new checkpoint, to be filled and finished; written in the background."""
+        self._drafted_seconds = 0.0
+        self._draft = checkpoint.Draft(self.directory, self._log.epoch, saved, self._behind)
+        return self._draft
 
-    def _write(self, saved: Saved, done: Callable[[], None] | None) -> None:
+    def finish_checkpoint(self, draft: checkpoint.Draft, until: int) -> None:
+        """Makes a checkpoint durable in the background, after the log up to a batch is."""
+        draft.finish(until)
+        self._behind(self._finished)
+
+    def _finished(self) -> None:
+        assert self._draft is not None  # noqa: S101  (it is the one that was finished)
+        self.checkpoint_bytes = self._draft.bytes
+        self._checkpoint_seconds = self._drafted_seconds
+
+    def _behind(self, work: Work, after: Work | None = None) -> None:
+        self._written = self._writer.submit(self._write, work, after)
+
+    def _write(self, work: Work, after: Work | None) -> None:
         started = time.thread_time()
-        with suppress(StoreError), self._fatal():  # the next write, or `wait`, raises it
-            self.checkpoint_bytes = checkpoint.write(self.directory, self._log.epoch, saved)
-        if done is not None:
-            done()
-        self._checkpoint_seconds = time.thread_time() - started
+        try:
+            with suppress(StoreError), self._fatal():  # the next write, or `wait`, raises it
+                work()
+        finally:
+            if after is not None:
+                after()
+        self._drafted_seconds += time.thread_time() - started
 
     def wait(self) -> None:
         """Waits for the checkpoint that is being written, if any; raises when one has failed."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+        if self._written is not None:
+            self._written.result()
         with self._fatal():
             pass
 
@@ -216,8 +238,9 @@ class Store:
 
     def close(self) -> None:
         """Lets go of the directory. Nothing is written: everything durable already is."""
-        if self._writer is not None:
-            self._writer.join()
+        self._writer.shutdown()
+        if self._draft is not None:
+            self._draft.close()
         self._log.close()
         self._lock.close()
 

@@ -12,7 +12,7 @@ finished and is cut; anything else that does not check out is damage and is refu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, field
 from errno import EIO
 from io import BytesIO
@@ -49,13 +49,15 @@ class Record:
     releases: tuple[Mark, ...] = ()  # what its step made public
 
 
-def to_frame(
-    record: Record, owner: frame.Head, blobs: Sequence[frame.Buffer] = (), start: int = 0
-) -> list[memoryview]:
-    """The frame of a record; `owner` says which format and job it belongs to."""
+def to_head(record: Record, owner: frame.Head) -> frame.Head:
+    """What a frame's head says of a record; `owner` says which format and job it belongs to."""
     place = {"batch": record.place.batch, "place": asdict(record.place)}
-    head = {**owner, **place, "releases": [astuple(one) for one in record.releases]}
-    return frame.encode(head, record.delta, blobs, start=start)
+    return {**owner, **place, "releases": [astuple(one) for one in record.releases]}
+
+
+def to_frame(record: Record, start: int = 0) -> list[memoryview]:
+    """The frame of a record that begins at `start` in its file."""
+    return frame.encode(to_head(record, {}), record.delta, start=start)
 
 
 def from_frame(read: frame.Frame) -> Record:
@@ -87,7 +89,7 @@ class Log:
 
     def append(self, record: Record) -> int:
         """Writes one record and makes it durable. Returns its size in bytes."""
-        buffers = to_frame(record, {}, start=self._end)
+        buffers = to_frame(record, self._end)
         with disk.crash_only("write the log in", self.directory):
             size = write_all(self._fd, buffers)
             os.fdatasync(self._fd)
@@ -95,14 +97,14 @@ class Log:
         self._end += size
         return size
 
-    def replay(self, after: int) -> Iterator[Record]:
-        """Every record after a batch, in order; then cuts a torn tail and opens for appending."""
+    def replay(self, after: int, least: int = 0) -> Iterator[Record]:
+        """Every record after a batch, in order; then cuts a torn tail and opens for appending.
+
+        Records up to `least` must be there.
+        """
         segments = kept(self.directory)
         if not any(first <= after for first, _ in segments):
-            raise StoreError(
-                f"the state directory '{self.directory.name}' has lost its log after batch"
-                f" {after}.\n  to fix  restore the whole directory from a backup of one moment"
-            )
+            raise self._lost(after)
         start, end, batch = 0, 0, after
         for _, path in segments:
             last = path == segments[-1][1]
@@ -116,7 +118,15 @@ class Log:
                     raise damaged(path)
                 self.size += read.size
                 yield record
+        if batch < least:
+            raise self._lost(batch)
         self._resume(segments[-1][1], start, end)
+
+    def _lost(self, after: int) -> StoreError:
+        return StoreError(
+            f"the state directory '{self.directory.name}' has lost its log after batch"
+            f" {after}.\n  to fix  restore the whole directory from a backup of one moment"
+        )
 
     def _frames(self, path: Path, *, may_be_torn: bool) -> Iterator[tuple[int, frame.Frame]]:
         """The frames of a segment, each with its offset; the first one is the segment's own."""

@@ -152,7 +152,7 @@ def test_a_checkpoint_under_a_tight_limit_copies_nothing(tmp_path: Path) -> None
     assert roomy.keys() == tight.keys()
     for name, array in tight.items():
         np.testing.assert_array_equal(roomy[name], array)
-        if name.startswith("unit0."):
+        if name.startswith("unit0.") and not name.endswith(f"/{group_by.HELD}"):
             assert isinstance(array, np.memmap) or not array.size
             assert not isinstance(roomy[name], np.memmap)
 

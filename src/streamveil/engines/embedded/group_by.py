@@ -8,24 +8,29 @@ depends on where a unit lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from streamveil.batch import Batch
 from streamveil.engines.embedded.split import unseen
-from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
+from streamveil.engines.embedded.tables import NEVER, PARTS, PartedTable, Room
 from streamveil.errors import PlanError
 from streamveil.operators.bounding import Passed, UnitRows, UnitTable
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.state import State
 from streamveil.operators.unit_kernels import WORDS
+from streamveil.privacy.noise import Noise
 from streamveil.types import Array
 
 LARGE = 1 << 15  # units from which on a table is divided
 WORK = 200 << 20  # bytes for micro-batches being read, folded and written
+HELD = "held"  # names the last micro-batch that a saved partition holds
+Portion = Callable[[], dict[str, Array]]
 SMALLEST_SHARE = 16 << 20  # bytes of units below which a limit is refused
 
 
@@ -51,6 +56,8 @@ class EmbeddedGroupBy(GroupBy):
             table = PartedTable.of(table, self.room, self._no_units())
             state.units[period] = cast(UnitTable, table)
         if isinstance(table, PartedTable):
+            if state.folds <= table.ahead.max():
+                return table.catch_up(rows, self.bounds, state.folds)
             return table.bound(rows, self.bounds)
         return super()._bound(state, period, rows)
 
@@ -92,18 +99,40 @@ class EmbeddedGroupBy(GroupBy):
             self.room.counters = sum(a.nbytes for one in arrays for a in one) - tables
         return made
 
+    def fold(self, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
+        """See `Operator.fold`."""
+        state.folds += 1
+        return super().fold(state, batch, noise)
+
+    def apply(self, state: State, delta: Mapping[str, Array]) -> None:
+        """See `Operator.apply`."""
+        state.folds += 1
+        super().apply(state, delta)
+
     def save(self, state: State) -> dict[str, Array]:
-        """See `Operator.save`. Where a copy would pass the limit, partitions are maps of files."""
+        """See `Operator.save`."""
+        arrays, later = self.portions(state)
+        for portion in later:
+            arrays |= portion()
+        return arrays
+
+    def portions(self, state: State) -> tuple[dict[str, Array], list[Portion]]:
+        """See `Operator`: partitions of units are saved one after the other."""
         plain = {k: v for k, v in state.units.items() if isinstance(v, UnitTable)}
         arrays = super().save(replace(state, units=plain))
         arrays["periods"] = np.array(list(state.units), np.int64)
-        tight = not self.room.holds(self.room.resident)
-        for period, table in state.units.items():
-            if isinstance(table, PartedTable):
-                for part in range(PARTS):
-                    held = table.arrays(part, from_disk=tight)
-                    arrays |= {f"{place(period, part)}/{name}": held[name] for name in held}
-        return arrays
+        parted = [period for period in state.units if period not in plain]
+        parts = [(period, part) for period in parted for part in range(PARTS)]
+        return arrays, [partial(self._portion, state, *where) for where in parts]
+
+    def _portion(self, state: State, period: int, part: int) -> dict[str, Array]:
+        """One partition: a map of a file where a copy would pass the limit; nothing once over."""
+        table: Any = state.units.get(period)
+        if table is None:
+            return {}
+        held = table.arrays(part, from_disk=not self.room.holds(table.sizes[part]))
+        held[HELD] = np.array(state.folds, np.int64)
+        return {f"{place(period, part)}/{name}": held[name] for name in held}
 
     def load(self, arrays: Mapping[str, Array]) -> State:
         """See `Operator.load`."""
@@ -121,9 +150,13 @@ class EmbeddedGroupBy(GroupBy):
                 return PartedTable.of(table, self.room, self._no_units())
             return table.copied()
         parted = PartedTable(self.room, self._no_units())
+        parted.ahead[:] = NEVER  # what a scope had not saved when it was over
         for part in range(PARTS):
-            if f"{place(period, part)}/{UnitTable.NAMES[0]}" in arrays:
-                parted.put(part, table_of(arrays, place(period, part)).copied())
+            start = place(period, part)
+            if f"{start}/{HELD}" in arrays:
+                parted.ahead[part] = arrays[f"{start}/{HELD}"]
+            if f"{start}/{UnitTable.NAMES[0]}" in arrays:
+                parted.put(part, table_of(arrays, start).copied())
         return parted
 
 

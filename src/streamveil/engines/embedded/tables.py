@@ -25,6 +25,7 @@ from streamveil.types import Array
 
 PARTS = 32
 MANY = 4  # times the rows of a micro-batch: with fewer units than that, they are counted first
+NEVER = np.iinfo(np.int64).max  # a partition is not needed any more
 PRIVATE = 0o600
 ALIGNMENT = 8
 Layout = list[tuple[str, np.dtype[Any], int, int]]  # name, dtype, first and last byte in the file
@@ -58,6 +59,7 @@ class PartedTable:
         self.tables: list[UnitTable | None] = [None] * PARTS
         self.stored: list[Layout | None] = [None] * PARTS
         self.sizes = [0] * PARTS
+        self.ahead = np.full(PARTS, -1)  # the last micro-batch that each holds, as loaded
         self._metas = np.zeros((PARTS, len(empty.meta)), np.int64)  # of all, as compiled loops need
         self._heads = np.zeros((PARTS, HEAD), np.int64)
         self._empty = empty
@@ -86,6 +88,17 @@ class PartedTable:
         """Decides every row and charges its unit."""
         one_by_one = self.room.limit is not None
         return self._sweep(rows, bounds) if one_by_one else self._visit(rows, bounds)
+
+    def catch_up(self, rows: UnitRows, bounds: Bounds, batch: int) -> Passed:
+        """Charges the units of a logged micro-batch where partitions, as loaded, lack it.
+
+        The answer holds for these rows only: what the others had, the log knows.
+        """
+        behind = self.ahead[rows.unit % np.uint64(PARTS)] < batch
+        passed = Passed(behind.copy(), behind.copy())
+        here = self.bound(UnitRows(*(column[behind] for column in rows)), bounds)
+        passed.accepted[behind], passed.first[behind] = here
+        return passed
 
     def _visit(self, rows: UnitRows, bounds: Bounds) -> Passed:
         """In one loop over all partitions, which are made as long as they need to be before it."""

@@ -1,0 +1,102 @@
+"""Portions of a state are copied when due and never too late; nobody waits after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamveil.connectors.blocks import BLOCK
+from streamveil.errors import StoreError
+from streamveil.runtime import checkpoint
+from streamveil.runtime.ring import Ring
+from streamveil.runtime.saving import SPREAD, Saving
+from streamveil.runtime.store import Header, Identity, Store
+from streamveil.runtime.wal import Place, Record
+from tests.runtime.toy import Toy
+
+PORTIONS = 10
+
+
+@dataclass
+class Added:
+    """A draft that writes nothing."""
+
+    names: list[str] = field(default_factory=list)
+
+    def add(self, arrays: dict[str, np.ndarray], ring: Ring) -> None:
+        self.names += arrays
+        ring.copy([memoryview(array.view(np.uint8).data) for array in arrays.values()])
+
+
+class Parted(Toy):
+    """A toy whose state has portions of one block each."""
+
+    def portions(self, state: Any) -> tuple[dict[str, np.ndarray], list[Callable[[], Any]]]:
+        def portion(number: int) -> dict[str, np.ndarray]:
+            return {f"part {number}": np.zeros(BLOCK, np.uint8)}
+
+        return self.save(state), [lambda at=at: portion(at) for at in range(PORTIONS)]  # type: ignore[misc]  # the default binds it
+
+
+def begun(ring: Ring, operator: Any = None) -> tuple[Saving, Added]:
+    draft, operator = Added(), operator or Parted()
+    return Saving(draft, operator, operator.init(), ring), draft  # type: ignore[arg-type]  # as a draft
+
+
+def test_an_operator_without_portions_is_saved_at_once() -> None:
+    saving, draft = begun(Ring(), Toy())
+    assert draft.names == ["totals", "steps"]
+    assert saving.go_on(0)
+
+
+def test_portions_are_due_by_their_share_of_the_patience() -> None:
+    saving, draft = begun(Ring())
+    for used_up, copied in ((0, 0), (0.31, 4), (0.31, 4), (0.5, 5), (0.95, 10)):
+        whole = saving.go_on(used_up * SPREAD)
+        assert len(draft.names) == 2 + copied
+        assert whole == (copied == PORTIONS)
+
+
+def test_portions_wait_for_room_until_they_are_late() -> None:
+    ring = Ring(5 * BLOCK)
+    saving, draft = begun(ring)
+    assert not saving.go_on(0.9 * SPREAD)
+    assert 2 < len(draft.names) < 7, "the ring is full"
+    real, waited = ring.copy, list[int]()
+
+    def copy(parts: Any) -> memoryview:
+        while not ring.has_room(BLOCK):
+            waited.append(1)
+            ring.give_back()
+        return real(parts)
+
+    ring.copy = copy  # type: ignore[method-assign]
+    assert saving.go_on(SPREAD)
+    assert waited
+    assert draft.names[2:] == [f"part {number}" for number in range(PORTIONS)]
+
+
+def test_nobody_waits_for_memory_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, ring = Store(tmp_path / "s"), Ring(2 * BLOCK)
+    store.begin(Header(Identity("toy", "f00d", "toy", 1), "e0", "", secure=False))
+    store.finish()
+
+    def full(draft: checkpoint.Draft, head: Any, body: Any) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(checkpoint.Draft, "_put", full)
+    draft = store.begin_checkpoint(checkpoint.Saved(Record(Place(1), {})))
+    for _ in range(9):
+        draft.add({"x": np.zeros(BLOCK, np.uint8)}, ring)
+    store.finish_checkpoint(draft, 1)
+    with pytest.raises(StoreError, match="earlier write"):
+        store.wait()
+    store.close()
+    assert not list((tmp_path / "s").glob("checkpoint-*[0-9]"))
