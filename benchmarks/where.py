@@ -48,7 +48,7 @@ PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
     ("release", EmbeddedGroupBy, ("release",)),
     ("log record, fsync", Store, ("commit",)),
     ("publish", job.Job, ("_publish",)),
-    ("checkpoint", Store, ("checkpoint",)),
+    ("checkpoint", Store, ("_write",)),
     ("copy for a checkpoint", job.Job, ("_snapshot",)),
 ]
 FULL = "int, 10 million users"
