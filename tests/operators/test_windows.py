@@ -1,10 +1,13 @@
 """Windows against a plain reading of their definition."""
 
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from streamveil.operators.windows import Schedule, assign, period_closes
+import streamveil as sv
+from streamveil.operators.windows import Schedule, assign, far_ahead, period_closes
 
 
 @st.composite
@@ -98,3 +101,32 @@ def test_after_its_last_step_the_whole_stream_takes_no_rows_and_makes_no_release
         range(0),
         range(1),
     )
+
+
+def test_unit_periods_far_ahead_are_early_where_no_window_says_so():
+    whole = Schedule(every_us=6, start_us=12, steps=9)
+    periods = np.array([-5, 0, 1, 2, 3, 10**9])  # of 10: they begin at -50, 0, 10, 20, 30, ...
+    assert far_ahead(whole, periods, 10, step=1).tolist() == [False] * 4 + [True] * 2
+    assert far_ahead(whole, periods, 10, step=3).tolist() == [False] * 5 + [True]
+    tumbling = Schedule(every_us=6, size_us=24, slide_us=24)
+    for other in (tumbling, Schedule()):  # whose rows are early by their window, or at no time
+        assert not far_ahead(other, periods, 10, step=1).any()
+
+
+@pytest.mark.parametrize("select", ["COUNT(*) AS n FROM t", "APPROX_FREQUENCY(g) AS n FROM t"])
+def test_rows_of_one_unit_in_many_periods_to_come_keep_no_units(tmp_path, select):
+    days = np.arange(200) * 86_400_000_000
+    kind, ones = pa.timestamp("us", "UTC"), np.ones(200, np.int64)
+    table = pa.table({"u": ones, "g": ones, "ts": pa.array(days, kind),
+                      "seen": pa.array(days * 0, kind)})  # fmt: skip
+    more = ", public_groups = [1]" if "APPROX" in select else ""
+    query = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, steps = 2, "
+        "privacy_unit_column = u, privacy_unit_period = INTERVAL 1 DAY, max_rows_contributed = 1, "
+        f"start = '1970-01-01', arrival = seen{more}) {select} EMIT EVERY INTERVAL 1 DAY",
+        {"t": sv.memory(table, event_time="ts")},
+    )
+    with query.run(state=tmp_path / "s") as job:
+        next(job)
+        assert job.counters()["early"] == 198
+        assert job.counters()["units"] <= 2

@@ -44,7 +44,7 @@ from streamveil.operators.state import (
     types_from_bytes,
     types_to_bytes,
 )
-from streamveil.operators.windows import LATE, assign
+from streamveil.operators.windows import EARLY, LATE, assign, far_ahead
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int32, Int64, UInt64
 
@@ -113,6 +113,9 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
     pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
     if operator.period_us is not None:
         pairs = pairs._replace(periods=prepared.event_us[rows] // operator.period_us)
+        if operator.schedule.whole:
+            ahead = far_ahead(operator.schedule, pairs.periods, operator.period_us, batch.step)
+            pairs = drop(pairs, ~ahead, EARLY, prepared)
         still_open = operator._in_open_period(pairs.periods, batch.step)
         pairs = drop(pairs, still_open, LATE, prepared)
     if operator.public is not None and operator.key_names:

@@ -33,7 +33,15 @@ from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stag
 from streamveil.operators.facts import noted
 from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
-from streamveil.operators.windows import LATE, Schedule, assign, period_closes, periods_apart
+from streamveil.operators.windows import (
+    EARLY,
+    LATE,
+    Schedule,
+    assign,
+    far_ahead,
+    period_closes,
+    periods_apart,
+)
 from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int64, UInt64
@@ -173,6 +181,10 @@ class SketchQuery:
         _count(prepared.turned, turned)
         periods = self._periods(prepared.event_us[rows])
         keep = good[rows]
+        if self.period_us is not None:
+            ahead = keep & far_ahead(self.schedule, periods, self.period_us, batch.step)
+            _count(prepared.turned, {EARLY: int(ahead.sum())})
+            keep &= ~ahead
         still = self._still_open(periods, batch.step)
         _count(prepared.turned, {LATE: int((keep & ~still).sum())})
         keep &= still

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamveil.types import Array, Int64
+from streamveil.types import Array, Bool, Int64
 
 LATE, EARLY = "late", "early"
 
@@ -179,6 +179,19 @@ def period_closes(schedule: Schedule, period: int, period_us: int) -> int | None
     if schedule.growing:
         window = ((end - 1) // schedule.size_us + 1) * (schedule.size_us // schedule.slide_us) - 1
     return schedule.step_reaching(schedule.bounds(window)[1] + schedule.lateness_us)
+
+
+def far_ahead(
+    schedule: Schedule, periods: Int64[Array, " rows"], period_us: int, step: int
+) -> Bool[Array, " rows"]:
+    """Which unit-periods begin more than one step ahead, where no window says so: they are early.
+
+    Every period keeps units of its own until it closes: rows of one unit in many years to come
+    would slow down all others.
+    """
+    if not schedule.whole or schedule.every_us == 0:
+        return np.zeros(len(periods), np.bool_)
+    return np.asarray((periods * period_us - schedule.start_us) // schedule.every_us > step)
 
 
 def _or_never(step: int | None) -> int:
