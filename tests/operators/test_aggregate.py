@@ -12,6 +12,7 @@ from streamveil.operators.aggregate import (
     KeyRows,
     KeyTable,
     Recognised,
+    Strangers,
     add_counts,
     add_rows,
     enter,
@@ -132,18 +133,39 @@ def test_rows_without_keys_are_listed_and_entered_where_they_are(seed, n):
     listed, plain, weights = KeyTable.empty(1), KeyTable.empty(1), np.zeros(80, np.uint8)
     for _ in range(4):
         asked, accepted = names[rng.integers(0, 80, n)], rng.random(n) < 0.4
-        room = Recognised.empty(n), np.empty(n, np.int32)
-        missing = recognise_some(listed, asked, (3, 7), weights, room)
+        room = Recognised.empty(n), (np.empty(n, np.int32),)
+        met = recognise_some(listed, asked, (3, 7), weights, room)
+        missing = met.places
         for found, wanted in zip(room[0], recognise(plain, asked, 3, weights, 7), strict=True):
             np.testing.assert_array_equal(found, wanted)
         np.testing.assert_array_equal(missing, np.flatnonzero(room[0].rows < 0))
         rows = find_keys(plain, asked)
         wanted = enter(plain, asked, accepted, rows)
-        fresh = enter(listed, asked, accepted, room[0].rows, (missing, missing))
+        fresh = enter(listed, asked, accepted, room[0].rows, met)
         np.testing.assert_array_equal(missing[fresh], wanted)
         np.testing.assert_array_equal(room[0].rows, rows)
         compact = np.arange(len(missing), dtype=np.int32)
         again = Recognised.empty(n).rows
         again[:] = np.where(accepted, -1, rows)
-        assert len(enter(listed, asked[missing], accepted, again, (missing, compact))) == 0
+        own = np.full(len(missing), -1, np.int32)
+        few = Strangers(missing, compact, asked[missing], own, compact)
+        assert len(enter(listed, few.names, accepted, again, few)) == 0
         np.testing.assert_array_equal(again[missing], rows[missing])
+
+
+@given(st.integers(0, 2**32), st.integers(0, 300))
+def test_rows_of_one_name_that_is_looked_up_once_get_what_each_would_get(seed, n):
+    """The twin: every row with its own name. Which row brings a key is the same, too."""
+    rng = np.random.default_rng(seed)
+    names = rng.integers(0, 2**64, (60, 2), np.uint64)
+    once, each = KeyTable.empty(1), KeyTable.empty(1)
+    for _ in range(4):
+        which, accepted = rng.integers(0, 60, n).astype(np.int32), rng.random(n) < 0.4
+        rows, wanted = np.full(n, -1, np.int32), find_keys(each, names[which])
+        own, every = find_keys(once, names), np.arange(n, dtype=np.int32)
+        met = Strangers(every, which, names, own, np.arange(60, dtype=np.int32))
+        fresh = enter(once, names, accepted, rows, met)
+        np.testing.assert_array_equal(fresh, enter(each, names[which], accepted, wanted))
+        np.testing.assert_array_equal(rows[accepted], wanted[accepted])
+        for name in KeyTable.NAMES:
+            np.testing.assert_array_equal(getattr(once, name), getattr(each, name), name)

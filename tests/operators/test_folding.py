@@ -73,7 +73,7 @@ def test_a_key_that_is_known_is_not_named_again(monkeypatch):
     operator = compiled(bounding=Bounding(max_rows=100))
     rows = [(unit, key, 1, 5, 0) for unit in range(12) for key in "abcd"]
     followed(operator, numbered_stream(rows + [(u, k, v, 15, 0) for u, k, v, *_ in rows], (1,)))
-    assert [len(places) for places, _ in named if len(places)] == [48]
+    assert [len(met.places) for met in named if len(met.places)] == [48]
 
 
 def test_scratch_is_the_same_memory_until_more_is_needed():

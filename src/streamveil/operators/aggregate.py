@@ -15,11 +15,13 @@ from streamveil.operators.kernels import (
     add_lanes,
     enter_rows,
     find_names,
+    list_wanted,
     peek_rows,
+    put_known,
     settle_rows,
 )
 from streamveil.operators.keys import cells_of
-from streamveil.operators.probing import GROW_POOL, GROW_TABLE, MOST_PROBES
+from streamveil.operators.probing import GROW_POOL, GROW_TABLE, LOAD, MOST_PROBES
 from streamveil.operators.release_kernels import take_cells
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
@@ -46,6 +48,16 @@ class Recognised(NamedTuple):
     def empty(cls, rows: int) -> Recognised:
         """Room for so many rows."""
         return cls(*(np.empty(rows, kind) for kind in KINDS))
+
+
+class Strangers(NamedTuple):
+    """Rows whose keys had to be named, since nothing quicker told their key rows."""
+
+    places: Int32[Array, " strange"]  # the rows
+    at: Int32[Array, " strange"]  # the name of each, among `names`
+    names: UInt64[Array, "some 2"]
+    own: Int32[Array, " some"]  # the key row of each name, -1 where it has none
+    firsts: Int32[Array, " some"]  # the first row of each name; or none at all
 
 
 class Found(NamedTuple):
@@ -122,8 +134,7 @@ class KeyTable:
     def add_names(self, names: UInt64[Array, "new 2"]) -> None:
         """Appends names known to be new, in order, without the bytes of their keys."""
         start = self.keys
-        while len(self.names) < start + len(names):
-            self._grow_rows()
+        self.make_room(len(names))
         self.names[start : start + len(names)] = names
         self.meta[0] += len(names)
         at = start
@@ -131,14 +142,25 @@ class KeyTable:
             at = settle_rows(self.names[: self.keys], self.slots, at, MOST_PROBES)
             if at == self.keys:
                 break
-            self._grow_slots(at)
+            self._grow_slots(at, 2 * len(self.slots))
 
-    def _grow_slots(self, rows: int) -> None:
-        self.slots = np.zeros(2 * len(self.slots), np.uint64)
+    def make_room(self, more: int) -> None:
+        """Grows once for so many more keys: as far as the same keys one by one would have it."""
+        keys, slots, rows = self.keys + more, len(self.slots), len(self.names)
+        while keys > int(LOAD * slots):
+            slots *= 2
+        while keys > rows:
+            rows *= 2
+        if slots > len(self.slots):
+            self._grow_slots(self.keys, slots)
+        if rows > len(self.names):
+            self._grow_rows(rows)
+
+    def _grow_slots(self, rows: int, slots: int) -> None:
+        self.slots = np.zeros(slots, np.uint64)
         settle_rows(self.names[:rows], self.slots, 0, ENDLESS)
 
-    def _grow_rows(self) -> None:
-        rows = 2 * len(self.names)
+    def _grow_rows(self, rows: int) -> None:
         self.names, self.pending = _room(self.names, rows), _room(self.pending, rows)
 
 
@@ -153,28 +175,34 @@ def enter(
     names: UInt64[Array, "some 2"],
     accepted: Bool[Array, " rows"],
     rows: Int32[Array, " rows"],
-    strangers: tuple[Int32[Array, " strange"], Int32[Array, " strange"]] | None = None,
+    strangers: Strangers | None = None,
 ) -> Int64[Array, " new"]:
-    """Completes `rows` where it is -1 and the row accepted.
+    """Gives a key row to every name of an accepted row, and tells it to all rows of that name.
 
-    `strangers`: the rows to look at and the place of each one's name, if not all in their order.
+    `strangers`: the rows to look at, if not all in their order; their `own` is completed alike.
     Returns which of them brought new keys.
     """
     if strangers is None:
-        strangers = (every := np.arange(len(rows), dtype=np.int32)), every
-    places, at = strangers
+        every = np.arange(len(rows), dtype=np.int32)
+        strangers = Strangers(every, every, names, rows, every[:0])
+    places, at, own = strangers.places, strangers.at, strangers.own
     source = np.empty(len(places), np.int32)
+    source = source[: list_wanted(accepted, places, at, own, source)]
+    if len(strangers.firsts):  # names are told apart, so nearly all are new
+        table.make_room(len(source))
     table.meta[1] = 0
     flat, start = names.reshape(-1), 0
-    while start < len(places):
-        own = table.slots, table.names.reshape(-1), table.meta
-        start, full = enter_rows(flat, at, places, start, accepted, rows, *own, source)
+    while start < len(source):
+        held = table.slots, table.names.reshape(-1), table.meta
+        start, full = enter_rows(flat, at, own, source, start, *held)
         if full == GROW_TABLE:
-            table._grow_slots(table.keys)
+            table._grow_slots(table.keys, 2 * len(table.slots))
         elif full == GROW_POOL:
-            table._grow_rows()
+            table._grow_rows(2 * len(table.names))
     fresh = source[: table.meta[1]].astype(np.int64)
     table.meta[1] = 0
+    if own is not rows:
+        put_known(places, at, own, rows)
     return fresh
 
 
@@ -206,16 +234,17 @@ def recognise_some(
     names: UInt64[Array, "rows 2"],
     entry: tuple[int, int],
     weights: UInt8[Array, " keys"],
-    into: tuple[Recognised, Int32[Array, " rows"]],
-) -> Int32[Array, " missing"]:
+    into: tuple[Recognised, tuple[Array, ...]],
+) -> Strangers:
     """As `recognise`; returns which rows have keys never seen.
 
     `entry`: window and first weight; `into`: room for both.
     """
-    known, missing = into
+    known, (room, *_) = into
     window, weight = entry
-    none = _recognise(table, names, window, weights, weight, known, missing)
-    return missing[:none]
+    none = _recognise(table, names, window, weights, weight, known, room)
+    places = room[:none]
+    return Strangers(places, places, names, known.rows, room[:0])
 
 
 def _recognise(  # noqa: PLR0913 (what one compiled loop takes)

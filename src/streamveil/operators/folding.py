@@ -19,6 +19,7 @@ from streamveil.operators.aggregate import (
     KINDS,
     KeyRows,
     Recognised,
+    Strangers,
     add_counts,
     add_rows,
     enter,
@@ -65,13 +66,7 @@ class Pairs(NamedTuple):
     periods: Int64[Array, " pairs"]  # the same
 
 
-class Stranger(NamedTuple):
-    """Pairs of one window whose keys had to be named, since nothing quicker told their rows."""
-
-    window: int
-    places: Int32[Array, " strange"]  # among all pairs
-    names: UInt64[Array, "some 2"]
-    at: Int32[Array, " strange"]  # among `names`
+Met = list[tuple[int, Strangers]]  # by window
 
 
 class Kept(NamedTuple):
@@ -166,31 +161,35 @@ def recognised(
     asked: Array,
     windows: Int64[Array, " pairs"],
     name_key: bytes,
-) -> tuple[Recognised, list[Stranger]]:
+) -> tuple[Recognised, Met]:
     """What the unit stage may know of every pair's key: all but the key rows is public."""
     n, rule = len(asked), operator.totalling.rule
     entry = 1 if rule is None else rule.entry
     room = [state.scratch.take(f"known{at}", n, kind) for at, kind in enumerate(KINDS)]
     known, strangers = Recognised(*room), []
     for window, mine in parts(windows):
-        table, lookup = state.windows[window].table, weighed(operator, state, window)
-        some = known if isinstance(mine, slice) else Recognised.empty(len(mine))
         here = asked[mine]
-        missing = state.scratch.take("missing", len(here), np.int32)
+        table, lookup = state.windows[window].table, weighed(operator, state, window)
+        some = known if isinstance(mine, slice) else Recognised.empty(len(here))
+        into = some, missing_room(state, len(here))
         if asked.ndim == 1:
-            into = some, missing
-            places, names = lookup.find(table, here, (window, entry), name_key, into)
-            at = np.arange(len(places), dtype=np.int32)
+            met = lookup.find(table, here, (window, entry), name_key, into)
         else:
-            into = some, missing if isinstance(mine, slice) else missing.copy()
-            places = at = recognise_some(table, here, (window, entry), lookup.weights, into)
-            names = here
+            met = recognise_some(table, here, (window, entry), lookup.weights, into)
         if not isinstance(mine, slice):
-            places = mine[places].astype(np.int32)
             for column, values in zip(known, some, strict=True):
                 column[mine] = values
-        strangers.append(Stranger(window, places, names, at))
+            met = met._replace(
+                places=mine[met.places].astype(np.int32), at=met.at.copy(), firsts=mine[met.firsts]
+            )
+        strangers.append((window, met))
     return in_rounds(operator, state, known, asked, windows), strangers
+
+
+def missing_room(state: State, rows: int) -> tuple[Array, Array, Array]:
+    """Room to list rows whose keys are not known."""
+    first, second, third = state.scratch.take("missing", 3 * rows, np.int32).reshape(3, rows)
+    return first, second, third
 
 
 def weighed(operator: GroupBy, state: State, window: int) -> Lookup:
@@ -203,13 +202,14 @@ def weighed(operator: GroupBy, state: State, window: int) -> Lookup:
     return lookup
 
 
-def remember(state: State, asked: Array, known: Recognised, strangers: list[Stranger]) -> None:
+def remember(state: State, asked: Array, known: Recognised, strangers: Met) -> None:
     """Lets integers that were named, and have rows by now, be found by value."""
     if asked.ndim > 1:
         return
-    for window, places, *_ in strangers:
-        if len(places):
-            state.lookups[window].keep(state.windows[window].table, asked, places, known)
+    for window, met in strangers:
+        if len(met.firsts):
+            new = asked[met.firsts], met.own, known.group[met.firsts]
+            state.lookups[window].keep(state.windows[window].table, *new)
 
 
 def in_rounds(
@@ -253,18 +253,18 @@ def enter_keys(
     state: State,
     prepared: Prepared,
     pairs: Pairs,
-    strangers: list[Stranger],
+    strangers: Met,
     found: tuple[Bool[Array, " pairs"], Int32[Array, " pairs"]],
 ) -> dict[str, Array]:
     """Gives a row to every key met for the first time; completes the rows of accepted pairs."""
     accepted, rows = found
     made: list[tuple[int, Array, pa.Array]] = []
-    for window, places, names, at in strangers:
+    for window, met in strangers:
         table = state.windows[window].table
         start = table.keys
-        fresh = enter(table, names, accepted, rows, (places, at))
+        fresh = enter(table, met.names, accepted, rows, met)
         if len(fresh):
-            encoded = encode_rows(prepared.keys, pairs.rows[places[fresh]])
+            encoded = encode_rows(prepared.keys, pairs.rows[met.places[fresh]])
             table.name_keys(start, encoded)
             made.append((window, table.names[start : table.keys], encoded))
     data, ends = cells_of([encoded for _, _, encoded in made])

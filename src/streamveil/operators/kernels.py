@@ -31,6 +31,8 @@ MOST_STEPS = 32  # slots looked at for a value, whatever values there are
 MIX = np.uint64(0x9E3779B97F4A7C15)
 LOW_HALF = np.uint64(0xFFFFFFFF)
 WEIGHT = np.uint64(48)  # where the weight of a key begins in its slot
+NEW = np.uint64(1 << 63)  # marks the slot of a value whose key has no row yet
+VALUES = 0.5  # share of slots of values in use: a second look costs as much as all the rest
 PART = 1 << 12  # words moved at a time when slots are spread
 ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index is asked whether it counts from the end
 
@@ -123,39 +125,57 @@ def find_names(  # noqa: PLR0913 (one loop over structure-of-arrays state)
 
 
 @njit(cache=True)
+def list_wanted(
+    accepted: Bool[Array, " rows"],
+    places: Int32[Array, " some"],
+    at: Int32[Array, " some"],
+    own: Int32[Array, " names"],
+    source: Int32[Array, " some"],
+) -> int:
+    """Lists the first accepted row of every name without a key row; returns how many there are.
+
+    Row places[k] has name at[k]; `own` is the key row of each name, -1: none, and -2 from now on
+    where one is wanted. `source` takes the k of each.
+    """
+    n = 0
+    for k in range(len(places)):
+        name = at[k]
+        wanted = accepted[places[k]] & (own[name] == -1)
+        own[name] -= np.int32(wanted)
+        source[n] = k
+        n += wanted
+    return n
+
+
+@njit(cache=True)
 def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
     names: UInt64[Array, " words"],
     at: Int32[Array, " some"],
-    places: Int32[Array, " some"],
+    own: Int32[Array, " names"],
+    source: Int32[Array, " wanted"],
     start: int,
-    accepted: Bool[Array, " rows"],
-    found: Int32[Array, " rows"],
     t_slots: UInt64[Array, " slots"],
     t_names: UInt64[Array, " key_words"],
     meta: Int64[Array, " 2"],
-    source: Int32[Array, " some"],
 ) -> tuple[int, int]:
-    """The key row of rows at `places` that are accepted and lack one, new keys being appended.
+    """Gives the listed names their key row, from source[start] on, new keys being appended.
 
-    at[k] tells the name of row places[k]. Stops where something grows. `meta` holds the keys there
-    are and how many are new; source[j] becomes the k that brought new key j.
+    Stops where something grows. `meta` holds the keys there are and how many are new; source[j]
+    becomes the k that brought new key j.
     """
     capacity = len(t_slots)
     wide = np.uint64(capacity)
     most = np.int64(LOAD * capacity)
-    n = len(places)
-    for k in range(start, n):
-        if k + AHEAD < n:
-            prefetch(t_slots, home(names[2 * at[k + AHEAD]], wide))
-        if k + SOON < n:
-            word = t_slots[home(names[2 * at[k + SOON]], wide)]
+    n = len(source)
+    for j in range(start, n):
+        if j + AHEAD < n:
+            prefetch(t_slots, home(names[2 * at[source[j + AHEAD]]], wide))
+        if j + SOON < n:
+            word = t_slots[home(names[2 * at[source[j + SOON]]], wide)]
             prefetch(t_names, 2 * np.int64(word & LOW_HALF) - 2)
-        i = places[k]
-        if not accepted[i] or found[i] >= 0:
-            continue
-        low, high = names[2 * at[k]], names[2 * at[k] + 1]
-        slot, probes = home(low, wide), 0
-        row = np.int64(-1)
+        name = at[source[j]]
+        low, high = names[2 * name], names[2 * name + 1]
+        slot, probes, row = home(low, wide), 0, np.int64(-1)
         while t_slots[slot] != 0:
             word = t_slots[slot]
             if (word >> WORD) == (low & LOW_HALF):
@@ -170,17 +190,26 @@ def enter_rows(  # noqa: PLR0913, C901 (one loop over structure-of-arrays state)
         if row < 0:
             row = meta[0]
             if row >= most or probes > MOST_PROBES:
-                return k, GROW_TABLE
+                return j, GROW_TABLE
             if 2 * row >= len(t_names):
-                return k, GROW_POOL
+                return j, GROW_POOL
             t_names[2 * row] = low
             t_names[2 * row + 1] = high
             t_slots[slot] = (low << WORD) | np.uint64(row + 1)
-            source[meta[1]] = k
+            source[meta[1]] = source[j]
             meta[0] += 1
             meta[1] += 1
-        found[i] = row
+        own[name] = row
     return n, DONE
+
+
+@njit(cache=True)
+def put_known(
+    places: Int32[Array, " some"], at: Int32[Array, " some"], own: Array, known: Array
+) -> None:
+    """Writes what is known of names to the rows that have them: own[at[k]] to known[places[k]]."""
+    for k in range(len(places)):
+        known[places[k]] = own[at[k]]
 
 
 @njit(cache=True)
@@ -217,42 +246,63 @@ def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     values: Int64[Array, " rows"],
     slots: UInt64[Array, " words"],
     secret: UInt64[Array, " 2"],
-    entry: int,
-    found: Int32[Array, " rows"],
-    weight: UInt8[Array, " rows"],
-    hidden: Bool[Array, " rows"],
-    group: UInt16[Array, " rows"],
-    missing: Int32[Array, " rows"],
+    start: int,
+    entry: np.uint8,
+    known: tuple[Array, Array, Array, Array],
+    missing: tuple[Array, Array, Array],
+    counts: Int64[Array, " 3"],
 ) -> int:
-    """`find_names` for keys that are integers; returns how many are `missing`.
+    """`find_names` for keys that are integers, from row `start` on; stops where slots grow.
 
     A slot is two words: a value; above one another the weight of its key (0: not shown), its group
-    and the number of its row plus one (0: free).
+    and the number of its row plus one (0: free). A value that is met for the first time takes a
+    free slot, marked `NEW` and numbered. `missing` lists the rows without a key row, the number of
+    the value of each, and the row that brought each number; `counts` the slots in use, rows that
+    are missing, and numbers.
     """
-    n, none, end = len(values), 0, np.uint64(len(slots))
-    wide = np.uint64(len(slots) // 2)
-    for i in range(n):
+    found, weight, hidden, group = known
+    rows, numbers, firsts = missing
+    first, second = secret[0], secret[1]
+    n, end = len(values), np.uint64(len(slots))
+    wide, none, new = end // TWO, counts[1], counts[2]
+    for i in range(start, n):
         if i + AHEAD < n:
-            prefetch(slots, 2 * home(_mixed(np.uint64(values[i + AHEAD]), secret), wide))
+            word = (np.uint64(values[i + AHEAD]) ^ first) * MIX
+            word = (word ^ (word >> WORD)) * second
+            prefetch(slots, np.int64(TWO * (((word >> WORD) * wide) >> WORD)))
         value = np.uint64(values[i])
-        at = np.uint64(2 * home(_mixed(value, secret), wide))
-        facts, steps = slots[at + ONE], 0
-        while slots[at] != value and facts != 0 and steps < MOST_STEPS:
+        word = (value ^ first) * MIX
+        word = (word ^ (word >> WORD)) * second
+        at, steps = TWO * (((word >> WORD) * wide) >> WORD), 0
+        facts = slots[at + ONE]
+        while facts != 0 and slots[at] != value and steps < MOST_STEPS:
             at += TWO
             steps += 1
             if at == end:
                 at = np.uint64(0)
             facts = slots[at + ONE]
-        if slots[at] != value:
+        if facts == 0 or slots[at] != value:
+            if facts == 0 and counts[0] >= np.int64(VALUES * wide):
+                counts[1], counts[2] = none, new
+                return i
+            if facts == 0:
+                counts[0] += 1
+                slots[at], slots[at + ONE] = value, NEW | np.uint64(new)
+            facts = NEW | np.uint64(new)
+            firsts[new] = i
+            new += 1
+        if facts >= NEW:
+            rows[none], numbers[none] = i, np.int32(facts & LOW_HALF)
+            none += 1
             facts = np.uint64(0)
-        shown = facts >> WEIGHT
-        found[i] = np.int64(facts & LOW_HALF) - 1
-        hidden[i] = shown == 0
-        weight[i] = shown if shown > 0 else entry
-        group[i] = facts >> WORD
-        missing[none] = i
-        none += int(facts == 0)
-    return none
+        shown = np.uint8(facts >> WEIGHT)
+        unseen = np.uint8(shown == 0)  # no branch: which keys are shown has no pattern
+        found[i] = np.int32(np.int64(facts & LOW_HALF) - 1)
+        hidden[i] = unseen
+        weight[i] = shown + unseen * entry
+        group[i] = np.uint16(facts >> WORD)
+    counts[1], counts[2] = none, new
+    return n
 
 
 @njit(cache=True)
@@ -269,34 +319,54 @@ def _slot_of(value: Any, slots: Any, secret: Any) -> Any:  # pragma: no cover (c
 
 
 @njit(cache=True)
+def _vacate(slots: Any, at: Any, secret: Any) -> None:  # pragma: no cover (compiled)
+    """Frees a slot; what stands behind it moves up where that is no further from home."""
+    size = len(slots)
+    hole, step = at, at
+    while True:
+        step = step + 2 if step + 2 < size else 0
+        if slots[step + 1] == 0:
+            break
+        place = 2 * home(_mixed(slots[step], secret), np.uint64(size // 2))
+        if (step - place) % size >= (step - hole) % size:
+            slots[hole], slots[hole + 1] = slots[step], slots[step + 1]
+            hole = step
+    slots[hole], slots[hole + 1] = 0, 0
+
+
+@njit(cache=True)
 def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
-    values: Int64[Array, " rows"],
-    places: Int32[Array, " some"],
-    found: Int32[Array, " rows"],
-    group: UInt16[Array, " rows"],
+    values: Int64[Array, " new"],
+    rows: Int32[Array, " new"],
+    group: UInt16[Array, " new"],
     weights: UInt8[Array, " keys"],
     slots: UInt64[Array, " words"],
     secret: UInt64[Array, " 2"],
     held: Int64[Array, " keys"],
+    counts: Int64[Array, " 3"],
 ) -> None:
-    """Gives slots to the values at `places` that have a row; one without a place is left out.
+    """Writes the facts of new values that have a row into their slots; frees those of others.
 
-    `held` takes the values by row.
+    One without a slot near is left out. `held` takes the values by row.
     """
-    wide = np.uint64(len(slots) // 2)
-    for k in range(len(places)):
-        if k + AHEAD < len(places):
-            soon = np.uint64(values[places[k + AHEAD]])
-            prefetch(slots, 2 * home(_mixed(soon, secret), wide))
-        row = np.int64(found[places[k]])
-        if row < 0:
+    wide, n = np.uint64(len(slots) // 2), len(values)
+    for k in range(n):
+        if k + AHEAD < n:
+            prefetch(slots, 2 * home(_mixed(np.uint64(values[k + AHEAD]), secret), wide))
+        row, at = np.int64(rows[k]), _slot_of(np.uint64(values[k]), slots, secret)
+        if row >= 0:
+            held[row] = values[k]
+        if at < 0:
             continue
-        held[row] = values[places[k]]
-        at = _slot_of(np.uint64(held[row]), slots, secret)
-        if at >= 0:
+        free = slots[at + 1] == 0
+        if row >= 0:
+            counts[0] += free
             facts = (np.uint64(weights[row]) << WEIGHT) | np.uint64(row + 1)
-            slots[at] = np.uint64(held[row])
-            slots[at + 1] = facts | (np.uint64(group[places[k]]) << WORD)
+            slots[at] = np.uint64(values[k])
+            slots[at + 1] = facts | (np.uint64(group[k]) << WORD)
+        elif not free:
+            counts[0] -= 1
+            _vacate(slots, at, secret)
 
 
 @njit(cache=True)
@@ -321,13 +391,14 @@ def weigh_values(
 
 
 @njit(cache=True)
-def spread_values(slots: UInt64[Array, " words"], before: int, secret: UInt64[Array, " 2"]) -> None:
+def spread_values(slots: UInt64[Array, " words"], before: int, secret: UInt64[Array, " 2"]) -> int:
     """Moves the slots of a table of `before` words to where they belong among all, in place.
 
     From the end on, a part at a time: what is moved goes no further to the front than its part,
-    for a value is less than `PART` slots from home, and its home at least doubles.
+    for a value is less than `PART` slots from home, and its home at least doubles. Returns how
+    many values found no room near their place and are left out.
     """
-    part = np.empty(PART, np.uint64)
+    part, lost = np.empty(PART, np.uint64), 0
     for start in range((before - 1) // PART * PART, -1, -PART):
         size = min(PART, before - start)
         part[:size] = slots[start : start + size]
@@ -337,19 +408,9 @@ def spread_values(slots: UInt64[Array, " words"], before: int, secret: UInt64[Ar
                 at = _slot_of(part[k], slots, secret)
                 if at >= 0:
                     slots[at], slots[at + 1] = part[k], part[k + 1]
-
-
-@njit(cache=True)
-def put_known(
-    places: Int32[Array, " some"],
-    some: tuple[Array, Array, Array, Array],
-    known: tuple[Array, Array, Array, Array],
-) -> None:
-    """Writes what is known of some rows, an array for each column, to their places."""
-    for k in range(len(places)):
-        at = places[k]
-        known[0][at], known[1][at] = some[0][k], some[1][k]
-        known[2][at], known[3][at] = some[2][k], some[3][k]
+                else:
+                    lost += 1
+    return lost
 
 
 @njit(cache=True)

@@ -139,13 +139,20 @@ def _tagged(column: pa.Array) -> pa.Array:
         )
     else:
         cells = np.empty((len(column), 1 + WORD), np.uint8)
-        cells[:, 0] = 1
-        words = _sortable(as_integers(column), column.type)
-        cells[:, 1:] = words.astype(">u8").view(np.uint8).reshape(-1, WORD)
+        words = _sortable(as_integers(column), column.type).astype("<u8", copy=False)
+        _lay_cells(words.byteswap(), cells.reshape(-1))
         tagged = _fixed(cells)
     if column.null_count:
         tagged = pc.if_else(pc.is_null(column), pa.scalar(b"\0", pa.large_binary()), tagged)
     return tagged
+
+
+@njit(cache=True)
+def _lay_cells(words: Any, cells: Any) -> None:  # pragma: no cover (compiled)
+    """Words, each behind a 1."""
+    for i in range(len(words)):
+        cells[(1 + WORD) * i] = 1
+        put_word(cells, (1 + WORD) * i + 1, words[i])
 
 
 def _fixed(cells: Array) -> pa.Array:
