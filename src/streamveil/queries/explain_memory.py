@@ -39,12 +39,12 @@ def unit_rows(sizes: Sizes, limit: Limit) -> list[tuple[str, str]]:
     """The memory of the expected units, and what happens to those that do not fit."""
     from streamveil.engines.embedded.group_by import WORK  # engines sit above the queries
 
-    groups = 2 * sizes.group * (limit.groups or 0)  # a checkpoint copies them
+    groups = 2 * sizes.group * (limit.groups or 0)  # their tables double
     rows = []
     if limit.units is not None:
         state = sizes.whole_unit * limit.units
-        whole = mebi(PROGRAM + WORK + groups + 2 * state)
-        text = f"about {mebi(state)}; without a limit {whole} with program and checkpoint copy"
+        whole = mebi(PROGRAM + WORK + groups + state)
+        text = f"about {mebi(state)}; without a limit {whole} with the program"
         rows.append((f"{limit.units:,} units", text))
     if limit.memory is not None:
         left = max(0, limit.memory - PROGRAM - WORK - groups)

@@ -39,7 +39,7 @@ class EmbeddedGroupBy(GroupBy):
     """`GroupBy` with its units in one table or, when they are many, in partitions.
 
     Memory: with a limit, `Room.limit` is what the limit leaves for units: less what the process had
-        before, `WORK`, and twice the keys with their counters (a checkpoint copies them).
+        before, `WORK`, and twice the keys with their counters (their tables double).
     """
 
     room: Room = field(compare=False, repr=False)
