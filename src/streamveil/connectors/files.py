@@ -198,6 +198,7 @@ class CsvReader(Reader):
 
     Arrow alone would read on over line breaks between quotes: a line with one quote too many would
     take the rows that follow with it, whoever's they are. Such a line is malformed, and only it.
+    Arrow's threads take no part: one that still held a block when the process ends would abort it.
     """
 
     BYTES = 1 << 22
@@ -208,7 +209,9 @@ class CsvReader(Reader):
             header = file.readline()
         if not header.strip():
             raise SourceError(f"'{path.name}' has no header line")
-        read = pyarrow.csv.read_csv(pa.BufferReader(header))
+        read = pyarrow.csv.read_csv(
+            pa.BufferReader(header), pyarrow.csv.ReadOptions(use_threads=False)
+        )
         return pa.schema([(name, pa.string()) for name in read.column_names])
 
     def read(self, path: Path, wanted: pa.Schema, skip: int, max_rows: int) -> Iterator[Part]:
@@ -255,7 +258,9 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> tuple[pa.Tabl
 
     table = pyarrow.csv.read_csv(
         pa.BufferReader(block),
-        read_options=pyarrow.csv.ReadOptions(column_names=names, block_size=len(block) + 1),
+        read_options=pyarrow.csv.ReadOptions(
+            column_names=names, block_size=len(block) + 1, use_threads=False
+        ),
         parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=count),
         convert_options=pyarrow.csv.ConvertOptions(
             column_types={name: pa.binary() for name in names}, include_columns=wanted,
