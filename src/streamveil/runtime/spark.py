@@ -59,6 +59,9 @@ from streamveil.runtime.spark_state import (
 
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
+ATTEMPTS = 4  # to start a stream on a machine too busy for Spark's Python workers
+REST = 3.0  # seconds between them
+LATE = "Python worker failed to connect back"  # Spark gives a new one ten seconds
 PATIENCE = 10.0  # seconds for executors to clean up; a cluster that is gone does not answer
 CONF = {  # of the job's own Spark session; the user's stays as it is
     "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
@@ -66,6 +69,10 @@ CONF = {  # of the job's own Spark session; the user's stays as it is
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.session.timeZone": "UTC",
 }
+
+
+class LateWorkerError(StreamveilError):
+    """A Python worker did not answer Spark in time. Going on from the last step is safe."""
 
 
 class SparkJob:
@@ -113,7 +120,19 @@ class SparkJob:
         frame = session.readStream.format(NAME).options(**self._options()).load()
         steps = frame.writeStream.foreachBatch(self._guarded_step)
         require_callbacks(session)
-        query = steps.option("checkpointLocation", str(self.home.path / CHECKPOINT)).start()
+        steps = steps.option("checkpointLocation", str(self.home.path / CHECKPOINT))
+        for attempt in range(ATTEMPTS):
+            self.failure = None
+            yield from self._stream(steps.start())
+            if not isinstance(self.failure, LateWorkerError):
+                break
+            if attempt + 1 < ATTEMPTS:
+                time.sleep(REST)
+        if self.failure is not None:
+            raise self.failure
+
+    def _stream(self, query: Any) -> Iterator[Release]:
+        """What a started stream gives until it ends or fails."""
         waiter = Thread(target=self._wait, args=(query,), daemon=True)
         waiter.start()
         try:
@@ -125,8 +144,6 @@ class SparkJob:
         finally:
             query.stop()
             waiter.join()
-        if self.failure is not None:
-            raise self.failure
 
     def __enter__(self) -> SparkJob:
         return self
@@ -307,6 +324,12 @@ def explained(error: Exception) -> StreamveilError:
     """Our own error, wherever Spark wrapped it; of anything else only the type is told."""
     if isinstance(error, StreamveilError):
         return error
+    if LATE in str(error):
+        return LateWorkerError(
+            "Spark's Python workers did not start within ten seconds: the machine is too busy.\n"
+            "  to fix  free it or give Spark fewer cores, then run again: the job resumes from its"
+            " last step"
+        )
     found = re.search(r"streamveil\.errors\.(\w+): (.+?)(?:\n\s*\n|\n\s+at |\Z)", str(error), re.S)
     if found is None:
         return StreamveilError(

@@ -27,6 +27,7 @@ from tests.engines.spark.streams import CASES, published
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
+from streamveil.runtime import spark as driver
 from streamveil.runtime import spark_state as states
 from streamveil.runtime.spark import SparkJob
 from streamveil.runtime.spark_state import Layout
@@ -93,6 +94,37 @@ def test_a_step_that_was_published_but_not_marked_is_published_again_equally(
     assert calls
     assert calls[0].items() <= after.items()
     assert after == embedded(case, tmp_path)
+    assert charges(tmp_path) == 1
+
+
+@pytest.mark.parametrize("failures", [1, driver.ATTEMPTS])
+def test_a_worker_that_starts_too_late_costs_another_attempt(
+    session, tmp_path, monkeypatch, failures
+):
+    case = CASES[0]
+    case.write(tmp_path / "data")
+    compute, late = driver.SparkJob._compute, []
+
+    def starved(job, frame, step):
+        if step == 2 and len(late) < failures:
+            late.append(step)
+            raise RuntimeError(f"org.apache.spark.SparkException: {driver.LATE}.")
+        return compute(job, frame, step)
+
+    monkeypatch.setattr(driver.SparkJob, "_compute", starved)
+    monkeypatch.setattr(driver, "REST", 0.0)
+    with job(case, tmp_path, session) as running:
+        if failures == driver.ATTEMPTS:
+            with pytest.raises(driver.LateWorkerError, match="too busy"):
+                list(running)
+            assert running.committed == 1
+        else:
+            assert len(list(running)) == len(embedded(case, tmp_path))  # none twice
+    if failures == driver.ATTEMPTS:
+        with job(case, tmp_path, session) as again:
+            assert {release.step for release in again} == {2, 3}
+    assert len(late) == failures
+    assert published(tmp_path / "out") == embedded(case, tmp_path)
     assert charges(tmp_path) == 1
 
 
