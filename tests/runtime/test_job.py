@@ -295,6 +295,12 @@ def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+def test_a_file_is_no_state(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(StoreError, match="'notes' is a file"):
+        run(tmp_path / "notes")
+
+
 def test_a_second_start_is_refused(tmp_path: Path) -> None:
     with Job(tmp_path / "s", work(), SEEDED) as job:
         next(job)

@@ -117,6 +117,11 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._written: Future[None] | None = None  # the last of its work
         self._draft: checkpoint.Draft | None = None
+        if directory.is_file():
+            raise StoreError(
+                f"the state is a directory, and '{directory.name}' is a file.\n"
+                "  to fix  give the directory of the job, or a new one"
+            )
         disk.make_directory(directory)
         self._lock = Lock(directory)
         try:
