@@ -85,15 +85,17 @@ def note(path: Path, answer: str) -> None:
 
 
 class Server:
-    """Starts lives, one at a time."""
+    """Starts lives, one at a time; what they make for all of them goes with it."""
 
     def __init__(self) -> None:
+        self.made = tempfile.TemporaryDirectory(prefix="streamveil-lives-")
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            env={**os.environ, "TMPDIR": self.made.name},
         )
 
     def start(
@@ -122,7 +124,7 @@ class Server:
         return int(self.process.stdout.readline())
 
     def close(self) -> None:
-        with self.process:  # closes both pipes and waits
+        with self.made, self.process:  # closes both pipes and waits
             pass
 
 
