@@ -1,5 +1,7 @@
 """A plan against the columns of its source."""
 
+from datetime import UTC, date, datetime
+
 import pyarrow as pa
 import pytest
 
@@ -18,6 +20,14 @@ def plan(unit="user_id", key="url", value="ms", where="ok", time="ts"):
         sv.files("t.parquet", event_time=time).protect(unit).where(where)
         .group_by(k=key).agg(s=sv.sum(value, bounds=(0, 1))).bound(max_rows=1)
         .release(budget=sv.Budget(epsilon=1, delta=1e-9)).plan
+    )  # fmt: skip
+
+
+def grouped(key, groups):
+    return (
+        sv.files("t.parquet", event_time="ts").protect("user_id")
+        .group_by(k=key, keys=sv.public(groups)).agg(n=sv.count()).bound(max_rows=1)
+        .release(budget=sv.Budget(epsilon=1)).plan
     )  # fmt: skip
 
 
@@ -78,3 +88,44 @@ def test_a_unit_that_is_read_from_text_as_a_float_is_refused(tmp_path, word, fin
         return
     with pytest.raises(PlanError, match="several units would count as one"):
         query.run(state=tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("key", "groups"),
+    [
+        ("ms", ["a"]),
+        ("ms", [1, 2.5]),
+        ("ms", [2**64 - 1]),
+        ("url", [1]),
+        ("ok", ["yes"]),
+        ("DATE(ts)", ["2026-01-01"]),
+    ],
+)
+def test_public_groups_of_another_type_are_refused_before_anything_is_spent(key, groups):
+    with pytest.raises(PlanError, match="values of its type"):
+        check_schema(grouped(key, groups), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("key", "groups"),
+    [
+        ("ms", [1, None, -(2**63), 2.0]),
+        ("ms * 1.5", [1, 1.5, float("nan")]),
+        ("url", ["a", None]),
+        ("ok", [True, None]),
+        ("DATE(ts)", [date(2026, 1, 1)]),
+        ("ts", [datetime(2026, 1, 1, tzinfo=UTC)]),
+    ],
+)
+def test_public_groups_of_the_columns_type_are_taken(key, groups):
+    check_schema(grouped(key, groups), SCHEMA)
+
+
+def test_public_groups_of_a_sketch_are_of_the_type_it_counts():
+    query = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, \
+        privacy_unit_column = user_id, max_rows_contributed = 1, public_groups = [{}]) \
+        APPROX_FREQUENCY(url) AS n FROM t"
+    source = {"t": sv.files("t.parquet")}
+    check_schema(sv.sql(query.format("'a'"), source).plan, SCHEMA)
+    with pytest.raises(PlanError, match="values of its type"):
+        check_schema(sv.sql(query.format("1"), source).plan, SCHEMA)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from streamveil.errors import PlanError, nearest
+from streamveil.queries.convert import KINDS
+from streamveil.queries.dialect import shown
 from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
 from streamveil.queries.plan import Plan, TableSource
 
@@ -22,6 +24,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
     if isinstance(plan.source, TableSource):
         _check_table(plan.source, schema)
     _check_names(plan, schema)
+    _check_public(plan, schema)
     if plan.where is not None:
         compile_predicate(plan.where, schema)
     for agg in plan.aggregates:
@@ -42,6 +45,26 @@ def _check_names(plan: Plan, schema: pa.Schema) -> None:
     for found in (*unit, *(compile_expression(key.expression, schema) for key in plan.keys)):
         if found.kind == "null":
             raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
+
+
+def _check_public(plan: Plan, schema: pa.Schema) -> None:
+    """Public groups are values of their columns' types; others would be in no row."""
+    texts = [key.expression for key in plan.keys]
+    if not texts:  # of a sketch
+        texts = [agg.expression or "" for agg in plan.aggregates]
+    for text, values in zip(texts, zip(*(plan.key_set.public or ()), strict=True), strict=False):
+        kind = KINDS[compile_expression(text, schema).kind]
+        try:
+            held = pa.array(values, kind)
+            fits = not pa.types.is_integer(kind) or held.to_pylist() == [*values]
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise PlanError(
+                f"public groups of '{shown(text)}' are values of its type, {kind}.\n"
+                "  to fix  write them so, or CAST the column; a Parquet file of groups can hold "
+                "every type"
+            )
 
 
 def _check_declared(plan: Plan, schema: pa.Schema, names: set[str]) -> None:
