@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil import cli
-from streamveil.commands.common import print_rows
+from streamveil.commands.common import print_rows, write_rows
 from streamveil.errors import PlanError
 
 SECRET = "patient-4711"
@@ -35,6 +35,15 @@ def test_keys_that_look_like_markup_are_printed_as_they_are(capsys):
     print_rows(pa.table({"url": ["[/home]", "[red]"], "n": [1, 2]}), "release 1")
     shown = capsys.readouterr().out
     assert [name for name in ("[/home]", "[red]") if name in shown] == ["[/home]", "[red]"]
+
+
+def test_keys_of_any_time_and_any_bytes_are_printed_and_written(capsys, tmp_path):
+    far = pa.array([0, 1 << 61]).cast(pa.timestamp("us"))
+    table = pa.table({"at": far, "mark": [b"a", b"\xff"], "n": [1, 2]})
+    print_rows(table, "release 1")
+    assert "out of range" in capsys.readouterr().out
+    for kind in ("csv", "json", "parquet", "arrow"):
+        write_rows(table, tmp_path / f"rows.{kind}")
 
 
 def test_a_wide_table_is_cut_by_nobody(capsys, monkeypatch):

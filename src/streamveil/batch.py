@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,3 +46,26 @@ class Release:
     def to_arrow(self) -> pa.Table:
         """The released rows as an Arrow table."""
         return self.table
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as Python values; a time that Python has none for (after the year 9999) as text.
+
+    >>> rows_of(pa.table({"t": pa.array([0, 1 << 61]).cast(pa.timestamp("us"))}))[1]
+    {'t': '<value out of range: 2305843009213693952>'}
+    """
+    try:
+        return list(table.to_pylist())
+    except (OverflowError, ValueError):
+        columns = [[value_of(cell) for cell in column] for column in table.columns]
+        return [
+            dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
+        ]
+
+
+def value_of(cell: Any) -> Any:
+    """One value of an Arrow column."""
+    try:
+        return cell.as_py()
+    except (OverflowError, ValueError):
+        return cell.cast(pa.string()).as_py()

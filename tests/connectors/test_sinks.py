@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import io
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
-from streamveil.connectors.sinks import WRITERS, FilesSink
+from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
 from streamveil.errors import SourceError
 
 TABLE = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 6.5]})
 OTHER = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 7.5]})
+
+
+# groups that anybody's data may hold, and no publication may stumble over
+ODD = {
+    "markup": pa.array(["[/red]", "[bold]x", None]),
+    "bytes": pa.array([b"\xff\x00", b"plain", None]),
+    "times": pa.array([1 << 61, -(1 << 61), 0]).cast(pa.timestamp("us", "UTC")),
+    "naive times": pa.array([1 << 61, -(1 << 61), 0]).cast(pa.timestamp("us")),
+    "days": pa.array([2**31 - 1, -(2**31), 0], pa.int32()).cast(pa.date32()),
+    "numbers": pa.array([float("nan"), float("inf"), None]),
+}
 
 
 def written(folder):
@@ -44,3 +58,22 @@ def test_a_release_written_by_another_version_of_arrow_is_known_by_its_content(t
     file.write_bytes(b"no Parquet")
     with pytest.raises(SourceError, match="another release"):
         sink.write("job", 0, 1, TABLE)
+
+
+@pytest.mark.parametrize("kind", [*WRITERS, "console"])
+@pytest.mark.parametrize("key", ODD)
+def test_no_group_stops_a_publication(kind, key, tmp_path):
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    sink = ConsoleSink(console=console) if kind == "console" else FilesSink(str(tmp_path), kind)
+    table = pa.table({key: ODD[key], "n": [1.5, 2.5, 3.5]})
+    for _ in range(2):  # as after a restart
+        sink.write("job", 0, 1, table)
+    sink.close()
+    if key == "markup" and kind == "console":
+        assert "[/red]" in out.getvalue()
+    if key == "bytes" and kind == "csv":
+        assert written(tmp_path)["trigger=000001.csv"].splitlines()[1:3] == [
+            b'"\\xff\x00",1.5',
+            b'"plain",2.5',
+        ]

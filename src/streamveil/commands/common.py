@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 from rich.console import Console
@@ -20,6 +19,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from streamveil.batch import rows_of
+from streamveil.connectors.sinks import to_csv
 from streamveil.errors import PlanError
 from streamveil.queries.plan import SourceSpec
 from streamveil.queries.query import Query
@@ -94,10 +95,10 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
     shown = Table(title=title)
     columns = [name for name in names if name not in ends and name not in FACTS]
     for name in columns:
-        shown.add_column(name, justify="right" if name in answers else "left")
+        shown.add_column(escape(name), justify="right" if name in answers else "left")
         if name in answers:
             shown.add_column("interval", justify="right")
-    for row in table.slice(0, most).to_pylist():
+    for row in rows_of(table.slice(0, most)):
         cells = []
         for name in columns:
             cells.append(text_of(row[name]))
@@ -134,14 +135,14 @@ def write_rows(table: pa.Table, path: Path) -> None:
         raise PlanError(f"--out must end in {', '.join(ENDINGS)}, not '{path.suffix}'")
     with writing(path):
         if kind == "csv":
-            pyarrow.csv.write_csv(table, path)
+            path.write_bytes(to_csv(table))
         elif kind == "parquet":
             pq.write_table(table, path)
         elif kind == "arrow":
             with pa.ipc.new_stream(str(path), table.schema) as writer:
                 writer.write_table(table)
         else:
-            rows = (json.dumps(row, default=str) + "\n" for row in table.to_pylist())
+            rows = (json.dumps(row, default=str) + "\n" for row in rows_of(table))
             path.write_text("".join(rows))
 
 

@@ -19,12 +19,15 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from streamveil.batch import rows_of
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.parquet import to_parquet
 from streamveil.errors import SourceError, require_one_of
 
+SHOWN = "backslashreplace"
 MOST = 2  # bytes of a file per byte of a table, nearly always
 
 
@@ -85,7 +88,12 @@ class FilesSink:
 
 
 def to_csv(table: pa.Table, _own: memoryview | None = None) -> memoryview:
-    """Comma-separated values with a line of names."""
+    """Comma-separated values with a line of names; bytes that are no text as in Python."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_binary(field.type):
+            cells = table.column(place).to_pylist()
+            shown = [None if cell is None else cell.decode(errors=SHOWN) for cell in cells]
+            table = table.set_column(place, field.name, pa.array(shown, pa.string()))
     out = pa.BufferOutputStream()
     pyarrow.csv.write_csv(table, out)
     return memoryview(out.getvalue()).cast("B")
@@ -97,7 +105,7 @@ def to_json(table: pa.Table, _own: memoryview | None = None) -> memoryview:
     def text(value: Any) -> str:
         return value.isoformat() if isinstance(value, datetime | date) else str(value)
 
-    lines = [json.dumps(row, default=text) + "\n" for row in table.to_pylist()]
+    lines = [json.dumps(row, default=text) + "\n" for row in rows_of(table)]
     return memoryview("".join(lines).encode())
 
 
@@ -132,11 +140,13 @@ class ConsoleSink:
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
         head = table.slice(0, self.rows)
-        shown = Table(title=f"{job} · window {window} · trigger {trigger} · {table.num_rows} rows")
+        shown = Table(
+            title=f"{escape(job)} · window {window} · trigger {trigger} · {table.num_rows} rows"
+        )
         for name in head.column_names:
-            shown.add_column(name, justify="right" if is_number(head, name) else "left")
-        for row in head.to_pylist():
-            shown.add_row(*[cell(value) for value in row.values()])
+            shown.add_column(escape(name), justify="right" if is_number(head, name) else "left")
+        for row in rows_of(head):
+            shown.add_row(*[escape(cell(value)) for value in row.values()])  # no markup
         self.console.print(shown)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from streamveil.batch import rows_of
 from streamveil.dashboard import series
 from streamveil.dashboard.draw import svg
 from streamveil.derived import Answers, answers
@@ -150,7 +151,7 @@ def table_of(title: str, table: pa.Table, notes: tuple[str, ...]) -> str:
         side = ' class="n"' if name in numbers or name in HEADINGS else ""
         heads.append(f"<th{side}>{escape(HEADINGS.get(name, name))}</th>")
         heads += ['<th class="n">interval</th>'] if name in numbers else []
-    rows = "".join(f"<tr>{cells(row, names, numbers)}</tr>" for row in table.to_pylist())
+    rows = "".join(f"<tr>{cells(row, names, numbers)}</tr>" for row in rows_of(table))
     notes_text = "".join(f'<p class="note">{escape(note)}.</p>' for note in notes)
     head = "".join(heads)
     return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{rows}</table>{notes_text}"

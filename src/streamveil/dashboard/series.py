@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil.batch import rows_of
 from streamveil.derived import Answers
 from streamveil.derived.releases import Moment, Releases
 from streamveil.errors import PlanError
@@ -77,7 +78,7 @@ def chart(releases: Releases, name: str, moments: list[Moment]) -> Chart:
 
 def key_labels(table: pa.Table, names: list[str]) -> list[str]:
     """Keys as short texts."""
-    rows = table.select(names).to_pylist() if names else [{} for _ in range(table.num_rows)]
+    rows = rows_of(table.select(names)) if names else [{} for _ in range(table.num_rows)]
     return [", ".join("none" if v is None else str(v)[:LABEL] for v in row.values()) or "all rows"
             for row in rows]  # fmt: skip
 

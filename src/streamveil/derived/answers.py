@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import Release
+from streamveil.batch import Release, rows_of
 from streamveil.derived.intervals import Interval, deviations, plain, ratio
 from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
@@ -52,7 +52,7 @@ class Derived:
     def __str__(self) -> str:
         rows = [self.table.column_names]
         rows += [[cell(value) for value in row.values()]
-                 for row in self.table.slice(0, SHOWN).to_pylist()]  # fmt: skip
+                 for row in rows_of(self.table.slice(0, SHOWN))]  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True))
                  for row in rows]  # fmt: skip
