@@ -59,7 +59,7 @@ from streamveil.runtime.spark_state import (
 
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
-ATTEMPTS = 4  # to start a stream on a machine too busy for Spark's Python workers
+ATTEMPTS = 4  # at a step, on a machine too busy for Spark's Python workers
 REST = 3.0  # seconds between them
 LATE = "Python worker failed to connect back"  # Spark gives a new one ten seconds
 PATIENCE = 10.0  # seconds for executors to clean up; a cluster that is gone does not answer
@@ -86,7 +86,8 @@ class SparkJob:
         self.publish = publish
         self.plan, self.session, self.once = plan, session, once
         self.layout, self.tell = layout or Layout(), progress or silent
-        self.operator = operator_of(plan)
+        self.operator, self.schema = operator_of(plan), schema_of(plan)
+        check_schema(plan, self.schema)
         self.spread = spread_of(plan, self.operator)
         path = Path(state).absolute()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,10 +95,10 @@ class SparkJob:
         try:
             made = Made(plan.fingerprint, calibration(self.operator))
             header, secret = self.home.open(made, self.layout, keys or Keys())
-            self.home.charge(header, self._account(ledger))
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
-            self.home.require_whole(self.shards, self.spread.shards(header.shards))
             self.setup = self._setup(header.shards, secret)
+            self.home.charge(header, self._account(ledger))
+            self.home.require_whole(self.shards, self.spread.shards(header.shards))
             self.sink: Sink | None = None
             if plan.sink is not None:
                 self.sink = open_sink(plan.sink.kind, plan.sink.options)
@@ -121,13 +122,14 @@ class SparkJob:
         steps = frame.writeStream.foreachBatch(self._guarded_step)
         require_callbacks(session)
         steps = steps.option("checkpointLocation", str(self.home.path / CHECKPOINT))
-        for attempt in range(ATTEMPTS):
-            self.failure = None
+        attempts = 0
+        while True:
+            self.failure, before = None, self.committed
             yield from self._stream(steps.start())
-            if not isinstance(self.failure, LateWorkerError):
+            attempts = 1 + attempts * (self.committed == before)
+            if attempts == ATTEMPTS or not isinstance(self.failure, LateWorkerError):
                 break
-            if attempt + 1 < ATTEMPTS:
-                time.sleep(REST)
+            time.sleep(REST)
         if self.failure is not None:
             raise self.failure
 
@@ -198,8 +200,7 @@ class SparkJob:
 
     def _setup(self, shards: int, secret: SecretFrom) -> tasks.Setup:
         """What tasks need; the types of the keys follow from the schema alone."""
-        schema = schema_of(self.plan)
-        check_schema(self.plan, schema)
+        schema = self.schema
         wanted = pa.schema([schema.field(name) for name in needed_columns(self.plan, schema)])
         packed = tasks.Packed.of(self.plan, self.operator)
         types = self._key_types(wanted.empty_table(), secret)
@@ -259,6 +260,7 @@ class SparkJob:
                 self.sink.write(self.plan.name, release.window, release.trigger, release.table)
             if self.publish is not None:
                 self.publish(frame.sparkSession.createDataFrame(release.table), release)
+        for release in releases:  # all are public: a step that is tried again gives none twice
             self.out.put(release)
             self.published += 1
         rejected = total([self.mark.rejected, report["turned"]])

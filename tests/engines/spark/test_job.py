@@ -128,6 +128,45 @@ def test_a_worker_that_starts_too_late_costs_another_attempt(
     assert charges(tmp_path) == 1
 
 
+def test_a_step_that_is_tried_again_gives_no_release_twice(session, tmp_path, monkeypatch):
+    case, late = CASES[2], []
+    case.write(tmp_path / "data")
+
+    def publish(frame, release):
+        if release.window > min(windows.setdefault(release.step, {release.window})) and not late:
+            late.append(release.window)
+            raise RuntimeError(driver.LATE)
+
+    windows = {}
+    monkeypatch.setattr(driver, "REST", 0.0)
+    with job(case, tmp_path, session) as running:
+        running.publish = publish
+        made = [(release.window, release.trigger) for release in running]
+    assert late
+    assert sorted(made) == sorted(set(made))
+    assert published(tmp_path / "out") == embedded(case, tmp_path)
+
+
+def test_a_shared_ledger_is_charged_once_and_not_for_what_cannot_run(tmp_path):
+    case, path = CASES[0], tmp_path / "shared"
+    case.write(tmp_path / "data")
+    plan = case.plan(tmp_path / "data", None)
+    protects = driver.operator_of(plan).guarantee.protects
+    Ledger.open(path, plan.budget, protects).close()
+
+    def start(plan, name):
+        with Ledger.load(path) as shared:
+            known = len(shared.entries())
+        SparkJob(plan, state=tmp_path / name, session=None, keys=SEEDED, ledger=path).close()
+        with Ledger.load(path) as shared:
+            return len(shared.entries()) - known
+
+    with pytest.raises(PlanError, match="unknown column"):
+        start(replace(plan, where="nobody > 1"), "other")
+    assert not (tmp_path / "other").exists()
+    assert [start(plan, "state"), start(plan, "state")] == [1, 0]
+
+
 def test_a_job_that_is_closed_leaves_no_replicas(session, tmp_path):
     case = CASES[0]
     case.write(tmp_path / "data")
