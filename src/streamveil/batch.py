@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+
+
+@dataclass(repr=False)  # secret
+class Refused:
+    """Which rows of a micro-batch cannot be used, by reason: noted where somebody asks.
+
+    Never those that bounding leaves out: others' rows may have a part in that.
+
+    >>> refused = Refused()
+    >>> refused.keep(np.array([True, False, True]))
+    >>> refused.add("late", np.array([1]))
+    >>> refused.found
+    [('late', array([2]))]
+    """
+
+    found: list[tuple[str, Any]] = field(default_factory=list)  # reason, numbers in the micro-batch
+    _at_hand: Any = None  # numbers in the micro-batch of the rows at hand; None: all
+
+    def add(self, reason: str, rows: Any) -> None:
+        """Notes some of the rows at hand, given by their numbers or as a mask."""
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.unique(rows)
+        if len(rows):
+            self.found.append((reason, rows if self._at_hand is None else self._at_hand[rows]))
+
+    def keep(self, mask: Any) -> None:
+        """Goes on with some of the rows at hand."""
+        self._at_hand = np.flatnonzero(mask) if self._at_hand is None else self._at_hand[mask]
 
 
 @dataclass(frozen=True, repr=False)  # secret: holds raw rows
@@ -22,6 +51,8 @@ class Batch:
     closes_step: bool
     position: str  # JSON, opaque to all but the source: where to resume after this batch
     rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows; operator-only
+    aside: Iterable[pa.Table] = ()  # what was rejected, as it came: if it is asked for
+    refused: Refused | None = None  # where an operator notes more of it
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, closes_step={self.closes_step})"

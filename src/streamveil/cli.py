@@ -133,6 +133,12 @@ def run(
         Path | None,
         typer.Option("--ledger", help="A ledger that several jobs share (ledger create)."),
     ] = None,
+    rejects: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep rows that cannot be used, as they came, in this directory. They are private."
+        ),
+    ] = None,
 ) -> None:
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
@@ -159,7 +165,8 @@ def run(
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
     with progress_bar(planned.plan, seen, quiet=quiet) as listen:
-        common = {"state": state, "secret": secret, "progress": listen, "ledger": shared}
+        common = {"state": state, "secret": secret, "progress": listen, "ledger": shared,
+                  "rejects": rejects}  # fmt: skip
         if engine == "spark":
             from streamveil.runtime.on_spark import spark
 

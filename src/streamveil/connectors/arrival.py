@@ -19,7 +19,12 @@ class Arrivals(NamedTuple):
 
     step: Int64[Array, " rows"]  # where `inside`
     inside: Bool[Array, " rows"]
-    left_out: dict[str, int]  # reason -> rows
+    outside: dict[str, Bool[Array, " rows"]]  # reason -> which rows have none
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many rows have none, by reason."""
+        return {reason: int(rows.sum()) for reason, rows in self.outside.items() if rows.any()}
 
 
 def arrivals(rows: pa.Table, column: str, span: tuple[int, int], every: int) -> Arrivals:
@@ -35,6 +40,5 @@ def arrivals(rows: pa.Table, column: str, span: tuple[int, int], every: int) -> 
     known = np.asarray(pc.is_valid(time))
     us = np.asarray(pc.fill_null(time, start - 1))
     inside = known & (us >= start) & (us < end)
-    counts = {f"null in {column}": int((~known).sum()), OUTSIDE: int((known & ~inside).sum())}
-    left_out = {reason: n for reason, n in counts.items() if n}
-    return Arrivals((us - start) // every + 1, inside, left_out)
+    outside = {f"null in {column}": ~known, OUTSIDE: known & ~inside}
+    return Arrivals((us - start) // every + 1, inside, outside)

@@ -15,20 +15,30 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from streamveil.connectors.aside import (
+    MALFORMED,
+    MISFIT,
+    as_lines,
+    lines_aside,
+    misfits,
+    with_places,
+)
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
+from streamveil.connectors.text import Lines, csv_rows, json_rows
 from streamveil.errors import SourceError, require_one_of
+from streamveil.types import Array, Int64
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json",
            ".json": "json"}  # fmt: skip
@@ -42,6 +52,7 @@ class Place:
     row: int = 0
     size: int = 0  # bytes of that file when it was last read; a changed size is an error
     before: str = ""  # digest of the names that precede it
+    malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
 
     @classmethod
     def parse(cls, position: str | None) -> Place:
@@ -70,6 +81,8 @@ class FilesSource:
         self.format = format
         self.declared = declared_schema(columns) if columns else None
         self.bounded = not follow
+        self.traced = False  # see `connectors.aside`
+        self.names: list[str] = []  # of the files, when they were last looked for
 
     def files(self) -> list[Path]:
         """All present files in canonical order."""
@@ -99,21 +112,26 @@ class FilesSource:
         """See `Source.read`."""
         place, wanted = Place.parse(position), select(self.schema(), columns, "the source")
         files = self.files()
-        names = [str(path) for path in files]
+        self.names = names = [str(path) for path in files]
         first = check_prefix(names, place)
         for index in range(first, len(files)):
             path, before = files[index], digest(names[:index])
             size = path.stat().st_size
-            skip = place.row if names[index] == place.name else 0
-            if skip and size != place.size:
+            start = place if names[index] == place.name else Place(malformed=0)
+            if (start.row or start.malformed) and size != start.size:
                 raise SourceError(
                     f"the file '{path.name}' changed after it was read in part; rows would be lost "
                     "or read twice.\n  to fix  restore it, and put new rows in new files"
                 )
-            row = skip
-            for rows, rejected in self._reader(path).read(path, wanted, skip, max_rows):
-                row += rows.num_rows
-                yield Chunk(rows, Place(names[index], row, size, before).text(), rejected)
+            row = start.row
+            for part in self._reader(path).read(path, wanted, start, max_rows):
+                row += part.rows.num_rows
+                here = Place(names[index], row, size, before, part.malformed).text()
+                rows, aside = part.rows, ()
+                if part.numbers is not None:
+                    rows = with_places(rows, index, part.numbers)
+                    aside = tuple(lines_aside(wanted, names[index], *some) for some in part.aside)
+                yield Chunk(rows, here, part.rejected, aside)
 
     def _reader(self, path: Path) -> Reader:
         form = self.format or FORMATS.get(path.suffix.lower())
@@ -122,7 +140,9 @@ class FilesSource:
                 f"the format of '{path.name}' is not known from its name.\n"
                 "  to fix  give format = 'parquet', 'csv' or 'json'"
             )
-        return {"parquet": ParquetReader, "csv": CsvReader, "json": JsonReader}[form](self.declared)
+        return {"parquet": ParquetReader, "csv": CsvReader, "json": JsonReader}[form](
+            self.declared, self.traced
+        )
 
 
 def check_prefix(names: list[str], place: Place) -> int:
@@ -145,20 +165,30 @@ def digest(names: list[str]) -> str:
 
 
 T = TypeVar("T")
-Part = tuple[pa.Table, dict[str, int]]
+Numbers = Int64[Array, " rows"]
+
+
+class Part(NamedTuple):
+    """Rows of a file."""
+
+    rows: pa.Table
+    rejected: dict[str, int]
+    malformed: int = 0  # lines of the file that were no rows, up to here
+    numbers: Numbers | None = None  # of the rows in the file, from 1; None: nobody asked
+    aside: Sequence[tuple[str, Numbers, list[bytes]]] = ()  # reason, where, what: if asked for
 
 
 class Reader:
-    """One file format. `read` skips the first `skip` rows and yields parts of `max_rows`."""
+    """One file format. `read` goes on at a place and yields parts of `max_rows`."""
 
-    def __init__(self, declared: pa.Schema | None) -> None:
-        self.declared = declared
+    def __init__(self, declared: pa.Schema | None, traced: bool = False) -> None:  # noqa: FBT001,FBT002
+        self.declared, self.traced = declared, traced
 
     def schema(self, path: Path) -> pa.Schema:
         """Columns of one file."""
         raise NotImplementedError
 
-    def read(self, path: Path, wanted: pa.Schema, skip: int, max_rows: int) -> Iterator[Part]:
+    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """Rows of one file."""
         raise NotImplementedError
 
@@ -170,12 +200,12 @@ class ParquetReader(Reader):
         """From the footer."""
         return guarded(path, lambda: pq.read_schema(path)).remove_metadata()
 
-    def read(self, path: Path, wanted: pa.Schema, skip: int, max_rows: int) -> Iterator[Part]:
+    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`."""
         file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
         select(file.schema_arrow, wanted.names, f"'{path.name}'")
         groups: list[int] = []
-        passed = 0
+        passed, skip, row = 0, start.row, start.row
         for group in range(file.metadata.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if groups or passed + rows > skip:
@@ -189,15 +219,23 @@ class ParquetReader(Reader):
         while (batch := guarded(path, lambda: next(batches, None))) is not None:
             table = pa.Table.from_batches([batch]).select(wanted.names)
             kept, skip = table.slice(skip), max(0, skip - table.num_rows)
-            for rows in slices(kept, max_rows):
-                yield fit(rows, wanted)
+            for part in slices(kept, max_rows):
+                rows, rejected = fit(part, wanted)
+                if not self.traced:
+                    yield Part(rows, rejected)
+                    continue
+                numbers = np.arange(row, row + rows.num_rows) + 1
+                row += rows.num_rows
+                aside = []
+                if rejected:
+                    odd = misfits(part, rows)
+                    aside = [(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))]
+                yield Part(rows, rejected, 0, numbers, aside)
 
 
 class CsvReader(Reader):
     """CSV with a header line; one line is one row. Every field is read as text, then fitted.
 
-    Arrow alone would read on over line breaks between quotes: a line with one quote too many would
-    take the rows that follow with it, whoever's they are. Such a line is malformed, and only it.
     Arrow's threads take no part: one that still held a block when the process ends would abort it.
     """
 
@@ -214,7 +252,7 @@ class CsvReader(Reader):
         )
         return pa.schema([(name, pa.string()) for name in read.column_names])
 
-    def read(self, path: Path, wanted: pa.Schema, skip: int, max_rows: int) -> Iterator[Part]:
+    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
         if path.stat().st_size == 0:
             return
@@ -224,68 +262,9 @@ class CsvReader(Reader):
             file.readline()
             blocks = iter(lambda: file.read(self.BYTES) + file.readline(), b"")
             read = partial(csv_rows, names=own.names, wanted=wanted.names)
-            tables = (guarded(path, partial(read, block)) for block in blocks)
-            yield from fitted(tables, wanted, skip, max_rows)
-
-
-FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
-PAIRED = f"^{FIELD}(?:,{FIELD})*$"
-QUOTED = re.compile(rb'(^|,)"(?:[^"]|"")*"')
-
-
-def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> tuple[pa.Table, int]:
-    r"""The wanted fields of whole lines, as bytes, and how many lines are no rows.
-
-    >>> csv_rows(b'1,"a\n2,"b""c"\n3,d\n', ["n", "t"], ["t"])[0]["t"].to_pylist()
-    [b'b"c', b'd']
-    """
-    malformed = 0
-    if b'"' in block:
-        lines = pa.array(block.splitlines(), pa.large_binary())
-        kept = lines.filter(pc.match_substring_regex(lines, PAIRED))
-        malformed, block = len(lines) - len(kept), b"\n".join(kept.to_pylist())
-    if not is_text(block):  # Arrow cannot even count a line that it has to show and cannot
-        rest = block.splitlines()
-        whole = [line for line in rest if is_text(line) or fields_in(line) == len(names)]
-        malformed, block = malformed + len(rest) - len(whole), b"\n".join(whole)
-    if not block.strip(b"\r\n"):
-        return pa.table({name: pa.array([], pa.binary()) for name in wanted}), malformed
-
-    def count(_: Any) -> str:
-        nonlocal malformed
-        malformed += 1
-        return "skip"
-
-    table = pyarrow.csv.read_csv(
-        pa.BufferReader(block),
-        read_options=pyarrow.csv.ReadOptions(
-            column_names=names, block_size=len(block) + 1, use_threads=False
-        ),
-        parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=count),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types={name: pa.binary() for name in names}, include_columns=wanted,
-            strings_can_be_null=True,
-        ),
-    )  # fmt: skip
-    return table, malformed
-
-
-def is_text(data: bytes) -> bool:
-    """Whether bytes are UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def fields_in(line: bytes) -> int:
-    r"""How many fields a line with paired quotes has.
-
-    >>> fields_in(b'1,"a,b"\xff,')
-    3
-    """
-    return QUOTED.sub(rb"\1", line).count(b",") + 1
+            pieces = (guarded(path, partial(read, block)) for block in blocks)
+            fitting = Fitting(wanted, max_rows, first=2 if self.traced else None)
+            yield from fitting.parts(pieces, start)
 
 
 class JsonReader(Reader):
@@ -303,79 +282,80 @@ class JsonReader(Reader):
             )
         return self.declared
 
-    def read(self, path: Path, wanted: pa.Schema, skip: int, max_rows: int) -> Iterator[Part]:
+    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`. A line that is no JSON object is counted, never raised."""
         with guarded(path, lambda: path.open("rb")) as file:
-            pieces = iter(lambda: file.readlines(1 << 24), [])
-            tables = (json_rows(lines, wanted.names) for lines in pieces)
-            yield from fitted(tables, wanted, skip, max_rows)
+            blocks = iter(lambda: file.readlines(1 << 24), [])
+            pieces = (json_rows(lines, wanted.names) for lines in blocks)
+            fitting = Fitting(wanted, max_rows, first=1 if self.traced else None)
+            yield from fitting.parts(pieces, start)
 
 
-def fitted(
-    tables: Iterable[tuple[pa.Table, int]], wanted: pa.Schema, skip: int, max_rows: int
-) -> Iterator[Part]:
-    """The rows behind the first `skip`, fitted; with them, how many lines before them were none.
+class Origin(NamedTuple):
+    """Lines of a file, and which of them the rows are that come next."""
 
-    Tables without a row hand their lines on to the next. Behind the last row they are not counted:
-    no position says that they were, and whoever waits for more rows would count them again.
-    """
-    malformed = 0
-    for table, more in tables:
-        malformed = 0 if skip else malformed + more  # with skipped rows they were counted
-        rest, skip = table.slice(skip), max(0, skip - table.num_rows)
-        for part in slices(rest, max_rows):
-            rows, rejected = fit(part, wanted)
-            if malformed:
-                rejected = {**rejected, "malformed row": malformed}
-            yield rows, rejected
-            malformed = 0
+    first: int  # number of the first line
+    lines: list[bytes]
+    rows: Numbers
+
+    def aside(self, reason: str, which: Numbers) -> tuple[str, Numbers, list[bytes]]:
+        """Some of the lines, set aside."""
+        return reason, which + self.first, [self.lines[line] for line in which]
+
+    def after(self, rows: int) -> Origin:
+        """The same behind some rows."""
+        return self._replace(rows=self.rows[rows:])
 
 
-def json_rows(lines: list[bytes], names: list[str]) -> tuple[pa.Table, int]:
-    """The named fields of every line that is a JSON object, as text; and the number of others."""
-    fields: dict[str, list[str | None]] = {name: [] for name in names}
-    malformed = 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-            found = [json_text(row.get(name)) for name in names] if isinstance(row, dict) else None
-        except (ValueError, RecursionError):  # the latter: nested without end
-            malformed += bool(line.strip())
-            continue
-        if found is None:
-            malformed += 1
-            continue
-        for values, text in zip(fields.values(), found, strict=True):
-            values.append(text)
-    return pa.table({name: text_array(values) for name, values in fields.items()}), malformed
+@dataclass(frozen=True)
+class Fitting:
+    """From lines of text to parts of rows."""
+
+    wanted: pa.Schema
+    max_rows: int
+    first: int | None  # number of the first line; None: nobody asks where rows come from
+
+    def parts(self, pieces: Iterable[Lines], start: Place) -> Iterator[Part]:
+        """What comes after a place; malformed lines go with the next rows, or without any."""
+        skip, told, malformed, line = start.row, start.malformed, 0, self.first
+        for piece in pieces:
+            odd = piece.malformed[len(piece.malformed) if told is None and skip else 0 :]
+            odd = odd[max(0, (told or 0) - malformed) :]
+            malformed += len(piece.malformed)
+            rest, skip = piece.rows.slice(skip), max(0, skip - piece.rows.num_rows)
+            origin = None
+            if line is not None:
+                gone = piece.rows.num_rows - rest.num_rows
+                origin = Origin(line, piece.all(), piece.of_rows()[gone:])
+                line += len(origin.lines)
+            for part in slices(rest, self.max_rows) if rest.num_rows else [rest][: len(odd)]:
+                yield self._part(part, odd, max(malformed, told or 0), origin)
+                odd, origin = odd[:0], origin and origin.after(part.num_rows)
+
+    def _part(self, part: pa.Table, odd: Numbers, malformed: int, origin: Origin | None) -> Part:
+        rows, rejected = fit(part, self.wanted)
+        if len(odd):
+            rejected = {**rejected, MALFORMED: len(odd)}
+        if origin is None:
+            return Part(rows, rejected, malformed)
+        mine = origin.rows[: part.num_rows]
+        wrong = mine[misfits(part, rows)] if rejected else mine[:0]
+        found = [origin.aside(MALFORMED, odd), origin.aside(MISFIT, wrong)]
+        return Part(rows, rejected, malformed, mine + origin.first, found)
 
 
-def json_text(value: Any) -> str | None:
-    """A field as text."""
-    return value if isinstance(value, str) or value is None else json.dumps(value)
-
-
-def text_array(values: list[str | None]) -> pa.Array:
-    """Text; as bytes where some is no Unicode (half a surrogate pair), for `fit` to find."""
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:
-        raw = [None if text is None else text.encode("utf-8", "surrogatepass") for text in values]
-        return pa.array(raw, pa.binary())
-
-
-def fit(table: pa.Table, wanted: pa.Schema) -> Part:
+def fit(table: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
     """Casts every column to its wanted type; what does not fit becomes null and is counted."""
-    arrays, misfits = [], 0
+    arrays, lost = [], 0
     for field in wanted:
         column = table.column(field.name)
         if column.type != field.type:
             cast = cast_or_null(column, field.type)
-            misfits += cast.null_count - column.null_count
+            lost += cast.null_count - column.null_count
             column = cast
         arrays.append(column)
     table = pa.Table.from_arrays(arrays, schema=pa.schema(wanted))
-    return table, ({"field of the wrong type (read as null)": misfits} if misfits else {})
+    return table, ({MISFIT: lost} if lost else {})
 
 
 def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

@@ -99,11 +99,14 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
             operator.public_keys(state.types, name_key)
     most = batch.rows.num_rows
     room = state.scratch.take("unit", most, np.uint64)
-    prepared = prepare(program, batch.rows, noise.derive("group-by/units"), name_key, room)
+    unit_key = noise.derive("group-by/units")
+    prepared = prepare(program, batch.rows, unit_key, name_key, room, batch.refused)
     prepared.room = state.scratch.take("names", 2 * most, np.uint64)
     count(prepared.turned, batch.rejected)
     every = state.scratch.count(len(prepared.unit))
-    rows, windows, turned = assign(operator.schedule, prepared.event_us, batch.step, every)
+    rows, windows, turned = assign(
+        operator.schedule, prepared.event_us, batch.step, every, batch.refused
+    )
     count(prepared.turned, turned)
     pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
     if operator.period_us is not None:
@@ -381,6 +384,8 @@ def drop(pairs: Pairs, keep: Bool[Array, " pairs"], reason: str, prepared: Prepa
     if keep.all():
         return pairs
     count(prepared.turned, {reason: int((~keep).sum())})
+    if prepared.refused is not None:
+        prepared.refused.add(reason, pairs.rows[~keep])
     return Pairs(*(column[keep] for column in pairs))
 
 

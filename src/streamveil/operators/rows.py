@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.batch import Refused
 from streamveil.errors import PlanError, SourceError
 from streamveil.operators.hashing import (
     as_integers,
@@ -100,6 +101,7 @@ class Prepared:
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
     room: UInt64[Array, " words"] | None = None  # for the names
+    refused: Refused | None = None  # where rows are noted that the next stages leave out
 
     @cached_property
     def names(self) -> UInt64[Array, "rows 2"]:
@@ -125,12 +127,15 @@ def prepare(
     unit_key: bytes,
     name_key: bytes,
     into: UInt64[Array, " rows"] | None = None,
+    refused: Refused | None = None,
 ) -> Prepared:
     """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units."""
     turned: dict[str, int] = {}
     if program.where is not None:
         passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
         table = _keep(table, passes)
+        if refused is not None:
+            refused.keep(passes)
     unit = program.unit(table)
     checks = [("null unit", _valid(unit))]
     event = None if program.event_us is None else program.event_us(table)
@@ -138,7 +143,7 @@ def prepare(
         checks.append(("null event time", _valid(event)))
     values = [value(table) for value in program.values]
     checks += [("not a finite number", _finite(value)) for value in values]
-    good = _all_good(checks, table.num_rows, turned)
+    good = _all_good(checks, table.num_rows, turned, refused)
     keys = [key(table) for key in program.keys]
     if good is not None:
         mask = pa.array(good)
@@ -157,11 +162,15 @@ def prepare(
         [_split(value) for value in values],
         turned,
         {place: _cells(keys, values[place], name_key) for place in program.named},
+        refused=refused,
     )
 
 
 def _all_good(
-    checks: list[tuple[str, Bool[Array, " rows"] | None]], rows: int, turned: dict[str, int]
+    checks: list[tuple[str, Bool[Array, " rows"] | None]],
+    rows: int,
+    turned: dict[str, int],
+    refused: Refused | None,
 ) -> Bool[Array, " rows"] | None:
     """Which rows pass all checks, None where all do; others are counted by their first fault."""
     good = None
@@ -172,7 +181,11 @@ def _all_good(
         bad = int((good & ~fine).sum())
         if bad:
             turned[reason] = turned.get(reason, 0) + bad
+            if refused is not None:
+                refused.add(reason, good & ~fine)
         good &= fine
+    if refused is not None and good is not None:
+        refused.keep(good)
     return good
 
 

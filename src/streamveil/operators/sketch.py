@@ -174,19 +174,21 @@ class SketchQuery:
         """What may count of a micro-batch: a function of each row alone."""
         program: RowProgram = self.bind(batch.rows.schema)
         unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
-        prepared = prepare(program, batch.rows, unit_key, name_key)
+        prepared = prepare(program, batch.rows, unit_key, name_key, refused=batch.refused)
         _count(prepared.turned, batch.rejected)
         words, good = self._words(prepared)
-        rows, windows, turned = assign(self.schedule, prepared.event_us, batch.step)
+        rows, windows, turned = assign(
+            self.schedule, prepared.event_us, batch.step, refused=batch.refused
+        )
         _count(prepared.turned, turned)
         periods = self._periods(prepared.event_us[rows])
         keep = good[rows]
         if self.period_us is not None:
             ahead = keep & far_ahead(self.schedule, periods, self.period_us, batch.step)
-            _count(prepared.turned, {EARLY: int(ahead.sum())})
+            _leave_out(prepared, EARLY, rows[ahead])
             keep &= ~ahead
         still = self._still_open(periods, batch.step)
-        _count(prepared.turned, {LATE: int((keep & ~still).sum())})
+        _leave_out(prepared, LATE, rows[keep & ~still])
         keep &= still
         rows = rows[keep]
         return Arrived(
@@ -317,7 +319,7 @@ class SketchQuery:
         """The word of every row's key and whether it can count; bad keys are counted by reason."""
         column = prepared.keys[0]
         good = np.asarray(pc.is_valid(column))
-        _count(prepared.turned, {NULL_KEY: int((~good).sum())})
+        _leave_out(prepared, NULL_KEY, np.flatnonzero(~good))
         if pa.types.is_temporal(column.type) or pa.types.is_boolean(column.type):
             column = column.cast(pa.int64())
         if isinstance(self.sketch, LazySketch):
@@ -330,7 +332,7 @@ class SketchQuery:
         values = np.asarray(pc.fill_null(column, 0))
         words = values.astype(np.uint64)
         fits = (values >= 0) & (words >> np.uint64(self.sketch.bits - 1) <= np.uint64(1))
-        _count(prepared.turned, {OUT_OF_RANGE: int((good & ~fits).sum())})
+        _leave_out(prepared, OUT_OF_RANGE, np.flatnonzero(good & ~fits))
         return words, good & fits
 
     def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
@@ -410,6 +412,13 @@ def _count(turned: dict[str, int], more: Mapping[str, int]) -> None:
     for reason, rows in more.items():
         if rows:
             turned[reason] = turned.get(reason, 0) + rows
+
+
+def _leave_out(prepared: Prepared, reason: str, rows: Int64[Array, " some"]) -> None:
+    """Counts rows that cannot be used, and notes which they are where somebody asks."""
+    _count(prepared.turned, {reason: len(rows)})
+    if prepared.refused is not None:
+        prepared.refused.add(reason, rows)
 
 
 def _inside(arrays: Mapping[str, Array], prefix: str) -> Arrays:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import Batch, Release
+from streamveil.batch import Batch, Refused, Release
 from streamveil.errors import PlanError, StoreError, nearest
 from streamveil.mechanisms.dynamic.live import together
 from streamveil.mechanisms.dynamic.live_pmw import LivePmw
@@ -41,7 +41,7 @@ OPERATIONS: dict[str, tuple[int, ...]] = {
     "-": (-1,), "D": (-1,), "DELETE": (-1,),
     "U": (-1, 1), "UPDATE": (-1, 1),
 }  # fmt: skip  # what a row does, in any case of letters; R is a row of a first snapshot
-REASONS = ("operation", "id", "domain")
+REASONS = {"operation": "unknown operation", "id": "null id", "domain": "outside the domain"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class ChangingTable:
 
     def fold(self, state: TableState, batch: Batch, noise: Noise) -> Arrays:
         """See `Operator`."""
-        signs, ids, labels, rejected = self.read(batch.rows, noise)
+        signs, ids, labels, rejected = self.read(batch.rows, noise, batch.refused)
         delta = {"signs": signs, "ids": ids, "labels": labels, "rejected": rejected}
         self.apply(state, delta)
         return delta
@@ -171,7 +171,9 @@ class ChangingTable:
         state.pending.append(changes)
         state.rejected = state.rejected + delta["rejected"]
 
-    def read(self, rows: pa.Table, noise: Noise) -> tuple[Array, Array, Array, Array]:
+    def read(
+        self, rows: pa.Table, noise: Noise, refused: Refused | None = None
+    ) -> tuple[Array, Array, Array, Array]:
         """Signs, ids, labels of the rows that can be used, and why the others cannot."""
         first, second = self._operations(rows)
         ids, named = self._ids(rows, noise)
@@ -184,7 +186,11 @@ class ChangingTable:
         known = (first != 0) & (by_id | (second == 0))  # an update without id: of which record?
         outside = known & named & ~inside & ((first > 0) | (second > 0) | (not by_id))
         used = known & named & (~outside | (second > 0))  # an update to outside is a deletion
-        counts = [(~known).sum(), (known & ~named).sum(), (outside & ~valid).sum()]
+        wrong = ~known, known & ~named, outside & ~valid
+        counts = [which.sum() for which in wrong]
+        if refused is not None:
+            for reason, which in zip(REASONS.values(), wrong, strict=True):
+                refused.add(reason, which)
         at = np.flatnonzero(used)
         order = np.repeat(at, 1 + ((second > 0) & inside)[at])
         again = np.concatenate(([False], order[1:] == order[:-1])) if len(order) else order > 0

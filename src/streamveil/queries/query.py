@@ -29,9 +29,9 @@ class Query:
     def run(self, state: str, **options: Any) -> Iterator[Release]:
         """Runs or resumes the query with its durable state in the directory `state`.
 
-        Options are those of `streamveil.runtime.run.run`: secret, noise, engine, ledger, insecure,
-        progress, pace. With engine=streamveil.spark(session) it runs on Spark; options are then
-        secret, noise, insecure and once.
+        Options are those of `streamveil.runtime.run.run`: secret, noise, engine, ledger, rejects,
+        insecure, progress, pace. With engine=streamveil.spark(session) it runs on Spark; options
+        are then secret, noise, insecure, ledger, progress and once.
         """
         from streamveil.runtime.on_spark import SparkEngine
         from streamveil.runtime.run import run  # the runtime sits above the queries

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from streamveil.connectors.aside import beside
 from streamveil.connectors.base import Chunk, Source, select
 from streamveil.connectors.checksum import crc32
 from streamveil.queries.combine import combine_rows
@@ -34,21 +35,25 @@ class CombinedSource:
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`. The position is a number of combined rows and a checksum of all."""
-        tables, rejected = [self.inner.schema().empty_table()], dict[str, int]()
+        empty = self.inner.schema().empty_table()
+        found, rejected, aside = [empty], dict[str, int](), list[pa.Table]()
         for chunk in self.inner.read(None, max_rows):
-            tables.append(chunk.rows)
+            found.append(chunk.rows.select(empty.column_names))
+            aside += chunk.aside
             for reason, rows in chunk.rejected.items():
                 rejected[reason] = rejected.get(reason, 0) + rows
-        combined = combine_rows(self.plan, pa.concat_tables(tables))
+        combined = combine_rows(self.plan, pa.concat_tables(found))
         combined = combined.select(select(combined.schema, columns, "the combined rows").names)
         mark = checksum(combined)
         at = json.loads(position or "0")
         start, known = at if isinstance(at, list) else (at, mark)  # older positions have no mark
         if known != mark:
             raise changed()
-        for row in range(start, combined.num_rows, max_rows):
+        for row in range(start, max(combined.num_rows, bool(rejected)), max_rows):
             part = combined.slice(row, max_rows)
-            yield Chunk(part, json.dumps([row + part.num_rows, mark]), {} if row else rejected)
+            after = json.dumps([row + max(part.num_rows, 1), mark])
+            tables = () if row else tuple(beside(table, combined.schema) for table in aside)
+            yield Chunk(part, after, {} if row else rejected, tables)
 
 
 def checksum(table: pa.Table) -> int:

@@ -10,13 +10,15 @@ from the logged delta, and they must be the ones whose marks were committed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
@@ -31,6 +33,7 @@ from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import Archive, of_state, pick
+from streamveil.runtime.rejects import Rejects, Routing, sweep, told
 from streamveil.runtime.ring import Ring
 from streamveil.runtime.saving import Saving
 from streamveil.runtime.tables import Mark, settled
@@ -52,6 +55,7 @@ class Work:
     limit: Budget
     sink: Sink | None = None
     ledger: Path | None = None  # shared with other jobs over the same data; charged as well
+    rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
     limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
 
@@ -88,6 +92,8 @@ class Job:
         self._ring = Ring()
         self._saving: Saving | None = None  # the checkpoint that is not yet whole
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
+        if work.rejects is not None:
+            work.rejects.require(Path(directory), stores.epoch_of(Path(directory)))
         self._store = stores.Store(Path(directory), policy)
         try:
             self._noise = (keys or Keys()).noise_of(self._store, work.identity)
@@ -96,6 +102,7 @@ class Job:
             assert header is not None  # noqa: S101  (the noise was checked against it)
             self._archive = Archive(self._store.directory, header.epoch, work.sink)
             self._recover()
+            self._rejects = self._open_rejects(header.epoch)
         except BaseException:
             self._store.close()
             raise
@@ -149,6 +156,15 @@ class Job:
             self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
+
+    def _open_rejects(self, epoch: str) -> Rejects | None:
+        """Where rows go that cannot be used, as of the last commit."""
+        directory, committed = self._store.directory, self.place.batch
+        sweep(told(directory), epoch, committed)
+        routing = self.work.rejects
+        if routing is None:
+            return None
+        return routing.open(directory, self.work.name, epoch, committed)
 
     def _release(self, step: int, *, closed: bool) -> tuple[Mark, ...]:
         """Closes a step, if it ends now. What it made is the latest; returns the marks of it."""
@@ -223,7 +239,8 @@ class Job:
 
     def _run(self) -> Generator[Release]:
         yield from self._publish(self._last, self._latest)
-        batches = Prefetch(self.work.feed(self.place.position))
+        feed = self.work.feed(self.place.position)
+        batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
         committer = ThreadPoolExecutor(1, "commit")
         pending: Future[tuple[Release, ...]] | None = None
         try:
@@ -232,7 +249,8 @@ class Job:
                 if pending is not None:
                     yield from pending.result()
                 saving = self._snapshot(record)
-                pending = committer.submit(self._commit, record, self._latest, saving)
+                aside = () if self._rejects is None else self._rejects.of(batch)
+                pending = committer.submit(self._commit, record, self._latest, saving, aside)
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
@@ -282,10 +300,16 @@ class Job:
         return begins, draft
 
     def _commit(
-        self, record: Record, releases: tuple[Release, ...], saving: tuple[bool, Draft | None]
+        self,
+        record: Record,
+        releases: tuple[Release, ...],
+        saving: tuple[bool, Draft | None],
+        aside: Iterable[pa.Table],
     ) -> tuple[Release, ...]:
         """Durable first, then public; a checkpoint never overtakes its batches."""
         begins, whole = saving
+        if self._rejects is not None:
+            self._rejects.write(record.place.batch, aside)
         self._store.commit(record)
         self._publish(record, releases)
         if begins:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from streamveil.errors import MissingExtraError
+from streamveil.errors import MissingExtraError, PlanError
 
 if TYPE_CHECKING:
     from streamveil.privacy.noise import Noise
@@ -33,8 +33,15 @@ class SparkEngine:
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
         noise: Noise | None = None, insecure: bool = False, once: bool = False,
         progress: Listener | None = None, ledger: str | Path | None = None,
+        rejects: str | Path | None = None,
     ) -> SparkJob:  # fmt: skip
         """Creates or resumes the job of a plan; iterating over it yields its releases."""
+        if rejects is not None:
+            raise PlanError(
+                "rows that cannot be used are kept by the embedded engine only.\n"
+                "  to fix  leave rejects out (they are counted by reason all the same), or use the"
+                " embedded engine"
+            )
         try:
             import pyspark  # noqa: F401
         except ImportError:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.connectors import Source, open_sink, open_source
+from streamveil.connectors.aside import traced
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.embedded.group_by import within
 from streamveil.engines.sketched import is_sketched, operator_of
@@ -27,6 +28,7 @@ from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import Listener, resident_bytes
+from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import Schedule
 from streamveil.runtime.store import SCRATCH
 
@@ -61,6 +63,7 @@ def run(  # noqa: PLR0913  (the public signature)
     progress: Listener | None = None,
     pace: Pace | None = None,
     ledger: str | Path | None = None,
+    rejects: str | Path | None = None,
 ) -> Job:
     """Creates or resumes the job of a plan; iterating over it yields its releases.
 
@@ -68,9 +71,11 @@ def run(  # noqa: PLR0913  (the public signature)
     secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
     unless `insecure` is set, and then announced. `ledger` is a file made by `ledger create` whose
     limit several jobs over the same data share: a new job is charged there too, or refused.
+    `rejects` is a directory for rows that cannot be used, as they came, with the reason and their
+    place in the source (`docs/rejects.md`). It is private: whoever reads it sees people's rows.
     """
     keys = Keys(secret, noise, insecure)
-    work = work_of(plan, engine or engine_for(pace, state), pace)
+    work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
     shared = None if ledger is None else Path(ledger)
     return Job(state, replace(work, ledger=shared), keys, progress=progress)
 
@@ -88,11 +93,18 @@ def engine_for(pace: Pace | None, state: str | Path) -> Engine:
     return engine
 
 
-def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) -> Work:
+def work_of(
+    plan: Plan,
+    engine: Engine | None = None,
+    pace: Pace | None = None,
+    rejects: str | Path | None = None,
+) -> Work:
     """Everything a job does, from its plan. Opens the source but reads no row."""
     inner = combined_plan(plan)
     operator: Operator = (engine or operator_of)(inner)
-    source = open_source(plan.source.kind, plan.source.options)
+    source = opened = open_source(plan.source.kind, plan.source.options)
+    if rejects is not None:
+        source = opened = traced(source)
     if inner is not plan:
         check_schema(plan, source.schema())
         source = CombinedSource(source, plan)
@@ -103,6 +115,10 @@ def work_of(plan: Plan, engine: Engine | None = None, pace: Pace | None = None) 
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
         limited=pace is not None and pace.memory is not None,
+        rejects=None if rejects is None else Routing(
+            directory=Path(rejects), columns=needed_schema(inner, source.schema()),
+            files=lambda: getattr(opened, "names", []),
+        ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
 
 
@@ -128,6 +144,11 @@ def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
     exact = {plan.source.event_time, plan.clock.arrival}
     exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
     return [name for name in schema.names if name.lower() in mentioned or name in exact]
+
+
+def needed_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:
+    """The same columns with their types."""
+    return pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
 
 
 def batch_rows(schema: pa.Schema, columns: list[str]) -> int:

@@ -18,10 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.connectors.arrival import arrivals
+from streamveil.connectors.arrival import Arrivals, arrivals
+from streamveil.connectors.aside import PLACE, rows_aside
 from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
 from streamveil.errors import PlanError, SourceError
+from streamveil.runtime.pile import Pile
 from streamveil.types import Array, Int64
 
 if TYPE_CHECKING:
@@ -63,6 +65,10 @@ class Schedule:
         )
         for chunk in self.source.read(place, self.max_rows, self.columns):
             rejected, total = {} if skip else chunk.rejected, chunk.rows.num_rows
+            aside = () if skip else chunk.aside
+            if rejected and not total and (last is None or step <= last):
+                after = json.dumps({"step": step, "taken": taken, "source": chunk.position})
+                yield Batch(chunk.rows, step, False, after, rejected, aside)  # noqa: FBT003
             while skip < total and (last is None or step <= last):
                 part = chunk.rows.slice(skip, every - taken if every else None)
                 skip, taken = skip + part.num_rows, taken + part.num_rows
@@ -73,8 +79,8 @@ class Schedule:
                     {"source": chunk.position} if skip == total else {"source": place, "skip": skip}
                 )
                 after = json.dumps({"step": step, "taken": taken, **ends})
-                yield Batch(part, step - closes, closes, after, rejected)
-                rejected = {}
+                yield Batch(part, step - closes, closes, after, rejected, aside)
+                rejected, aside = {}, ()
             place, skip = chunk.position, max(0, skip - total)  # a resumed read may cut finer
         if taken or (every is None and not at.get("done")):
             after = json.dumps({"step": step + 1, "source": place, "done": True})
@@ -97,7 +103,8 @@ class Schedule:
         with Replay(self, steps) as replay:
             for step in range(at["step"], steps + 1):
                 rows = replay.rows(step)
-                rejected = replay.rejected if step == 1 and not at.get("taken") else {}
+                new = step == 1 and not at.get("taken")
+                rejected, aside = (replay.rejected, replay.aside) if new else ({}, ())
                 first = at.get("taken", 0) if step == at["step"] else 0
                 mark = replay.mark(rows.slice(0, first))
                 if first and (rows.num_rows < first or at.get("mark", mark) != mark):
@@ -109,8 +116,8 @@ class Schedule:
                     mark = 0 if closes else replay.mark(part, mark)
                     here = {"step": step, "taken": end, "mark": mark}
                     after = {"step": step + 1} if closes else here
-                    yield Batch(part, step, closes, json.dumps(after), rejected)
-                    rejected = {}
+                    yield Batch(part, step, closes, json.dumps(after), rejected, aside)
+                    rejected, aside = {}, ()
 
     def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
         """Step i closes once the wall clock passes start + i·every and what is there is read."""
@@ -124,7 +131,8 @@ class Schedule:
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
                 after = {"step": step, "source": place}
-                yield Batch(chunk.rows, step, False, json.dumps(after), chunk.rejected)  # noqa: FBT003
+                what = chunk.rejected, chunk.aside
+                yield Batch(chunk.rows, step, False, json.dumps(after), *what)  # noqa: FBT003
             after = {"step": step + 1, "source": place}
             yield Batch(self._nothing(), step, True, json.dumps(after))  # noqa: FBT003
             step += 1
@@ -151,6 +159,7 @@ class Replay:
     def __init__(self, schedule: Schedule, steps: int) -> None:
         self.schedule, self.steps = schedule, steps
         self.rejected: dict[str, int] = {}
+        self.aside = Pile()
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.width = steps  # steps per bucket: one bucket while everything fits in memory
         self.bucket = -1  # the one that is loaded
@@ -206,9 +215,18 @@ class Replay:
             rows = decoded(chunk.rows)
             came = arrivals(rows, self.column, span, clock.every)
             kept = rows if came.inside.all() else rows.filter(pa.array(came.inside))
-            for reason, rows in (*chunk.rejected.items(), *came.left_out.items()):
-                self.rejected[reason] = self.rejected.get(reason, 0) + rows
+            for reason, n in (*chunk.rejected.items(), *came.left_out.items()):
+                self.rejected[reason] = self.rejected.get(reason, 0) + n
+            for table in (*chunk.aside, *self._left_out(rows, came)):
+                self.aside.add(table)
             yield kept, came.step[came.inside]
+
+    def _left_out(self, rows: pa.Table, came: Arrivals) -> Iterator[pa.Table]:
+        """Rows in no step, where somebody asks for them."""
+        if PLACE in rows.column_names:
+            files = getattr(self.schedule.source, "names", [])
+            for reason, those in came.outside.items():
+                yield rows_aside(reason, rows.filter(pa.array(those)), files)
 
     def _adopt(self, bucket: int, parts: list[tuple[pa.Table, Int64[Array, " rows"]]]) -> None:
         """Makes the rows of one bucket current, sorted by step (stable: source order within)."""

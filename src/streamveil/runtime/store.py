@@ -8,6 +8,7 @@
     checkpoint-N      the whole state after batch N, parts of it after later ones
     releases          every release as committed, to be read again (see `published`)
     sink.json         instead of it: where a sink keeps them
+    rejects.json      where rows are kept that could not be used, if somebody asked
     scratch/          swept partitions of a state larger than memory, while a job runs
 
 State, ledger and epoch are created together. The epoch is random and enters every noise address,
@@ -277,6 +278,12 @@ def read_header(directory: Path) -> Header | None:
         return Header(**{**content, "identity": Identity(**content["identity"])})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise wal.damaged(path) from None
+
+
+def epoch_of(directory: Path) -> str | None:
+    """The epoch of a state; None where there is none."""
+    header = read_header(directory)
+    return None if header is None else header.epoch
 
 
 def crc(content: dict[str, object]) -> int:

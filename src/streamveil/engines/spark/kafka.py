@@ -15,7 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.connectors.files import fit, json_rows
+from streamveil.connectors.aside import MALFORMED
+from streamveil.connectors.files import fit
+from streamveil.connectors.text import json_rows
 from streamveil.engines.spark.feeds import PIECE, Read, Seen
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.queries.plan import Clock
@@ -129,10 +131,10 @@ class KafkaReading:
     def rows(self, split: str, step: int) -> Read:
         """See `Reading`. A message that is no JSON object is counted."""
         part = Range(**json.loads(split))
-        text, malformed = json_rows(list(self._messages(part)), self.schema.names)
-        table, rejected = fit(text, self.schema)
-        if malformed:
-            rejected = {**rejected, "malformed row": malformed}
+        lines = json_rows(list(self._messages(part)), self.schema.names)
+        table, rejected = fit(lines.rows, self.schema)
+        if len(lines.malformed):
+            rejected = {**rejected, MALFORMED: len(lines.malformed)}
         return Read(table, (part.partition << PARTITION_BITS) + part.start, rejected)
 
     def _messages(self, part: Range) -> Iterator[bytes]:

@@ -1,0 +1,145 @@
+"""Rows set aside: those that cannot be used, as they came and with their place in the source.
+
+A source that is `traced` hands them over next to its rows, and its rows have one more column: where
+each comes from. Others set nothing aside and pay nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import copy
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import rows_of
+from streamveil.connectors.base import Chunk, Source
+from streamveil.errors import SourceError
+from streamveil.types import Array, Bool, Int64
+
+PLACE = "streamveil place"  # column of a traced row: number of its file, and of itself there
+NUMBER_BITS = 40
+MOST_LINE = 1 << 16  # bytes of a line that are kept
+MALFORMED = "malformed row"
+MISFIT = "field of the wrong type (read as null)"
+
+Numbers = Int64[Array, " rows"]
+
+
+def traced(source: Source) -> Source:
+    """The same source with the places of its rows, and with what it cannot read."""
+    if PLACE in source.schema().names:
+        raise SourceError(f"a source whose rejected rows are kept has no column '{PLACE}'")
+    if hasattr(source, "traced"):
+        source = copy(source)
+        source.traced = True
+        return source
+    return Numbered(source)
+
+
+class Numbered:
+    """A source whose position is the number of its rows so far: its places are these numbers."""
+
+    def __init__(self, inner: Source) -> None:
+        self.inner = inner
+
+    @property
+    def bounded(self) -> bool:
+        """See `Source`."""
+        return self.inner.bounded
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return self.inner.schema()
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """See `Source.read`."""
+        for chunk in self.inner.read(position, max_rows, columns):
+            end = int(json.loads(chunk.position))
+            numbers = np.arange(end - chunk.rows.num_rows, end) + 1
+            yield Chunk(with_places(chunk.rows, 0, numbers), chunk.position, chunk.rejected)
+
+
+def with_places(rows: pa.Table, file: int, numbers: Numbers) -> pa.Table:
+    """Rows with the column of their places."""
+    return rows.append_column(PLACE, pa.array((file << NUMBER_BITS) + numbers, pa.int64()))
+
+
+def schema_of(columns: pa.Schema) -> pa.Schema:
+    """Of what is set aside, where rows have these columns."""
+    plain = [
+        pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type)
+        for f in columns
+        if f.name != PLACE
+    ]
+    return pa.schema([
+        ("reason", pa.string()),
+        ("file", pa.string()),
+        ("number", pa.int64()),  # of the line in a file of text, of the row elsewhere; from 1
+        ("line", pa.binary()),  # what was no row, or had a field that did not fit: as it came
+        ("bytes", pa.int64()),  # of the line, if it was cut
+        ("row", pa.struct(plain)),  # what was a row: its columns that were read
+    ])  # fmt: skip
+
+
+def lines_aside(
+    columns: pa.Schema, file: str, reason: str, numbers: Numbers, lines: list[bytes]
+) -> pa.Table:
+    """Lines that are set aside, by their numbers in a file. Long ones are cut."""
+    schema = schema_of(columns)
+    return pa.table([
+        pa.repeat(reason, len(lines)), pa.repeat(file, len(lines)), pa.array(numbers, pa.int64()),
+        pa.array([line[:MOST_LINE] for line in lines], pa.binary()),
+        pa.array([len(line) for line in lines], pa.int64()),
+        pa.nulls(len(lines), schema.field("row").type),
+    ], schema)  # fmt: skip
+
+
+def rows_aside(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
+    """Rows that are set aside. `files`: of the source, by number; none where it has no files."""
+    schema, n = schema_of(rows.schema), rows.num_rows
+    kind = schema.field("row").type
+    row = pa.StructArray.from_arrays(
+        [whole(rows.column(field.name).cast(field.type)) for field in kind], fields=list(kind)
+    ) if len(kind) else pa.array([{}] * n, kind)  # fmt: skip
+    file, number = pa.nulls(n, pa.string()), pa.nulls(n, pa.int64())
+    if PLACE in rows.column_names:
+        places = np.asarray(rows.column(PLACE))
+        number = pa.array(places & ((1 << NUMBER_BITS) - 1), pa.int64())
+        if files:
+            file = pa.array(files, pa.string()).take(pa.array(places >> NUMBER_BITS))
+    line, size = pa.nulls(n, pa.binary()), pa.nulls(n, pa.int64())
+    return pa.table([pa.repeat(reason, n), file, number, line, size, row], schema)
+
+
+def beside(lines: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Lines that are set aside, next to rows of other columns than the source has."""
+    schema = schema_of(columns)
+    return lines.drop_columns("row").append_column(
+        schema.field("row"), pa.nulls(lines.num_rows, schema.field("row").type)
+    )
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(
+        column.chunks or [pa.array([], column.type)]
+    )  # fmt: skip
+
+
+def misfits(before: pa.Table, after: pa.Table) -> Bool[Array, " rows"]:
+    """Which rows have a field that did not fit its type."""
+    found = np.zeros(after.num_rows, np.bool_)
+    for name in after.column_names:
+        lost = pc.and_(pc.is_null(after.column(name)), pc.is_valid(before.column(name)))
+        found |= np.asarray(lost)
+    return found
+
+
+def as_lines(rows: pa.Table) -> list[bytes]:
+    """Rows that were no lines, as such."""
+    return [json.dumps(row, default=str).encode() for row in rows_of(rows)]

@@ -1,0 +1,170 @@
+"""Lines of text as rows of fields, not yet of any type; and which lines are no rows.
+
+One line is one row. No line takes another with it, ends a job, or shows in a message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from streamveil.types import Array, Int64
+
+Places = Int64[Array, " lines"]  # which lines, from 0
+
+
+class Lines(NamedTuple):
+    """Some lines of a file."""
+
+    rows: pa.Table  # their fields, as text or bytes
+    malformed: Places  # lines that are no rows
+    all: Callable[[], list[bytes]]  # the lines themselves, without their ends; b"" is neither
+
+    def of_rows(self) -> Places:
+        """Which line each row is."""
+        full = np.array([bool(line) for line in self.all()], np.bool_)
+        full[self.malformed] = False
+        return np.flatnonzero(full)
+
+
+FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
+PAIRED = f"^{FIELD}(?:,{FIELD})*$"
+QUOTED = re.compile(rb'(^|,)"(?:[^"]|"")*"')
+
+
+def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> Lines:
+    r"""The wanted fields of whole lines, as bytes.
+
+    Arrow alone would read on over line breaks between quotes: a line with one quote too many would
+    take the rows that follow with it, whoever's they are. Such a line is malformed, and only it.
+
+    >>> found = csv_rows(b'1,"a\n2,"b""c"\n\n3\n4,d\n', ["n", "t"], ["t"])
+    >>> found.rows["t"].to_pylist(), found.malformed.tolist(), found.of_rows().tolist()
+    ([b'b"c', b'd'], [0, 3], [1, 4])
+    """
+    rest, left = block, None
+    if b'"' in rest:
+        rest, left = sifted(rest, left, paired)
+    if not is_text(rest):  # Arrow cannot even count a line that it has to show and cannot
+        rest, left = sifted(rest, left, partial(showable, fields=len(names)))
+    numbers: list[int] = []  # of lines with too many fields or too few, from 1, empty ones left out
+
+    def note(row: Any) -> str:
+        numbers.append(row.number)
+        return "skip"
+
+    if rest.strip(b"\r\n"):
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(rest),
+            read_options=pyarrow.csv.ReadOptions(
+                column_names=names, block_size=len(rest) + 1, use_threads=False
+            ),
+            parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={name: pa.binary() for name in names}, include_columns=wanted,
+                strings_can_be_null=True,
+            ),
+        )  # fmt: skip
+    else:
+        table = pa.table({name: pa.array([], pa.binary()) for name in wanted})
+    return Lines(table, malformed_of(block, rest, left, numbers), block.splitlines)
+
+
+def sifted(
+    block: bytes, left: Places | None, fine: Callable[[list[bytes]], Sequence[bool]]
+) -> tuple[bytes, Places | None]:
+    """The lines that are fine, and which of all lines they are (None: all)."""
+    lines = block.splitlines()
+    keep = np.asarray(fine(lines), np.bool_)
+    if keep.all():
+        return block, left
+    places = np.arange(len(lines)) if left is None else left
+    return b"".join(line + b"\n" for line in compress(lines, keep)), places[keep]
+
+
+def malformed_of(block: bytes, rest: bytes, left: Places | None, numbers: list[int]) -> Places:
+    """Which lines of a block are no rows: those not left, and some of the rest by their numbers."""
+    if left is None and not numbers:
+        return np.zeros(0, np.int64)
+    lines = rest.splitlines()
+    places = np.arange(len(lines)) if left is None else left
+    full = places[[bool(line) for line in lines]] if numbers else places
+    odd = full[np.array(numbers, np.int64) - 1]
+    gone = np.setdiff1d(np.arange(len(block.splitlines())), places)
+    return np.sort(np.concatenate((gone, odd)))
+
+
+def paired(lines: list[bytes]) -> pa.Array:
+    """Which lines have every quote closed."""
+    return pc.match_substring_regex(pa.array(lines, pa.large_binary()), PAIRED)
+
+
+def showable(lines: list[bytes], fields: int) -> list[bool]:
+    """Which lines are UTF-8, or else have the right number of fields."""
+    return [is_text(line) or fields_in(line) == fields for line in lines]
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def fields_in(line: bytes) -> int:
+    r"""How many fields a line with paired quotes has.
+
+    >>> fields_in(b'1,"a,b"\xff,')
+    3
+    """
+    return QUOTED.sub(rb"\1", line).count(b",") + 1
+
+
+def json_rows(lines: list[bytes], names: list[str]) -> Lines:
+    """The named fields of every line that is a JSON object, as text."""
+    fields: dict[str, list[str | None]] = {name: [] for name in names}
+    malformed = []
+    for place, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+            found = [json_text(row.get(name)) for name in names] if isinstance(row, dict) else None
+        except (ValueError, RecursionError):  # the latter: nested without end
+            found = None
+        if found is None:
+            if line.strip():
+                malformed.append(place)
+            continue
+        for values, text in zip(fields.values(), found, strict=True):
+            values.append(text)
+    table = pa.table({name: text_array(values) for name, values in fields.items()})
+    return Lines(table, np.array(malformed, np.int64), partial(without_ends, lines))
+
+
+def without_ends(lines: list[bytes]) -> list[bytes]:
+    """Lines without what ends them; those of white space alone are empty."""
+    return [line.rstrip(b"\r\n") if line.strip() else b"" for line in lines]
+
+
+def json_text(value: Any) -> str | None:
+    """A field as text."""
+    return value if isinstance(value, str) or value is None else json.dumps(value)
+
+
+def text_array(values: list[str | None]) -> pa.Array:
+    """Text; as bytes where some is no Unicode (half a surrogate pair), for `fit` to find."""
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        raw = [None if text is None else text.encode("utf-8", "surrogatepass") for text in values]
+        return pa.array(raw, pa.binary())

@@ -1,0 +1,211 @@
+"""Rows that cannot be used, kept in a private directory for whoever runs the job.
+
+    owner.json                     whose rows: the job, and the epoch of its state
+    batch-000000000012.parquet     what the 12th micro-batch could not use, where there was any
+
+A file is durable before its micro-batch is committed and named by the micro-batch's number. So a
+micro-batch that is read again after a crash overwrites its own file; a start removes files beyond
+the last commit, and whatever is left is of committed micro-batches, once each. The state directory
+names this one, so that a start does so even when nobody asks for rejected rows any more.
+
+The files hold raw rows: mode 0600, in a directory of mode 0700. Those of committed micro-batches
+are never touched again, and may be moved or deleted at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamveil.batch import Batch, Refused
+from streamveil.connectors.aside import rows_aside, schema_of
+from streamveil.errors import PlanError, StoreError
+from streamveil.runtime import disk, frame
+from streamveil.runtime.disk import Unnamed
+from streamveil.runtime.wal import damaged
+
+VERSION = 1
+OWNER = "owner.json"
+WHERE = "rejects.json"  # in the state directory
+BATCH, ENDING = "batch-", ".parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Where rejected rows go."""
+
+    directory: Path
+    columns: pa.Schema  # of the rows of a micro-batch
+    files: Callable[[], list[str]] = list  # the source's, by number
+
+    def require(self, state: Path, epoch: str | None) -> None:
+        """Refuses, before anything is made, a directory that is not this job's own.
+
+        `epoch`: of the state; None if it is new.
+        """
+        where = self.directory
+        if where.absolute() == state.absolute():
+            raise StoreError(
+                "rejected rows need a directory of their own, not that of the state.\n"
+                "  to fix  give another directory, such as one below it"
+            )
+        require_writable(self.columns)
+        if not where.exists():
+            return
+        if not where.is_dir():
+            raise StoreError(f"rejected rows go to a directory, and '{where.name}' is none")
+        with disk.crash_only("read", where):
+            mode = stat.S_IMODE(where.stat().st_mode)
+            empty = not any(where.iterdir())
+        if mode & 0o077:
+            raise StoreError(
+                f"others may look into the directory of rejected rows '{where.name}'"
+                f" (mode {mode:04o}).\n  to fix  chmod 700 '{where.name}', or give a new directory"
+            )
+        if not empty and (epoch is None or owner_of(where) != epoch):
+            raise StoreError(
+                f"the directory of rejected rows '{where.name}' is not empty, and not of this"
+                " state.\n  to fix  give a new or empty directory"
+            )
+
+    def open(self, state: Path, job: str, epoch: str, committed: int) -> Rejects:
+        """The directory as of the last commit, made durable with its owner's mark if it is new."""
+        where = self.directory.absolute()
+        with naming(where):
+            disk.make_directory(where)
+            if not (where / OWNER).exists():
+                content = {"format": "streamveil rejects", "version": VERSION}
+                note(where / OWNER, {**content, "job": job, "epoch": epoch})
+        if told(state) != where:
+            note(state / WHERE, {"directory": str(where)})
+            sweep(where, epoch, committed)
+        return Rejects(where, self)
+
+
+def sweep(where: Path | None, epoch: str, committed: int) -> None:
+    """Removes the files of micro-batches that were never committed."""
+    if where is None or owner_of(where) != epoch:
+        return
+    with naming(where):
+        numbers = {path: path.stem[len(BATCH) :] for path in where.glob(f"{BATCH}*{ENDING}")}
+        late = [path for path, n in numbers.items() if n.isdigit() and int(n) > committed]
+        disk.remove([*where.glob(f"{BATCH}*{disk.TEMPORARY}"), *late])
+
+
+class Rejects:
+    """The open directory."""
+
+    def __init__(self, where: Path, routing: Routing) -> None:
+        self.where, self.routing = where, routing
+        self.schema = schema_of(routing.columns)
+
+    @staticmethod
+    def asking(batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same micro-batches, each with room for what its operator cannot use."""
+        for batch in batches:
+            yield replace(batch, refused=Refused())
+
+    def of(self, batch: Batch) -> Iterable[pa.Table]:
+        """What a folded micro-batch could not use: by its source, then by the operator."""
+        found = batch.refused.found if batch.refused else []
+        files = self.routing.files() if found else []
+        rows = [(reason, batch.rows.take(pa.array(numbers))) for reason, numbers in found]
+        return chain(batch.aside, [rows_aside(reason, some, files) for reason, some in rows])
+
+    def write(self, number: int, tables: Iterable[pa.Table]) -> None:
+        """Makes the rejected rows of a micro-batch durable, if there are any."""
+        full = (table for table in tables if table.num_rows)
+        first = next(full, None)
+        if first is None:
+            return
+        with naming(self.where):
+            file = Unnamed(self.where / f"{BATCH}{number:012d}{ENDING}")
+            try:
+                with pq.ParquetWriter(pa.PythonFile(Stream(file), "w"), self.schema) as writer:
+                    for table in chain([first], full):
+                        writer.write_table(table)
+                file.name()
+            finally:
+                file.close()
+
+
+class Stream:
+    """An unnamed file as Arrow writes to one."""
+
+    closed = False
+
+    def __init__(self, file: Unnamed) -> None:
+        self.file = file
+
+    def write(self, data: bytes) -> int:
+        """Adds bytes."""
+        return self.file.write([memoryview(data)])
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The file gets its name, or none, elsewhere."""
+
+
+def note(path: Path, content: dict[str, object]) -> None:
+    """Writes a small file durably."""
+    disk.create(path, [memoryview(json.dumps(content).encode() + b"\n")])
+
+
+def told(state: Path) -> Path | None:
+    """Where a state says its rejected rows are."""
+    path = state / WHERE
+    try:
+        return Path(json.loads(disk.read(path))["directory"]) if path.exists() else None
+    except (ValueError, KeyError, TypeError):
+        raise damaged(path) from None
+
+
+def owner_of(where: Path) -> str | None:
+    """The epoch of the state whose rejected rows a directory holds."""
+    path = where / OWNER
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(disk.read(path))
+        version, epoch = content["version"], str(content["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    frame.require_version("directory of rejected rows", version, VERSION)
+    return epoch
+
+
+def require_writable(columns: pa.Schema) -> None:
+    """Refuses types that Parquet does not have, before a row can ask for them."""
+    try:
+        pq.write_table(schema_of(columns).empty_table(), pa.BufferOutputStream())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        kinds = ", ".join(f"'{field.name}' {field.type}" for field in columns)
+        raise PlanError(
+            f"rejected rows cannot be kept: Parquet has no such columns ({kinds}).\n"
+            "  to fix  leave rejects out, or cast these columns in the source"
+        ) from None
+
+
+@contextmanager
+def naming(where: Path) -> Iterator[None]:
+    """Says that it is the directory of rejected rows that a write failed in."""
+    try:
+        yield
+    except StoreError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise StoreError(
+            f"cannot write to the directory of rejected rows '{where.name}':"
+            f" {error.__cause__.strerror}.\n  to fix  free the disk or repair its permissions, then"
+            " start again: the job resumes from its last commit"
+        ) from error.__cause__

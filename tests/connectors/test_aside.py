@@ -1,0 +1,124 @@
+"""Rows that cannot be used are set aside as they came, each with its place in the source."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamveil.connectors import open_source
+from streamveil.connectors.aside import MALFORMED, MISFIT, MOST_LINE, NUMBER_BITS, PLACE, traced
+from streamveil.connectors.files import CsvReader, FilesSource
+from streamveil.errors import SourceError
+
+COLUMNS = {"user": "INT64", "page": "STRING"}
+LINES = [b"1,a", b"2", b"", b"x,b", b'3,"c', b"4,\xff", b'5,"d"', b"\xff", b"6,e,7",
+         b"99999999999999999999,\xff", b'7,"f"', b"8,g", b"9"]  # fmt: skip
+ODD = {MALFORMED: [3, 6, 9, 10, 14], MISFIT: [5, 7, 11]}
+
+
+def found(source, position=None, size=100):
+    """Rows with their places, and what was set aside, from a place on."""
+    chunks = list(source.read(position, size))
+    aside = [row for chunk in chunks for part in chunk.aside for row in part.to_pylist()]
+    return [row for chunk in chunks for row in chunk.rows.to_pylist()], aside, chunks
+
+
+def source(path, **options):
+    return traced(FilesSource(str(path), columns=COLUMNS, **options))
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("block", [1, 8, 1 << 22])
+def test_csv_lines_are_set_aside_as_they_are_and_rows_know_their_line(
+    tmp_path, monkeypatch, size, block
+):
+    monkeypatch.setattr(CsvReader, "BYTES", block)
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"\n".join([b"user,page", *LINES, b""]))
+    rows, aside, chunks = found(source(path), size=size)
+    lines = path.read_bytes().split(b"\n")
+    assert {reason: [r["number"] for r in aside if r["reason"] == reason] for reason in ODD} == ODD
+    assert all(row["line"] == lines[row["number"] - 1] for row in aside)
+    assert {row["file"] for row in aside} == {str(path)}
+    assert [row[PLACE] for row in rows] == [2, 5, 7, 8, 11, 12, 13]
+    plain = FilesSource(str(path), columns=COLUMNS)
+    for done, chunk in enumerate(chunks, start=1):  # whatever was handed over does not come again
+        more, left, after = found(source(path), chunk.position, size)
+        assert more == [row for later in chunks[done:] for row in later.rows.to_pylist()]
+        assert left == [
+            row for later in chunks[done:] for part in later.aside for row in part.to_pylist()
+        ]
+        assert [c.position for c in after] == [c.position for c in plain.read(chunk.position, size)]
+
+
+def test_json_lines_are_set_aside(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_bytes(b'{"user": 1}\r\nno\r\n  \n{"user": "x", "page": 1}\n[1]\n{"user": 2}')
+    rows, aside, _ = found(source(path))
+    assert [(row["reason"], row["number"], row["line"]) for row in aside] == [
+        (MALFORMED, 2, b"no"), (MALFORMED, 5, b"[1]"), (MISFIT, 4, b'{"user": "x", "page": 1}'),
+    ]  # fmt: skip
+    assert [(row["user"], row[PLACE]) for row in rows] == [(1, 1), (None, 4), (2, 6)]
+
+
+def test_parquet_fields_of_another_type_are_set_aside_with_their_row(tmp_path):
+    for part, users in enumerate((["1", "x"], ["2", "3", "y"])):
+        table = pa.table({"user": users, "page": ["a"] * len(users)})
+        pq.write_table(table, tmp_path / f"part-{part}.parquet", row_group_size=1)
+    rows, aside, chunks = found(source(tmp_path), size=2)
+    assert [(row["file"][-9:], row["number"], json.loads(row["line"])) for row in aside] == [
+        ("0.parquet", 2, {"user": "x", "page": "a"}), ("1.parquet", 3, {"user": "y", "page": "a"}),
+    ]  # fmt: skip
+    second = 1 << NUMBER_BITS
+    assert [row[PLACE] for row in rows] == [1, 2, second + 1, second + 2, second + 3]
+    assert found(source(tmp_path), chunks[1].position)[0] == rows[4:]
+
+
+def test_long_lines_are_cut_and_their_length_is_told(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"user,page\n" + b"x" * (3 * MOST_LINE) + b"\n")
+    [row] = found(source(path))[1]
+    assert (row["line"], row["bytes"]) == (b"x" * MOST_LINE, 3 * MOST_LINE)
+
+
+def test_rows_of_sources_without_files_know_their_number():
+    table = pa.table({"user": range(5)})
+    rows, aside, chunks = found(traced(open_source("memory", {"table": table})), size=2)
+    assert [row[PLACE] for row in rows] == [1, 2, 3, 4, 5]
+    assert not aside
+    again = found(traced(open_source("memory", {"table": table})), chunks[1].position)[0]
+    assert again == rows[4:]
+    made = traced(open_source("rate", {"rows": 3, "start": "2026-01-01"}))
+    assert [row[PLACE] for row in found(made)[0]] == [1, 2, 3]
+
+
+def test_a_source_that_nobody_traces_sets_nothing_aside(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"\n".join([b"user,page", *LINES, b""]))
+    rows, aside, _ = found(FilesSource(str(path), columns=COLUMNS))
+    assert not aside
+    assert all(PLACE not in row for row in rows)
+
+
+def test_a_column_of_the_same_name_is_refused():
+    with pytest.raises(SourceError, match=PLACE):
+        traced(open_source("memory", {"table": pa.table({PLACE: [1]})}))
+
+
+@given(st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=12))
+def test_every_line_is_a_row_or_malformed_or_empty(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("any") / "t.csv"
+    path.write_bytes(b"\n".join([b"user,page", *lines, b""]))
+    rows, aside, chunks = found(source(path), size=3)
+    whole = path.read_bytes().splitlines()
+    malformed = [row["number"] for row in aside if row["reason"] == MALFORMED]
+    full = [n for n, line in enumerate(whole, start=1) if line and n > 1]
+    assert sorted(malformed + [row[PLACE] for row in rows]) == full
+    counts = [chunk.rejected.get(MALFORMED, 0) for chunk in chunks]
+    assert sum(counts) == len(malformed)
+    numbers = np.array([row[PLACE] for row in rows])
+    assert (np.diff(numbers) > 0).all()
