@@ -1,8 +1,10 @@
 """The release stage on any partition of the keys gives every key the same totals."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+import streamveil as sv
 from streamveil.operators.aggregate import KeyRows, add_rows, key_stage
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.release import new_window, release_stage
@@ -62,3 +64,25 @@ def test_any_partition_of_the_keys_agrees(design, shards):
         mine[np.arange(40) % shards != shard, 0] = 0  # elsewhere
         parts |= totals(operator, mine, batches)
     assert parts == whole
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_rounded_sums_beyond_64_bits_stay_at_the_largest(tmp_path, monotone):
+    values = {"u": np.arange(100), "k": np.arange(100) % 2, "v": np.full(100, 10**18)}
+    query = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 20, privacy_unit_column = u, "
+        f"public_groups = [0, 1], integer = TRUE, monotone = {monotone}, delta = 1e-6) k, "
+        "SUM(v, contribution_bounds_per_row => (0, 1e18)) AS s, "
+        "SUM(-v, contribution_bounds_per_row => (-1e18, 0)) AS less, COUNT(*) AS n FROM t "
+        "GROUP BY k",
+        {"t": sv.memory(pa.table(values))},
+    )
+    with query.run(state=tmp_path / "s") as job:
+        (release,) = job
+    found = release.table.to_pydict()
+    for name, sign in (("s", 1), ("less", -1)):
+        assert [sign * n for n in found[name]] == [2**63 - 1024] * 2
+        assert min(sign * found[f"{name}_low"][0], sign * found[f"{name}_high"][0]) > 2**63
+    assert (
+        release.table.schema.field("s").type == release.table.schema.field("n").type == pa.int64()
+    )

@@ -72,7 +72,7 @@ class Output:
     def in_order(self, totals: Totals, order: Int32[Array, " keys"], confidence: float) -> Answer:
         """The columns of this aggregate with its keys in another order.
 
-        Values of a plain total are integers already where the column holds integers.
+        Values of a plain count are integers already where the column holds integers.
         """
         if FUNCTIONS[self.function] is not total:
             estimate, variance = (
@@ -80,7 +80,8 @@ class Output:
                 for lanes in (totals.estimate, totals.variance)
             )
             return self._answer(estimate, variance, confidence)
-        whole, lane = self.is_integer and not self.monotone, self.lanes[0]
+        whole = self.is_integer and self.function != "sum" and not self.monotone
+        lane = self.lanes[0]
         value = np.empty(len(order), np.int64 if whole else np.float64)
         rest = np.empty((3, len(order)))
         plain_cells(

@@ -23,6 +23,7 @@ from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
 COUNTING = ("rows", "valid", "units")
+LARGEST = 2.0**63 - 1024  # of float64 that int64 holds; sums may be larger, counts are not
 OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
 Column = tuple[pa.Field, pa.Array]
 
@@ -250,7 +251,7 @@ def to_columns(
             answer, rising = _rising(state.shown[rising], order, answer), rising + 1
         value = answer.value
         if output.is_integer and value.dtype.kind == "f":
-            value = np.rint(value).astype(np.int64)
+            value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
         note = {b"bias": output.bias.encode()} if output.bias else None
         found.append(column(output.name, value, note))
         for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
