@@ -169,6 +169,11 @@ def published(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
+def aside(folder: Path) -> dict[str, bytes]:
+    """Every file of rejected rows."""
+    return {path.name: path.read_bytes() for path in (folder / "aside").glob("batch-*.parquet")}
+
+
 def archived(folder: Path) -> dict[Moment, bytes]:
     """Every release that can be read again, as committed; every one must read back whole."""
     state = folder / "state"

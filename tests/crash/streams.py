@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from streamveil.queries.plan import (
 from streamveil.queries.sql import parse_script
 from streamveil.queries.table import points_where
 from streamveil.runtime.job import Work
+from streamveil.runtime.rejects import Routing
 from streamveil.runtime.store import SCRATCH
 from tests.runtime import toy
 
@@ -78,11 +80,12 @@ def visits_plan(path: str) -> Plan:
 
 
 @cache
-def visits_work() -> Work:
-    """Compiled once; a compiled plan is a pure value."""
+def visits_work(*, kept: bool = False) -> Work:
+    """Compiled once; a compiled plan is a pure value. `kept`: rejected rows, somewhere."""
     from streamveil.runtime.run import Pace, work_of  # numba only where it is used
 
-    return work_of(visits_plan(visits()), pace=Pace(max_rows=BATCH))
+    rejects = "elsewhere" if kept else None
+    return work_of(visits_plan(visits()), pace=Pace(max_rows=BATCH), rejects=rejects)
 
 
 def toy_work(batches: int, rows: int, per_step: int) -> Work:
@@ -164,12 +167,15 @@ JOBS: dict[str, Callable[[], Work]] = {
     "visits": visits_work,
     "swept visits": visits_work,  # units in partitions, most of them on disk
     "divided visits": visits_work,  # units in partitions that are saved after several micro-batches
+    "picky toy": lambda: toy_work(8, 20, 2),  # whose rejected rows are kept
+    "picky visits": lambda: visits_work(kept=True),
     "people": people_work,
     "heavy": lambda: sketch_work("heavy"),
     "frequency": lambda: sketch_work("frequency"),
 }
 RELEASES = {
-    "toy": 4, "long toy": 20, "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
+    "toy": 4, "picky toy": 4, "picky visits": 6, "long toy": 20,
+    "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
     "people": 6 + len(QUESTIONS), "heavy": 6, "frequency": 7,
 }  # fmt: skip
 
@@ -181,6 +187,9 @@ def work(name: str, folder: Path) -> Work:
     if name in ("swept visits", "divided visits"):
         limit = SWEPT_BYTES if name == "swept visits" else None
         changes["operator"] = swept(made.operator, folder / "state" / SCRATCH, limit)
+    if name.startswith("picky"):
+        routing = made.rejects or Routing(directory=folder, columns=toy.COLUMNS)
+        changes["rejects"] = replace(routing, directory=folder / "aside")
     return Work(**{**vars(made), **changes})
 
 

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.crash.faults import KINDS, Fault, Kind
-from tests.crash.lives import FAULTED, SURVIVED, UNTOUCHED, Server, archived, published, spent
+from tests.crash.lives import (
+    FAULTED,
+    SURVIVED,
+    UNTOUCHED,
+    Server,
+    archived,
+    aside,
+    published,
+    spent,
+)
 from tests.crash.streams import RELEASES
 
 MOST_CALLS = 5_000
@@ -23,6 +32,13 @@ DIFFERENT = [kind for kind in KINDS if kind != "kill after"]  # a kill before th
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_write_of_the_toy_may_fail(server: Server, folder: Path, kind: Kind) -> None:
     try_calls(server, folder, Fault(kind, 1), "toy")
+
+
+@pytest.mark.parametrize(("kind", "first"), [("kill", 1), ("short and kill", 2), ("ENOSPC", 3)])
+def test_some_writes_of_rejected_rows_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "picky toy", every=3)
 
 
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("short", 1)])
@@ -60,7 +76,18 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["large toy", "visits", "swept visits", "divided visits", "people"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "large toy",
+        "picky toy",
+        "visits",
+        "picky visits",
+        "swept visits",
+        "divided visits",
+        "people",
+    ],
+)
 @pytest.mark.parametrize("kind", DIFFERENT)
 def test_every_write_may_fail(server: Server, folder: Path, kind: Kind, job: str) -> None:
     try_calls(server, folder, Fault(kind, 1), job)
@@ -70,7 +97,8 @@ def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int =
     kind = fault.kind
     assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
-    kept = archived(folder / "unbroken")
+    kept, rejected = archived(folder / "unbroken"), aside(folder / "unbroken")
+    assert bool(rejected) == job.startswith("picky")
     assert len(expected) == RELEASES[job]
     killed = -signal.SIGKILL if "kill" in kind else FAULTED
     wanted = SURVIVED if kind == "short" else killed
@@ -86,5 +114,6 @@ def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int =
         assert published(broken) == expected, f"{kind} at call {at}"
         assert spent(broken) == charged, f"{kind} at call {at}"
         assert archived(broken) == kept, f"{kind} at call {at}"
+        assert aside(broken) == rejected, f"{kind} at call {at}"
         shutil.rmtree(broken)
     assert 4 < at < MOST_CALLS - every, "the faults were not injected"

@@ -16,14 +16,14 @@ import pytest
 
 from streamveil.errors import StreamveilError
 from streamveil.runtime import checkpoint, store, wal
-from tests.crash.lives import SURVIVED, Server, archived, published, spent
+from tests.crash.lives import SURVIVED, Server, archived, aside, published, spent
 from tests.crash.power import Omitted, Power
 
 SEED = 20_261_120
 FAST = Power(images="", seed=SEED, each=4, every=5)
 
 
-@pytest.mark.parametrize("job", ["toy", "large toy"])
+@pytest.mark.parametrize("job", ["toy", "picky toy", "large toy"])
 def test_power_may_fail_at_any_moment(server: Server, folder: Path, job: str) -> None:
     assert lose_power(server, folder, job, FAST) > 30
 
@@ -51,7 +51,7 @@ def lose_power(server: Server, folder: Path, job: str, power: Power, *, again: b
     """Runs a job once and resumes it from every image; the number of images."""
     assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
-    kept = archived(folder / "unbroken")
+    kept, rejected = archived(folder / "unbroken"), aside(folder / "unbroken")
     (folder / "life").mkdir()
     recorded = Power(**{**vars(power), "images": str(folder / "images")})
     assert server.run(folder / "life", job, power=recorded) == SURVIVED
@@ -71,6 +71,7 @@ def lose_power(server: Server, folder: Path, job: str, power: Power, *, again: b
         assert published(disk) == expected, what
         assert spent(disk) == charged, what
         assert archived(disk) == kept, what
+        assert aside(disk) == rejected, what
         shutil.rmtree(image)
     return len(images)
 

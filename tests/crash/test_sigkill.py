@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.crash.lives import SURVIVED, Server, published, spent
+from tests.crash.lives import SURVIVED, Server, aside, published, spent
 from tests.crash.streams import RELEASES
 
 SEED = 20_261_120
@@ -49,13 +49,15 @@ def kill_often(server: Server, folder: Path, job: str, kills: int) -> None:
             assert status == SURVIVED
             assert seen == expected
             assert spent(broken) == charged
+            assert aside(broken) == aside(folder / "unbroken")
             shutil.rmtree(broken)
     assert server.run(broken, job) == SURVIVED
+    assert aside(broken) == aside(folder / "unbroken")
     assert published(broken) == expected
     assert spent(broken) == charged
 
 
-JOBS = ["long toy", "visits", "swept visits", "divided visits", "people"]
+JOBS = ["long toy", "visits", "picky visits", "swept visits", "divided visits", "people"]
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
+from streamveil.connectors.aside import MALFORMED, lines_aside
 from streamveil.connectors.base import Sink
 from streamveil.errors import StoreError
 from streamveil.privacy.budget import Budget
@@ -22,6 +23,7 @@ from streamveil.runtime.keys import Keys
 
 SEEDED = Keys(noise=SeededNoise(7), insecure=True)
 LIMIT = Budget(mu=1)
+COLUMNS = pa.schema([("key", pa.int64())])
 
 
 @dataclass
@@ -95,9 +97,12 @@ class Stream:
         closes = number % self.per_step == self.per_step - 1
         position = json.dumps({"next": number + 1})
         rejected = {"malformed row": 1} if number % 3 == 0 else {}
+        lines = [b"malformed in micro-batch %d" % number]
+        aside = [lines_aside(COLUMNS, "toy", MALFORMED, np.array([number]), lines)]
         return Batch(
-            pa.table({"key": keys}), number // self.per_step + 1, closes, position, rejected
-        )
+            pa.table({"key": keys}), number // self.per_step + 1, closes, position, rejected,
+            aside if rejected else (),
+        )  # fmt: skip
 
 
 def work(stream: Any = None, sink: Sink | None = None, operator: Any = None) -> Work:

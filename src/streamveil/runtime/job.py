@@ -33,7 +33,7 @@ from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import Archive, of_state, pick
-from streamveil.runtime.rejects import Rejects, Routing, sweep, told
+from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
 from streamveil.runtime.ring import Ring
 from streamveil.runtime.saving import Saving
 from streamveil.runtime.tables import Mark, settled
@@ -160,11 +160,11 @@ class Job:
     def _open_rejects(self, epoch: str) -> Rejects | None:
         """Where rows go that cannot be used, as of the last commit."""
         directory, committed = self._store.directory, self.place.batch
-        sweep(told(directory), epoch, committed)
+        sweep(told(directory), Owner(epoch, str(directory)), committed)
         routing = self.work.rejects
         if routing is None:
             return None
-        return routing.open(directory, self.work.name, epoch, committed)
+        return routing.open(directory, epoch, committed)
 
     def _release(self, step: int, *, closed: bool) -> tuple[Mark, ...]:
         """Closes a step, if it ends now. What it made is the latest; returns the marks of it."""

@@ -1,6 +1,6 @@
 """Rows that cannot be used, kept in a private directory for whoever runs the job.
 
-    owner.json                     whose rows: the job, and the epoch of its state
+    owner.json                     whose rows: the epoch of the state, and where it lies
     batch-000000000012.parquet     what the 12th micro-batch could not use, where there was any
 
 A file is durable before its micro-batch is committed and named by the micro-batch's number. So a
@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +37,13 @@ VERSION = 1
 OWNER = "owner.json"
 WHERE = "rejects.json"  # in the state directory
 BATCH, ENDING = "batch-", ".parquet"
+
+
+class Owner(NamedTuple):
+    """Whose rejected rows they are. A copy of a state is told apart by where it lies."""
+
+    epoch: str
+    state: str  # its directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,35 +72,37 @@ class Routing:
             raise StoreError(f"rejected rows go to a directory, and '{where.name}' is none")
         with disk.crash_only("read", where):
             mode = stat.S_IMODE(where.stat().st_mode)
-            empty = not any(where.iterdir())
+            begun = OWNER + disk.TEMPORARY  # a start that did not come further
+            empty = all(path.name == begun for path in where.iterdir())
         if mode & 0o077:
             raise StoreError(
                 f"others may look into the directory of rejected rows '{where.name}'"
                 f" (mode {mode:04o}).\n  to fix  chmod 700 '{where.name}', or give a new directory"
             )
-        if not empty and (epoch is None or owner_of(where) != epoch):
+        owner = owner_of(where)
+        if not empty and (owner is None or owner.epoch != epoch):
             raise StoreError(
                 f"the directory of rejected rows '{where.name}' is not empty, and not of this"
                 " state.\n  to fix  give a new or empty directory"
             )
 
-    def open(self, state: Path, job: str, epoch: str, committed: int) -> Rejects:
+    def open(self, state: Path, epoch: str, committed: int) -> Rejects:
         """The directory as of the last commit, made durable with its owner's mark if it is new."""
-        where = self.directory.absolute()
+        where, owner = self.directory.absolute(), Owner(epoch, str(state))
         with naming(where):
             disk.make_directory(where)
-            if not (where / OWNER).exists():
+            if owner_of(where) != owner:
                 content = {"format": "streamveil rejects", "version": VERSION}
-                note(where / OWNER, {**content, "job": job, "epoch": epoch})
+                note(where / OWNER, {**content, **owner._asdict()})
         if told(state) != where:
             note(state / WHERE, {"directory": str(where)})
-            sweep(where, epoch, committed)
+            sweep(where, owner, committed)
         return Rejects(where, self)
 
 
-def sweep(where: Path | None, epoch: str, committed: int) -> None:
+def sweep(where: Path | None, owner: Owner, committed: int) -> None:
     """Removes the files of micro-batches that were never committed."""
-    if where is None or owner_of(where) != epoch:
+    if where is None or owner_of(where) != owner:
         return
     with naming(where):
         numbers = {path: path.stem[len(BATCH) :] for path in where.glob(f"{BATCH}*{ENDING}")}
@@ -170,18 +180,18 @@ def told(state: Path) -> Path | None:
         raise damaged(path) from None
 
 
-def owner_of(where: Path) -> str | None:
-    """The epoch of the state whose rejected rows a directory holds."""
+def owner_of(where: Path) -> Owner | None:
+    """The state whose rejected rows a directory holds."""
     path = where / OWNER
     if not path.exists():
         return None
     try:
         content = json.loads(disk.read(path))
-        version, epoch = content["version"], str(content["epoch"])
+        version, owner = content["version"], Owner(content["epoch"], content["state"])
     except (ValueError, KeyError, TypeError):
         return None
     frame.require_version("directory of rejected rows", version, VERSION)
-    return epoch
+    return owner
 
 
 def require_writable(columns: pa.Schema) -> None:
