@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 7  # of its state; 5: units in buckets, 6: growth of each, 7: saved in portions
+    version: int = 8  # of its state; 6: growth of units, 7: saved in portions, 8: answers not null
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -344,7 +344,7 @@ class GroupBy:
             start, end = self.schedule.bounds(window)
             stamps = [("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps]
         return [
-            (pa.field(name, kind),
+            (pa.field(name, kind, nullable=False),
              pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.full(rows, number))]))
             for name, number, kind in stamps
         ]  # fmt: skip

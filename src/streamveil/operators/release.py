@@ -263,9 +263,9 @@ def to_columns(
 
 
 def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> Column:
-    """A column of a release and its field."""
+    """A column of a release and its field: an answer is never null."""
     array = pa.array(cells)
-    return pa.field(name, array.type, metadata=note), array
+    return pa.field(name, array.type, nullable=False, metadata=note), array
 
 
 def _rising(
