@@ -134,3 +134,16 @@ def test_rooms_are_apart_while_they_are_used_and_used_again_afterwards() -> None
         assert len(large) >= 2 * blocks.KEPT_BYTES
     with blocks.room(1) as one:
         assert len(one) <= blocks.KEPT_BYTES
+
+
+def test_a_room_is_used_again_and_the_smallest_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_kept", [])
+    with blocks.room(BLOCK) as small, blocks.room(100 * BLOCK) as large:
+        sizes = [len(small), len(large)]
+        small[:1], large[:1] = b"s", b"l"
+    for size, mark in [(BLOCK, b"s"), (50 * BLOCK, b"l"), (2, b"s"), (100 * BLOCK, b"l")]:
+        with blocks.room(size) as again:
+            assert bytes(again[:1]) == mark
+    with blocks.room(1000 * BLOCK) as larger:
+        assert len(larger) > max(sizes)
+    assert sorted(map(len, blocks._kept)) == sorted([sizes[0], len(larger)])

@@ -18,7 +18,7 @@ TABLE = pa.table({
     "key": np.arange(ROWS), "noise": RNG.normal(size=ROWS), "few": RNG.integers(0, 9, ROWS) / 2,
     "whole": RNG.integers(0, 1 << 20, ROWS).astype(float), "text": [str(n) for n in range(ROWS)],
     "nulls": pa.array([None if n % 3 else float(n) for n in range(ROWS)]),
-    "small": RNG.normal(size=ROWS).astype(np.float32),
+    "small": RNG.normal(size=ROWS).astype(np.float32), "same": np.full(ROWS, 7),
 })  # fmt: skip
 
 
@@ -35,10 +35,23 @@ def test_only_what_shrinks_is_compressed() -> None:
     columns = [group.column(number) for number in range(group.num_columns)]
     known = {column.path_in_schema: column.compression for column in columns}
     assert {name for name, word in known.items() if word == "SNAPPY"} == {
-        "few", "whole", "text", "nulls"
+        "whole", "text", "nulls"
     }  # fmt: skip
     whole = columns[TABLE.column_names.index("whole")]
     assert whole.total_compressed_size < 0.6 * whole.total_uncompressed_size
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("key", "DELTA_BINARY_PACKED"), ("same", "RLE_DICTIONARY"), ("few", "RLE_DICTIONARY"),
+     ("noise", "PLAIN"), ("small", "PLAIN"), ("whole", "BYTE_STREAM_SPLIT"),
+     ("text", "DELTA_BYTE_ARRAY")],
+)  # fmt: skip
+def test_every_column_has_its_encoding(name: str, word: str) -> None:
+    group = pq.ParquetFile(pa.BufferReader(to_parquet(TABLE))).metadata.row_group(0)
+    encodings = group.column(TABLE.column_names.index(name)).encodings
+    assert word in encodings
+    assert word == "RLE_DICTIONARY" or "RLE_DICTIONARY" not in encodings
 
 
 def test_releases_of_one_sink_do_not_mix(tmp_path: Path) -> None:

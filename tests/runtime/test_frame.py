@@ -31,6 +31,17 @@ def test_round_trip(arrays: dict[str, np.ndarray], blobs: list[bytes]) -> None:
         assert read.arrays[name].flags.writeable
 
 
+@pytest.mark.parametrize("items", [3, 40_000, 400_000])
+@pytest.mark.parametrize("start", [0, 4096, 5000])
+def test_a_frame_that_is_put_together_has_the_same_bytes(items: int, start: int) -> None:
+    arrays = {"names": np.arange(items, dtype=np.uint64) << np.uint64(44), "some": np.arange(77)}
+    laid = frame.laid_out({"batch": 3}, arrays, [b"abc", b""])
+    with frame.gathered(*laid, start=start) as buffers:
+        whole = b"".join(buffers)
+    assert whole == b"".join(frame.encode({"batch": 3}, arrays, [b"abc", b""], start=start))
+    assert (frame.decode(whole).arrays["names"] == arrays["names"]).all()
+
+
 def test_integers_take_the_fewest_bytes() -> None:
     wide = {
         "constant": np.full((1000, 3), 7),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ def parts(*sizes: int) -> list[memoryview]:
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 0, 7), (BLOCK,), (5000, 8, 70_000)])
 def test_a_copy_is_the_body_of_a_frame_in_whole_blocks(sizes: tuple[int, ...]) -> None:
-    copy = Ring().copy(parts(*sizes))
+    copy, crc = Ring().copy(parts(*sizes))
+    assert crc == zlib.crc32(copy)
     body = b"".join(frame.padded(parts(*sizes)))
     assert bytes(copy[: len(body)]) == body
     assert not any(copy[len(body) :])
@@ -39,7 +41,7 @@ def test_copies_never_meet(steps: list[tuple[int, bool]]) -> None:
             kept.give_back()
             held.pop(0)
         content = parts(size)
-        held.append((kept.copy(content), bytes(content[0])))
+        held.append((kept.copy(content).data, bytes(content[0])))
         for copy, before in held:
             assert bytes(copy[: len(before)]) == before
 
@@ -68,14 +70,14 @@ def test_a_larger_copy_makes_the_ring_larger_once_it_is_empty() -> None:
     assert not kept.has_room(9 * BLOCK)
     kept.give_back()
     assert kept.has_room(9 * BLOCK)
-    assert len(kept.copy(parts(9 * BLOCK))) == 9 * BLOCK == needed(parts(9 * BLOCK))
+    assert len(kept.copy(parts(9 * BLOCK)).data) == 9 * BLOCK == needed(parts(9 * BLOCK))
 
 
 def test_memory_is_used_again() -> None:
     kept = Ring()
     places = set()
     for _ in range(100):
-        places.add(np.frombuffer(kept.copy(parts(10)), np.uint8).ctypes.data)
+        places.add(np.frombuffer(kept.copy(parts(10)).data, np.uint8).ctypes.data)
         kept.give_back()
     assert len(places) == 1
 
@@ -91,5 +93,5 @@ def test_room_to_grow_and_advice_may_be_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ring.mmap, "mmap", strict)
     monkeypatch.setattr(ring.mmap, "MADV_HUGEPAGE", 12345, raising=False)
-    assert bytes(Ring().copy(parts(BLOCK))) == bytes(parts(BLOCK)[0])
+    assert bytes(Ring().copy(parts(BLOCK)).data) == bytes(parts(BLOCK)[0])
     assert asked[-1] == ring.SIZE < asked[-2]

@@ -142,7 +142,7 @@ def test_parquet_is_encoded_by_column_and_read_elsewhere(tmp_path: Any) -> None:
     }
     assert "DELTA_BINARY_PACKED" in used["int64"]
     assert "DELTA_BINARY_PACKED" in used["utc"]
-    assert "BYTE_STREAM_SPLIT" in used["noise"]
+    assert {"PLAIN"} <= {*used["noise"]} <= {"PLAIN", "RLE"}
     assert "RLE_DICTIONARY" in used["few"]
     assert "RLE_DICTIONARY" in used["same"]
     assert "DELTA_BYTE_ARRAY" in used["text"]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from errno import EINVAL, EOPNOTSUPP
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
+import pyarrow as pa
 
 BLOCK = 4096  # devices with larger ones refuse, and get all by the page cache
 LARGE_BYTES = 1 << 18  # smaller writes go through the page cache
@@ -26,6 +28,7 @@ OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 REFUSED = (EINVAL, EOPNOTSUPP)  # by a file system that takes no such writes after all
 DIRECT = getattr(os, "O_DIRECT", 0)  # 0: a system without it
 _kept: list[mmap.mmap] = []  # rooms that nobody uses: as many as were ever in use at once
+_taking = Lock()
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
@@ -100,15 +103,43 @@ def room(size: int) -> Iterator[memoryview]:
 
     Pages that a process never touched cost up to ten times what is then done with them.
     """
-    try:
-        held = _kept.pop()
-    except IndexError:
-        held = None
-    if held is None or len(held) < size:
+    held = kept(size)
+    if held is None:
         held = mmap.mmap(-1, 2 * size, OWN)  # what is not touched takes no memory
+        advise(held)
     yield memoryview(held)
     if len(held) <= KEPT_BYTES:
         _kept.append(held)
+
+
+def kept(size: int) -> mmap.mmap | None:
+    """The smallest room of that size that nobody uses; where there is none, one makes way."""
+    with _taking:
+        rooms = sorted(_kept, key=len)
+        held = next((room for room in rooms if len(room) >= size), None)
+        if rooms:
+            _kept.remove(held or rooms[-1])
+        return held
+
+
+def filled(write: Callable[[pa.NativeFile], None], own: memoryview | None = None) -> memoryview:
+    """What is written: in memory of the caller's, where it fits into that."""
+    if own is not None:
+        with suppress(OSError):  # it does not
+            out = pa.FixedSizeBufferWriter(pa.py_buffer(own))
+            write(out)
+            return own[: out.tell()]
+    out = pa.BufferOutputStream()
+    write(out)
+    return memoryview(out.getvalue()).cast("B")
+
+
+def advise(memory: mmap.mmap) -> None:
+    """Asks for huge pages, where the system knows them."""
+    number = getattr(mmap, "MADV_HUGEPAGE", None)
+    if number is not None:
+        with suppress(OSError):  # a kernel without them: nothing is lost
+            memory.madvise(number)
 
 
 def sync_directory(path: Path) -> None:

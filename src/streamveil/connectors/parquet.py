@@ -1,8 +1,10 @@
 """Releases as Parquet: for each column an encoding that suits noisy answers; any reader reads them.
 
-    integers, times   differences, packed (DELTA_BINARY_PACKED): keys are sorted, counters are small
-    floating point    a dictionary where few values repeat (standard deviations); else bytes of one
-                      rank together (BYTE_STREAM_SPLIT), since noise has no values to repeat
+    integers, times   differences, packed (DELTA_BINARY_PACKED): keys are sorted, counters small;
+                      a dictionary where all are equal (triggers)
+    floating point    a dictionary where few values repeat (standard deviations); else, where that
+                      can be compressed, bytes of one rank together (BYTE_STREAM_SPLIT); else as it
+                      is, since noise has no values to repeat
     text, bytes       a dictionary where values repeat; else shared beginnings (DELTA_BYTE_ARRAY)
     all others        Arrow's defaults
 
@@ -14,7 +16,6 @@ ones.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,23 +23,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamveil.connectors.blocks import filled
+from streamveil.types import Array
+
 SAMPLE = 1024  # rows looked at
 REPEATED = 4  # a dictionary pays when the sample has this many rows per value
 WORTH = 0.75  # what compression must leave at most
 PACKED, SPLIT, SHARED = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "DELTA_BYTE_ARRAY"
+PLAIN = "PLAIN"
+NONE, SNAPPY = "none", "snappy"
+Way = tuple[str | None, str]  # encoding (None: a dictionary, or Arrow's choice) and compression
 
 
 def to_parquet(table: pa.Table, own: memoryview | None = None) -> memoryview:
     """The bytes of a Parquet file: in memory of the caller's, where they fit into that."""
     how = settings(table)
-    if own is not None:
-        with suppress(OSError):  # they do not
-            out = pa.FixedSizeBufferWriter(pa.py_buffer(own))
-            pq.write_table(table, out, **how)
-            return own[: out.tell()]
-    out = pa.BufferOutputStream()
-    pq.write_table(table, out, **how)
-    return memoryview(out.getvalue()).cast("B")
+    return filled(lambda out: pq.write_table(table, out, **how), own)
 
 
 def settings(table: pa.Table) -> dict[str, Any]:
@@ -46,49 +46,65 @@ def settings(table: pa.Table) -> dict[str, Any]:
     names = [field.name for field in table.schema]
     if len({*names}) < len(names) or any("." in name for name in names):
         return {}  # names that do not address a column
-    known, compression = {}, dict.fromkeys(names, "none")
-    for name, column in zip(names, table.columns, strict=True):
-        part = None if is_whole(column.type) else sample(column)
-        word = PACKED if part is None else encoding(part)
-        if word is not None:
-            known[name] = word
-        if part is not None and (word != SPLIT or shrinks(part)):
-            compression[name] = "snappy"
+    ways = {name: way(column) for name, column in zip(names, table.columns, strict=True)}
+    known = {name: encoding for name, (encoding, _) in ways.items() if encoding is not None}
     return {
         "use_dictionary": [name for name in names if name not in known],
         "column_encoding": known or None,
-        "compression": compression,
+        "compression": {name: compression for name, (_, compression) in ways.items()},
         "write_statistics": False,
     }
 
 
+def way(column: pa.ChunkedArray) -> Way:
+    """How a column is written."""
+    kind = column.type
+    if is_text(kind):
+        part = sample(column)
+        return None if len(pc.unique(part)) * REPEATED <= len(part) else SHARED, SNAPPY
+    if is_whole(kind):
+        part = numbers(column)
+        same = len(part) > 0 and not column.null_count and bool((part == part[0]).all())
+        return None if same else PACKED, NONE
+    if not pa.types.is_float32(kind) and not pa.types.is_float64(kind):
+        return None, SNAPPY
+    part = numbers(column)
+    if different(part) * REPEATED <= len(part):
+        return None, NONE
+    return (SPLIT, SNAPPY) if shrinks(part) else (PLAIN, NONE)
+
+
 def sample(column: pa.ChunkedArray) -> pa.Array:
     """Some rows of a column, evenly spaced."""
-    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if len(whole) <= SAMPLE:
-        return whole
-    places = np.arange(SAMPLE) * (len(whole) - 1) // (SAMPLE - 1)
-    if pa.types.is_floating(whole.type) and not whole.null_count:
-        return pa.array(whole.to_numpy()[places])
-    return whole.take(pa.array(places))
+    places = np.arange(0, len(column), 1 + len(column) // SAMPLE)
+    return whole(column).take(pa.array(places))
 
 
-def encoding(part: pa.Array) -> str | None:
-    """The encoding of a column with this sample; None: a dictionary, or Arrow's choice."""
-    kind = part.type
-    split = pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    if not split and not is_text(kind):
-        return None
-    if len(pc.unique(part)) * REPEATED <= len(part):
-        return None
-    return SPLIT if split else SHARED
+def numbers(column: pa.ChunkedArray) -> Array:
+    """The values among some rows of a column of numbers or times."""
+    try:
+        values = whole(column).to_numpy()  # as they lie in memory
+    except pa.ArrowInvalid:  # nulls, or a type that numpy has otherwise
+        return np.asarray(sample(column).drop_null().to_numpy(zero_copy_only=False))
+    return np.asarray(values[:: 1 + len(values) // SAMPLE])
 
 
-def shrinks(part: pa.Array) -> bool:
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def different(values: Array) -> int:
+    """How many different numbers there are."""
+    ordered = np.sort(values)
+    return min(1, len(values)) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
+
+
+def shrinks(part: Array) -> bool:
     """Whether bytes of one rank together can be compressed, as those of whole numbers can."""
-    values = part.drop_null().to_numpy()
+    values = np.ascontiguousarray(part)
     ranks = np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.itemsize).T)
-    return len(pa.compress(ranks, "snappy", asbytes=True)) < WORTH * ranks.nbytes
+    return len(pa.compress(ranks, SNAPPY, asbytes=True)) < WORTH * ranks.nbytes
 
 
 def is_whole(kind: pa.DataType) -> bool:

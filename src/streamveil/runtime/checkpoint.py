@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Release
+from streamveil.connectors.blocks import ROOM_BYTES, room
 from streamveil.runtime import disk, frame, wal
 from streamveil.runtime.ring import Ring
 from streamveil.runtime.tables import from_bytes, to_bytes
@@ -68,7 +69,12 @@ class Draft:
     def _begin(self, epoch: str, saved: Saved) -> None:
         self._file = disk.Unnamed(self._directory / name(self._batch))
         head = wal.to_head(saved.record, {"version": VERSION, "epoch": epoch})
-        self._write(head, {}, [to_bytes(table) for table in saved.tables])
+        with room(ROOM_BYTES + 2 * sum(table.nbytes for table in saved.tables)) as own:
+            blobs = list[memoryview]()
+            for table in saved.tables:
+                blobs.append(to_bytes(table, own=own))
+                own = own[len(blobs[-1]) :]
+            self._write(head, {}, blobs)
 
     def add(self, arrays: Mapping[str, Array], ring: Ring) -> None:
         """Copies arrays, when there is room for them; what lies in a file is passed on as it is."""
@@ -80,9 +86,9 @@ class Draft:
             else:
                 layout, parts = frame.pack(portion)
                 copy = ring.copy(parts)
-                rest = len(copy) - sum(len(part) + frame.padding(len(part)) for part in parts)
+                rest = len(copy.data) - sum(len(part) + frame.padding(len(part)) for part in parts)
                 head = {"portion": number, "arrays": layout, "blobs": [rest]}
-                self._behind(partial(self._put, head, [copy]), ring.give_back)
+                self._behind(partial(self._put, head, [copy.data], copy.crc), ring.give_back)
 
     def finish(self, until: int) -> None:
         """Gives the file its name, once it is durable, and removes what it replaces.
@@ -108,9 +114,9 @@ class Draft:
         content = {**head, "arrays": layout, "blobs": list(map(len, blobs))}
         self._put(content, list(frame.padded(parts)))
 
-    def _put(self, head: frame.Head, body: list[memoryview]) -> None:
+    def _put(self, head: frame.Head, body: list[memoryview], crc: int | None = None) -> None:
         assert self._file is not None  # noqa: S101  (begin came first)
-        self.bytes += self._file.write(frame.seal(head, body, large=0))
+        self.bytes += self._file.write(frame.seal(head, body, crc, large=0))
 
     def close(self) -> None:
         """Gives up what has no name yet; after all work behind."""

@@ -16,17 +16,18 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from streamveil.connectors.blocks import LARGE_BYTES, to_block
+from streamveil.connectors.blocks import KEPT_BYTES, LARGE_BYTES, room, to_block
 from streamveil.connectors.checksum import crc32
 from streamveil.errors import StoreError
-from streamveil.types import Array
+from streamveil.types import Array, UInt8
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Head: TypeAlias = dict[str, Any]
@@ -39,6 +40,8 @@ PREFIX_SIZE = SIZES.size + CRC.size
 ALIGNMENT = 8
 SAMPLE = 64  # items looked at before all of them
 MAPPED_BYTES = 1 << 20  # arrays below this are read, not mapped
+PIECE_BYTES = 1 << 18  # copied at once: less than a cache
+GATHERED_BYTES = KEPT_BYTES // 4  # a larger body is not copied to be written
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1"]
     + [f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)]
@@ -86,10 +89,16 @@ def encode(
     >>> frame.head["batch"], frame.arrays["count"].tolist(), bytes(frame.blobs[0])
     (1, [0, 1, 2], b'abc')
     """
+    return seal(*laid_out(head, arrays, blobs), start=start)
+
+
+def laid_out(
+    head: Head, arrays: dict[str, Array], blobs: Sequence[Buffer] = ()
+) -> tuple[Head, list[memoryview]]:
+    """All that a head says, and the body."""
     layout, parts = pack(arrays)
     content = {**head, "arrays": layout, "blobs": [len(blob) for blob in blobs]}
-    every = parts + [memoryview(blob) for blob in blobs]
-    return seal(content, list(padded(every)), start=start)
+    return content, list(padded(parts + [memoryview(blob) for blob in blobs]))
 
 
 def pack(arrays: dict[str, Array]) -> tuple[list[Any], list[memoryview]]:
@@ -110,19 +119,64 @@ def padded(parts: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def seal(
-    content: Head, body: list[memoryview], *, start: int = 0, large: int = LARGE_BYTES
+    content: Head,
+    body: list[memoryview],
+    crc: int | None = None,
+    *,
+    start: int = 0,
+    large: int = LARGE_BYTES,
 ) -> list[memoryview]:
     """A frame of a head and a body; from `large` bytes on it ends with a block of its file."""
+    size = sum(map(len, body))
+    text = to_text(content, size, start, large)
+    if crc is None:
+        crc = 0
+        for piece in body:
+            crc = crc32(piece, crc)
+    return [memoryview(opening(text, size, crc)), *body]
+
+
+@contextmanager
+def gathered(
+    content: Head, body: list[memoryview], *, start: int = 0
+) -> Iterator[list[memoryview]]:
+    """As `seal`; a large frame is put together in memory that is kept, to be written as it lies."""
+    size = sum(map(len, body))
+    if not LARGE_BYTES <= size <= GATHERED_BYTES:
+        yield seal(content, body, start=start)
+        return
+    text = to_text(content, size, start, LARGE_BYTES)
+    first = PREFIX_SIZE + len(text)
+    with room(first + size) as own:
+        _, crc = put(body, np.frombuffer(own, np.uint8)[first:])
+        own[:first] = opening(text, size, crc)
+        yield [own[: first + size]]
+
+
+def put(body: Iterable[memoryview], into: UInt8[Array, " bytes"]) -> tuple[int, int]:
+    """Copies a body; its size and checksum. Every piece is summed while it is in the cache."""
+    at, crc = 0, 0
+    for part in body:
+        for first in range(0, len(part), PIECE_BYTES):
+            piece = np.frombuffer(part[first : first + PIECE_BYTES], np.uint8)
+            copy = into[at : at + len(piece)]
+            copy[:] = piece
+            crc = crc32(copy, crc)
+            at += len(piece)
+    return at, crc
+
+
+def to_text(content: Head, size: int, start: int, large: int) -> bytes:
+    """A head as it is stored, with blanks up to where a body of this size begins."""
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * padding(len(text))
-    size, crc = sum(map(len, body)), 0
-    for piece in body:
-        crc = crc32(piece, crc)
-    if size >= large:
-        text += b" " * to_block(start + PREFIX_SIZE + len(text) + size)
+    return text if size < large else text + b" " * to_block(start + PREFIX_SIZE + len(text) + size)
+
+
+def opening(text: bytes, size: int, crc: int) -> bytes:
+    """Prefix and head of a frame whose body has this size and checksum."""
     sizes = SIZES.pack(MAGIC, VERSION, len(text), size, crc)
-    prefix = sizes + CRC.pack(crc32(text, crc32(sizes)))
-    return [memoryview(prefix + text), *body]
+    return sizes + CRC.pack(crc32(text, crc32(sizes))) + text
 
 
 def decode(data: Buffer) -> Frame:

@@ -95,9 +95,11 @@ class Archive:
         for release, one in zip(releases, known, strict=True):
             place = Moment(one.window, one.trigger)
             if place not in self._held:
-                parts = to_parts(release.table, COMPRESSION)
-                buffers = frame.encode(asdict(one), *parts, start=self._end)
-                with disk.crash_only("write the releases in", self.path.parent):
+                laid = frame.laid_out(asdict(one), *to_parts(release.table, COMPRESSION))
+                with (
+                    disk.crash_only("write the releases in", self.path.parent),
+                    frame.gathered(*laid, start=self._end) as buffers,
+                ):
                     size = write_all(self._fd, buffers)
                 self._held[place] = Entry(one.step, self._end)
                 self._end += size

@@ -11,14 +11,23 @@ import mmap
 from collections import deque
 from collections.abc import Sequence
 from threading import Condition
+from typing import NamedTuple
 
 import numpy as np
 
-from streamveil.connectors.blocks import BLOCK, OWN, to_block
-from streamveil.runtime.frame import padding
+from streamveil.connectors.blocks import BLOCK, OWN, advise, to_block
+from streamveil.connectors.checksum import crc32
+from streamveil.runtime.frame import padded, padding, put
 
 SIZE = 32 << 20  # bytes in use at once, unless a single copy is larger
 ROOM_TO_GROW = 4  # reserved per byte needed; what is not touched takes no memory
+
+
+class Copy(NamedTuple):
+    """A copy and its checksum, which is taken while it is in the cache."""
+
+    data: memoryview
+    crc: int
 
 
 class Ring:
@@ -35,7 +44,7 @@ class Ring:
         with self._changed:
             return self._start(size + BLOCK) is not None
 
-    def copy(self, parts: Sequence[memoryview]) -> memoryview:
+    def copy(self, parts: Sequence[memoryview]) -> Copy:
         """All parts, each padded as in a frame, with zeros up to the end of a block."""
         size = needed(parts)
         with self._changed:
@@ -43,14 +52,10 @@ class Ring:
             start = self._start(size) or 0
             self._used.append((start, start + size))
         room = memoryview(self._room)[start : start + size]
-        into, at = np.frombuffer(room, np.uint8), 0
-        for part in parts:
-            into[at : at + len(part)] = part
-            at += len(part)
-            into[at : at + padding(at)] = 0
-            at += padding(at)
+        into = np.frombuffer(room, np.uint8)
+        at, crc = put(padded(parts), into)
         into[at:] = 0
-        return room
+        return Copy(room, crc32(room[at:], crc))
 
     def give_back(self) -> None:
         """The oldest copy is not needed any more."""
@@ -90,13 +95,3 @@ def reserved(size: int) -> mmap.mmap:
         return mmap.mmap(-1, size * ROOM_TO_GROW, OWN)
     except OSError:
         return mmap.mmap(-1, size, OWN)
-
-
-def advise(room: mmap.mmap) -> None:
-    """Asks for huge pages, where the system knows them."""
-    number = getattr(mmap, "MADV_HUGEPAGE", None)
-    if number is not None:
-        try:
-            room.madvise(number)
-        except OSError:  # a kernel without them: nothing is lost
-            return

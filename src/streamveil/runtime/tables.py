@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Release
+from streamveil.connectors.blocks import filled
 from streamveil.connectors.checksum import crc32
 from streamveil.runtime import frame
 from streamveil.types import Array
@@ -115,13 +116,17 @@ def arrow(kind: pa.DataType, values: Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def to_bytes(table: pa.Table, compression: str | None = None) -> memoryview:
-    """A table as an Arrow stream."""
-    out = pa.BufferOutputStream()
+def to_bytes(
+    table: pa.Table, compression: str | None = None, own: memoryview | None = None
+) -> memoryview:
+    """A table as an Arrow stream, in the given memory or in new one."""
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
-    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return memoryview(out.getvalue()).cast("B")
+
+    def write(out: pa.NativeFile) -> None:
+        with pa.ipc.new_stream(out, table.schema, options=options) as writer:
+            writer.write_table(table)
+
+    return filled(write, own)
 
 
 def from_bytes(data: bytes | memoryview) -> pa.Table:

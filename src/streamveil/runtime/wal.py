@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, astuple, dataclass, field
 from errno import EIO
 from io import BytesIO
@@ -55,9 +56,9 @@ def to_head(record: Record, owner: frame.Head) -> frame.Head:
     return {**owner, **place, "releases": [astuple(one) for one in record.releases]}
 
 
-def to_frame(record: Record, start: int = 0) -> list[memoryview]:
+def to_frame(record: Record, start: int = 0) -> AbstractContextManager[list[memoryview]]:
     """The frame of a record that begins at `start` in its file."""
-    return frame.encode(to_head(record, {}), record.delta, start=start)
+    return frame.gathered(*frame.laid_out(to_head(record, {}), record.delta), start=start)
 
 
 def from_frame(read: frame.Frame) -> Record:
@@ -89,8 +90,10 @@ class Log:
 
     def append(self, record: Record) -> int:
         """Writes one record and makes it durable. Returns its size in bytes."""
-        buffers = to_frame(record, self._end)
-        with disk.crash_only("write the log in", self.directory):
+        with (
+            disk.crash_only("write the log in", self.directory),
+            to_frame(record, self._end) as buffers,
+        ):
             size = write_all(self._fd, buffers)
             os.fdatasync(self._fd)
         self.size += size
