@@ -7,6 +7,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.errors import PlanError
+from streamveil.queries.expr import compile_expression
 from streamveil.queries.schema import check_schema
 
 SCHEMA = pa.schema([
@@ -129,3 +130,53 @@ def test_public_groups_of_a_sketch_are_of_the_type_it_counts():
     check_schema(sv.sql(query.format("'a'"), source).plan, SCHEMA)
     with pytest.raises(PlanError, match="values of its type"):
         check_schema(sv.sql(query.format("1"), source).plan, SCHEMA)
+
+
+SEARCH = """
+CREATE STREAM t (ts TIMESTAMP, u INT64, page {kind})
+WITH (source = 'files', path = 'x/*.csv', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = u,
+    max_rows_contributed = 2, start = '2026-01-01', end = '2026-01-02')
+  HEAVY_HITTERS(page, k => 5{options}) FROM t EMIT EVERY INTERVAL 1 HOUR
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [("STRING", "", "searches text.*\n.*text_length => 8"), ("FLOAT64", "", "this is float"),
+     ("INT64", ", text_length => 4", "this is int, with text_length"), ("INT64", "", None),
+     ("STRING", ", text_length => 4", None)],
+)  # fmt: skip
+def test_heavy_hitters_are_integers_or_text_of_a_known_length(kind, options, words):
+    query = sv.sql(SEARCH.format(kind=kind, options=options))
+    schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("u", pa.int64()),
+                        ("page", {"STRING": pa.string(), "INT64": pa.int64(),
+                                  "FLOAT64": pa.float64()}[kind])])  # fmt: skip
+    if words is None:
+        query.explain()
+        check_schema(query.plan, schema)
+        return
+    with pytest.raises(PlanError, match=words):
+        query.explain()
+    with pytest.raises(PlanError, match=words):
+        check_schema(query.plan, schema)
+
+
+@pytest.mark.parametrize("column", ["op", "id"])
+def test_operations_and_ids_are_no_lists(column):
+    query = sv.sql("""
+        CREATE TABLE people (op STRING, id INT64, city STRING CHECK (city IN ('Lima', 'Oslo')))
+        WITH (source = 'files', path = 'x', changelog = 'insert-delete', operation = op, id = id);
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6,
+            expected_size = 20000, steps = 2)
+          city, COUNT(*) AS n FROM people GROUP BY city EMIT EVERY 4 ROWS
+    """)
+    kinds = {"op": pa.string(), "id": pa.int64(), "city": pa.string()}
+    for kind in (pa.list_(pa.string()), pa.struct([("a", pa.int64())])):
+        with pytest.raises(PlanError, match=f"column '{column}' of table 'people' holds"):
+            check_schema(query.plan, pa.schema({**kinds, column: kind}))
+
+
+def test_mixed_types_are_told_by_their_place():
+    with pytest.raises(PlanError, match=r"argument 1 is int, argument 3 is string\.\n.*CAST"):
+        compile_expression("COALESCE(a, 1, b)", pa.schema([("a", pa.int64()), ("b", pa.string())]))

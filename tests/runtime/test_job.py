@@ -293,6 +293,7 @@ def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(StoreError, match="not empty"):
         run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_a_file_is_no_state(tmp_path: Path) -> None:

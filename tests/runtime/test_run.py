@@ -146,9 +146,15 @@ def test_jobs_that_share_a_ledger_share_its_limit(clicks: Path, tmp_path: Path) 
     with pytest.raises(BudgetError, match="'again'"):
         released(again, tmp_path / "b", 200, ledger=shared)
     assert charged() == [query.name]
-    assert not list((tmp_path / "b").glob("log-*")), "refused after something was drawn"
+    assert not (tmp_path / "b").exists(), "refused after something was made"
     with pytest.raises(StoreError, match="no ledger"):
         released(query, tmp_path / "c", 200, ledger=tmp_path / "absent")
+    other = tmp_path / "other"
+    with Ledger.open(other, query.budget, replace(protects, unit="household")):
+        pass
+    with pytest.raises(PlanError, match="the ledger protects"):
+        released(query, tmp_path / "c", 200, ledger=other)
+    assert not (tmp_path / "c").exists()
 
 
 def test_the_charge_says_what_was_charged(clicks: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from streamveil.connectors.base import declared_schema
 from streamveil.engines.compile import MICRO, Compiler, binder, compile_plan
 from streamveil.engines.tables import compile_table
 from streamveil.errors import PlanError
@@ -16,6 +17,7 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.queries.overflow import MAX_UNITS
 from streamveil.queries.plan import KeyColumn, Plan, TableSource
+from streamveil.queries.schema import check_searched
 
 SKETCHES = ("approx_frequency", "heavy_hitters")
 MEMORY = 4 << 20  # bytes of one window, when the query says nothing
@@ -36,6 +38,9 @@ def is_sketched(plan: Plan) -> bool:
 
 def compile_sketch(plan: Plan) -> SketchQuery:
     """The sketch query of a plan: one aggregate, no GROUP BY, max_rows as the only bound."""
+    declared = plan.source.options.get("columns")
+    if declared:  # of others the types are known when the source is there
+        check_searched(plan, declared_schema(declared))
     aggregate = plan.aggregates[0]
     if len(plan.aggregates) > 1 or plan.keys:
         raise PlanError(

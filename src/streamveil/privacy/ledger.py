@@ -173,6 +173,14 @@ class Ledger:
         charge = self.make_charge(name, loss, range=range, key=key)
         self.charge_all([replace(charge, about=about)])
 
+    def require(self, name: str, loss: Loss | Guarantee) -> None:
+        """Raises what a charge would raise now; takes nothing."""
+        charge = self.make_charge(name, loss)
+        with self._journal.locked():
+            self._catch_up()
+            caps = self.caps or spending.caps_for(self.limit, charge.loss)
+            self._require_room([charge], [spending.cost(charge.loss, caps)], caps)
+
     def make_charge(
         self,
         name: str,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,12 @@ def common(name: str, arguments: Sequence[Argument]) -> Kind:
     if "string" in literals and len(kinds) == 2 and kinds & {"date", "timestamp"}:
         return next(iter(kinds & {"date", "timestamp"}))  # GoogleSQL reads '2026-01-01' as a time
     if len(kinds) > 1:
-        raise PlanError(f"{name} mixes types that do not convert: {', '.join(sorted(kinds))}")
+        first = {a.kind: n for n, a in reversed([*enumerate(arguments, 1)]) if a.kind in kinds}
+        found = [f"argument {n} is {kind}" for kind, n in sorted(first.items(), key=itemgetter(1))]
+        raise PlanError(
+            f"{name} mixes types that do not convert: {', '.join(found)}.\n"
+            "  to fix  CAST one of them"
+        )
     return next(iter(kinds), "null")
 
 

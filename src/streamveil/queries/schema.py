@@ -23,6 +23,7 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
             _check_time(schema, column, what)
     if isinstance(plan.source, TableSource):
         _check_table(plan.source, schema)
+    check_searched(plan, schema)
     _check_names(plan, schema)
     _check_public(plan, schema)
     if plan.where is not None:
@@ -35,6 +36,26 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
             raise PlanError(
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
                 "  to fix  CAST the column, or declare its type in CREATE STREAM"
+            )
+
+
+def check_searched(plan: Plan, schema: pa.Schema) -> None:
+    """Heavy hitters are integers, or text of a stated length."""
+    for agg in plan.aggregates:
+        if agg.function != "heavy_hitters" or agg.expression is None:
+            continue
+        kind = compile_expression(agg.expression, schema).kind
+        length = dict(agg.options).get("text_length")
+        if kind == "string" and not length:
+            raise PlanError(
+                f"HEAVY_HITTERS({shown(agg.expression)}) searches text, of a length it must know.\n"
+                "  to fix  text_length => 8 (its leading bytes, at most 8), or a column of integers"
+            )
+        if kind in ("float", "bytes") or (kind != "string" and length):
+            raise PlanError(
+                f"HEAVY_HITTERS({shown(agg.expression)}) searches integers, or text with"
+                f" text_length; this is {kind}{', with text_length' if length else ''}.\n"
+                f"  to fix  {'leave text_length out' if kind == 'int' else 'CAST the column'}"
             )
 
 
@@ -85,6 +106,13 @@ def _check_table(source: TableSource, schema: pa.Schema) -> None:
         if name not in schema.names:
             raise PlanError(
                 f"table '{source.name}': unknown column '{name}'{nearest(name, schema.names)}"
+            )
+    for column in filter(None, (source.operation, source.record)):
+        kind = schema.field(column).type
+        if pa.types.is_nested(kind):
+            raise PlanError(
+                f"column '{column}' of table '{source.name}' holds {kind}, which is neither an"
+                " operation nor an id.\n  to fix  name a column of text or numbers"
             )
     for name, values in source.domains:
         try:

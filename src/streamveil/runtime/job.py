@@ -92,8 +92,12 @@ class Job:
         self._ring = Ring()
         self._saving: Saving | None = None  # the checkpoint that is not yet whole
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
+        epoch = stores.epoch_of(Path(directory))
         if work.rejects is not None:
-            work.rejects.require(Path(directory), stores.epoch_of(Path(directory)))
+            work.rejects.require(Path(directory), epoch)
+        if epoch is None and work.ledger is not None:  # refused before anything is made
+            with Ledger.load(work.ledger) as shared:
+                shared.require(work.name, work.operator.guarantee)
         self._store = stores.Store(Path(directory), policy)
         try:
             self._noise = (keys or Keys()).noise_of(self._store, work.identity)

@@ -36,6 +36,7 @@ from streamveil.engines.spark.spread import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.operators.protocol import Operator
 from streamveil.operators.state import types_to_bytes
+from streamveil.privacy.ledger import Ledger
 from streamveil.queries.combine import combine_rows, combined_plan
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
@@ -47,6 +48,7 @@ from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.run import needed_columns
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
+    HEADER,
     SHARDS,
     Account,
     Home,
@@ -90,6 +92,9 @@ class SparkJob:
         check_schema(plan, self.schema)
         self.spread = spread_of(plan, self.operator)
         path = Path(state).absolute()
+        if ledger is not None and not (path / HEADER).exists():  # refused before anything is made
+            with Ledger.load(ledger) as shared:
+                shared.require(plan.name, self.operator.guarantee)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home, self.lock = Home(path), Lock(path)
         try:

@@ -39,7 +39,8 @@ HEADER = "state.json"
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
 EPOCH_BYTES = 16
-BEFORE_CREATION = frozenset([LOCK, SECRET])  # what may be there before the header
+BEFORE_CREATION = frozenset([LOCK, SECRET, SCRATCH])  # what may be there before the header
+BEGUN = tuple(name + disk.TEMPORARY for name in (HEADER, SECRET))
 
 
 CALIBRATED_OTHERWISE = (
@@ -124,6 +125,8 @@ class Store:
                 "  to fix  give the directory of the job, or a new one"
             )
         disk.make_directory(directory)
+        if not (directory / HEADER).exists():
+            require_empty(directory)  # a foreign one is left as it is
         self._lock = Lock(directory)
         try:
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
@@ -293,7 +296,7 @@ def crc(content: dict[str, object]) -> int:
 
 def require_empty(directory: Path) -> None:
     """Refuses to create a state among files that are not its own, or are the rest of one."""
-    names = {path.name for path in directory.iterdir()} - BEFORE_CREATION
+    names = {path.name for path in directory.iterdir()} - BEFORE_CREATION - {*BEGUN}
     if any(
         name == LEDGER or name.startswith((wal.SEGMENT, checkpoint.CHECKPOINT)) for name in names
     ):
