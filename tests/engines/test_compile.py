@@ -44,3 +44,32 @@ def test_quantiles_of_unlike_depth_share_no_tree():
     deeper = replace(other, options={"q": 0.9, "levels": 5})
     with pytest.raises(PlanError, match="levels"):
         compile_plan(replace(query.plan, aggregates=(one, deeper)))
+
+
+def counts(bound, epsilon=1, **options):
+    query = sv.files("t.parquet").protect("u").group_by("k").agg(n=sv.count()).bound(**bound)
+    return query.release(budget=sv.Budget(epsilon=epsilon, delta=1e-9), **options).plan
+
+
+@pytest.mark.parametrize("bound", [1, 2**16 - 1, 2**16, 2**16 + 1, 10**9])
+def test_squared_rows_may_be_many(bound):
+    assert compile_plan(counts({"max_squared_rows": bound})).bounds.quadratic == bound
+
+
+def test_a_budget_that_is_too_small_is_refused():
+    with pytest.raises(PlanError, match="too small"):
+        compile_plan(counts({"max_rows": 3}, 1e-7, preset="dp-sqlp"))
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "many", 1.5])
+@pytest.mark.parametrize(
+    "name",
+    ["max_units", "hidden_groups", "delta_share", "selection_share", "mu_share", "entry_weight",
+     "weight_reference"],
+)  # fmt: skip
+def test_settings_that_are_no_numbers_of_their_kind_are_refused(name, value):
+    """Without units no chance of equal fingerprints would be charged, nor overflow excluded."""
+    if name == "weight_reference" and value == 1.5:
+        return
+    with pytest.raises(PlanError, match=name):
+        compile_plan(counts({"max_squared_rows": 9}, **{name: value}))

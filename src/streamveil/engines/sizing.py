@@ -242,9 +242,8 @@ class Sizing:
             == "flat"
         ):
             return None
-        scale = max(
-            1, min(LARGEST_WEIGHT, isqrt(2**16 // quadratic - 1), 255 // (isqrt(quadratic) + 1))
-        )
+        fits = max(0, 2**16 // quadratic - 1)
+        scale = max(1, min(LARGEST_WEIGHT, isqrt(fits), 255 // (isqrt(quadratic) + 1)))
         start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
         if chosen is not None:
             start, after = min(1.0, sqrt(quadratic / chosen.rows)), chosen.reference

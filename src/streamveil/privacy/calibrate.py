@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
+from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget, Number, exact, exact_between
 from streamveil.privacy.guarantee import Gdp, Loss, Pure, Zcdp
 
@@ -96,7 +97,7 @@ def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
     while make(high).fits(budget):
         low, high = high, 2 * high
     if low == 0.0:
-        raise ValueError(f"the budget {budget} is too small for this mechanism")
+        raise PlanError(f"the budget {budget} is too small for this mechanism")
     while high - low > 1e-13 * low:
         middle = (low + high) / 2
         if not low < middle < high:

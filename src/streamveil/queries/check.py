@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
+from numbers import Real
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
@@ -21,6 +22,8 @@ SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 SUFFIXES = ("_sd", "_low", "_high")
+SHARES = dict.fromkeys(("delta_share", "selection_share", "mu_share"), 1.0)  # and their ends
+ABOVE_ZERO = {**SHARES, "entry_weight": inf, "weight_reference": inf}
 TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
 
 
@@ -202,7 +205,7 @@ def _aggregates(plan: Plan) -> Complaints:
 
 
 def _real(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else -1.0
+    return float(value) if isinstance(value, Real) else -1.0
 
 
 def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
@@ -380,6 +383,17 @@ def _choices(plan: Plan) -> Complaints:
         yield f"{name} belongs to a changing table: CREATE TABLE ... WITH (changelog = ...)"
 
 
+def _numbers(plan: Plan) -> Complaints:
+    """Settings that a mechanism takes as they are."""
+    for name, end in ABOVE_ZERO.items():
+        if name in plan.options and not 0 < _real(plan.options[name]) < end:
+            yield f"{name} must be a number above 0" + (" and below 1" if end == 1 else "")
+    for name in ("max_units", "hidden_groups"):
+        count = _real(plan.options.get(name, 1))
+        if not 1 <= count < inf or count != int(count):
+            yield f"{name} must be a whole number of at least 1"
+
+
 def check_confidence(plan: Plan) -> Complaints:
     """The coverage of intervals."""
     confidence = plan.options.get("confidence")
@@ -397,5 +411,6 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     _windows,
     _keys,
     _choices,
+    _numbers,
     check_confidence,
 )
