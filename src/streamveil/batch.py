@@ -27,9 +27,10 @@ class Refused:
     _at_hand: Any = None  # numbers in the micro-batch of the rows at hand; None: all
 
     def add(self, reason: str, rows: Any) -> None:
-        """Notes some of the rows at hand, given by their numbers or as a mask."""
-        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.unique(rows)
+        """Notes some of the rows at hand: a mask, or numbers in order, each once or more often."""
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         if len(rows):
+            rows = rows[np.append(True, rows[1:] != rows[:-1])]
             self.found.append((reason, rows if self._at_hand is None else self._at_hand[rows]))
 
     def keep(self, mask: Any) -> None:

@@ -95,12 +95,13 @@ def malformed_of(block: bytes, rest: bytes, left: Places | None, numbers: list[i
     """Which lines of a block are no rows: those not left, and some of the rest by their numbers."""
     if left is None and not numbers:
         return np.zeros(0, np.int64)
-    lines = rest.splitlines()
-    places = np.arange(len(lines)) if left is None else left
-    full = places[[bool(line) for line in lines]] if numbers else places
-    odd = full[np.array(numbers, np.int64) - 1]
-    gone = np.setdiff1d(np.arange(len(block.splitlines())), places)
-    return np.sort(np.concatenate((gone, odd)))
+    gone = np.ones(len(block.splitlines()), np.bool_)
+    places = np.arange(len(gone)) if left is None else left
+    gone[places] = False
+    if numbers:
+        full = places[np.fromiter(map(bool, rest.splitlines()), np.bool_, len(places))]
+        gone[full[np.array(numbers, np.int64) - 1]] = True
+    return np.flatnonzero(gone)
 
 
 def paired(lines: list[bytes]) -> pa.Array:
