@@ -129,6 +129,23 @@ def test_run_resume_inspect_and_ledger(folder):
     assert errors.startswith("StoreError: ")
 
 
+def test_rejected_rows_are_kept_where_asked_and_nowhere_else(folder):
+    table = pq.read_table(folder / "visits.parquet")
+    persons = pa.array([None if i == 7 else f"{SECRET}-{i}" for i in range(400)])
+    pq.write_table(table.set_column(1, "person", persons), folder / "visits.parquet")
+    given = ("run", folder / "q.sql", "--state", folder / "s", "--rejects", folder / "aside")
+    code, shown, errors = call(*given, "--engine", "spark")
+    assert (code, shown) == (2, "")
+    assert "embedded engine only" in errors
+    assert not (folder / "aside").exists()
+    code, shown, errors = call(*given)
+    assert code == 0
+    assert "null unit" not in shown + errors
+    [path] = (folder / "aside").glob("batch-*.parquet")
+    [row] = pq.read_table(path).to_pylist()
+    assert (row["reason"], row["number"], row["row"]["ward"]) == ("null unit", 8, "south")
+
+
 def test_run_reports_memory_and_takes_a_limit(folder):
     code, _, err = call("run", folder / "q.sql", "--state", folder / "a.veil")
     assert code == 0
