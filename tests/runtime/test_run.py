@@ -147,6 +147,9 @@ def test_jobs_that_share_a_ledger_share_its_limit(clicks: Path, tmp_path: Path) 
         released(again, tmp_path / "b", 200, ledger=shared)
     assert charged() == [query.name]
     assert not (tmp_path / "b").exists(), "refused after something was made"
+    released(query, tmp_path / "alone", 200)
+    with pytest.raises(StoreError, match="'shared' does not hold this job's charge"):
+        released(query, tmp_path / "alone", 200, ledger=shared)  # it would spend beside its limit
     with pytest.raises(StoreError, match="no ledger"):
         released(query, tmp_path / "c", 200, ledger=tmp_path / "absent")
     other = tmp_path / "other"

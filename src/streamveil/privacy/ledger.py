@@ -220,6 +220,16 @@ class Ledger:
             for charge, cost in zip(fresh, costs, strict=True):
                 self._book(charge, cost)
 
+    def require_charged(self, key: str) -> None:
+        """Refuses a job whose charge is not here: it would spend what nothing limits."""
+        self._refresh()
+        if key not in self._by_key:
+            raise StoreError(
+                f"the ledger '{self.name}' does not hold this job's charge.\n"
+                "  to fix  name the ledger that the job was created with, if there was one; or "
+                "restore ledger and state from a backup of one moment"
+            )
+
     def spent(self) -> Loss:
         """The loss of the unit-period that lost most, kind by kind."""
         self._refresh()

@@ -229,7 +229,7 @@ OPTIONS: dict[str, Option] = {
     "counter": Option(word, S, "'auto'", "continual counter: chosen by horizon and budget"),
     "name": Option(word, S, "the sink's name, else 'query'", "the job in the ledger and state"),
     "non_negative": Option(flag, S, "FALSE", "post-processing: values below 0 become 0"),
-    "integer": Option(flag, S, "FALSE", "post-processing: values are rounded (and stay within 64 bits)"),
+    "integer": Option(flag, S, "FALSE", "post-processing: values are rounded (within 64 bits)"),
     "monotone": Option(flag, S, "FALSE", "post-processing: running counts never fall"),
     "confidence": Option(real, S, "0.95", "coverage of the interval of every number"),
     "selection": Option(

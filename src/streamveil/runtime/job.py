@@ -130,11 +130,9 @@ class Job:
                 self._charge_shared(guarantee, header.epoch, about)
                 ledger.charge(self.work.name, guarantee, key=header.epoch, about=about)
                 self._store.finish()
-            elif header.epoch not in {charge.key for charge in ledger.entries()}:
-                raise StoreError(
-                    "the ledger in the state directory does not hold this job's charge.\n"
-                    "  to fix  restore the whole directory from a backup of one moment"
-                )
+            else:
+                ledger.require_charged(header.epoch)
+                self._require_shared(header.epoch)
         finally:
             ledger.close()
 
@@ -143,6 +141,11 @@ class Job:
         if self.work.ledger is not None:
             with Ledger.load(self.work.ledger) as shared:
                 shared.charge(self.work.name, guarantee, key=key, about=about)
+
+    def _require_shared(self, key: str) -> None:
+        if self.work.ledger is not None:
+            with Ledger.load(self.work.ledger) as shared:
+                shared.require_charged(key)
 
     def _recover(self) -> None:
         """Rebuilds the state: checkpoint, then the same operator over the logged deltas."""

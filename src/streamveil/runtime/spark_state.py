@@ -239,11 +239,11 @@ class Home:
                     with Ledger.load(account.shared) as shared:  # a restart finds its key there
                         shared.charge(account.name, account.guarantee, key=key, about=account.about)
                 ledger.charge(account.name, account.guarantee, key=key, about=account.about)
-            elif key not in {charge.key for charge in ledger.entries()}:
-                raise StoreError(
-                    "the ledger of the state does not hold this job's charge.\n"
-                    "  to fix  restore the whole directory from a backup of one moment"
-                )
+            else:
+                ledger.require_charged(key)
+                if account.shared is not None:
+                    with Ledger.load(account.shared) as shared:
+                        shared.require_charged(key)
         if not header.ready:
             self._write(replace(header, ready=True))
 

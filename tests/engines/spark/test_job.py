@@ -165,6 +165,9 @@ def test_a_shared_ledger_is_charged_once_and_not_for_what_cannot_run(tmp_path):
         start(replace(plan, where="nobody > 1"), "other")
     assert not (tmp_path / "other").exists()
     assert [start(plan, "state"), start(plan, "state")] == [1, 0]
+    SparkJob(plan, state=tmp_path / "alone", session=None, keys=SEEDED).close()
+    with pytest.raises(StoreError, match="'shared' does not hold this job's charge"):
+        start(plan, "alone")
 
 
 def test_a_job_that_is_closed_leaves_no_replicas(session, tmp_path):
