@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from streamveil.operators.addresses import equal, load64, lowest, store32, store64
+from streamveil.operators.addresses import ask, equal, load64, lowest, store32, store64
 from streamveil.operators.probing import home
 from streamveil.operators.unit_kernels import (
     BLOCK_AT,
@@ -28,6 +28,7 @@ from streamveil.operators.unit_lookup import HEAD, locate
 from streamveil.types import Array, Int64, UInt32, UInt64
 
 DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its part or its place
+WAIT = 16  # names between asking for a bucket and reading it
 
 
 @njit(cache=True)
@@ -168,10 +169,17 @@ def count_unseen(
     """
     low = np.uint64(len(heads) // HEAD - 1)
     drawn, step = np.uint64(((1 << bits) - 1) << DRAWN_AT), WORD * words
-    found = 0
-    for row in range(len(unit)):
-        name = unit[row]
+    waiting, came, found = np.zeros(WAIT, np.uint64), 0, 0
+    for row in range(len(unit) + WAIT):  # the last bring nobody, only those who wait out
+        name = unit[row] if row < len(unit) else NONE
         if name & drawn != NONE:
+            continue
+        if name != NONE:
+            head = HEAD * np.int64(name & low)
+            ask(heads[head] + home(name, np.uint64(heads[head + 1])) * step)
+        name, waiting[came % WAIT] = waiting[came % WAIT], name
+        came += 1
+        if name == NONE:
             continue
         head = HEAD * np.int64(name & low)
         _, known = locate(heads[head], heads[head + 1], name, step)

@@ -92,7 +92,7 @@ def fresh_names(seed: int, n: int) -> Any:
 @pytest.mark.parametrize(
     ("n", "units", "crowd"),
     [(200_000, 60_000, "spread"), (200_000, 190_000, "spread")]
-    + [(n, 900, crowd) for n in (3_000, 40_000) for crowd in CROWDED],
+    + [(n, 900, crowd) for n in (5, 3_000, 40_000) for crowd in CROWDED],
 )
 def test_units_to_come_are_counted_by_a_sample(n, units, crowd):
     bounds = Bounds(max_rows=9)
