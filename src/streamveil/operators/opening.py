@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.mechanisms.selection import FINE, TableSelection
-from streamveil.operators.release_kernels import put_times, take_due, take_names, take_units
+from streamveil.operators.release_kernels import put_times, take_asked, take_units
 from streamveil.operators.selection import Address
 from streamveil.types import Array, Int32, Int64, UInt64
 
@@ -72,51 +72,45 @@ class TableOpening:
             return state, np.zeros(0, np.int64)
         state = _with_room(state, len(units))
         opens, shift, least = state["opens"], state["shift"], self.offset + TESTED
-        # apart: what is not touched of small arrays takes no memory, large ones get huge pages
-        fresh, counted, *lists = (np.empty(len(units), np.int32) for _ in range(5))
-        held, listed = (state["units"], shift, opens), (lists[0], lists[1], lists[2])
-        new, known = take_units(units, held, trigger, least, (fresh, counted), listed)
-        able = np.stack([one[:known] for one in listed])
+        undrawn, able = np.empty((2, len(units)), np.int32)
+        held = state["units"], shift, opens
+        new, known = take_units(units, held, trigger, least, undrawn, able)
+        rows, fresh = able[:known], undrawn[:new]
         if new:
             draws = at.noise.at("group-by/shift", at.job, at.window)
-            fresh, counted = fresh[:new], counted[:new]
-            drawn = np.minimum(self.table.shift(draws, _names(names, fresh)), FAR)
+            ids, (counted, _) = _asked(names, held[:2], fresh)
+            drawn = np.minimum(self.table.shift(draws, ids), FAR)
             shift[fresh] = drawn
-            more = np.stack([fresh, counted, drawn.astype(np.int32)])[:, counted - drawn >= least]
-            able = np.concatenate([able, more], axis=1)
-        due = np.append(state["due"], self._ask(opens, able, names, trigger, at))
-        passing = np.empty(len(due), np.int64)
-        now, later = take_due(opens, due, trigger, int(FAR), passing)
-        state["due"] = due[:later].copy()
-        return state, np.sort(passing[:now])
+            rows = np.append(rows, fresh[counted - drawn >= least])
+        due = np.append(state["due"], self._ask(state, rows, names, trigger, at))
+        when = opens[due]
+        state["due"] = due[(when > trigger) & (when < FAR)]
+        return state, np.sort(due[when <= trigger])
 
     def _ask(
         self,
-        opens: Int32[Array, " keys"],
-        able: Int32[Array, "3 changed"],
+        state: dict[str, Array],
+        rows: Int32[Array, " changed"],
         names: UInt64[Array, "keys 2"],
         trigger: int,
         at: Address,
     ) -> Int64[Array, " some"]:
-        """Gives keys that may open their times anew; returns those that had none before.
-
-        `able`: rows, units and shifts.
-        """
-        rows = able[0]
+        """Gives keys that may open their times anew; returns those that had none before."""
         if not len(rows):
             return np.zeros(0, np.int64)
         draws, soon = at.noise.at("group-by/wait", at.job, at.window), np.empty(len(rows), np.int64)
-        units, shift = able[1:].astype(np.int64)
-        asked = _names(names, rows), units - self.offset, shift
-        found = self.table.next_opening(draws, *asked, trigger)
-        return soon[: put_times(opens, rows, found, int(FAR), soon)]
+        ids, (units, shift) = _asked(names, (state["units"], state["shift"]), rows)
+        found = self.table.next_opening(draws, ids, units - self.offset, shift, trigger)
+        return soon[: put_times(state["opens"], rows, found, int(FAR), soon)]
 
 
-def _names(names: UInt64[Array, "keys 2"], rows: Int32[Array, " some"]) -> UInt64[Array, "some 2"]:
-    """The names of some keys."""
-    taken = np.empty((len(rows), 2), np.uint64)
-    take_names(names.reshape(-1), rows, taken)
-    return taken
+def _asked(
+    names: UInt64[Array, "keys 2"], held: tuple[Array, Array], rows: Int32[Array, " some"]
+) -> tuple[UInt64[Array, "some 2"], Int64[Array, "2 some"]]:
+    """The names, and the units and shifts, of some keys."""
+    ids, counts = np.empty((len(rows), 2), np.uint64), np.empty((2, len(rows)), np.int64)
+    take_asked(names.reshape(-1), held, rows, ids, counts)
+    return ids, counts
 
 
 def _with_room(state: dict[str, Array], keys: int) -> dict[str, Array]:

@@ -20,36 +20,34 @@ def take_units(
     held: tuple[Array, Array, Array],
     trigger: int,
     least: int,
-    undrawn: tuple[Array, Array],
-    able: tuple[Array, Array, Array],
+    undrawn: Int32[Array, " keys"],
+    able: Int32[Array, " keys"],
 ) -> tuple[int, int]:
     """Moves new units of keys that are not shown to their totals, and clears them.
 
     `held`: units, shifts and opening times of all keys. Of the keys that changed and have at least
-    `least` units, lists those without a shift (row, units), and those that have that many more than
-    their shift (row, units, shift); returns how many there are of each. In blocks, and with sums in
-    place of branches: which keys changed is as good as random.
+    `least` units, lists those without a shift, and those that have that many more than their shift;
+    returns how many there are of each.
     """
     units, shift, opens = held
-    (fresh, counted), (rows, counts, shifts) = undrawn, able
-    changed = np.empty(BLOCK, np.int64)
     new = known = 0
-    for start in range(0, len(pending), BLOCK):
-        some = 0
-        for row in range(start, min(start + BLOCK, len(pending))):
-            changed[some] = row
-            some += int(pending[row] != 0)
-        for k in range(some):
-            row = changed[k]
-            hidden, drawn = opens[row] >= trigger, shift[row]
-            total = units[row] + int(hidden) * pending[row]
-            pending[row], units[row] = 0, total
-            spare = total - least
-            enough = hidden & (spare >= 0)
-            fresh[new], counted[new] = row, total
-            new += int(enough & (drawn < 0))
-            rows[known], counts[known], shifts[known] = row, total, drawn
-            known += int(enough & (drawn >= 0) & (spare >= drawn))
+    for row in range(len(pending)):
+        more = pending[row]
+        if more == 0:
+            continue
+        pending[row] = 0
+        if opens[row] < trigger:
+            continue
+        units[row] += more
+        spare = units[row] - least
+        if spare < 0:
+            continue
+        if shift[row] < 0:
+            undrawn[new] = row
+            new += 1
+        elif spare >= shift[row]:
+            able[known] = row
+            known += 1
     return new, known
 
 
@@ -61,6 +59,27 @@ def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array,
             prefetch(names, 2 * np.int64(rows[i + AHEAD]))
         row = np.int64(rows[i])
         taken[i, 0], taken[i, 1] = names[2 * row], names[2 * row + 1]
+
+
+@njit(cache=True)
+def take_asked(
+    names: UInt64[Array, " words"],
+    held: tuple[Array, Array],
+    rows: Int32[Array, " some"],
+    ids: UInt64[Array, "some 2"],
+    counts: Int64[Array, "2 some"],
+) -> None:
+    """Names, units and shifts of some keys; `held` has the units and shifts of all."""
+    units, shift = held
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            ahead = np.int64(rows[i + AHEAD])
+            prefetch(names, 2 * ahead)
+            prefetch(units, ahead)
+            prefetch(shift, ahead)
+        row = np.int64(rows[i])
+        ids[i, 0], ids[i, 1] = names[2 * row], names[2 * row + 1]
+        counts[0, i], counts[1, i] = units[row], shift[row]
 
 
 @njit(cache=True)
@@ -80,30 +99,6 @@ def put_times(
             found += 1
         opens[row] = time
     return found
-
-
-@njit(cache=True)
-def take_due(
-    opens: Int32[Array, " keys"],
-    due: Int64[Array, " some"],
-    trigger: int,
-    far: int,
-    passing: Int64[Array, " some"],
-) -> tuple[int, int]:
-    """Lists keys whose time has come, and leaves those whose time will come at the front of `due`.
-
-    Returns how many there are of each.
-    """
-    now = later = 0
-    for i in range(len(due)):
-        if i + AHEAD < len(due):
-            prefetch(opens, due[i + AHEAD])
-        row = due[i]
-        time = opens[row]
-        passing[now] = due[later] = row
-        now += int(time <= trigger)
-        later += int((time > trigger) & (time < far))
-    return now, later
 
 
 @njit(cache=True)
