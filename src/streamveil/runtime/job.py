@@ -257,6 +257,7 @@ class Job:
                     yield from pending.result()
                 saving = self._snapshot(record)
                 aside = () if self._rejects is None else self._rejects.of(batch)
+                del batch  # its memory is free before the next but one is read
                 pending = committer.submit(self._commit, record, self._latest, saving, aside)
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
