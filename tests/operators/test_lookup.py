@@ -5,13 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.operators import kernels
+from streamveil.operators import value_kernels as kernels
+from streamveil.operators.addresses import reserved
 from streamveil.operators.aggregate import KeyTable, Recognised, enter, recognise
 from streamveil.operators.hashing import encipher
+from streamveil.operators.kernels import MIX
 from streamveil.operators.lookup import Lookup
 
 KEY = bytes(range(32))
 FIELDS = Recognised._fields
+SECRET = np.array([0xC0FFEE, 0x9E3779B97F4A7C15], np.uint64)
+WHOLE = 2**64
 
 
 def feed(lookup, table, values, accepted, shown, trigger=0):
@@ -21,12 +25,32 @@ def feed(lookup, table, values, accepted, shown, trigger=0):
     met = lookup.find(table, values, (3, 7), KEY, room)
     known = Recognised(*(column.copy() for column in room[0]))
     enter(table, met.names, accepted, room[0].rows, met)
-    lookup.keep(table, values[met.firsts], met.own, known.group[met.firsts])
+    lookup.keep(values, met, known)
     return known, met
 
 
 def room_for(rows):
     return Recognised.empty(rows), tuple(np.empty((3, rows), np.int32))
+
+
+def crowded(n, homes, seed=0):
+    """Values that all want few buckets: the inverse of what places them, `value_kernels.mixed`."""
+    rng = np.random.default_rng(seed)
+    words = [int(home) << 32 | i + 1 for i, home in enumerate(rng.choice(homes, n))]
+    back = [pow(int(factor), -1, WHOLE) for factor in (SECRET[1], MIX)]
+    values = []
+    for word in words:
+        half = word * back[0] % WHOLE
+        values.append((half ^ half >> 32) * back[1] % WHOLE ^ int(SECRET[0]))
+    return np.array(values, np.uint64).view(np.int64), np.array(words, np.uint64)
+
+
+def in_slots(lookup):
+    """Mixed values, and what is known of their keys, of all slots in use."""
+    lines = lookup.slots.reshape(-1, 2, kernels.SLOTS)
+    used = lines[:, 0] != 0
+    assert (used[:, 1:] <= used[:, :-1]).all()  # filled from the left
+    return lines[:, 0][used], lines[:, 1][used]
 
 
 def by_name(table, values, weights):
@@ -68,83 +92,114 @@ def test_a_value_is_named_until_its_key_has_a_row_and_never_again():
     for accepted, named in ((False, 5_000), (True, 5_000), (True, 0)):
         _, met = feed(lookup, table, values, np.full(5_000, accepted), shown)
         assert len(met.places) == len(met.names) == named
-        assert (np.count_nonzero(lookup.slots.reshape(-1, 2)[:, 1]) == 0) == (not accepted)
+        assert (len(in_slots(lookup)[0]) == 0) == (not accepted)
     assert table.keys == 5_000
-    assert 0.25 <= table.keys / (len(lookup.slots) // 2) <= 0.5
+    assert 0.35 <= table.keys / (len(lookup.slots) // 2) <= 0.7
 
 
 def test_another_secret_puts_values_elsewhere():
     """Slots must not follow from the values alone: see `Lookup`, Protects."""
-    values = np.arange(1_000) << 20
+    values, nothing = np.arange(1_000) << 20, np.zeros(0, np.int64)
     order = []
     for key in (KEY, KEY[::-1]):
         lookup, table = Lookup(), KeyTable.empty(1)
-        lookup.weigh(table, (values[:0], values[:0].astype(np.uint8)), (0, 0))
-        lookup.find(table, values, (3, 7), key, room_for(1_000))
-        table.add_names(encipher(values, key, 0))
-        lookup.keep(table, values, np.arange(1_000), np.zeros(1_000, np.uint16))
-        order.append(lookup.slots.reshape(-1, 2)[:, 1].copy())
+        lookup.weigh(table, (nothing, nothing.astype(np.uint8)), (0, 0))
+        known, room = room_for(1_000)
+        met = lookup.find(table, values, (3, 7), key, (known, room))
+        enter(table, met.names, np.ones(1_000, np.bool_), known.rows, met)
+        lookup.keep(values, met, known)
+        order.append(in_slots(lookup)[1])
     assert (order[0] != order[1]).any()
 
 
-@pytest.mark.parametrize("secret", [np.array([0, 1 << 63], np.uint64)])
-def test_values_without_room_near_their_place_are_named_each_time(secret):
-    """A secret that sends all values to two places: the worst that could be aimed at."""
-    lookup, table, nothing = Lookup(secret=secret), KeyTable.empty(1), np.zeros(0, np.int64)
-    values, shown = np.arange(2_000), (nothing, nothing.astype(np.uint8))
+def test_mixing_can_be_undone():
+    """Slots hold mixed values only, so two values must never be mixed to one."""
+    values, words = crowded(300, [0, 5, 2**32 - 1])
+    np.testing.assert_array_equal([kernels.mixed(value, SECRET) for value in values], words)
+
+
+def test_values_without_room_near_their_place_are_named_each_time():
+    """All values want two buckets: the worst that could be aimed at."""
+    lookup, table, nothing = Lookup(secret=SECRET), KeyTable.empty(1), np.zeros(0, np.int64)
+    values, shown = crowded(2_000, [0, 2**32 - 1])[0], (nothing, nothing.astype(np.uint8))
     feed(lookup, table, values, np.ones(2_000, np.bool_), shown)
     for _ in range(2):
         wanted = by_name(table, values, np.zeros(2_000, np.uint8))
         known, met = feed(lookup, table, values, np.ones(2_000, np.bool_), shown)
         np.testing.assert_array_equal(known.rows, wanted.rows)
-        assert 2_000 - len(met.places) <= 2 * (kernels.MOST_STEPS + 1)
+        assert 2_000 - len(met.places) <= 2 * kernels.SLOTS * kernels.MOST_BUCKETS
     assert table.keys == 2_000
 
 
+def test_the_value_that_is_mixed_to_nothing_is_found_by_name():
+    lookup, table, nothing = Lookup(secret=SECRET), KeyTable.empty(1), np.zeros(0, np.int64)
+    values = np.full(5, SECRET[0]).view(np.int64)
+    assert kernels.mixed(values[0], SECRET) == 0
+    for _ in range(3):
+        wanted = by_name(table, values, np.zeros(1, np.uint8))
+        known, met = feed(lookup, table, values, np.ones(5, np.bool_), (nothing, nothing))
+        np.testing.assert_array_equal(known.rows, wanted.rows)
+        np.testing.assert_array_equal(known.group, wanted.group)
+        assert len(met.places) == 5
+    assert (table.keys, len(in_slots(lookup)[0])) == (1, 0)
+
+
 @pytest.mark.parametrize("keys", [40, 3_000, 20_000])
-def test_slots_that_were_spread_in_place_hold_what_they_held(keys):
+@pytest.mark.parametrize("homes", [[2**32 - 1, 7], range(0, 2**32, 2**20)])
+def test_slots_that_were_spread_in_place_hold_what_they_held(keys, homes):
     """In parts, from the end on, with runs over the end of the table."""
-    rng = np.random.default_rng(keys)
-    values, rows = rng.permutation(1 << 20)[:keys], np.arange(keys, dtype=np.int32)
-    known = rows, rng.integers(0, 1 << 16, keys).astype(np.uint16), (rows % 5).astype(np.uint8)
-    secret, held = np.array([3, 0x9E3779B97F4A7C15], np.uint64), np.empty(keys, np.int64)
-    slots = np.zeros(4 * keys, np.uint64)
-    before, few, counts = len(slots) // 4, keys // 4, np.zeros(3, np.int64)
-    facts = known[0][:few], known[1][:few], known[2]
-    kernels.keep_values(values[:few], *facts, slots[:before], secret, held, counts)
-    for size in (before, 2 * before, 4 * before):
-        counts[0] -= kernels.spread_values(slots[:size], max(size // 2, before), secret)
-        room, missing = room_for(keys)
-        own, asked = (np.uint8(9), room, missing, counts.copy()), slots[:size].copy()
-        ends = kernels.find_values(values[:few], asked, secret, 0, *own)
-        assert ends == few
-        found = np.zeros(keys, np.bool_)
-        found[:few] = room.rows[:few] >= 0
-        assert 0.9 * few <= np.count_nonzero(found) == counts[0] <= few
-        np.testing.assert_array_equal(room.rows[found], rows[found])
-        np.testing.assert_array_equal(room.group[found], known[1][found])
-        np.testing.assert_array_equal(room.weight[found], np.where(rows % 5, rows % 5, 9)[found])
-        np.testing.assert_array_equal(room.hidden[found], (rows % 5 == 0)[found])
+    values, _ = crowded(keys, list(homes), seed=keys)
+    before, rows = -(-keys * 5 // 14) * kernels.WORDS, np.arange(keys)
+    sizes = before, before * 3 // 2 // kernels.WORDS * kernels.WORDS, 4 * before
+    slots = reserved(sizes[-1], np.uint64)
+    group, firsts = (rows % 65_521).astype(np.uint16), rows.astype(np.int32)
+    counts = np.zeros(3, np.int64)
+    kernels.keep_values(values, firsts, firsts, group, slots[:before], SECRET, counts)
+    for last, size in zip(sizes[:1] + sizes[:-1], sizes, strict=True):
+        if size > last:
+            counts[0] -= kernels.spread_values(slots[:size], last)
+        known, missing = room_for(keys)
+        by_row = np.append(np.uint8(0), (rows % 5).astype(np.uint8))
+        own = (by_row, np.uint8(9)), known, missing, np.array([-keys, 0, 0])
+        assert kernels.find_values(values, aligned(slots[:size]), SECRET, 0, *own) == keys
+        found = known.rows >= 0
+        assert np.count_nonzero(found) == counts[0] <= keys
+        assert counts[0] == keys or len(homes) == 2
+        weight = rows % 5
+        np.testing.assert_array_equal(known.rows[found], rows[found])
+        np.testing.assert_array_equal(known.group[found], group[found])
+        np.testing.assert_array_equal(known.weight[found], np.where(weight, weight, 9)[found])
+        np.testing.assert_array_equal(known.hidden[found], (weight == 0)[found])
 
 
-@given(st.integers(0, 2**32), st.integers(1, 400), st.sampled_from([1 << 63, 0x9E3779B97F4A7C15]))
-def test_a_freed_slot_hides_no_value_behind_it(seed, n, second):
+def aligned(words):
+    """A copy that begins at a line of the cache."""
+    copy = reserved(len(words), np.uint64)[: len(words)]
+    copy[:] = words
+    return copy
+
+
+@given(st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 60))
+def test_a_freed_slot_hides_no_value_behind_it(seed, n, homes):
     """Whatever leaves, all that stays is found, and slots in use are those of what stays."""
     rng = np.random.default_rng(seed)
-    lookup, table = Lookup(secret=np.array([seed, second], np.uint64)), KeyTable.empty(1)
-    shown = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    lookup, table = Lookup(secret=SECRET), KeyTable.empty(1)
+    shown, pool = (np.zeros(0, np.int64), np.zeros(0, np.uint8)), rng.integers(0, 2**32, homes)
+    pool[0] = 2**32 - 1  # the last bucket
+    every = crowded(n, pool, seed)[0]
     for _ in range(4):
-        values = rng.integers(0, n, n)
+        values = every[rng.integers(0, n, n)]
         feed(lookup, table, values, rng.random(n) < 0.5, shown)
-        slots = lookup.slots.reshape(-1, 2)
-        held = np.flatnonzero(slots[:, 1])
-        assert len(held) == lookup.counts[0] <= table.keys
-        room = room_for(len(held))
-        own = np.uint8(7), *room, np.zeros(3, np.int64)
-        kernels.find_values(slots[held, 0].view(np.int64), lookup.slots, lookup.secret, 0, *own)
-        facts = slots[held, 1]
+        words, facts = in_slots(lookup)
+        assert len(words) == lookup.counts[0] <= table.keys
         assert (facts < kernels.NEW).all()
-        np.testing.assert_array_equal(room[0].rows, (facts & kernels.LOW_HALF).astype(int) - 1)
+        mixed = np.array([kernels.mixed(value, SECRET) for value in every], np.uint64)
+        held = every[np.isin(mixed, words)]
+        assert len(held) == len(words)
+        known, room = room_for(len(held))
+        own = (lookup.by_row, np.uint8(7)), known, room, np.array([-n, 0, 0])
+        kernels.find_values(held, lookup.slots, SECRET, 0, *own)
+        assert sorted(known.rows) == sorted((facts & kernels.LOW_HALF).astype(int) - 1)
 
 
 def test_a_micro_batch_left_half_way_leaves_no_new_value_behind():

@@ -183,7 +183,9 @@ def recognised(
             for column, values in zip(known, some, strict=True):
                 column[mine] = values
             met = met._replace(
-                places=mine[met.places].astype(np.int32), at=met.at.copy(), firsts=mine[met.firsts]
+                places=mine[met.places].astype(np.int32),
+                at=met.at.copy(),
+                firsts=mine[met.firsts].astype(np.int32),
             )
         strangers.append((window, met))
     return in_rounds(operator, state, known, asked, windows), strangers
@@ -211,8 +213,7 @@ def remember(state: State, asked: Array, known: Recognised, strangers: Met) -> N
         return
     for window, met in strangers:
         if len(met.firsts):
-            new = asked[met.firsts], met.own, known.group[met.firsts]
-            state.lookups[window].keep(state.windows[window].table, *new)
+            state.lookups[window].keep(asked, met, known)
 
 
 def in_rounds(

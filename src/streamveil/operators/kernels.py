@@ -7,8 +7,6 @@ looks at other keys' rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
@@ -27,13 +25,8 @@ from streamveil.operators.probing import (
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 ENDLESS = 1 << 40
-MOST_STEPS = 32  # slots looked at for a value, whatever values there are
 MIX = np.uint64(0x9E3779B97F4A7C15)
 LOW_HALF = np.uint64(0xFFFFFFFF)
-WEIGHT = np.uint64(48)  # where the weight of a key begins in its slot
-NEW = np.uint64(1 << 63)  # marks the slot of a value whose key has no row yet
-VALUES = 0.5  # share of slots of values in use: a second look costs as much as all the rest
-PART = 1 << 12  # words moved at a time when slots are spread
 ONE, TWO = np.uint64(1), np.uint64(2)  # a signed index is asked whether it counts from the end
 
 
@@ -232,185 +225,6 @@ def settle_rows(
             return row
         t_slots[slot] = (names[row, 0] << WORD) | np.uint64(row + 1)
     return len(names)
-
-
-@njit(cache=True)
-def _mixed(value: Any, secret: Any) -> Any:  # pragma: no cover (compiled)
-    """Where a value belongs, as a name: nobody without the secret can aim at a slot."""
-    word = (value ^ secret[0]) * MIX
-    return (word ^ (word >> WORD)) * secret[1]
-
-
-@njit(cache=True)
-def find_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
-    values: Int64[Array, " rows"],
-    slots: UInt64[Array, " words"],
-    secret: UInt64[Array, " 2"],
-    start: int,
-    entry: np.uint8,
-    known: tuple[Array, Array, Array, Array],
-    missing: tuple[Array, Array, Array],
-    counts: Int64[Array, " 3"],
-) -> int:
-    """`find_names` for keys that are integers, from row `start` on; stops where slots grow.
-
-    A slot is two words: a value; above one another the weight of its key (0: not shown), its group
-    and the number of its row plus one (0: free). A value that is met for the first time takes a
-    free slot, marked `NEW` and numbered. `missing` lists the rows without a key row, the number of
-    the value of each, and the row that brought each number; `counts` the slots in use, rows that
-    are missing, and numbers.
-    """
-    found, weight, hidden, group = known
-    rows, numbers, firsts = missing
-    first, second = secret[0], secret[1]
-    n, end = len(values), np.uint64(len(slots))
-    wide, none, new = end // TWO, counts[1], counts[2]
-    for i in range(start, n):
-        if i + AHEAD < n:
-            word = (np.uint64(values[i + AHEAD]) ^ first) * MIX
-            word = (word ^ (word >> WORD)) * second
-            prefetch(slots, np.int64(TWO * (((word >> WORD) * wide) >> WORD)))
-        value = np.uint64(values[i])
-        word = (value ^ first) * MIX
-        word = (word ^ (word >> WORD)) * second
-        at, steps = TWO * (((word >> WORD) * wide) >> WORD), 0
-        facts = slots[at + ONE]
-        while facts != 0 and slots[at] != value and steps < MOST_STEPS:
-            at += TWO
-            steps += 1
-            if at == end:
-                at = np.uint64(0)
-            facts = slots[at + ONE]
-        if facts == 0 or slots[at] != value:
-            if facts == 0 and counts[0] >= np.int64(VALUES * wide):
-                counts[1], counts[2] = none, new
-                return i
-            if facts == 0:
-                counts[0] += 1
-                slots[at], slots[at + ONE] = value, NEW | np.uint64(new)
-            facts = NEW | np.uint64(new)
-            firsts[new] = i
-            new += 1
-        if facts >= NEW:
-            rows[none], numbers[none] = i, np.int32(facts & LOW_HALF)
-            none += 1
-            facts = np.uint64(0)
-        shown = np.uint8(facts >> WEIGHT)
-        unseen = np.uint8(shown == 0)  # no branch: which keys are shown has no pattern
-        found[i] = np.int32(np.int64(facts & LOW_HALF) - 1)
-        hidden[i] = unseen
-        weight[i] = shown + unseen * entry
-        group[i] = np.uint16(facts >> WORD)
-    counts[1], counts[2] = none, new
-    return n
-
-
-@njit(cache=True)
-def _slot_of(value: Any, slots: Any, secret: Any) -> Any:  # pragma: no cover (compiled)
-    """The slot that holds a value, or else the first free one; -1 where neither is near."""
-    at = 2 * home(_mixed(value, secret), np.uint64(len(slots) // 2))
-    for _ in range(MOST_STEPS + 1):
-        if slots[at + 1] == 0 or slots[at] == value:
-            return at
-        at += 2
-        if at == len(slots):
-            at = 0
-    return -1
-
-
-@njit(cache=True)
-def _vacate(slots: Any, at: Any, secret: Any) -> None:  # pragma: no cover (compiled)
-    """Frees a slot; what stands behind it moves up where that is no further from home."""
-    size = len(slots)
-    hole, step = at, at
-    while True:
-        step = step + 2 if step + 2 < size else 0
-        if slots[step + 1] == 0:
-            break
-        place = 2 * home(_mixed(slots[step], secret), np.uint64(size // 2))
-        if (step - place) % size >= (step - hole) % size:
-            slots[hole], slots[hole + 1] = slots[step], slots[step + 1]
-            hole = step
-    slots[hole], slots[hole + 1] = 0, 0
-
-
-@njit(cache=True)
-def keep_values(  # noqa: PLR0913 (one loop over structure-of-arrays state)
-    values: Int64[Array, " new"],
-    rows: Int32[Array, " new"],
-    group: UInt16[Array, " new"],
-    weights: UInt8[Array, " keys"],
-    slots: UInt64[Array, " words"],
-    secret: UInt64[Array, " 2"],
-    held: Int64[Array, " keys"],
-    counts: Int64[Array, " 3"],
-) -> None:
-    """Writes the facts of new values that have a row into their slots; frees those of others.
-
-    One without a slot near is left out. `held` takes the values by row.
-    """
-    wide, n = np.uint64(len(slots) // 2), len(values)
-    for k in range(n):
-        if k + AHEAD < n:
-            prefetch(slots, 2 * home(_mixed(np.uint64(values[k + AHEAD]), secret), wide))
-        row, at = np.int64(rows[k]), _slot_of(np.uint64(values[k]), slots, secret)
-        if row >= 0:
-            held[row] = values[k]
-        if at < 0:
-            continue
-        free = slots[at + 1] == 0
-        if row >= 0:
-            counts[0] += free
-            facts = (np.uint64(weights[row]) << WEIGHT) | np.uint64(row + 1)
-            slots[at] = np.uint64(values[k])
-            slots[at + 1] = facts | (np.uint64(group[k]) << WORD)
-        elif not free:
-            counts[0] -= 1
-            _vacate(slots, at, secret)
-
-
-@njit(cache=True)
-def weigh_values(
-    rows: Int64[Array, " shown"],
-    fresh: UInt8[Array, " shown"],
-    weights: UInt8[Array, " keys"],
-    held: Int64[Array, " keys"],
-    slots: UInt64[Array, " words"],
-    secret: UInt64[Array, " 2"],
-) -> None:
-    """Writes the weights of some key rows: by row and, where they changed, into their slots."""
-    for i in range(len(rows)):
-        row = rows[i]
-        if weights[row] == fresh[i]:
-            continue
-        weights[row] = fresh[i]
-        at = _slot_of(np.uint64(held[row]), slots, secret)
-        if at >= 0 and np.int64(slots[at + 1] & LOW_HALF) == row + 1:
-            facts = slots[at + 1] & ((ONE << WEIGHT) - ONE)
-            slots[at + 1] = facts | (np.uint64(fresh[i]) << WEIGHT)
-
-
-@njit(cache=True)
-def spread_values(slots: UInt64[Array, " words"], before: int, secret: UInt64[Array, " 2"]) -> int:
-    """Moves the slots of a table of `before` words to where they belong among all, in place.
-
-    From the end on, a part at a time: what is moved goes no further to the front than its part,
-    for a value is less than `PART` slots from home, and its home at least doubles. Returns how
-    many values found no room near their place and are left out.
-    """
-    part, lost = np.empty(PART, np.uint64), 0
-    for start in range((before - 1) // PART * PART, -1, -PART):
-        size = min(PART, before - start)
-        part[:size] = slots[start : start + size]
-        slots[start : start + size] = 0
-        for k in range(0, size, 2):
-            if part[k + 1] != 0:
-                at = _slot_of(part[k], slots, secret)
-                if at >= 0:
-                    slots[at], slots[at + 1] = part[k], part[k + 1]
-                else:
-                    lost += 1
-    return lost
 
 
 @njit(cache=True)

@@ -9,64 +9,56 @@ import numpy as np
 from streamveil.operators.addresses import reserved
 from streamveil.operators.aggregate import KeyTable, Recognised, Strangers, recognise
 from streamveil.operators.hashing import encipher, secret_words
-from streamveil.operators.kernels import (
-    find_values,
-    keep_values,
-    put_known,
-    spread_values,
-    weigh_values,
-)
+from streamveil.operators.kernels import put_known
 from streamveil.operators.rows import groups_of
+from streamveil.operators.value_kernels import WORDS, find_values, keep_values, spread_values
 from streamveil.types import Array, Int64, UInt8, UInt64
 
-SMALLEST = 64  # slots of new values
+SMALLEST = 64 * WORDS  # words of the slots of a new table: room for a block of rows
+HALVES = 1 << 19  # words from which on slots grow by half, not to twice as many
 PURPOSE = b"slots"
-
-
-def nothing(words: int) -> UInt64[Array, " words"]:
-    """Zeros."""
-    return np.zeros(words, np.uint64)
 
 
 @dataclass(repr=False)  # secret
 class Lookup:
     """Key rows by the integers that name their keys, and the weights of shown keys by key row.
 
-    Algorithm: a key that is one integer is known by its value alone, in a slot that holds the row,
-        the group and the weight of the key. Only values without a slot are named (AES), each once
-        in a micro-batch, since a new value takes a slot at once. Then they are looked up by name,
-        which is what decides; a slot repeats it. Where every key row has a slot nothing is left to
-        look up. Slots are placed by a hash under a secret. A key that is shown stays shown, so from
-        trigger to trigger few weights change.
-    Protects: whoever chooses the values of keys cannot make look-ups slow: at most `MOST_STEPS`
-        slots are looked at, and a value that finds none of them free is named each time. Only keys
-        that have a row keep a slot, so of rows that are turned away nothing is left but free slots,
-        no more than one micro-batch needed.
-    Memory: 16 bytes a slot, at 0.25 to 0.5 keys and new values a slot; nine bytes a key row.
+    Algorithm: a key that is one integer is known by its value alone, in a slot that holds the row
+        and the group of the key (`value_kernels`). Only values without a slot are named (AES), each
+        once in a micro-batch, since a new value takes a slot at once. Then they are looked up by
+        name, which is what decides; a slot repeats it. Where every key row has a slot nothing is
+        left to look up. Slots are placed by a hash under a secret.
+    Protects: whoever chooses the values of keys cannot make look-ups slow: at most `MOST_BUCKETS`
+        are looked at, and a value that finds no room in them is named each time. Only keys that
+        have a row keep a slot, so of rows that are turned away nothing is left but free slots, no
+        more than one micro-batch needed.
+    Memory: 16 bytes a slot, at 0.35 (once there are many 0.47) to 0.7 keys and new values a slot; a
+        byte a key row.
     """
 
-    slots: UInt64[Array, " words"] = field(default_factory=lambda: nothing(2 * SMALLEST))
-    secret: UInt64[Array, " 2"] = field(default_factory=lambda: nothing(2))  # once it is needed
-    weights: UInt8[Array, " rows"] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    held: Int64[Array, " rows"] = field(default_factory=lambda: np.zeros(0, np.int64))  # values
-    weighed: tuple[int, int] = (-1, -1)  # trigger and shown keys that `weights` are of
+    slots: UInt64[Array, " words"] = field(default_factory=lambda: reserved(SMALLEST, np.uint64))
+    secret: UInt64[Array, " 2"] = field(default_factory=lambda: np.zeros(2, np.uint64))  # if needed
+    by_row: UInt8[Array, " rows_plus_1"] = field(default_factory=lambda: np.zeros(1, np.uint8))
+    weighed: tuple[int, int] = (-1, -1)  # trigger and shown keys that weights are of
     counts: Int64[Array, " 3"] = field(default_factory=lambda: np.zeros(3, np.int64))
-    room: UInt64[Array, " words"] = field(init=False, default_factory=lambda: nothing(0))
+    room: dict[str, Array] = field(init=False, default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return self.slots.nbytes + self.weights.nbytes + self.held.nbytes
+        return self.slots.nbytes + self.by_row.nbytes
 
-    def weigh(
-        self, table: KeyTable, shown: tuple[Array, Array], now: tuple[int, int]
-    ) -> UInt8[Array, " rows"]:
-        """The weight of every key row, 0 where it is not shown. `shown`: rows and weights."""
-        self._lengthen(table)
+    @property
+    def weights(self) -> UInt8[Array, " rows"]:
+        """The weight of every key row, 0 where it is not shown, as of the last `weigh`."""
+        return self.by_row[1:]
+
+    def weigh(self, table: KeyTable, shown: tuple[Array, Array], now: tuple[int, int]) -> None:
+        """Brings weights up to date. `shown`: rows and weights."""
+        self._lengthen("by_row", len(table.names) + 1)
         if self.weighed != now:
-            weigh_values(*shown, self.weights, self.held, self.slots, self.secret)
+            self.weights[shown[0]] = shown[1]
             self.weighed = now
-        return self.weights
 
     def find(
         self,
@@ -88,9 +80,9 @@ class Lookup:
         if self.counts[2]:  # a micro-batch was left half-way: its new values hold slots
             self._clear()
         whole = self.counts[0] == table.keys  # then a value without a slot has no key row
-        at, own = 0, (np.uint8(weight), known, room, self.counts)
+        at, own = 0, ((self.by_row, np.uint8(weight)), known, room, self.counts)
         while (at := find_values(values, self.slots, self.secret, at, *own)) < len(values):
-            self._double()
+            self._grow()
         _, none, new = self.counts.tolist()
         places, numbers, firsts = room[0][:none], room[1][:none], room[2][:new]
         names = encipher(values[firsts], key, 0)
@@ -104,31 +96,29 @@ class Lookup:
                 put_known(places, numbers, column, kept)
         return Strangers(places, numbers, names, rows, firsts)
 
-    def keep(
-        self, table: KeyTable, values: Int64[Array, " new"], rows: Array, group: Array
-    ) -> None:
+    def keep(self, values: Int64[Array, " rows"], met: Strangers, known: Recognised) -> None:
         """Ends what `find` began: new values whose keys have rows keep their slots."""
-        self._lengthen(table)
-        own = self.slots, self.secret, self.held, self.counts
-        keep_values(values, rows, group, self.weights, *own)
+        own = self.slots, self.secret, self.counts
+        keep_values(values, met.firsts, met.own, known.group, *own)
         self.counts[1:] = 0
 
-    def _lengthen(self, table: KeyTable) -> None:
-        """Zeros for the rows of new keys."""
-        more = len(table.names) - len(self.weights)
-        if len(self.weights) < table.keys:
-            self.weights = np.append(self.weights, np.zeros(more, np.uint8))
-            self.held = np.append(self.held, np.zeros(more, np.int64))
+    def _lengthen(self, name: str, items: int) -> None:
+        """Adds zeros, in place where there is room."""
+        held = getattr(self, name)
+        if len(held) >= items:
+            return
+        if name not in self.room or len(self.room[name]) < items:
+            longer = reserved(items, held.dtype.type)
+            longer[: len(held)] = held
+            self.room[name] = longer
+        setattr(self, name, self.room[name][:items])
 
-    def _double(self) -> None:
-        """Twice the slots, the new ones free; in place where there is room."""
+    def _grow(self) -> None:
+        """More slots, the new ones free."""
         before = len(self.slots)
-        if len(self.room) < 2 * before:
-            longer = reserved(2 * before, np.uint64)
-            longer[:before] = self.slots
-            self.room = longer
-        self.slots = self.room[: 2 * before]
-        self.counts[0] -= spread_values(self.slots, before, self.secret)
+        more = before if before < HALVES else before // 2 // WORDS * WORDS
+        self._lengthen("slots", before + more)
+        self.counts[0] -= spread_values(self.slots, before)
 
     def _clear(self) -> None:
         """No slot in use: all values are named again."""
