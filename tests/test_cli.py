@@ -140,7 +140,8 @@ def test_rejected_rows_are_kept_where_asked_and_nowhere_else(folder):
     assert not (folder / "aside").exists()
     code, shown, errors = call(*given)
     assert code == 0
-    assert "null unit" not in shown + errors
+    assert errors.splitlines()[1:] == ["could not be used: 1 null unit"]
+    assert SECRET not in shown + errors
     [path] = (folder / "aside").glob("batch-*.parquet")
     [row] = pq.read_table(path).to_pylist()
     assert (row["reason"], row["number"], row["row"]["ward"]) == ("null unit", 8, "south")

@@ -180,6 +180,8 @@ def run(
     if not quiet:
         done = "nothing left to do: everything that is there was read before"
         typer.echo(seen[0].summary() if seen else done, err=True)
+        could = engine != "spark" and rejects is None
+        show_unusable(seen[0].unusable if seen else {}, could_keep=could)
     show_last(last, planned.plan)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
@@ -212,6 +214,14 @@ def ask(
     correction is paid from the query's `ask_share`.
     """
     print_answer(read_query(query, table, name).plan, question, state, secret)
+
+
+def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
+    """How many rows could not be used, by reason: no row, and nothing of one."""
+    if rows:
+        by_reason = ", ".join(f"{count:,} {reason}" for reason, count in rows.items())
+        way = " (--rejects DIR keeps such rows)" if could_keep else ""
+        typer.echo(f"could not be used: {by_reason}{way}", err=True)
 
 
 def show_last(last: Release | None, plan: Plan) -> None:

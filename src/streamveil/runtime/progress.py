@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STATM = Path("/proc/self/statm")
+SIZES = {"units", "keys", "shown keys", "bytes", "records"}  # of the state
+NO_FAULTS = {"over the contribution bound", "ignored_"}  # rows that are as they should be
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,17 @@ class Progress:
     def rows_per_second(self) -> float:
         """Of this run."""
         return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def unusable(self) -> dict[str, int]:
+        """Rows that could not be used, by reason, over all runs: those `rejects` would keep.
+
+        >>> Progress(1, 1, 9, 0, 1.0, 0, 0, {"malformed row": 2}, {"units": 7, "late": 1}).unusable
+        {'malformed row': 2, 'late': 1}
+        """
+        counted = {**self.rejected, **self.counters}
+        other = {name for name in counted if name.startswith(tuple(NO_FAULTS))} | SIZES
+        return {name: rows for name, rows in counted.items() if rows and name not in other}
 
     @property
     def memory_bytes(self) -> int:

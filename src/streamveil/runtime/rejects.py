@@ -1,6 +1,6 @@
 """Rows that cannot be used, kept in a private directory for whoever runs the job.
 
-    owner.json                     whose rows: the epoch of the state, and where it lies
+    _owner.json                    whose rows: the epoch of the state, and where it lies
     batch-000000000012.parquet     what the 12th micro-batch could not use, where there was any
 
 A file is durable before its micro-batch is committed and named by the micro-batch's number. So a
@@ -34,7 +34,7 @@ from streamveil.runtime.disk import Unnamed
 from streamveil.runtime.wal import damaged
 
 VERSION = 1
-OWNER = "owner.json"
+OWNER = "_owner.json"  # readers of a directory of Parquet files pass over such names
 WHERE = "rejects.json"  # in the state directory
 BATCH, ENDING = "batch-", ".parquet"
 
