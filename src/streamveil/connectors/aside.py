@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import rows_of
-from streamveil.connectors.base import Chunk, Source
+from streamveil.connectors.base import Chunk, Source, whole
 from streamveil.errors import SourceError
 from streamveil.types import Array, Bool, Int64
 
@@ -122,13 +122,6 @@ def beside(lines: pa.Table, columns: pa.Schema) -> pa.Table:
     return lines.drop_columns("row").append_column(
         schema.field("row"), pa.nulls(lines.num_rows, schema.field("row").type)
     )
-
-
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(
-        column.chunks or [pa.array([], column.type)]
-    )  # fmt: skip
 
 
 def misfits(before: pa.Table, after: pa.Table) -> Bool[Array, " rows"]:

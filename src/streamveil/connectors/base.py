@@ -144,3 +144,8 @@ def floored(nanos: pa.ChunkedArray) -> pa.ChunkedArray:
     whole = pc.divide(nanos, 1_000)  # towards 0
     below = pc.less(nanos, pc.multiply(whole, 1_000))
     return pc.subtract(whole, below.cast(pa.int64()))
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamveil.connectors.base import whole
 from streamveil.connectors.blocks import filled
 from streamveil.types import Array
 
@@ -87,11 +88,6 @@ def numbers(column: pa.ChunkedArray) -> Array:
     except pa.ArrowInvalid:  # nulls, or a type that numpy has otherwise
         return np.asarray(sample(column).drop_null().to_numpy(zero_copy_only=False))
     return np.asarray(values[:: 1 + len(values) // SAMPLE])
-
-
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def different(values: Array) -> int:

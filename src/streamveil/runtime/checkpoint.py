@@ -109,10 +109,7 @@ class Draft:
     def _write(
         self, head: frame.Head, arrays: dict[str, Array], blobs: Sequence[frame.Buffer] = ()
     ) -> None:
-        layout, parts = frame.pack(arrays)
-        parts += [memoryview(blob) for blob in blobs]
-        content = {**head, "arrays": layout, "blobs": list(map(len, blobs))}
-        self._put(content, list(frame.padded(parts)))
+        self._put(*frame.laid_out(head, arrays, blobs))
 
     def _put(self, head: frame.Head, body: list[memoryview], crc: int | None = None) -> None:
         assert self._file is not None  # noqa: S101  (begin came first)

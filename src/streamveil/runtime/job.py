@@ -92,12 +92,8 @@ class Job:
         self._ring = Ring()
         self._saving: Saving | None = None  # the checkpoint that is not yet whole
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
-        epoch = stores.epoch_of(Path(directory))
-        if work.rejects is not None:
-            work.rejects.require(Path(directory), epoch)
-        if epoch is None and work.ledger is not None:  # refused before anything is made
-            with Ledger.load(work.ledger) as shared:
-                shared.require(work.name, work.operator.guarantee)
+        if work.rejects is not None or work.ledger is not None:
+            self._require(Path(directory))
         self._store = stores.Store(Path(directory), policy)
         try:
             self._noise = (keys or Keys()).noise_of(self._store, work.identity)
@@ -111,6 +107,15 @@ class Job:
             self._store.close()
             raise
         self._running = self._run()
+
+    def _require(self, directory: Path) -> None:
+        """Refuses what would be refused later, before anything is made."""
+        work, epoch = self.work, stores.epoch_of(directory)
+        if work.rejects is not None:
+            work.rejects.require(directory, epoch)
+        if epoch is None and work.ledger is not None:
+            with Ledger.load(work.ledger) as shared:
+                shared.require(work.name, work.operator.guarantee)
 
     def _open_ledger(self) -> None:
         """Charges a new job once; an existing one must still have its charge."""
