@@ -48,6 +48,19 @@ def reserved(items: int, kind: type[np.generic]) -> Array:
     return np.frombuffer(memory, kind)
 
 
+def lengthen(owner: Any, name: str, items: int, least: int = 0) -> None:
+    """Adds zeros to an array of an owner, in place where there is room for them.
+
+    `owner.room`: by name, the longer arrays that its arrays begin. A new one has at least `least`.
+    """
+    held, room = getattr(owner, name), owner.room
+    if name not in room or len(room[name]) < items:
+        longer = reserved(max(items, least), held.dtype.type)
+        longer[: len(held)] = held
+        room[name] = longer
+    setattr(owner, name, room[name][:items])
+
+
 def _word(builder: Any, place: Any, bits: int) -> Any:
     return builder.inttoptr(place, ir.IntType(bits).as_pointer())
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from streamveil.errors import PlanError, StoreError
-from streamveil.operators.addresses import LARGE, address, reserved
+from streamveil.operators.addresses import LARGE, address, lengthen, reserved
 from streamveil.operators.probing import GROW_POOL, GROW_TABLE
 from streamveil.operators.unit_kernels import (
     ALL,
@@ -274,13 +274,8 @@ class UnitTable:
 
     def lengthen(self, name: str, items: int) -> None:
         """Adds zeros to slots or pool, in place where there is room for them."""
-        held = getattr(self, name)
-        if name not in self.room or len(self.room[name]) < items:
-            least = LARGE if items * held.itemsize >= ROOMY else 0
-            longer = reserved(max(items, least // held.itemsize), held.dtype.type)
-            longer[: len(held)] = held
-            self.room[name] = longer
-        setattr(self, name, self.room[name][:items])
+        each = getattr(self, name).itemsize
+        lengthen(self, name, items, LARGE // each if items * each >= ROOMY else 0)
 
     def copied(self) -> UnitTable:
         """The same in memory of its own, where lines of the cache begin at buckets."""

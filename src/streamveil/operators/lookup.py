@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamveil.operators.addresses import reserved
+from streamveil.operators.addresses import lengthen, reserved
 from streamveil.operators.aggregate import KeyTable, Recognised, Strangers, recognise
 from streamveil.operators.hashing import encipher, secret_words
 from streamveil.operators.kernels import put_known
@@ -55,7 +55,8 @@ class Lookup:
 
     def weigh(self, table: KeyTable, shown: tuple[Array, Array], now: tuple[int, int]) -> None:
         """Brings weights up to date. `shown`: rows and weights."""
-        self._lengthen("by_row", len(table.names) + 1)
+        if len(self.by_row) <= len(table.names):
+            lengthen(self, "by_row", len(table.names) + 1)
         if self.weighed != now:
             self.weights[shown[0]] = shown[1]
             self.weighed = now
@@ -102,22 +103,11 @@ class Lookup:
         keep_values(values, met.firsts, met.own, known.group, *own)
         self.counts[1:] = 0
 
-    def _lengthen(self, name: str, items: int) -> None:
-        """Adds zeros, in place where there is room."""
-        held = getattr(self, name)
-        if len(held) >= items:
-            return
-        if name not in self.room or len(self.room[name]) < items:
-            longer = reserved(items, held.dtype.type)
-            longer[: len(held)] = held
-            self.room[name] = longer
-        setattr(self, name, self.room[name][:items])
-
     def _grow(self) -> None:
         """More slots, the new ones free."""
         before = len(self.slots)
         more = before if before < HALVES else before // 2 // WORDS * WORDS
-        self._lengthen("slots", before + more)
+        lengthen(self, "slots", before + more)
         self.counts[0] -= spread_values(self.slots, before)
 
     def _clear(self) -> None:
