@@ -147,3 +147,10 @@ def test_guarantees_follow_the_relation():
     fixed.step(state, 0, place)
     with pytest.raises(HorizonError):
         fixed.step(state, 0, place)
+
+
+@pytest.mark.parametrize("partition", [TimeVarying, Squaring])
+def test_a_change_of_several_updates_is_charged_for_all_of_them(partition):
+    for relation, updates in (("event", 3), ("update", 3), ("record", 6)):
+        cut = partition(epsilon=1, protects=Neighbours("row", 3, relation))
+        assert cut.guarantee.epsilon(0) == updates

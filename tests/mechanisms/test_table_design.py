@@ -8,7 +8,7 @@ from hashlib import blake2b
 import pytest
 
 from streamveil.mechanisms.selection import FINE
-from streamveil.mechanisms.table_design import Lattice, Setting, design_selection
+from streamveil.mechanisms.table_design import Lattice, NoTableError, Setting, design_selection
 from streamveil.privacy.budget import Budget
 
 # found by the search that asked the exact bound at every step: mu, shift, digest of the coins
@@ -63,3 +63,11 @@ def test_floats_are_near_the_exact_bound(places: int) -> None:
     lattice = Lattice(setting, (Fraction(1, 2), Fraction(1, 9)), Fraction(1, 200))
     exact = lattice.table(places).delta_at(4, setting.mu, places)
     assert lattice._about(places) == pytest.approx(exact, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(epsilon=1e-7, delta=0.999), Budget(epsilon=1e-12, delta=1e-6)]
+)
+def test_tables_too_long_to_compute_are_none(budget):
+    with pytest.raises(NoTableError, match=r"no table fits epsilon=1e-\d+.*\n.*to fix"):
+        design_selection(100, budget, 4)

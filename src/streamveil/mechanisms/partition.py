@@ -238,5 +238,5 @@ class Squaring:
 
 
 def updates(protects: Neighbours) -> int:
-    """How many updates one change of the input adds or removes."""
-    return 2 * math.ceil(protects.bound) if protects.relation == "record" else 1
+    """How many updates one change of the input adds or removes: `bound` records or updates."""
+    return math.ceil(protects.bound) * (2 if protects.relation == "record" else 1)

@@ -35,6 +35,7 @@ from streamveil.types import Array, Float64
 Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
 ROUGH = 16  # lattice steps per slope for comparing shapes; `FINE` of them for the one chosen
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
+MOST_CELLS = 1 << 26  # gaps times losses of a table that is compared: half a GiB, seconds
 CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
 
 
@@ -67,9 +68,10 @@ def design_selection(
     Algorithm: the releases get `mu_share` of the mu that the budget would allow them alone. For
         each table shape tried (a fixed descent over slope and bend), the largest shift_epsilon
         inside the budget; the shape with the least `half` wins. The winner's shift is found again
-        and certified on the fine lattice. Takes about a fifth of a second, once per setting.
-        Horizons of many thousands can test every few triggers only: the horizon here is the number
-        of tests.
+        and certified on the fine lattice. Takes a fifth of a second, once per setting, at an
+        epsilon of 6 for one key. Tables for a small epsilon are long: for four keys and 100 tests
+        seconds at 1, 20 at 0.3, minutes at 0.1. Horizons of many thousands can test every few
+        triggers only: the horizon here is the number of tests.
     """
     if budget.epsilon is None or budget.delta is None:
         raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
@@ -93,7 +95,8 @@ def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> S
     if design is None:
         raise NoTableError(
             f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit}"
-            " keys per unit; take a smaller mu_share, fewer keys per unit or a larger budget"
+            " keys per unit, or only one too long to compute.\n"
+            "  to fix  take a smaller mu_share, fewer keys per unit or a larger budget"
         )
     return design
 
@@ -174,8 +177,14 @@ class Lattice:
 
     @property
     def half(self) -> float:
-        """Units for half of all keys, see `SelectionDesign`; inf when no shift fits."""
-        return _units_for_half(self.table(self.places)) if self.places else inf
+        """Units for half of all keys, see `SelectionDesign`; inf when no shift fits.
+
+        Tables for a small epsilon are flat and long: inf as well where one takes too much memory.
+        """
+        losses = (int(self._at) + REACH) / self.step
+        if len(self.coins.coins) * losses > MOST_CELLS or not self.places:
+            return inf
+        return _units_for_half(self.table(self.places))
 
     def certified(self) -> SelectionDesign | None:
         """The table found, with its delta; None when no shift fits."""

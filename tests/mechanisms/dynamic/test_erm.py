@@ -208,3 +208,38 @@ def test_bad_input_is_refused_or_ignored():
     pure = DisjointDoubling(start=10, budget=Budget(epsilon=1))
     with pytest.raises(ValueError, match="needs a budget with delta"):
         GrowingClassifier(**{**make, "schedule": pure}).partial_fit(np.zeros((10, 2)), np.ones(10))
+
+
+class Rare:
+    """Draws whose every word is 1: an event of chance 2^-63, far out in any tail."""
+
+    silent = False
+
+    def words(self, n, start=0):
+        return np.ones(n, np.uint64)
+
+    def at(self, purpose, *path):
+        return self
+
+
+def test_the_tilt_has_no_end_where_53_bits_would_end(monkeypatch):
+    """-ln of a uniform number of 53 bits is at most 36.8: a tail that is cut is not pure."""
+    place = loud(0)
+    true = Place.draws
+    monkeypatch.setattr(Place, "draws", lambda self, *more: Rare() if more == (0,) else
+                        true(self, *more))  # fmt: skip
+    assert np.linalg.norm(gamma_vector(1, 1.0, place)) > 40
+
+
+def test_models_of_different_names_share_no_noise():
+    """With no records that count, coefficients are noise alone."""
+
+    def coefficients(name):
+        schedule = DisjointDoubling(start=10, budget=Budget(rho=1))
+        model = GrowingClassifier(
+            features=4, classes=(0, 1), schedule=schedule, noise=SeededNoise(3), name=name
+        )
+        return model.partial_fit(np.zeros((10, 4)), np.full(10, 7)).coef_
+
+    np.testing.assert_array_equal(coefficients("one"), coefficients("one"))
+    assert (coefficients("one") != coefficients("two")).all()

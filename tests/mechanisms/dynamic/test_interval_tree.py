@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from streamveil.errors import HorizonError
 from streamveil.mechanisms.dynamic import Bag, FullyDynamic, LiveTable, Records, Repaired
+from streamveil.mechanisms.dynamic.interval_tree import UPDATE
 from streamveil.mechanisms.linear import (
     Marginals,
     Mwem,
@@ -231,6 +233,22 @@ def test_levels_and_rounds_spend_exactly_the_share():
     assert sum(4 * 3 / (2 * math.pi**2 * r**2) for r in range(1, 10**5)) == pytest.approx(
         1, abs=1e-4
     )
+
+
+def test_ids_protect_all_rows_of_a_record_and_not_one_of_them():
+    """Without its first row an id comes with its second: two buckets of one level change."""
+    moved = []
+    for stream in ([(1, 7, 0), (0, 0, 0), (1, 7, 0)], [(0, 0, 0), (0, 0, 0), (1, 7, 0)]):
+        records = Records(matching="ids", domain=1, counts_no_ops=True)
+        state, born = records.init(), []
+        for step, update in enumerate(stream, start=1):
+            changes, _ = records.step(state, *arrays([update] if update[0] else []), step)
+            born += [step] * len(changes.born)
+        moved.append(born)  # steps 1 and 3 are buckets of level 1
+    assert moved == [[1], [3]]
+    known = FullyDynamic.repaired(noisy_queries(CELLS), PURE, horizon=8)
+    with pytest.raises(ValueError, match="protect 'record'"):
+        replace(known, protects=UPDATE)
 
 
 def test_guarantees_are_computed_from_the_parts():

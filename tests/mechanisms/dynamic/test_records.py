@@ -39,6 +39,18 @@ def test_matching_equals_the_plain_table(matching, seed):
         assert state.alive == len(plain.alive)
 
 
+def test_ids_are_told_apart_by_both_of_their_words():
+    """One word of 64 bits is shared by two of n ids with a chance that nothing pays for."""
+    records, count = Records(matching="ids", domain=1, counts_no_ops=False), 5_000
+    state, ids = records.init(), np.full((count, 2), 7, np.int64)
+    ids[:, 1] = np.arange(count)
+    signs, labels = np.ones(count, np.int64), np.zeros(count, np.int64)
+    assert len(records.step(state, signs, ids, labels, 1)[0].born) == count
+    assert len(records.step(state, signs, ids, labels, 2)[0].born) == 0
+    state = records.load(records.save(state))
+    assert len(records.step(state, -signs[:7], ids[:7], labels[:7], 3)[0].gone) == 7
+
+
 def test_the_last_copy_goes_first():
     records = Records(matching="labels", domain=2, counts_no_ops=True)
     state = records.init()

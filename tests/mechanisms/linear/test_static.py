@@ -30,6 +30,7 @@ from streamveil.mechanisms.linear import (
     noisy_histogram,
     noisy_queries,
 )
+from streamveil.mechanisms.linear.mwem import measure_worst
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 from tests.statistics import (
@@ -267,3 +268,28 @@ def test_a_shared_address_is_never_drawn_twice_in_one_release():
     ):
         mechanism.release(histogram, ZCDP, Place(noise, "t", (i,)))
     assert len(seen) == len(set(seen)) > 50
+
+
+class Scores:
+    """A share that keeps the scores it is to choose by."""
+
+    def scale(self, factor):
+        return self
+
+    def choose(self, draws, scores, sensitivity):
+        self.seen, self.sensitivity = scores, sensitivity
+        return 0
+
+    def noise(self, draws, l1, l2_squared, shape):
+        return np.zeros(shape)
+
+
+@pytest.mark.parametrize("size", [10**3, 10**6, 10**9])
+def test_scores_of_neighbours_are_no_further_apart_than_declared(size):
+    """Differences rounded to floats can be, by an ulp, where they change exponent or sign."""
+    rng, guesses = np.random.default_rng(size), np.random.default_rng(1).random(2_000)
+    exact = rng.integers(0, size, 2_000).astype(float)
+    parts = Scores(), Scores()
+    for more, part in enumerate(parts):
+        measure_worst(exact + more, guesses, size / 3, part, place(0), 1)
+    assert np.abs(parts[0].seen - parts[1].seen).max() <= parts[0].sensitivity == 1.0

@@ -156,6 +156,10 @@ class HonakerCounter:
         variance = refined_variances(self.levels) @ parts
         return np.asarray(np.sqrt(variance * (float(self.sigma) ** 2 + ROUNDING)))
 
+    def rounding(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
+        """The most that rounding every node to an integer moves the estimate after t steps."""
+        return np.asarray(refined_roundings(self.levels) @ bits_of(t, self.horizon, self.levels))
+
     @property
     def state_bytes(self) -> int:
         """See `Counter`."""
@@ -207,3 +211,11 @@ def refined_variances(levels: int) -> Float64[Array, " levels"]:
     for _ in range(levels - 1):
         variances.append(1 / (1 + 1 / (2 * variances[-1])))
     return np.array(variances)
+
+
+def refined_roundings(levels: int) -> Float64[Array, " levels"]:
+    """The most that half a quantum in every node moves a block's refined estimate."""
+    roundings = [0.5]
+    for weight in refined_variances(levels)[1:]:
+        roundings.append(weight / 2 + (1 - weight) * 2 * roundings[-1])
+    return np.array(roundings)

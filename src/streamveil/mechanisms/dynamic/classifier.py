@@ -24,6 +24,7 @@ class GrowingClassifier:
         predictions are post-processing of its coefficients.
 
     The number of features and both labels are declared: taking them from data would leak them.
+    Models that take their noise from one source need names of their own, or they share it.
 
     >>> from streamveil.mechanisms.dynamic.schedulers import DisjointDoubling
     >>> from streamveil.privacy.budget import Budget
@@ -37,9 +38,10 @@ class GrowingClassifier:
     (True, 2000)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its settings, as scikit-learn has them)
         self, *, features: int, classes: tuple[object, object], schedule: Schedule, noise: Noise,
         method: str | Trainer = "gradient", intercept: bool = True,
+        name: str = "growing-classifier",
     ) -> None:  # fmt: skip
         require_positive(features=features)
         if len(classes) != 2 or classes[0] == classes[1]:
@@ -48,9 +50,7 @@ class GrowingClassifier:
         self.trainer = trainer(method) if isinstance(method, str) else method
         width = features + intercept
         self._parts: list[Data] = [(np.zeros((0, width)), np.zeros(0))]
-        self._reruns: Reruns[Data] = Reruns(
-            schedule, self._train, self._slice, Place(noise, "growing-classifier")
-        )
+        self._reruns: Reruns[Data] = Reruns(schedule, self._train, self._slice, Place(noise, name))
 
     @property
     def guarantee(self) -> Guarantee:

@@ -178,9 +178,9 @@ class ObjectivePerturbation:
     Proof: the exact minimiser is eps_1-DP. The solver's point is within `tolerance` of it, so the
         noise added at the end makes solver's and exact point eps_2-indistinguishable on each of
         the two neighbours: eps_1 + 2 eps_2 in all. With eps_2 = eps/20 that is the share.
-    Numerics: the vector b is drawn in floating point from keyed words; its rounding moves the
-        exact minimiser by at most |error of b| / (lam n), far inside `tolerance`, which the
-        output noise covers.
+    Numerics: the vector b is within about 2^-40 of its size of an exact draw (`gamma_vector`); that
+        moves the exact minimiser by at most |error of b| / (lam n), far inside `tolerance`, which
+        the output noise covers.
     """
 
     loss: Link = LOSSES["logistic"]
@@ -269,14 +269,15 @@ def minimiser(
 def gamma_vector(d: int, scale: float, place: Place) -> Coefficients:
     """A vector with density in proportion to exp(-|b| / scale): uniform direction, gamma length.
 
-    A gamma variable of integer shape d is a sum of d exponentials; a direction is a normalised
-    Gaussian vector. Silent noise gives the zero vector.
+    A gamma variable of integer shape d is a sum of d exponentials, absolute values of Laplace
+    variables; a direction is a normalised Gaussian vector. All are within 2^-41 of exact ones, also
+    far out, where a logarithm of 53 random bits would end. Silent noise gives the zero vector.
     """
     if place.draws(0).silent:
         return np.zeros(d)
-    uniforms = (place.draws(0).words(d) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    length = -float(np.log1p(-uniforms).sum()) * scale
     fine = 2.0**40
+    exponentials = np.abs(rounded_laplace(place.draws(0), np.zeros(d), fine)) / fine
+    length = float(exponentials.sum()) * scale
     direction = rounded_gaussian(place.draws(1), np.zeros(d), fine) / fine
     unit: Coefficients = direction / np.linalg.norm(direction)
     return unit * length

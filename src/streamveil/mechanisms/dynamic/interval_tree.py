@@ -64,9 +64,9 @@ class FullyDynamic:
         alive. Known lives and an even split over levels replace the published infinite ones. With
         an unknown horizon, epoch e holds segments 2^e .. 2^(e+1) - 1 in a tree of its own and is
         frozen at its end into one bucket that lives for ever.
-    Protects: 'record': one record with its insertion and its deletion; 'update': one of the two.
-        Deletions name a record, by id; or a label, of which the last inserted copy goes. Any other
-        way to pick the copy breaks the proof: first-in first-out moves t / 2^l buckets of level l.
+    Protects: by ids, 'record': one record with its insertion and its deletion; by labels, 'update':
+        one of the two. A deletion names a record, or a label, whose last inserted copy goes. Other
+        ways to pick the copy break the proof: first-in first-out moves t / 2^l buckets of level l.
     Guarantee: the share, all included: levels, the label factor, and twice the partition for
         'record'.
     Proof: a record's label is in at most one bucket of each level, because blocks of a level are
@@ -94,6 +94,8 @@ class FullyDynamic:
         require_one_of("matching", self.matching, ("ids", "labels"))
         if self.matching == "labels" and self.protects.relation == "record":
             raise ValueError("labels have no records: protect 'update' (two of them for a record)")
+        if self.matching == "ids" and self.protects.relation != "record":
+            raise ValueError("ids protect all rows of a record, not one of them: protect 'record'")
 
     @classmethod
     def repaired(

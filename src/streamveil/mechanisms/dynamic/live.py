@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from streamveil.mechanisms.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
-from streamveil.mechanisms.dynamic.records import BORN, GONE, Records, RecordsState
+from streamveil.mechanisms.dynamic.records import (
+    BORN,
+    GONE,
+    Records,
+    RecordsState,
+    protected,
+)
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.shares import Place
 from streamveil.privacy.guarantee import Guarantee
@@ -94,7 +100,8 @@ class LiveTable:
 
     def privacy(self) -> Guarantee:
         """What is promised."""
-        return self.mechanism.guarantee
+        one = self.mechanism.guarantee
+        return replace(one, protects=protected(one.protects, self.records.matching))
 
 
 def together(parts: list[Changes]) -> Changes:

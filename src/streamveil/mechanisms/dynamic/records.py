@@ -9,11 +9,15 @@ no-op on the data. Whether a no-op still counts for a partition depends on what 
 'update' it must: without its insertion a deletion becomes a no-op, and a count that moved by two
 would break the guarantee for one. For 'record' it must not: ids may have any number of no-ops, but
 only two effective updates per life.
+
+With ids one row alone ('event', 'update') is not protected: without it a later insertion of its id,
+else a no-op, counts. One record goes and another comes, in batches and buckets of their own. All
+rows of an id are protected: `protected`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -21,6 +25,7 @@ from numba import njit
 
 from streamveil.errors import StoreError, require_one_of, require_positive
 from streamveil.mechanisms.dynamic.protocol import Changes
+from streamveil.privacy.neighbours import Neighbours
 from streamveil.types import Array, Int64
 
 BORN, GONE, NOTHING = 1, 2, 0
@@ -29,13 +34,19 @@ START = 1024
 Table = dict[str, Array]
 
 
+def protected(protects: Neighbours, matching: str) -> Neighbours:
+    """What a mechanism that protects events protects when ids name records: all rows of an id."""
+    named = matching == "ids" and protects.relation == "event"
+    return replace(protects, relation="record") if named else protects
+
+
 @njit(cache=True)
 def slot_of(key, keys, labels):  # type: ignore[no-untyped-def]
-    """Where a key is, or the free slot where it would go."""
+    """Where a key of two words is, or the free slot where it would go."""
     mask = len(keys) - 1
-    word = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    word = np.uint64(key[0]) * np.uint64(0x9E3779B97F4A7C15)
     at = np.int64((word ^ (word >> np.uint64(29))) & np.uint64(mask))
-    while labels[at] != FREE and keys[at] != key:
+    while labels[at] != FREE and (keys[at, 0] != key[0] or keys[at, 1] != key[1]):
         at = (at + 1) & mask
     return at
 
@@ -50,7 +61,7 @@ def match_ids(signs, ids, points, step, most, keys, labels, births, lives, out):
         out[0, i] = NOTHING
         if signs[i] > 0:
             if label == FREE:
-                keys[at], lives[at] = ids[i], 0
+                keys[at, 0], keys[at, 1], lives[at] = ids[i, 0], ids[i, 1], 0
                 used += 1
             if label < 0 and lives[at] < most:
                 labels[at], births[at] = points[i], step
@@ -87,7 +98,7 @@ def refill(old_keys, old_labels, old_births, old_lives, keys, labels, births, li
     for i in range(len(old_keys)):
         if old_labels[i] != FREE:
             at = slot_of(old_keys[i], keys, labels)
-            keys[at], labels[at] = old_keys[i], old_labels[i]
+            keys[at, 0], keys[at, 1], labels[at] = old_keys[i, 0], old_keys[i, 1], old_labels[i]
             births[at], lives[at] = old_births[i], old_lives[i]
 
 
@@ -108,7 +119,7 @@ class Records:
     `lives` is how often an id may be inserted again after its deletion; guarantees for records are
     for an id with all its lives, by group privacy. Ids that have died are remembered, because a
     second life of an unprotected kind would otherwise go unnoticed.
-    Memory: 25 to 50 bytes for each id ever seen; 16 for each living copy of a label.
+    Memory: 60 to 120 bytes for each id ever seen; 16 for each living copy of a label.
     """
 
     matching: Literal["ids", "labels"]
@@ -130,11 +141,14 @@ class Records:
         self,
         state: RecordsState,
         signs: Int64[Array, " n"],
-        ids: Int64[Array, " n"],
+        ids: Int64[Array, "n ..."],
         labels: Int64[Array, " n"],
         step: int,
     ) -> tuple[Changes, Int64[Array, " n"]]:
-        """Applies updates in order, in place; also what happened to each (BORN, GONE, NOTHING)."""
+        """Applies updates in order, in place; also what happened to each (BORN, GONE, NOTHING).
+
+        An id is one word or a pair of them.
+        """
         inserted = signs > 0
         named = inserted if self.matching == "ids" else np.ones(len(signs), bool)
         if np.any((labels[named] < 0) | (labels[named] >= self.domain)):
@@ -155,10 +169,11 @@ class Records:
         signs, ids, labels = updates
         room = int((signs > 0).sum())
         if self.matching == "ids":
+            pairs = ids if ids.ndim == 2 else np.stack([ids, np.zeros_like(ids)], axis=1)
             grow_ids(state, room)
             table = state.arrays
             state.used += match_ids(
-                signs, ids, labels, step, self.lives,
+                signs, pairs, labels, step, self.lives,
                 table["keys"], table["labels"], table["births"], table["lives"], out,
             )  # fmt: skip
             return
@@ -190,7 +205,7 @@ class Records:
 def empty_ids(capacity: int) -> Table:
     """A table of ids with that many slots, a power of two."""
     return {
-        "keys": np.zeros(capacity, np.int64),
+        "keys": np.zeros((capacity, 2), np.int64),
         "labels": np.full(capacity, FREE, np.int64),
         "births": np.zeros(capacity, np.int64),
         "lives": np.zeros(capacity, np.int64),

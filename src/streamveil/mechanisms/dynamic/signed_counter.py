@@ -13,7 +13,7 @@ from streamveil.errors import HorizonError, require_positive
 from streamveil.mechanisms.dynamic.interval_tree import RECORD
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree
-from streamveil.mechanisms.linear.additive import Additive
+from streamveil.mechanisms.linear.additive import Additive, grain
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.shares import Place, Share
@@ -24,7 +24,8 @@ from streamveil.privacy.samplers import rounded_gaussian
 from streamveil.types import Array, Float64, Int64
 
 LONGEST = 1 << 14  # steps of a root counter: a step costs as many row operations as steps before
-SLACK = 1 + 1e-9  # covers floating point in the encoder's coefficients and products
+SLACK = 1 + 1e-9  # covers floating point in the norms of the encoder's columns
+LIMB, LIMBS = 14, 3  # a coefficient is a multiple of 2^-42, taken in parts of 14 bits
 
 
 @dataclass(repr=False)  # secret
@@ -37,9 +38,37 @@ class RootState:
 
 
 def root_coefficients(steps: int) -> Float64[Array, " steps"]:
-    """Coefficients of the square root of the running sum: 1, 1/2, 3/8, 5/16, ..."""
+    """Coefficients of the square root of the running sum: 1, 1/2, 3/8, 5/16, ..., on a lattice."""
     j = np.arange(1, steps)
-    return np.concatenate(([1.0], np.cumprod((2 * j - 1) / (2 * j))))
+    exact, unit = np.concatenate(([1.0], np.cumprod((2 * j - 1) / (2 * j)))), 2.0 ** (LIMB * LIMBS)
+    return np.asarray(np.rint(exact * unit) / unit)
+
+
+def exact_sum(
+    coefficients: Float64[Array, " steps"], changes: Int64[Array, "steps rows"]
+) -> tuple[Int64[Array, " rows"], Float64[Array, " rows"]]:
+    """The sum of coefficient times change of every row: whole part and fraction, both exact.
+
+    Proof: each part of a coefficient is an integer of at most 2^14, so all sums of products are
+        integers, below 2^53 as long as a row's changes add up to less than 2^39 in absolute value:
+        exact in floating point, in any order. Carries are integer arithmetic.
+
+    >>> whole, fraction = exact_sum(np.array([0.375, 1.0]), np.array([[3], [-7]]))
+    >>> whole.tolist(), fraction.tolist()
+    ([-6], [0.125])
+    """
+    left, parts = coefficients * 2.0**LIMB, []
+    for _ in range(LIMBS):
+        part = np.floor(left)
+        parts.append(part)
+        left = (left - part) * 2.0**LIMB
+    sums = (np.array(parts) @ changes.astype(np.float64)).astype(np.int64)
+    carry, fraction = np.zeros(sums.shape[1], np.int64), np.zeros(sums.shape[1])
+    for place in reversed(range(LIMBS)):
+        total = sums[place] + carry
+        carry, rest = total >> LIMB, total & ((1 << LIMB) - 1)
+        fraction += rest * 2.0 ** (-LIMB * (place + 1))
+    return carry, fraction
 
 
 def root_sensitivity(steps: int, *, paired: bool) -> float:
@@ -69,14 +98,14 @@ class SignedCounter:
     Algorithm: the matrix mechanism in time by the square root of the running sum (Henzinger,
         Upadhyay & Upadhyay 2023, arXiv:2202.11205), in space by a `Strategy`: encoder output t of
         a row is sum_j c_j x_(t-j) plus noise, the answer at t is the same sum of encoder outputs.
-    Protects: one record with its insertion and its deletion, or one update: removing an insertion
-        makes its deletion a no-op, so the table changes by one record for a while, either way. With
-        `only_grows`, one insertion.
+    Protects: one record with its insertion and its deletion, or one update by labels: removing an
+        insertion makes its deletion a no-op, so the table changes by one record for a while, either
+        way. With `only_grows`, one insertion.
     Guarantee: mu-GDP, mu = sensitivity in time / noise scale: in space a strategy moves by 1.
     Error: deviation `deviation(t)`, whatever the number of records and updates.
     Memory: 16 bytes per row and step.
-    Numerics: encoder outputs are computed in floating point from exact integers; each is released
-        as the rounding of a Gaussian about it. `SLACK` covers the floating point.
+    Numerics: encoder outputs are exact (`exact_sum`), each released as the rounding of a Gaussian
+        about it. `SLACK` covers the floating point of the norms.
     """
 
     strategy: Strategy
@@ -133,10 +162,9 @@ class SignedCounter:
         room(state)
         state.exact[state.t] = row
         state.t += 1
-        weights = self.coefficients[: state.t][::-1]
-        centre = weights @ state.exact[: state.t].astype(np.float64)
+        whole, rest = exact_sum(self.coefficients[: state.t][::-1], state.exact[: state.t])
         draws = place.draws(b"step", state.t)
-        state.noisy[state.t - 1] = rounded_gaussian(draws, centre, self.scales)
+        state.noisy[state.t - 1] = whole + rounded_gaussian(draws, rest, self.scales)
 
     def answers(self, state: RootState) -> Answers:
         """See `DynamicMechanism`."""
@@ -147,7 +175,8 @@ class SignedCounter:
         """The standard deviation of the worst answer after t steps."""
         moved = root_sensitivity(self.horizon, paired=not self.only_grows)
         noise = float(self.share.spread(1, 1)) * moved * self.strategy.unit(self.share.kind)
-        return noise * math.sqrt(float((self.coefficients[:t] ** 2).sum()))
+        rounded = noise * grain(self.scales, self.share.kind)
+        return rounded * math.sqrt(float((self.coefficients[:t] ** 2).sum()))
 
     def deviations(self, state: RootState) -> Float64[Array, " k"]:
         """The standard deviation of every answer now."""
@@ -233,8 +262,12 @@ class TreeCounter:
 
     def deviations(self, state: TreeCounterState) -> Float64[Array, " k"]:
         """The standard deviation of every answer now."""
-        square = sum(part.deviation(1, 1) ** 2 for part in self.inner.parts(state.inner))
-        return math.sqrt(square) * self.strategy.units(self.share.kind)
+        static, kind = Additive(self.strategy), self.share.kind
+        square = sum(
+            (part.deviation(1, 1) * grain(static.scales(part), kind)) ** 2
+            for part in self.inner.parts(state.inner)
+        )
+        return math.sqrt(square) * self.strategy.units(kind)
 
     @cached_property
     def relative(self) -> Float64[Array, " k"]:

@@ -94,6 +94,12 @@ def noisy(
     return np.asarray(exact + noise, np.float64)
 
 
+def grain(scales: Float64[Array, " rows"], kind: Kind) -> float:
+    """How many times larger rounding to integers makes the deviation of any row, at most."""
+    least = float(scales.min()) ** 2 * (2 if kind == "pure" else 1)
+    return math.sqrt(1 + 1 / (12 * least))
+
+
 def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
     """Noise on every answer: Laplace query sets on a pure share, Gaussian ones on a zCDP share."""
     return Additive(Direct(queries), replaced)

@@ -11,7 +11,7 @@ import numpy as np
 from streamveil.errors import require_positive
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
-from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.mechanisms.linear.shares import Meter, Place, Share, on_lattice
 from streamveil.mechanisms.linear.weights import Weights
 from streamveil.types import Array, Float64, Int64
 
@@ -39,7 +39,8 @@ class Mwem:
         Without `size_hat`, a part `size_share` buys the number of records first.
     Error: `error`; proved for the average of the iterates.
     Memory: one histogram of floats and one answer per query.
-    Numerics: measurements are exact counts plus integer noise; scores are floating point.
+    Numerics: measurements are exact counts plus integer noise; scores are exact differences of
+        exact answers and public guesses (`on_lattice`).
     """
 
     queries: Queries
@@ -185,7 +186,7 @@ def measure_worst(
     are fractions, `unit` is the number of quanta of a record.
     """
     half = part.scale(Fraction(1, 2))
-    gaps = np.abs(exact - size_hat * guesses)
+    gaps = np.abs(exact - on_lattice(size_hat * guesses))
     worst = half.choose(place.draws(b"choice"), gaps, 1.0)
     noise = half.noise(place.draws(b"measure"), unit, unit * unit, 1)
     value = exact[worst] + float(noise[0]) / unit

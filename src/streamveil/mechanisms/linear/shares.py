@@ -25,6 +25,7 @@ from streamveil.types import Array, Exact, Float64, Int64
 
 Kind = Literal["pure", "zcdp", "gdp"]
 GRID = 1 << 80  # shares are multiples of 1/GRID, so that sums of many stay short and exact
+LATTICE = 2.0**20  # public guesses are multiples of 1/LATTICE, see `on_lattice`
 
 
 def floor_to_grid(value: Exact | float) -> Fraction:
@@ -44,6 +45,15 @@ def ceil_root(value: Exact) -> Fraction:
     """A fraction just above the square root of `value`: never below it."""
     value = Fraction(value)
     return Fraction(math.isqrt(-(-value.numerator * GRID**2 // value.denominator)) + 1, GRID)
+
+
+def on_lattice(public: Float64[Array, " n"]) -> Float64[Array, " n"]:
+    """Public numbers, rounded so that exact answers less these are exact in floating point.
+
+    Both are multiples of 2^-20 below 2^32, so their difference has at most 53 bits. Of two
+    neighbours such differences are then as far apart as the answers are, and not an ulp more.
+    """
+    return np.asarray(np.rint(public * LATTICE) / LATTICE)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.linear.shares import Place, Share, on_lattice
 from streamveil.types import Array, Exact, Float64, Int64
 
 CANDIDATES = 10**6
@@ -87,6 +87,6 @@ class SmallDb:
         tables = self._tables() * (size / self.records)
         weights = np.stack([self.queries.weights(i) for i in range(self.queries.size)])
         exact = np.ldexp(self.queries.exact(histogram).astype(np.float64), -self.queries.shift)
-        scores = -np.abs(tables @ weights.T - exact).max(axis=1)
+        scores = -np.abs(on_lattice(tables @ weights.T) - exact).max(axis=1)
         chosen = left.choose(place.draws(b"choice"), scores, 1.0)
         return Answers(self.queries.answers(tables[chosen]), tables[chosen])

@@ -123,10 +123,10 @@ class PublishedSketch:
             all d rows exceed x with probability at most (N/(w x))^d (Markov); the noise of d cells
             stays within sd sqrt(2 ln(4 d/beta)); each event gets beta/2. Count Sketch: a row errs
             with variance at most F2/w + sd^2, so beyond x with probability p = variance/x^2
-            (Chebyshev), and the median fails when half the rows do (binomial tail). The lag adds at
-            most what arrived since the last push, from below (either side for Count Sketch).
-            `arrivals` is N, and with the tick clock the most items within the lag; by default the
-            clock itself.
+            (Chebyshev), and the median fails when half the rows do (binomial tail); F2 is read off
+            the published table, so this one is an estimate of a bound. The lag adds at most what
+            arrived since the last push, from below (either side for Count Sketch). `arrivals` is N,
+            and with the tick clock the most items within the lag; by default the clock itself.
         """
         require_between(1e-300, 1.0, beta=beta)
         total = float(self.time) if arrivals is None else float(arrivals)
