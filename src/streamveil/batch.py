@@ -80,6 +80,11 @@ class Release:
         return self.table
 
 
+def whole(column: pa.ChunkedArray) -> Any:
+    """A column in one piece, where one array can hold it."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Rows as Python values; a time that Python has none for (after the year 9999) as text.
 

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -312,7 +312,12 @@ def print_explanation(
     """Text for people, or JSON for programs."""
     from streamveil.queries.explain import explain as describe
 
-    made = describe(plan, forecast=forecast, limit=limit)
+    console = Console(stderr=True)
+    watched: AbstractContextManager[Any] = nullcontext()
+    if console.is_terminal:
+        watched = console.status("choosing the noise")  # seconds, for a small epsilon
+    with watched:
+        made = describe(plan, forecast=forecast, limit=limit)
     typer.echo(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
 
 

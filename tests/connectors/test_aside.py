@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.connectors import open_source
-from streamveil.connectors.aside import MALFORMED, MISFIT, MOST_LINE, NUMBER_BITS, PLACE, traced
+from streamveil.connectors.aside import (
+    MALFORMED,
+    MISFIT,
+    MOST_LINE,
+    NUMBER_BITS,
+    PLACE,
+    beside,
+    rows_aside,
+    traced,
+    with_places,
+)
 from streamveil.connectors.files import CsvReader, FilesSource
 from streamveil.errors import SourceError
 
@@ -122,3 +132,13 @@ def test_every_line_is_a_row_or_malformed_or_empty(tmp_path_factory, lines):
     assert sum(counts) == len(malformed)
     numbers = np.array([row[PLACE] for row in rows])
     assert (np.diff(numbers) > 0).all()
+
+
+def test_rows_beside_other_columns_become_lines_whatever_their_times():
+    """Fails where rows are told by values of Python: it has no time after the year 9999."""
+    far = pa.array([1 << 61, 0]).cast(pa.timestamp("us"))
+    rows = with_places(pa.table({"user": ["a", "b"], "ts": far}), 0, np.array([1, 2]))
+    kept = beside(rows_aside("odd", rows, ["f"]), pa.schema([("total", pa.int64())]))
+    first, second = (json.loads(line) for line in kept.column("line").to_pylist())
+    assert (first["user"], second) == ("a", {"user": "b", "ts": "1970-01-01 00:00:00"})
+    assert kept.column("row").null_count == 2

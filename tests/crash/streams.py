@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,17 @@ BATCH = 250
 SWEPT_BYTES = 8_000  # of unit tables in memory
 
 
+def lasting(name: str) -> Path:
+    """A folder for as long as this process is there; of its forks none removes it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"streamveil-{name}-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def visits() -> str:
     """Two files of visits over two days, with late, null and odd rows; made once per process."""
-    folder = Path(tempfile.mkdtemp(prefix="streamveil-visits-"))
+    folder = lasting("visits")
     rng = np.random.default_rng(3)
     arrival = np.sort(rng.integers(0, DAYS * DAY_US, ROWS))
     event = np.maximum(arrival - rng.integers(0, 2 * HOUR_US, ROWS), 0)
@@ -113,7 +122,7 @@ QUESTIONS = (
 @cache
 def people() -> str:
     """Two files of people who come and go; nearly all of them are old and live in a."""
-    folder = Path(tempfile.mkdtemp(prefix="streamveil-people-"))
+    folder = lasting("people")
     rng = np.random.default_rng(5)
     ids = np.concatenate([np.arange(1000), rng.permutation(1000)[:200]])
     table = pa.table({

@@ -1,11 +1,15 @@
 """The published system: its trees are Honaker's, its rounds restart, its noise is kept."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
+from streamveil.derived.noise import mix
 from streamveil.errors import PlanError
-from streamveil.operators.dp_sqlp import RoundSelection
+from streamveil.mechanisms.counters import HonakerCounter
+from streamveil.operators.dp_sqlp import FINE, RoundSelection
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 from streamveil.queries.plan import Bounding
@@ -67,6 +71,23 @@ def test_the_corrected_thresholds_fit_the_budget_and_the_published_ones_do_not()
     assert rigorous.loss.fits(budget)
     assert not as_printed.loss.fits(budget)  # the union over triggers is missing
     assert as_printed.totalling.selection.threshold(3) < rigorous.totalling.selection.threshold(3)
+
+
+def test_failures_are_bounded_where_noise_is_hardly_larger_than_its_rounding():
+    """One node: the exact tail of a rounded Gaussian, which may be above that of its deviation."""
+    for sigma in (20, 51.9, 247.2, 1000):
+        tree = HonakerCounter(horizon=1, sigma=sigma)
+        for beta in (1e-3, 1e-7, 3.3e-7, 1e-12):
+            selection = RoundSelection(counter=tree, rows=1, beta=beta)
+            needed = np.floor((selection.threshold(1) - 1) * FINE) + 0.5
+            assert norm.sf(needed / sigma) <= min(selection.failure, beta)
+
+
+def test_the_rounding_of_an_estimate_is_bounded_by_its_nodes():
+    tree = HonakerCounter(horizon=100, sigma=1)
+    for t in (1, 2, 37, 64, 100):
+        parts = mix(tree, t).parts
+        assert tree.rounding(np.array([t]))[0] == pytest.approx(np.abs(parts).sum() / 2)
 
 
 def test_it_refuses_what_it_cannot_do():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamveil.errors import StoreError
 from streamveil.operators import folding
 from streamveil.operators.state import Scratch
 from streamveil.privacy.budget import Budget
@@ -18,6 +19,7 @@ from tests.operators.streams import AGGREGATES, BOUNDINGS, LOOSE, ROWS, WINDOWS,
 from tests.operators.test_group_by import assert_same, compiled
 
 TABLE = Budget(epsilon=20, delta=0.4)
+BYTES = pa.binary()
 CUTS = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 CODES = {key: code for code, key in enumerate("abcd")}
 
@@ -124,3 +126,15 @@ def test_text_folds_to_the_same_bytes_whatever_its_storage(rows, bounding, cuts,
         assert_same(one, other)
     assert found[1] == plain[1]
     assert_same(found[2], plain[2])
+
+
+@pytest.mark.parametrize("change", [lambda b: numbered(b, None), lambda b: stored_as(b, BYTES, 0)])
+def test_a_state_keeps_the_types_of_its_keys(change):
+    operator = compiled(bounding=Bounding(max_rows=4), aggregates=AGGREGATES[:1])
+    batch = next(batches([(1, "a", 1, 1, 0), (2, "b", 1, 1, 0)]))
+    state = operator.init()
+    operator.fold(state, batch, SeededNoise(7))
+    before = {name: array.copy() for name, array in operator.save(state).items()}
+    with pytest.raises(StoreError, match="other types"):
+        operator.fold(state, change(batch), SeededNoise(7))
+    assert_same(operator.save(state), before)

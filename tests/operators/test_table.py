@@ -1,5 +1,6 @@
 """The changing table as an operator: change data in, answers out, resumed anywhere."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -201,6 +202,39 @@ def test_an_insert_only_table_needs_no_operation():
     released, _ = run(operator, [batch([("x", 1, "f", 0), ("x", 1, "f", 0)])], SilentNoise())
     assert released[0].table["n"].to_pylist()[:2] == [2, 0]
     assert released[0].table["n_high"].null_count == 0
+
+
+def moved_by(operator, rows, others):
+    """How far apart, in deviations, two streams put the centres of a counter's noise."""
+    mechanism, exact = operator.mechanism, []
+    for stream in (rows, others):
+        batches = [batch(part, step) for step, part in enumerate(stream, start=1)]
+        exact.append(run(operator, batches, SilentNoise())[1].inner.exact[: len(stream)])
+    change, weights = exact[0] - exact[1], mechanism.coefficients
+    centres = [weights[: t + 1][::-1] @ change[: t + 1] for t in range(len(change))]
+    return float(np.sqrt(((np.array(centres) / mechanism.scales) ** 2).sum()))
+
+
+def test_ids_of_a_table_that_grows_protect_all_their_rows_and_not_one_of_them():
+    """An id comes twice: without its first row its second counts. One record goes, one comes."""
+    counter = SignedCounter(strategy=Direct(CELLS), share=ZCDP, horizon=8, only_grows=True)
+    operator = ChangingTable(mechanism=counter, attributes=COLUMNS, id_column="id")
+    first, second, nothing = [("+", 7, "f", 0)], [("+", 7, "m", 1)], []
+    both = [first, nothing, nothing, second, *[nothing] * 4]
+    claimed = float(operator.guarantee.loss.mu())
+    assert moved_by(operator, both, [nothing, *both[1:]]) > 1.35 * claimed  # one row
+    assert moved_by(operator, both, [nothing] * 8) <= claimed  # all rows of the id
+    assert operator.guarantee.protects.relation == "record"
+    assert replace(operator, id_column=None).guarantee.protects.relation == "event"
+
+
+def test_ids_that_share_half_of_their_names_are_two_records(monkeypatch):
+    names = np.array([[1, 1], [1, 2]], np.uint64)
+    monkeypatch.setattr("streamveil.operators.table.name_column", lambda column, key: names)
+    operator = table_of(FullyDynamic.repaired(NOISY, PURE, horizon=4))
+    rows = [("+", 1, "f", 0), ("+", 2, "f", 0)]
+    released, state = run(operator, [batch(rows)], SilentNoise())
+    assert released[0].table["n"].to_pylist()[0] == 2 == state.records.alive
 
 
 def test_impossible_tables_are_refused():

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamveil as sv
+from streamveil.connectors import aside
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
+from streamveil.operators.turned import NOT_FINITE
 from streamveil.privacy.noise import SilentNoise
 from streamveil.queries.combine import combine_rows
 from streamveil.runtime.combined import CombinedSource
@@ -68,8 +70,8 @@ def test_without_noise_it_is_the_two_step_query(tmp_path_factory, rows):
 def test_removing_a_unit_removes_its_rows_and_nothing_else(rows, unit):
     plan = sv.sql(QUERY, {"t": table_of(rows)}).plan
     kept = [row for row in rows if row[0] != unit] or [(None, "a", 0)]
-    whole = combine_rows(plan, table_of(rows)).to_pylist()
-    without = combine_rows(plan, table_of(kept)).to_pylist()
+    whole = combine_rows(plan, table_of(rows)).rows.to_pylist()
+    without = combine_rows(plan, table_of(kept)).rows.to_pylist()
     named = [row for row in whole if row["id"] not in (unit, None)]
     assert named == [row for row in without if row["id"] is not None]
 
@@ -92,13 +94,13 @@ def orders(table):
 def test_combined_rows_come_in_the_order_of_first_rows_whoever_else_is_there():
     table = many(seed=4)
     plan = sv.sql(QUERY, {"t": table}).plan
-    found = combine_rows(plan, table)
+    found = combine_rows(plan, table).rows
     first = table.select(["id", "item"]).to_pandas().drop_duplicates()
     assert found["id"].to_pylist() == first["id"].tolist()
     assert found["key_0"].to_pylist() == first["item"].tolist()
     whole = orders(found)
     for unit in ["u0", "u7"]:
-        rest = orders(combine_rows(plan, table.filter(pc.not_equal(table["id"], unit))))
+        rest = orders(combine_rows(plan, table.filter(pc.not_equal(table["id"], unit))).rows)
         assert rest == {u: groups for u, groups in whole.items() if u != unit}
 
 
@@ -121,3 +123,18 @@ def test_a_resumed_read_refuses_other_rows():
     for other in (table.slice(1), pa.concat_tables([table, many(seed=6, rows=1)])):
         with pytest.raises(SourceError, match="no longer the same"):
             list(CombinedSource(MemorySource(other), plan).read(first.position, 100))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_rows_without_a_finite_number_are_counted_and_set_aside(traced):
+    table = pa.table({"id": ["u", "v", "u", None], "item": ["a"] * 4,
+                      "x": [1.0, float("nan"), 99.0, float("-inf")]})  # fmt: skip
+    plan = sv.sql(QUERY, {"t": table}).plan
+    source = MemorySource(table)
+    combined = CombinedSource(aside.traced(source) if traced else source, plan)
+    (chunk,) = combined.read(None, 10)
+    assert chunk.rows.num_rows == 1
+    assert chunk.rejected == {NOT_FINITE: 1}  # of those that pass WHERE
+    found = [row for part in chunk.aside for row in part.to_pylist()]
+    assert [(row["reason"], row["number"]) for row in found] == [(NOT_FINITE, 4)] * traced
+    assert all(row["row"] is None and b'"x": -Infinity' in row["line"] for row in found)

@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +14,10 @@ from streamveil.errors import PlanError
 from streamveil.queries.expr import (
     columns_of,
     compile_expression,
+    compile_key,
     compile_predicate,
+    compile_unit,
+    compile_value,
     evaluate,
     normalize_expression,
 )
@@ -266,3 +270,19 @@ def test_broken_expressions_give_one_kind_of_error_and_no_value():
     assert accepted
     assert messages
     assert not any(SECRET in message for message in messages)
+
+
+@pytest.mark.parametrize("text", ["big", "(big)", "`big`", "BIG"])
+@pytest.mark.parametrize("compiled", [compile_key, compile_unit, compile_value])
+def test_a_column_alone_keeps_numbers_that_sql_has_not(compiled, text):
+    chunks = pa.concat_tables([TABLE, TABLE.slice(3)])
+    for table in (TABLE, chunks, TABLE.slice(5)):
+        assert compiled(text, table.schema)(table).to_pylist() == table["big"].to_pylist()
+    assert compiled("big + 0", TABLE.schema)(TABLE).to_pylist() == [1, None, 3, 4, 5]
+
+
+def test_decimals_are_read_as_the_nearest_numbers():
+    texts = ["-3.30", "1.10", "0.07", "123456789012.345", None]
+    table = pa.table({"x": pa.array([t and Decimal(t) for t in texts], pa.decimal128(15, 3))})
+    assert evaluate("x", table).to_pylist() == [t and float(t) for t in texts]
+    assert evaluate("x = -3.3", table).to_pylist()[0]

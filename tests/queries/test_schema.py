@@ -143,7 +143,8 @@ SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, privacy_uni
 
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
-    [("STRING", "", "searches text.*\n.*text_length => 8"), ("FLOAT64", "", "this is float"),
+    [("STRING", "", "searches text.*\n.*text_length => 8"), ("FLOAT64", "", "not float"),
+     ("DATE", "", "not date"), ("BOOL", "", "not bool"),
      ("INT64", ", text_length => 4", "this is int, with text_length"), ("INT64", "", None),
      ("STRING", ", text_length => 4", None)],
 )  # fmt: skip
@@ -151,7 +152,8 @@ def test_heavy_hitters_are_integers_or_text_of_a_known_length(kind, options, wor
     query = sv.sql(SEARCH.format(kind=kind, options=options))
     schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("u", pa.int64()),
                         ("page", {"STRING": pa.string(), "INT64": pa.int64(),
-                                  "FLOAT64": pa.float64()}[kind])])  # fmt: skip
+                                  "FLOAT64": pa.float64(), "DATE": pa.date32(),
+                                  "BOOL": pa.bool_()}[kind])])  # fmt: skip
     if words is None:
         query.explain()
         check_schema(query.plan, schema)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.crash.streams import JOBS, work
 from tests.runtime.toy import Stream, Toy
 
 NOISE = SeededNoise(7)
+ROOT = Path(__file__).parents[2]
 
 
 def changes(operator: Any, feed: Any) -> int:
@@ -41,3 +45,10 @@ def test_the_check_sees_a_shared_array() -> None:
             return [Release(pa.table({"n": state.totals}), 0, step, step)]
 
     assert changes(Sharing(), Stream()) > 2
+
+
+def test_the_data_of_these_jobs_go_with_the_process(tmp_path: Path) -> None:
+    code = "from tests.crash import streams; streams.visits(), streams.people()"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
+    assert not list(tmp_path.iterdir())

@@ -215,11 +215,12 @@ def test_a_one_shot_query_is_answered_once_whatever_comes_later(tmp_path: Path) 
         (("a", b"a"), pa.string()),
     ],
 )  # fmt: skip
-def test_public_groups_that_are_one_value_are_refused_before_anything_is_released(
+def test_public_groups_that_are_one_value_are_refused_before_anything_is_made(
     groups: tuple[Any, ...], kind: pa.DataType, tmp_path: Path
 ) -> None:
     table = pa.table({"user": [1, 2], "page": pa.array(groups, kind), "ms": [1.0, 2.0]})
     pq.write_table(table, tmp_path / "0.parquet")
     same = replace(plan(tmp_path), key_set=KeySet(public=tuple((group,) for group in groups)))
-    with run(same, state=tmp_path / "state") as job, pytest.raises(PlanError, match="same value"):
-        next(job)
+    with pytest.raises(PlanError, match="same value"):
+        run(same, state=tmp_path / "state")
+    assert not (tmp_path / "state").exists()

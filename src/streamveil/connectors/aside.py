@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import rows_of
-from streamveil.connectors.base import Chunk, Source, whole
+from streamveil.batch import rows_of, whole
+from streamveil.connectors.base import Chunk, Source
 from streamveil.errors import SourceError
 from streamveil.types import Array, Bool, Int64
 
@@ -116,11 +116,16 @@ def rows_aside(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
     return pa.table([pa.repeat(reason, n), file, number, line, size, row], schema)
 
 
-def beside(lines: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Lines that are set aside, next to rows of other columns than the source has."""
-    schema = schema_of(columns)
-    return lines.drop_columns("row").append_column(
-        schema.field("row"), pa.nulls(lines.num_rows, schema.field("row").type)
+def beside(aside: pa.Table, columns: pa.Schema) -> pa.Table:
+    """What is set aside, next to rows of other columns than the source has: rows as lines."""
+    schema, rows = schema_of(columns), whole(aside.column("row"))
+    told, known = aside.column("line").to_pylist(), np.flatnonzero(rows.is_valid())
+    lines = as_lines(pa.Table.from_struct_array(rows.drop_null()))
+    for at, line in zip(known.tolist(), lines, strict=True):
+        told[at] = line[:MOST_LINE]
+    place = schema.get_field_index("line")
+    return aside.set_column(place, schema.field(place), pa.array(told, pa.binary())).set_column(
+        len(schema) - 1, schema.field("row"), pa.nulls(len(rows), schema.field("row").type)
     )
 
 

@@ -146,6 +146,14 @@ def floored(nanos: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.subtract(whole, below.cast(pa.int64()))
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+def signed(table: pa.Table) -> pa.Table:
+    """The same for systems that know no unsigned integers of 64 bits: as decimals of 20 digits.
+
+    >>> signed(pa.table({"id": pa.array([2**64 - 1], pa.uint64())})).schema.field("id").type
+    Decimal128Type(decimal128(20, 0))
+    """
+    kinds = [
+        part.with_type(pa.decimal128(20, 0)) if pa.types.is_uint64(part.type) else part
+        for part in table.schema
+    ]
+    return table.cast(pa.schema(kinds, table.schema.metadata))

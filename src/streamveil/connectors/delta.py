@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamveil.connectors.base import signed
 from streamveil.errors import MissingExtraError, SourceError
 
 
@@ -35,7 +36,9 @@ class DeltaSink:
             custom_metadata={f"{app}/{trigger}": digest},
             app_transactions=[self.delta.Transaction(app, trigger)],
         )
-        self.delta.write_deltalake(self.path, table, mode="append", commit_properties=properties)
+        self.delta.write_deltalake(
+            self.path, signed(table), mode="append", commit_properties=properties
+        )
 
     def close(self) -> None:
         """Nothing is pending."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamveil.connectors.base import whole
+from streamveil.batch import whole
 from streamveil.connectors.blocks import filled
 from streamveil.types import Array
 

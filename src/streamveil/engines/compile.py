@@ -18,11 +18,13 @@ from streamveil.errors import PlanError, nearest
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import Default, GroupBy
 from streamveil.operators.outputs import LaneBook, Output
+from streamveil.operators.protocol import Operator
 from streamveil.operators.rows import Bind, Lane, RowFunction, RowProgram, require_number
 from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
+from streamveil.privacy.noise import SECRET_BYTES
+from streamveil.queries.expr import compile_key, compile_predicate, compile_unit, compile_value
 from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
@@ -47,6 +49,12 @@ OPTIONS = {
     "max_units",
     *EXPECTED,
 }
+
+
+def check_public(operator: Operator, schema: pa.Schema) -> None:
+    """PlanError where two public groups are one value of their columns' types."""
+    if isinstance(operator, GroupBy) and operator.public is not None:
+        operator.name_public(operator.key_types(schema), bytes(SECRET_BYTES))
 
 
 def compile_plan(plan: Plan) -> GroupBy:
@@ -392,7 +400,7 @@ def binder(
     def bind(schema: pa.Schema) -> RowProgram:
         functions = []
         for place, text in enumerate(values):
-            function = compile_expression(text, schema)
+            function = (compile_key if place in named else compile_value)(text, schema)
             if place in adds:
                 require_number(function(schema.empty_table()).type, text)
             functions.append(function)
@@ -400,7 +408,7 @@ def binder(
             unit=compile_unit(plan.unit, schema),
             event_us=None if plan.source.event_time is None else event_time(plan.source.event_time),
             where=None if plan.where is None else compile_predicate(plan.where, schema),
-            keys=tuple(compile_expression(key.expression, schema) for key in plan.keys),
+            keys=tuple(compile_key(key.expression, schema) for key in plan.keys),
             values=tuple(functions),
             named=named,
         )

@@ -345,7 +345,13 @@ class Sizing:
                 f"the counter '{kind}' needs to know the number of triggers.\n"
                 "  to fix  give the clock an end or a number of steps, or use counter = 'auto'"
             )
-        return make(horizon=self.horizon, sigma=1)
+        try:
+            return make(horizon=self.horizon, sigma=1)
+        except ValueError as error:
+            raise PlanError(
+                f"the counter '{kind}' does not count {self.horizon:,} triggers: {error}.\n"
+                "  to fix  use counter = 'auto', or fewer triggers"
+            ) from None
 
     def _totalling(self, counters: tuple[Counter, ...]) -> Totalling:
         return Totalling(lanes=self.lanes, counters=counters, selection=None, horizon=self.horizon)

@@ -61,19 +61,23 @@ class RoundSelection:
 
     @cached_property
     def failure(self) -> float:
-        """The chance that a round with one unit alone is shown at any trigger, rounded up."""
+        """The chance that a round with one unit alone is shown at any trigger, rounded up.
+
+        `Grove` rounds one draw a block about past estimates: no further than rounded nodes.
+        """
         steps = np.arange(1, self.counter.horizon + 1)
         limits = np.array([self.threshold(int(step)) for step in steps])
-        chances = ndtr(-(limits - 1) / (self.counter.std(steps) / FINE))
-        return float(chances.sum()) * (1 + 1e-9)
+        needed = (limits - 1) * FINE - self.counter.rounding(steps)  # from the Gaussian part alone
+        return float(ndtr(-needed / self.counter.std(steps)).sum()) * (1 + 1e-9)
 
     def threshold(self, step: int) -> float:
         """Units that the estimate must exceed at a step of a round."""
-        sd = float(self.counter.std(np.array([step]))[0]) / FINE
+        at = np.array([step])
+        sd, rounding = (float(of(at)[0]) / FINE for of in (self.counter.std, self.counter.rounding))
         if self.thresholds == "published":
             return self.floor - 1 - sd * float(ndtri(self.beta))
         share = self.beta / self.counter.horizon
-        return (self.floor - sd * float(ndtri(share * (1 - 1e-9)))) * (1 + 1e-9)
+        return (self.floor + rounding - sd * float(ndtri(share * (1 - 1e-9)))) * (1 + 1e-9)
 
     def init(self, trigger: int) -> dict[str, Array]:
         """No keys."""

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.errors import StoreError
 from streamveil.operators.aggregate import (
     KINDS,
     KeyRows,
@@ -45,6 +46,7 @@ from streamveil.operators.state import (
     types_from_bytes,
     types_to_bytes,
 )
+from streamveil.operators.turned import BOUNDED, count, leave_out
 from streamveil.operators.windows import EARLY, LATE, assign, far_ahead
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int32, Int64, UInt64
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
 
 NEVER = "not a public key"
-BOUNDED = "over the contribution bound"
 GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
 ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
 
@@ -93,14 +94,16 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
     """The row stage and the windows: what may count, and reasons for the rest."""
     program, name_key = operator._program(batch.rows.schema), noise.derive("group-by/keys")
     if state.types is None:
-        empty = batch.rows.schema.empty_table()
-        state.types = tuple(key(empty).type for key in program.keys)
-        if operator.public is not None:  # that they fit is checked before any row counts
-            operator.public_keys(state.types, name_key)
+        state.types = operator.key_types(batch.rows.schema)
     most = batch.rows.num_rows
     room = state.scratch.take("unit", most, np.uint64)
     unit_key = noise.derive("group-by/units")
     prepared = prepare(program, batch.rows, unit_key, name_key, room, batch.refused)
+    if tuple(key.type for key in prepared.keys) != state.types:
+        raise StoreError(
+            "the columns that name groups have other types than when the state was made.\n"
+            "  to fix  give the source their old types, or start a new state"
+        )
     prepared.room = state.scratch.take("names", 2 * most, np.uint64)
     count(prepared.turned, batch.rejected)
     every = state.scratch.count(len(prepared.unit))
@@ -133,7 +136,7 @@ def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) ->
     remember(state, asked, known, strangers)
     kept = keep(passed, unit, known.rows, state.scratch)
     over = len(unit) - len(kept.unit)
-    count(prepared.turned, {BOUNDED: over} if over else {})
+    count(prepared.turned, {BOUNDED: over})
     windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
     rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
     add(operator, state, windows, kept, rows)
@@ -384,13 +387,5 @@ def drop(pairs: Pairs, keep: Bool[Array, " pairs"], reason: str, prepared: Prepa
     """Leaves pairs out and counts them."""
     if keep.all():
         return pairs
-    count(prepared.turned, {reason: int((~keep).sum())})
-    if prepared.refused is not None:
-        prepared.refused.add(reason, pairs.rows[~keep])
+    leave_out(prepared, reason, pairs.rows[~keep])
     return Pairs(*(column[keep] for column in pairs))
-
-
-def count(into: dict[str, int], more: Mapping[str, int]) -> None:
-    """Adds counts by reason."""
-    for reason, n in more.items():
-        into[reason] = into.get(reason, 0) + n

@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 8  # of its state; 6: growth of units, 7: saved in portions, 8: answers not null
+    version: int = 10  # of its state; 8: answers not null, 9: of quantiles, 10: keys of uint64
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -283,24 +283,33 @@ class GroupBy:
         columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
         return [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
 
+    def key_types(self, schema: pa.Schema) -> Types:
+        """The types of the key columns, for rows of a schema."""
+        empty = schema.empty_table()
+        return tuple(key(empty).type for key in self._program(schema).keys)
+
     def public_keys(
         self, types: Types, name_key: bytes
     ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
         """Names and bytes of the public keys; the empty group-by has exactly one."""
         known = self._public_names
         if name_key not in known:
-            columns = self._public_columns(types)
-            n = len(self.public or ()) if self.key_names else 1
-            names = names_of(columns, n, name_key)
-            if len(np.unique(names[:, 0])) < n and len(np.unique(names, axis=0)) < n:
-                raise PlanError(
-                    "two public groups are the same value of the columns' types (NaN, an instant in"
-                    " two time zones): both would show the same noise.\n"
-                    "  to fix  list each group once"
-                )
-            known[name_key] = names, encode_keys(columns, n)
+            names = self.name_public(types, name_key)
+            known[name_key] = names, encode_keys(self._public_columns(types), len(names))
         found: tuple[UInt64[Array, "keys 2"], pa.Array] = known[name_key]
         return found
+
+    def name_public(self, types: Types, name_key: bytes) -> UInt64[Array, "keys 2"]:
+        """Names of the public keys; PlanError where two are one value. Nothing of it is kept."""
+        n = len(self.public or ()) if self.key_names else 1
+        names = names_of(self._public_columns(types), n, name_key)
+        if len(np.unique(names[:, 0])) < n and len(np.unique(names, axis=0)) < n:
+            raise PlanError(
+                "two public groups are the same value of the columns' types (NaN, an instant in"
+                " two time zones): both would show the same noise.\n"
+                "  to fix  list each group once"
+            )
+        return names
 
     def _is_public(
         self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes

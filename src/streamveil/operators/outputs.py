@@ -10,9 +10,10 @@ from scipy.special import ndtri
 
 from streamveil.operators.release_kernels import plain_cells
 from streamveil.operators.rows import Lane
-from streamveil.types import Array, Float64, Int32
+from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
+AT_ONCE = 1 << 20  # leaves of quantile trees, of several keys, that are looked at together
 
 
 @dataclass(frozen=True)
@@ -138,20 +139,62 @@ def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Ans
     """The square root of the variance, and of the ends of its interval."""
     found = variance_of(output, estimate, variance, z)
     value = np.sqrt(found.value)
-    sd = np.where(value > 0, found.sd / np.maximum(2 * value, TINY), np.sqrt(found.sd))
+    sd = np.where(value > 0, found.sd / np.where(value > 0, 2 * value, 1.0), np.sqrt(found.sd))
     return Answer(value, sd, np.sqrt(found.low), np.sqrt(found.high))
 
 
 def quantile(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
-    """Walks the tree to the wanted rank; the interval repeats the walk at the ends of the rank."""
-    top = estimate[: output.fan]
-    count = np.maximum(in_turn(np.maximum(top, 0)), 1)
-    mean = in_turn(variance) / len(variance)
-    noise = np.sqrt(mean * output.levels * output.fan / 2) / count
-    value = walk(output, estimate, np.full(len(count), output.q))
-    low = walk(output, estimate, np.clip(output.q - z * noise, 0, 1))
-    high = walk(output, estimate, np.clip(output.q + z * noise, 0, 1))
-    return Answer(value, (high - low) / (2 * z), low, high)
+    """Walks the tree to the wanted rank; the interval ends with leaves, see `leaves_around`."""
+    value = walk(output, estimate, np.full(estimate.shape[1], output.q))
+    low, high = value.copy(), value.copy()
+    leaves = output.fan**output.levels
+    wide, keys = (output.high - output.low) / leaves, max(1, AT_ONCE // leaves)
+    for start in range(0, len(value), keys):
+        part = slice(start, start + keys)
+        first, last = leaves_around(output, estimate[:, part], variance[:, part], z)
+        low[part] = np.minimum(low[part], output.low + wide * first)
+        high[part] = np.maximum(high[part], output.low + wide * (last + 1))
+    return Answer(value, (high - low) / (2 * z), low, np.minimum(high, output.high))
+
+
+def leaves_around(
+    output: Output, estimate: Array, variance: Array, z: float
+) -> tuple[Int64[Array, " keys"], Int64[Array, " keys"]]:
+    """The first and the last leaf that may hold the wanted rank, by the totals of each key.
+
+    Proof: the leaf that holds it has at most a share q of all values below its left edge, and at
+        least that below its right edge. What is below an edge, less q times all, is a sum of totals
+        of known weights: of nodes of the first level that are below, 1 - q each, of the others -q,
+        of further nodes down to the edge, 1. So a leaf is ruled out by its left edge when that sum
+        is above z of its deviations, and by its right edge when it is below -z. Each happens to the
+        leaf that holds the rank with half of the chance left to errors, and the first leaf that its
+        right edge does not rule out is not behind it, nor is the last one before it that its left
+        edge does not. Nothing else is asked of the noise: nodes below zero stay as they are.
+    """
+    fan, q, keys, base = output.fan, output.q, estimate.shape[1], 0
+    below = -q * in_turn(estimate[:fan])[None, :]  # at the left edge of the root
+    spread = q**2 * in_turn(variance[:fan])[None, :]
+    for level in range(1, output.levels + 1):
+        nodes = slice(base, base + fan**level)
+        more = 1 - 2 * q if level == 1 else 1.0  # (1 - q)^2 below, no longer q^2
+        below = at_edges(below, estimate[nodes].reshape(-1, fan, keys))
+        spread = at_edges(spread, more * variance[nodes].reshape(-1, fan, keys))
+        base += fan**level
+    reach = z * np.sqrt(spread[1:])
+    all_of_them = np.ones((1, keys), np.bool_)
+    fits_right = np.concatenate([below[1:] >= -reach, all_of_them])
+    fits_left = np.concatenate([all_of_them, below[1:] <= reach])
+    return fits_right.argmax(axis=0), len(below) - 1 - fits_left[::-1].argmax(axis=0)
+
+
+def at_edges(
+    left: Float64[Array, "parents keys"], children: Float64[Array, "parents fan keys"]
+) -> Float64[Array, "nodes keys"]:
+    """Sums at the left edges of all children, from those at the left edges of their parents."""
+    found = np.empty_like(children)
+    for child in range(children.shape[1]):
+        found[:, child] = left if child == 0 else found[:, child - 1] + children[:, child - 1]
+    return found.reshape(-1, children.shape[2])
 
 
 def walk(output: Output, estimate: Array, rank: Float64[Array, " keys"]) -> Float64[Array, " keys"]:

@@ -28,6 +28,7 @@ from streamveil.operators.hashing import (
     name_columns,
 )
 from streamveil.operators.kernels import MIX
+from streamveil.operators.turned import NOT_FINITE
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
 RowFunction = Callable[[pa.Table], pa.Array]
@@ -142,7 +143,7 @@ def prepare(
     if event is not None:
         checks.append(("null event time", _valid(event)))
     values = [value(table) for value in program.values]
-    checks += [("not a finite number", _finite(value)) for value in values]
+    checks += [(NOT_FINITE, _finite(value)) for value in values]
     good = _all_good(checks, table.num_rows, turned, refused)
     keys = [key(table) for key in program.keys]
     if good is not None:

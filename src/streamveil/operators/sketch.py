@@ -33,6 +33,7 @@ from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stag
 from streamveil.operators.facts import noted
 from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
+from streamveil.operators.turned import BOUNDED, count, leave_out
 from streamveil.operators.windows import (
     EARLY,
     LATE,
@@ -47,9 +48,9 @@ from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int64, UInt64
 
 Arrays = dict[str, Array]
-BOUNDED = "over the contribution bound"
 NULL_KEY = "null key"
 OUT_OF_RANGE = "key out of range"
+INT_MAX = 2**63 - 1
 COLLISION_BITS = 64
 COLLISIONS = "a sketch's intervals cover its noise, not its collisions; rare keys are never shown"
 NORMAL_95 = 1.959963984540054
@@ -94,7 +95,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 5  # 4: units in buckets of slots; 5: tables know by how much they grow
+    version: int = 6  # 5: tables know by how much they grow; 6: keys of uint64
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule
@@ -159,7 +160,7 @@ class SketchQuery:
         """See `Operator.fold`."""
         came = self.arrive(batch, noise)
         accepted = self.accept(state, came.unit, came.period)
-        _count(came.turned, {BOUNDED: int((~accepted).sum())})
+        count(came.turned, {BOUNDED: int((~accepted).sum())})
         delta = {
             "unit": came.unit[accepted],
             "word": came.word[accepted],
@@ -175,20 +176,20 @@ class SketchQuery:
         program: RowProgram = self.bind(batch.rows.schema)
         unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
         prepared = prepare(program, batch.rows, unit_key, name_key, refused=batch.refused)
-        _count(prepared.turned, batch.rejected)
+        count(prepared.turned, batch.rejected)
         words, good = self._words(prepared)
         rows, windows, turned = assign(
             self.schedule, prepared.event_us, batch.step, refused=batch.refused
         )
-        _count(prepared.turned, turned)
+        count(prepared.turned, turned)
         periods = self._periods(prepared.event_us[rows])
         keep = good[rows]
         if self.period_us is not None:
             ahead = keep & far_ahead(self.schedule, periods, self.period_us, batch.step)
-            _leave_out(prepared, EARLY, rows[ahead])
+            leave_out(prepared, EARLY, rows[ahead])
             keep &= ~ahead
         still = self._still_open(periods, batch.step)
-        _leave_out(prepared, LATE, rows[keep & ~still])
+        leave_out(prepared, LATE, rows[keep & ~still])
         keep &= still
         rows = rows[keep]
         return Arrived(
@@ -319,9 +320,7 @@ class SketchQuery:
         """The word of every row's key and whether it can count; bad keys are counted by reason."""
         column = prepared.keys[0]
         good = np.asarray(pc.is_valid(column))
-        _leave_out(prepared, NULL_KEY, np.flatnonzero(~good))
-        if pa.types.is_temporal(column.type) or pa.types.is_boolean(column.type):
-            column = column.cast(pa.int64())
+        leave_out(prepared, NULL_KEY, np.flatnonzero(~good))
         if isinstance(self.sketch, LazySketch):
             blank = pc.fill_null(column, 0 if pa.types.is_integer(column.type) else "")
             return key_words(blank).astype(np.uint64), good
@@ -332,12 +331,12 @@ class SketchQuery:
         values = np.asarray(pc.fill_null(column, 0))
         words = values.astype(np.uint64)
         fits = (values >= 0) & (words >> np.uint64(self.sketch.bits - 1) <= np.uint64(1))
-        _leave_out(prepared, OUT_OF_RANGE, np.flatnonzero(good & ~fits))
+        leave_out(prepared, OUT_OF_RANGE, np.flatnonzero(good & ~fits))
         return words, good & fits
 
     def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
         """Counts accepted keys."""
-        _count(state.turned, json.loads(bytes(delta["turned"])))
+        count(state.turned, json.loads(bytes(delta["turned"])))
         words = delta["word"]
         for window, mine in parts(spread_out(delta["window"], len(words))):
             levels = self._window(state, window)
@@ -371,7 +370,8 @@ class SketchQuery:
                 else pa.array(words.astype(np.int64) if self.sketch.bits < 64 else words)
             )
         else:
-            keys = pa.array(self.keys)
+            large = any(isinstance(key, int) and key > INT_MAX for key in self.keys)
+            keys = pa.array(self.keys, pa.uint64() if large else None)
             keys = keys.take(pc.sort_indices(keys))
             values, sd = shown[0].estimate(keys), shown[0].sd
         columns = {
@@ -406,19 +406,6 @@ class SketchQuery:
         closes = [self._closes(int(number)) for number in numbers]
         still = np.array([last is None or step <= last for last in closes], np.bool_)
         return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
-
-
-def _count(turned: dict[str, int], more: Mapping[str, int]) -> None:
-    for reason, rows in more.items():
-        if rows:
-            turned[reason] = turned.get(reason, 0) + rows
-
-
-def _leave_out(prepared: Prepared, reason: str, rows: Int64[Array, " some"]) -> None:
-    """Counts rows that cannot be used, and notes which they are where somebody asks."""
-    _count(prepared.turned, {reason: len(rows)})
-    if prepared.refused is not None:
-        prepared.refused.add(reason, rows)
 
 
 def _inside(arrays: Mapping[str, Array], prefix: str) -> Arrays:

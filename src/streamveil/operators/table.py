@@ -23,7 +23,7 @@ from streamveil.mechanisms.dynamic.live import together
 from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.dynamic.pack import pack, unpack
 from streamveil.mechanisms.dynamic.protocol import Changes, DynamicMechanism
-from streamveil.mechanisms.dynamic.records import Records, RecordsState
+from streamveil.mechanisms.dynamic.records import Records, RecordsState, protected
 from streamveil.mechanisms.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.linear.structured import Marginals
@@ -79,19 +79,19 @@ class TableState:
 class ChangingTable:
     """Answers to linear queries about the records that are there, after every step.
 
-    Protects: one record with its insertion and its deletion, identified by `id_column`; an id may
-        live `lives` times in all (an update is a deletion and an insertion). Without ids, one
-        update, and a deletion takes the last copy of its values.
+    Protects: one record with its insertion and its deletion, identified by `id_column` (all rows of
+        an id, not one of them: see `records.py`); an id may live `lives` times in all (an update is
+        a deletion and an insertion). Without ids, one update, and a deletion takes the last copy.
     Guarantee: the mechanism's and that of `adaptive` questions, for a group of `lives` lives.
     Proof: a row is read on its own; matching keeps records apart (see `records.py`); what is
         released is a function of the mechanism's answers and of public numbers. `condition` looks
         at one row: a record that does not meet it is not in the table.
-    Numerics: ids are 64-bit fingerprints under the job's secret; two of n ids share one with chance
-        below n^2 / 2^65, and removing one record of such a pair moves up to twice as much.
+    Numerics: ids are told apart by 128-bit names under the job's secret, integers surely, two of n
+        texts but for a chance of n^2 / 2^129, as the keys of a group-by are.
     """
 
     kind: ClassVar[str] = "changing-table"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3  # 3: ids of 128 bits; its ledger protects all rows of an id
 
     mechanism: DynamicMechanism
     attributes: tuple[Attribute, ...]
@@ -139,9 +139,10 @@ class ChangingTable:
     def guarantee(self) -> Guarantee:
         """See `Operator`."""
         one = self.mechanism.guarantee
-        unit = one.protects.unit if self.id_column is None else self.id_column
+        protects = protected(one.protects, self.records.matching)
+        unit = protects.unit if self.id_column is None else self.id_column
         loss = one.loss if self.adaptive is None else one.loss + self.adaptive.loss
-        return replace(one, loss=loss.group(self.lives), protects=replace(one.protects, unit=unit))
+        return replace(one, loss=loss.group(self.lives), protects=replace(protects, unit=unit))
 
     @cached_property
     def questions(self) -> Questions:
@@ -197,14 +198,13 @@ class ChangingTable:
         signs = np.where(again, 1, first[order]).astype(np.int8)
         return signs, ids[order], np.where(inside, labels, 0)[order], np.array(counts, np.int64)
 
-    def _ids(self, rows: pa.Table, noise: Noise) -> tuple[Int64[Array, " n"], Bool[Array, " n"]]:
-        """Fingerprints of record ids, and which rows have one."""
+    def _ids(self, rows: pa.Table, noise: Noise) -> tuple[Int64[Array, "n 2"], Bool[Array, " n"]]:
+        """The names of record ids, and which rows have one."""
         if self.id_column is None:
-            return np.zeros(rows.num_rows, np.int64), np.ones(rows.num_rows, bool)
+            return np.zeros((rows.num_rows, 2), np.int64), np.ones(rows.num_rows, bool)
         column = _column(rows, self.id_column)
         words = name_column(column, noise.derive("changing-table ids"))
-        ids = np.ascontiguousarray(words[:, 0]).view(np.int64)
-        return ids, np.asarray(pc.is_valid(column))
+        return words.view(np.int64), np.asarray(pc.is_valid(column))
 
     def _operations(self, rows: pa.Table) -> tuple[Int64[Array, " n"], Int64[Array, " n"]]:
         """What each row does first, and then; 0: nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,10 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
         )
     if isinstance(public, str):
         public = read_groups(public, [key.name for key in draft.keys])
+    if public is not None:  # decimals are read as the nearest floats, from columns too
+        public = tuple(
+            tuple(float(v) if isinstance(v, Decimal) else v for v in group) for group in public
+        )
     least = values.get("min_privacy_units_per_group")
     return KeySet(min_units=1 if least is None else least, public=public)
 
@@ -239,10 +244,11 @@ def read_groups(path: str, names: list[str]) -> tuple[tuple[Any, ...], ...]:
         table = reader(path)
     except (OSError, pa.ArrowInvalid):
         raise PlanError(f"the file of public groups '{shown(path)}' cannot be read") from None
-    if set(names) <= set(table.column_names):
+    if names and set(names) <= set(table.column_names):
         table = table.select(names)
-    elif table.num_columns != len(names):
-        raise PlanError(f"the file of public groups needs the column(s) {', '.join(names)}")
+    elif table.num_columns != max(1, len(names)):  # a sketch has no names, and one column
+        wanted = ", ".join(names) or "that is counted, alone"
+        raise PlanError(f"the file of public groups needs the column(s) {wanted}")
     rows = dict.fromkeys(tuple(row.values()) for row in table.to_pylist())
     return tuple(rows)
 

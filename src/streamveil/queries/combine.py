@@ -12,14 +12,14 @@ order (which decides what bounding keeps): neighbours stay neighbours.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.errors import PlanError
-from streamveil.queries.expr import compile_expression, compile_predicate
+from streamveil.queries.expr import compile_predicate, compile_value
 from streamveil.queries.kernels import NO
 from streamveil.queries.plan import Aggregate, KeyColumn, Plan
 
@@ -58,8 +58,21 @@ def _planned(agg: Aggregate, place: int) -> Aggregate:
     return replace(agg, function=function, expression=f"value_{place}")
 
 
-def combine_rows(plan: Plan, table: pa.Table) -> pa.Table:
+class Combined(NamedTuple):
     """One row per unit and group, in the order of their first rows, with the unit's totals."""
+
+    rows: pa.Table
+    unusable: pa.Table  # rows of the source of which a value is not a finite number
+
+
+def combined_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:
+    """The columns that an operator sees: those of combined rows, if the plan combines them."""
+    combines = plan.bounding.combine
+    return combine_rows(plan, schema.empty_table()).rows.schema if combines else schema
+
+
+def combine_rows(plan: Plan, table: pa.Table) -> Combined:
+    """Combines rows that pass the plan's condition."""
     if plan.where is not None:
         passes = compile_predicate(plan.where, table.schema)(table)
         table = table.filter(pc.fill_null(passes, NO))
@@ -91,11 +104,12 @@ def combine_rows(plan: Plan, table: pa.Table) -> pa.Table:
     grouped = rows.group_by(by, use_threads=False).aggregate(totals)  # in the order of a hash table
     grouped = grouped.sort_by(f"{FIRST}_min").drop_columns(f"{FIRST}_min")
     renamed = {f"{name}_{how}": name for name, how, _ in totals}
-    return grouped.rename_columns([renamed.get(name, name) for name in grouped.column_names])
+    named = [renamed.get(name, name) for name in grouped.column_names]
+    return Combined(grouped.rename_columns(named), table.filter(pa.array(~good)))
 
 
 def _run(text: str, table: pa.Table) -> Any:
-    return compile_expression(text, table.schema)(table)
+    return compile_value(text, table.schema)(table)
 
 
 def _numbers(column: Any, agg: Aggregate) -> Any:

@@ -26,6 +26,7 @@ from streamveil.queries.kernels import (
 
 KINDS: dict[str, Any] = {
     "int": pa.int64(),
+    "uint": pa.uint64(),  # of a column alone (`expr.compile_value`); in expressions it is "int"
     "float": pa.float64(),
     "bool": pa.bool_(),
     "string": pa.string(),

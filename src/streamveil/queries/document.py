@@ -153,7 +153,8 @@ AGGREGATE_NOTES = {
     "STDDEV": "same as STDDEV_SAMP",
     "STDDEV_SAMP": "square root of VAR_SAMP",
     "STDDEV_POP": "answered like STDDEV_SAMP",
-    "PERCENTILE_CONT": "`PERCENTILE_CONT(x, q, contribution_bounds_per_row => (low, high))`",
+    "PERCENTILE_CONT": "`PERCENTILE_CONT(x, q, contribution_bounds_per_row => (low, high))`; the "
+    "interval holds for any distribution and ends with the finest classes of the tree",
     "APPROX_QUANTILES": "`APPROX_QUANTILES(x, n, ...) AS q`: columns `q_0` .. `q_n` of one tree",
     "MEDIAN": "`PERCENTILE_CONT(x, 0.5, ...)`",
     "APPROX_COUNT_DISTINCT": "same as `COUNT(DISTINCT x)`",

@@ -17,12 +17,13 @@ every operator counts and skips; nothing is raised and no message holds a value 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 from sqlglot import exp
 
+from streamveil.batch import whole
 from streamveil.errors import PlanError, nearest
 from streamveil.queries import nodes
 from streamveil.queries.convert import KINDS, Node
@@ -66,24 +67,68 @@ def compile_expression(text: str, schema: pa.Schema) -> Compiled:
     return compiled
 
 
+def compile_value(text: str, schema: pa.Schema) -> Compiled:
+    """As `compile_expression`; a column alone is read whole also where it is unsigned.
+
+    >>> ids = pa.table({"id": pa.array([2**64 - 1], pa.uint64())})
+    >>> compile_value("id", ids.schema)(ids).to_pylist()
+    [18446744073709551615]
+    """
+    compiled = compile_expression(text, schema)
+    name = alone(text, compiled)
+    if name is None or not pa.types.is_uint64(plain_type(schema.field(name).type)):
+        return compiled
+    return replace(compiled, kind="uint", run=lambda table: decoded(whole(table.column(name))))
+
+
+def compile_key(text: str, schema: pa.Schema) -> Compiled:
+    """What tells groups, or values, apart. PlanError where a column alone would lose digits."""
+    compiled = compile_value(text, schema)
+    name = alone(text, compiled)
+    if name is not None and loses_digits(schema.field(name).type):
+        raise PlanError(
+            f"column '{shown(name)}' of type {schema.field(name).type} tells groups or values "
+            "apart, but its last digits are not kept: several would count as one.\n"
+            "  to fix  round it (TIMESTAMP_TRUNC(t, MICROSECOND), ROUND(x, 2)), or store it as text"
+        )
+    return compiled
+
+
 def compile_unit(text: str, schema: pa.Schema) -> Compiled:
     """The privacy unit. PlanError where reading a column would make several units one.
 
     Units that share a name share one allowance: without one of them, rows of another would pass.
     """
-    compiled = compile_expression(text, schema)
+    compiled = compile_value(text, schema)
     for name in compiled.columns:
         kind = schema.field(name).type
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if (pa.types.is_decimal(plain) and plain.precision > EXACT_DIGITS) or (
-            pa.types.is_timestamp(plain) and plain.unit == "ns"
-        ):
+        if loses_digits(kind):
             raise PlanError(
                 f"the privacy unit reads column '{shown(name)}' of type {kind}, of which the last "
                 "digits are not kept: several units would count as one.\n"
                 "  to fix  store it as text or as an integer of 64 bits"
             )
     return compiled
+
+
+def alone(text: str, compiled: Compiled) -> str | None:
+    """The column that an expression is, if it is nothing more."""
+    tree = plain_names(parse_text(text)).unnest()
+    return compiled.columns[0] if isinstance(tree, exp.Column) and compiled.columns else None
+
+
+def loses_digits(kind: Any) -> bool:
+    """Whether different values of a column may be read as one."""
+    plain = plain_type(kind)
+    return bool(
+        (pa.types.is_decimal(plain) and plain.precision > EXACT_DIGITS)
+        or (pa.types.is_timestamp(plain) and plain.unit == "ns")
+    )
+
+
+def plain_type(kind: Any) -> Any:
+    """The type of a column's values, however they are coded."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def evaluate(text: str, table: pa.Table) -> Column:
@@ -150,7 +195,8 @@ class Scope:
         kind = kind_of(field.type)
         if kind is None:
             raise PlanError(
-                f"column '{shown(found)}' has type {field.type}, which expressions cannot read"
+                f"column '{shown(found)}' has type {field.type}, which expressions cannot read.\n"
+                "  to fix  store it as text or as numbers"
             )
         self.used[found] = None
         return Node(kind, lambda table: read_column(table, found))
@@ -188,11 +234,15 @@ def kind_of(type_: Any) -> str | None:
 
 def read_column(table: pa.Table, name: str) -> Column:
     """A column in the canonical Arrow type of its kind; values that do not fit become null."""
-    column = table.column(name)
-    whole = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if isinstance(whole, pa.ChunkedArray):  # more text than one array can hold
-        return pa.chunked_array([_canonical_type(c) for c in whole.chunks]).combine_chunks()
-    return _canonical_type(whole)
+    column = whole(table.column(name))
+    if isinstance(column, pa.ChunkedArray):  # more text than one array can hold
+        return pa.chunked_array([_canonical_type(c) for c in column.chunks]).combine_chunks()
+    return _canonical_type(column)
+
+
+def decoded(column: Column) -> Column:
+    """The same values, each written out."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _canonical_type(column: Column) -> Column:
@@ -201,11 +251,13 @@ def _canonical_type(column: Column) -> Column:
     if column.type == target:
         return column
     if pa.types.is_dictionary(column.type):
-        return _canonical_type(column.cast(column.type.value_type))
+        return _canonical_type(decoded(column))
     if pa.types.is_uint64(column.type):
         return uint_to_int(column)
     if pa.types.is_timestamp(column.type):
         return instants(column)
+    if pa.types.is_decimal(column.type):
+        return column.cast(pa.string()).cast(target)  # the nearest number, as 1.1 in a query is
     return column.cast(target, safe=False)
 
 
@@ -230,8 +282,10 @@ __all__ = [
     "Compiled",
     "columns_of",
     "compile_expression",
+    "compile_key",
     "compile_predicate",
     "compile_unit",
+    "compile_value",
     "conjunction",
     "evaluate",
     "kind_of",

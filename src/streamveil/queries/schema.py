@@ -7,10 +7,20 @@ import pyarrow as pa
 from streamveil.errors import PlanError, nearest
 from streamveil.queries.convert import KINDS
 from streamveil.queries.dialect import shown
-from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
+from streamveil.queries.expr import (
+    compile_expression,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+)
 from streamveil.queries.plan import Plan, TableSource
 
 ADDS = ("sum", "avg", "variance", "stddev", "quantile")
+COUNTED = {  # kinds of values that sketches take
+    "heavy_hitters": ("int", "uint", "string"),
+    "approx_frequency": ("int", "uint", "string", "bytes"),
+}
 
 
 def check_schema(plan: Plan, schema: pa.Schema) -> None:
@@ -31,8 +41,9 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
     for agg in plan.aggregates:
         if agg.expression is None or isinstance(plan.source, TableSource):
             continue  # of a changing table: compiled against its domains
-        kind = compile_expression(agg.expression, schema).kind
-        if agg.function in ADDS and kind not in ("int", "float"):
+        named = agg.function == "count_distinct"
+        kind = (compile_key if named else compile_value)(agg.expression, schema).kind
+        if agg.function in ADDS and kind not in ("int", "uint", "float"):
             raise PlanError(
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
                 "  to fix  CAST the column, or declare its type in CREATE STREAM"
@@ -40,22 +51,30 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
 
 
 def check_searched(plan: Plan, schema: pa.Schema) -> None:
-    """Heavy hitters are integers, or text of a stated length."""
+    """Sketches count integers and text; heavy hitters are integers, or text of a stated length."""
     for agg in plan.aggregates:
-        if agg.function != "heavy_hitters" or agg.expression is None:
+        if agg.function not in COUNTED or agg.expression is None:
             continue
-        kind = compile_expression(agg.expression, schema).kind
+        kind = compile_key(agg.expression, schema).kind
+        if kind not in COUNTED[agg.function]:
+            raise PlanError(
+                f"{agg.function.upper()}({shown(agg.expression)}) counts integers or text, not"
+                f" {kind}.\n"
+                "  to fix  CAST the column to text, or a time by UNIX_MICROS(t), UNIX_DATE(d)"
+            )
+        if agg.function != "heavy_hitters":
+            continue
         length = dict(agg.options).get("text_length")
         if kind == "string" and not length:
             raise PlanError(
                 f"HEAVY_HITTERS({shown(agg.expression)}) searches text, of a length it must know.\n"
                 "  to fix  text_length => 8 (its leading bytes, at most 8), or a column of integers"
             )
-        if kind in ("float", "bytes") or (kind != "string" and length):
+        if kind != "string" and length:
             raise PlanError(
                 f"HEAVY_HITTERS({shown(agg.expression)}) searches integers, or text with"
-                f" text_length; this is {kind}{', with text_length' if length else ''}.\n"
-                f"  to fix  {'leave text_length out' if kind == 'int' else 'CAST the column'}"
+                f" text_length; this is {kind}, with text_length.\n"
+                "  to fix  leave text_length out"
             )
 
 
@@ -63,7 +82,7 @@ def _check_names(plan: Plan, schema: pa.Schema) -> None:
     read = compile_expression if isinstance(plan.source, TableSource) else compile_unit
     unit = [read(plan.unit, schema)] if plan.unit else []
     _check_declared(plan, schema, {name for part in unit for name in part.columns})
-    for found in (*unit, *(compile_expression(key.expression, schema) for key in plan.keys)):
+    for found in (*unit, *(compile_key(key.expression, schema) for key in plan.keys)):
         if found.kind == "null":
             raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
 
@@ -74,7 +93,7 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
     if not texts:  # of a sketch
         texts = [agg.expression or "" for agg in plan.aggregates]
     for text, values in zip(texts, zip(*(plan.key_set.public or ()), strict=True), strict=False):
-        kind = KINDS[compile_expression(text, schema).kind]
+        kind = KINDS[compile_key(text, schema).kind]
         try:
             held = pa.array(values, kind)
             fits = not pa.types.is_integer(kind) or held.to_pylist() == [*values]

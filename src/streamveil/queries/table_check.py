@@ -98,7 +98,7 @@ def _unit(plan: Plan, source: TableSource) -> Iterator[str]:
             f"'{shown(plan.unit)}'.\n"
             "  why     nothing bounds how many records one of them has\n"
             "  to fix  leave privacy_unit_column out; if a person has at most k records, divide "
-            "epsilon by k"
+            "epsilon by k (without a delta), or rho by k * k"
         )
 
 

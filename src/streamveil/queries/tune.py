@@ -22,7 +22,13 @@ from scipy.special import erf
 from streamveil.errors import PlanError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.queries.explain import lane_sd, shown_chance
-from streamveil.queries.expr import compile_expression, compile_predicate, compile_unit
+from streamveil.queries.expr import (
+    compile_expression,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+)
 from streamveil.queries.kernels import NO
 from streamveil.queries.plan import Aggregate, Bounding, Plan
 from streamveil.types import Array, Bool, Float64, Int64
@@ -151,7 +157,7 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
     if plan.period_us is not None and micros is not None:
         scope = _pairs(scope, micros // plan.period_us)
     cell = _codes(
-        [compile_expression(key.expression, table.schema)(table).take(pa.array(rows))
+        [compile_key(key.expression, table.schema)(table).take(pa.array(rows))
          for key in plan.keys]
     ) if plan.keys else np.zeros(len(rows), np.int64)  # fmt: skip
     if plan.window.size_us and micros is not None:
@@ -173,14 +179,14 @@ def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
 
     if aggregate.expression is None:
         return np.ones(table.num_rows)
-    column = compile_expression(aggregate.expression, table.schema)(table)
+    column = compile_value(aggregate.expression, table.schema)(table)
     present = np.asarray(pc.is_valid(column), dtype=float)
     if aggregate.function == "count_distinct":
         return np.where(present > 0, _codes([column]), np.nan)
     if aggregate.function != "sum":
         return present
     require_number(column.type, aggregate.expression)  # else a failing cast would quote a value
-    numbers = np.asarray(pc.fill_null(column.cast(pa.float64()), 0.0))
+    numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), 0.0))
     return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
 
 

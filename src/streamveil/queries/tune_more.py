@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from streamveil.errors import MissingExtraError, PlanError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.queries.explain import lane_sd
-from streamveil.queries.expr import compile_expression
+from streamveil.queries.expr import compile_value
 from streamveil.queries.plan import Plan
 from streamveil.queries.tune import (
     EPSILONS,
@@ -55,7 +55,7 @@ def over_values(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Foreca
     asked = first_counted(plan)
     if asked.function != "sum" or asked.expression is None or asked.low is None:
         raise PlanError("bounds on values belong to a SUM; the first aggregate is none")
-    value = compile_expression(asked.expression, table.schema)(table).cast(pa.float64())
+    value = compile_value(asked.expression, table.schema)(table).cast(pa.float64(), safe=False)
     present = np.asarray(pc.drop_null(value))
     present = present[np.isfinite(present)]
     if len(present) == 0:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from streamveil.connectors.aside import beside
+from streamveil.connectors.aside import PLACE, beside, rows_aside
 from streamveil.connectors.base import Chunk, Source, select
 from streamveil.connectors.checksum import crc32
-from streamveil.queries.combine import combine_rows
+from streamveil.operators.turned import NOT_FINITE, count
+from streamveil.queries.combine import combine_rows, combined_schema
 from streamveil.queries.plan import Plan
 from streamveil.runtime.schedule import changed
 
@@ -29,20 +30,25 @@ class CombinedSource:
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
-        return combine_rows(self.plan, self.inner.schema().empty_table()).schema
+        return combined_schema(self.plan, self.inner.schema())
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`. The position is a number of combined rows and a checksum of all."""
-        empty = self.inner.schema().empty_table()
-        found, rejected, aside = [empty], dict[str, int](), list[pa.Table]()
+        schema = self.inner.schema()
+        found, rejected, aside = [], dict[str, int](), list[pa.Table]()
         for chunk in self.inner.read(None, max_rows):
-            found.append(chunk.rows.select(empty.column_names))
+            traced = {PLACE} & {*chunk.rows.column_names}
+            found.append(chunk.rows.select([*schema.names, *traced]))
             aside += chunk.aside
-            for reason, rows in chunk.rejected.items():
-                rejected[reason] = rejected.get(reason, 0) + rows
-        combined = combine_rows(self.plan, pa.concat_tables(found))
+            count(rejected, chunk.rejected)
+        combined, unusable = combine_rows(
+            self.plan, pa.concat_tables(found or [schema.empty_table()])
+        )
+        count(rejected, {NOT_FINITE: unusable.num_rows})
+        if PLACE in unusable.column_names:
+            aside.append(rows_aside(NOT_FINITE, unusable, getattr(self.inner, "names", [])))
         combined = combined.select(select(combined.schema, columns, "the combined rows").names)
         mark = checksum(combined)
         at = json.loads(position or "0")

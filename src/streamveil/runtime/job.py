@@ -25,9 +25,8 @@ from streamveil.connectors.base import Sink
 from streamveil.errors import PlanError, StoreError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Guarantee
-from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import store as stores
+from streamveil.runtime.account import Account
 from streamveil.runtime.checkpoint import Draft, Saved
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
@@ -66,6 +65,14 @@ class Work:
         return stores.Identity(
             self.name, self.fingerprint, operator.kind, operator.version, self.calibration
         )
+
+    @property
+    def account(self) -> Account:
+        """What it pays, and where."""
+        return Account(
+            name=self.name, limit=self.limit, guarantee=self.operator.guarantee,
+            about=self.about, shared=self.ledger,
+        )  # fmt: skip
 
 
 class Job:
@@ -113,9 +120,8 @@ class Job:
         work, epoch = self.work, stores.epoch_of(directory)
         if work.rejects is not None:
             work.rejects.require(directory, epoch)
-        if epoch is None and work.ledger is not None:
-            with Ledger.load(work.ledger) as shared:
-                shared.require(work.name, work.operator.guarantee)
+        if epoch is None:
+            work.account.require_room()
 
     def _open_ledger(self) -> None:
         """Charges a new job once; an existing one must still have its charge."""
@@ -127,30 +133,12 @@ class Job:
                 f"the state directory '{self._store.directory.name}' has lost its ledger.\n"
                 "  to fix  restore it from a backup, or start a new state directory"
             )
-        guarantee = self.work.operator.guarantee
-        ledger = Ledger.open(path, self.work.limit, guarantee.protects)
-        try:
-            if not header.ready:
-                about = self.work.about()
-                self._charge_shared(guarantee, header.epoch, about)
-                ledger.charge(self.work.name, guarantee, key=header.epoch, about=about)
-                self._store.finish()
-            else:
-                ledger.require_charged(header.epoch)
-                self._require_shared(header.epoch)
-        finally:
-            ledger.close()
-
-    def _charge_shared(self, guarantee: Guarantee, key: str, about: dict[str, Any]) -> None:
-        """Charges the ledger that several jobs share. A restart finds its key and pays nothing."""
-        if self.work.ledger is not None:
-            with Ledger.load(self.work.ledger) as shared:
-                shared.charge(self.work.name, guarantee, key=key, about=about)
-
-    def _require_shared(self, key: str) -> None:
-        if self.work.ledger is not None:
-            with Ledger.load(self.work.ledger) as shared:
-                shared.require_charged(key)
+        account = self.work.account
+        if header.ready:
+            account.require_charged(path, header.epoch)
+        else:
+            account.charge(path, header.epoch)
+            self._store.finish()
 
     def _recover(self) -> None:
         """Rebuilds the state: checkpoint, then the same operator over the logged deltas."""

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from streamveil.operators.turned import BOUNDED
+
 STATM = Path("/proc/self/statm")
 SIZES = {"units", "keys", "shown keys", "bytes", "records"}  # of the state
-NO_FAULTS = {"over the contribution bound", "ignored_"}  # rows that are as they should be
+NO_FAULTS = {BOUNDED, "ignored_"}  # rows that are as they should be
 
 
 @dataclass(frozen=True)

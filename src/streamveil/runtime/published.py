@@ -25,6 +25,7 @@ from streamveil.connectors.base import Sink
 from streamveil.connectors.blocks import write_all
 from streamveil.derived.releases import Load, Moment, Releases, of_folder
 from streamveil.errors import PlanError, StoreError, nearest
+from streamveil.queries.kernels import INT_MAX
 from streamveil.runtime import disk, frame, wal
 from streamveil.runtime.store import HEADER, read_header
 from streamveil.runtime.tables import Mark, from_parts, to_parts
@@ -246,7 +247,8 @@ def rows_of(table: pa.Table, names: list[str], key: Mapping[str, Any]) -> pa.Tab
             raise PlanError(f"'{name}' is no key column{nearest(name, names)}")
         kind = table.schema.field(name).type
         try:
-            wanted = pa.scalar(value).cast(kind)
+            large = isinstance(value, int) and abs(value) > INT_MAX  # Arrow takes those as text
+            wanted = pa.scalar(str(value) if large else value).cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             raise PlanError(
                 f"the key column '{name}' holds {kind}; the value given is none"

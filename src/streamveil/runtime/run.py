@@ -12,7 +12,7 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.connectors import Source, open_sink, open_source
 from streamveil.connectors.aside import traced
-from streamveil.engines.compile import compile_plan
+from streamveil.engines.compile import check_public, compile_plan
 from streamveil.engines.embedded.group_by import within
 from streamveil.engines.sketched import is_sketched, operator_of
 from streamveil.errors import PlanError
@@ -108,15 +108,18 @@ def work_of(
     if inner is not plan:
         check_schema(plan, source.schema())
         source = CombinedSource(source, plan)
+    feed = feed_of(inner, source, pace or Pace())
+    columns = needed_schema(inner, source.schema())
+    check_public(operator, columns)
     return Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
         operator=operator,
-        feed=feed_of(inner, source, pace or Pace()), limit=plan.budget,
+        feed=feed, limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
         limited=pace is not None and pace.memory is not None,
         rejects=None if rejects is None else Routing(
-            directory=Path(rejects), columns=needed_schema(inner, source.schema()),
+            directory=Path(rejects), columns=columns,
             files=lambda: getattr(opened, "names", []),
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell

@@ -22,9 +22,10 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors import open_sink, open_source
-from streamveil.connectors.base import Sink, declared_schema
+from streamveil.connectors.base import Sink, declared_schema, signed
 from streamveil.connectors.rate import RateSource
 from streamveil.engines import sketched
+from streamveil.engines.compile import check_public
 from streamveil.engines.spark import replicas, stages, tasks
 from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
@@ -36,10 +37,10 @@ from streamveil.engines.spark.spread import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.operators.protocol import Operator
 from streamveil.operators.state import types_to_bytes
-from streamveil.privacy.ledger import Ledger
-from streamveil.queries.combine import combine_rows, combined_plan
+from streamveil.queries.combine import combined_plan, combined_schema
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
+from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Keys
@@ -48,9 +49,7 @@ from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.run import needed_columns
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
-    HEADER,
     SHARDS,
-    Account,
     Home,
     Layout,
     Made,
@@ -90,19 +89,21 @@ class SparkJob:
         self.layout, self.tell = layout or Layout(), progress or silent
         self.operator, self.schema = operator_of(plan), schema_of(plan)
         check_schema(plan, self.schema)
+        check_public(self.operator, combined_schema(plan, self.schema))
         self.spread = spread_of(plan, self.operator)
-        path = Path(state).absolute()
-        if ledger is not None and not (path / HEADER).exists():  # refused before anything is made
-            with Ledger.load(ledger) as shared:
-                shared.require(plan.name, self.operator.guarantee)
+        path, account = Path(state).absolute(), self._account(ledger)
+        self.home = Home(path)
+        if self.home.is_new:  # refused before anything is made
+            self.home.require_empty()
+            account.require_room()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.home, self.lock = Home(path), Lock(path)
+        self.lock = Lock(path)
         try:
             made = Made(plan.fingerprint, calibration(self.operator))
             header, secret = self.home.open(made, self.layout, keys or Keys())
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.setup = self._setup(header.shards, secret)
-            self.home.charge(header, self._account(ledger))
+            self.home.charge(header, account)
             self.home.require_whole(self.shards, self.spread.shards(header.shards))
             self.sink: Sink | None = None
             if plan.sink is not None:
@@ -174,11 +175,11 @@ class SparkJob:
         return self.mark.step
 
     def _account(self, shared: Path | None) -> Account:
-        about = describe(self.plan, self.operator, time.time())  # noqa: TID251  (a date)
-        guarantee, limit = self.operator.guarantee, self.plan.budget
+        plan, operator = self.plan, self.operator
         return Account(
-            name=self.plan.name, limit=limit, guarantee=guarantee, about=about, shared=shared
-        )
+            name=plan.name, limit=plan.budget, guarantee=operator.guarantee, shared=shared,
+            about=lambda: describe(plan, operator, time.time()),  # noqa: TID251  (a date)
+        )  # fmt: skip
 
     # ---- running
 
@@ -217,7 +218,7 @@ class SparkJob:
     def _key_types(self, nothing: pa.Table, secret: SecretFrom) -> bytes:
         """Of a group-by; raises for columns that an operator cannot take, before any row is."""
         state = self.operator.init()
-        arrived = combine_rows(self.plan, nothing) if self.plan.bounding.combine else nothing
+        arrived = combined_schema(self.plan, nothing.schema).empty_table()
         self.operator.fold(state, Batch(arrived, 1, True, "{}"), secret())  # noqa: FBT003
         return types_to_bytes(getattr(state, "types", None) or ()).tobytes()
 
@@ -264,7 +265,8 @@ class SparkJob:
             if self.sink is not None:
                 self.sink.write(self.plan.name, release.window, release.trigger, release.table)
             if self.publish is not None:
-                self.publish(frame.sparkSession.createDataFrame(release.table), release)
+                made = frame.sparkSession.createDataFrame(signed(release.table))
+                self.publish(made, release)
         for release in releases:  # all are public: a step that is tried again gives none twice
             self.out.put(release)
             self.published += 1

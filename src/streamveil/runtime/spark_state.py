@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 
 from streamveil.engines.spark.shards import Shards, share_of
 from streamveil.errors import PlanError, StoreError
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Guarantee
-from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import KeyedNoise, Noise
 from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
+from streamveil.runtime.account import Account
 from streamveil.runtime.keys import Keys, check
-from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch
+from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, require_empty
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 5
+VERSION = 6
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")
@@ -105,17 +103,6 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """What a job is charged with, and where."""
-
-    name: str
-    limit: Budget
-    guarantee: Guarantee
-    about: dict[str, Any]  # describes the job, for the ledger's export
-    shared: Path | None = None  # a ledger that several jobs over the same data share
-
-
-@dataclass(frozen=True, kw_only=True)
 class Mark:
     """The last step whose releases are all published, and what was read until then."""
 
@@ -154,6 +141,15 @@ class Home:
 
     # ---- creation and checks
 
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no header yet."""
+        return not (self.path / HEADER).exists()
+
+    def require_empty(self) -> None:
+        """Refuses to create a state among files that are not its own, or are the rest of one."""
+        require_empty(self.path, HEADER, (LEDGER, MARK, CHECKPOINT, SHARDS))
+
     def open(self, made: Made, layout: Layout, keys: Keys) -> tuple[Header, SecretFrom]:
         """Creates header, epoch and secret together, or checks that all are still there."""
         header = Header.read(self.path / HEADER) or self._create(made, layout, keys)
@@ -171,11 +167,7 @@ class Home:
         return header, secret
 
     def _create(self, made: Made, layout: Layout, keys: Keys) -> Header:
-        if any((self.path / name).exists() for name in (LEDGER, MARK, CHECKPOINT, SHARDS)):
-            raise StoreError(
-                f"the state directory '{self.path.name}' has lost its '{HEADER}', and with it the"
-                " epoch of its noise.\n  to fix  restore it, or start in an empty directory"
-            )
+        self.require_empty()
         if layout.storage:
             storage = Shards(layout.storage)
             if storage.started() or storage.owner() is not None:
@@ -233,18 +225,9 @@ class Home:
         path, key = self.path / LEDGER, header.epoch
         if header.ready:
             require_present(path, "ledger")
-        with Ledger.open(path, account.limit, account.guarantee.protects) as ledger:
-            if not header.ready:
-                if account.shared is not None:
-                    with Ledger.load(account.shared) as shared:  # a restart finds its key there
-                        shared.charge(account.name, account.guarantee, key=key, about=account.about)
-                ledger.charge(account.name, account.guarantee, key=key, about=account.about)
-            else:
-                ledger.require_charged(key)
-                if account.shared is not None:
-                    with Ledger.load(account.shared) as shared:
-                        shared.require_charged(key)
-        if not header.ready:
+            account.require_charged(path, key)
+        else:
+            account.charge(path, key)
             self._write(replace(header, ready=True))
 
     def _write(self, header: Header) -> None:

@@ -40,7 +40,7 @@ LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
 EPOCH_BYTES = 16
 BEFORE_CREATION = frozenset([LOCK, SECRET, SCRATCH])  # what may be there before the header
-BEGUN = tuple(name + disk.TEMPORARY for name in (HEADER, SECRET))
+PARTS = (LEDGER, wal.SEGMENT, checkpoint.CHECKPOINT)  # what is there after it
 
 
 CALIBRATED_OTHERWISE = (
@@ -119,14 +119,9 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._written: Future[None] | None = None  # the last of its work
         self._draft: checkpoint.Draft | None = None
-        if directory.is_file():
-            raise StoreError(
-                f"the state is a directory, and '{directory.name}' is a file.\n"
-                "  to fix  give the directory of the job, or a new one"
-            )
-        disk.make_directory(directory)
         if not (directory / HEADER).exists():
             require_empty(directory)  # a foreign one is left as it is
+        disk.make_directory(directory)
         self._lock = Lock(directory)
         try:
             disk.remove([*directory.glob(f"*{disk.TEMPORARY}")])
@@ -294,14 +289,22 @@ def crc(content: dict[str, object]) -> int:
     return crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def require_empty(directory: Path) -> None:
-    """Refuses to create a state among files that are not its own, or are the rest of one."""
-    names = {path.name for path in directory.iterdir()} - BEFORE_CREATION - {*BEGUN}
-    if any(
-        name == LEDGER or name.startswith((wal.SEGMENT, checkpoint.CHECKPOINT)) for name in names
-    ):
+def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] = PARTS) -> None:
+    """Refuses to create a state among files that are not its own, or are the rest of one.
+
+    `header` and `parts`: what the names of its own files begin with.
+    """
+    if directory.is_file():
         raise StoreError(
-            f"the state directory '{directory.name}' has lost its '{HEADER}', and with it the epoch"
+            f"the state is a directory, and '{directory.name}' is a file.\n"
+            "  to fix  give the directory of the job, or a new one"
+        )
+    begun = {name + disk.TEMPORARY for name in (header, SECRET)}
+    found = {path.name for path in directory.iterdir()} if directory.exists() else set()
+    names = found - BEFORE_CREATION - begun
+    if any(name.startswith(parts) for name in names):
+        raise StoreError(
+            f"the state directory '{directory.name}' has lost its '{header}', and with it the epoch"
             " of its noise.\n  to fix  restore it from a backup, or start a new state directory"
         )
     if names:

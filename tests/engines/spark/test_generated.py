@@ -15,8 +15,8 @@ from tests.engines.spark.streams import CASES, Case, published
 from tests.engines.spark.test_job import charges, embedded, job
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
-SOME = [drawn(seed) for seed in range(36)]
-HUNDREDS = [*CASES, *ASKED, *(drawn(seed) for seed in range(36, 236))]
+SOME = [drawn(seed) for seed in range(30)]
+HUNDREDS = [*CASES, *ASKED, *(drawn(seed) for seed in range(30, 236))]
 
 
 def assert_published_alike(case, session, folder):

@@ -13,8 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import streamveil as sv
 from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import SeededNoise
@@ -168,6 +171,64 @@ def test_a_shared_ledger_is_charged_once_and_not_for_what_cannot_run(tmp_path):
     SparkJob(plan, state=tmp_path / "alone", session=None, keys=SEEDED).close()
     with pytest.raises(StoreError, match="'shared' does not hold this job's charge"):
         start(plan, "alone")
+
+
+@pytest.mark.parametrize("name", ["letter.txt", "state.json"])
+def test_a_foreign_directory_is_left_alone(name, tmp_path):
+    CASES[0].write(tmp_path / "data")
+    home = tmp_path / "state"
+    home.mkdir()
+    (home / name).write_text("dear")
+    with pytest.raises(StoreError, match="not empty and holds no state"):
+        job(CASES[0], tmp_path, session=None)
+    assert [path.name for path in home.iterdir()] == [name]
+
+
+def test_a_file_is_no_state(tmp_path):
+    CASES[0].write(tmp_path / "data")
+    (tmp_path / "state").write_text("dear")
+    with pytest.raises(StoreError, match="is a file"):
+        job(CASES[0], tmp_path, session=None)
+
+
+LARGE = [5, 2**63 - 1, 2**63, 2**64 - 1]
+
+
+def grouped(folder, out, public=None):
+    """Counts by integers that SQL has not, of people who are such integers."""
+    keys = {} if public is None else {"keys": sv.public(public)}
+    rows = sv.files(str(folder / "*.parquet"), name="rows").protect(unit="u").group_by("k", **keys)
+    asked = rows.agg(n=sv.count()).bound(max_rows=1).to("files", path=str(out))
+    budget = sv.Budget(epsilon=20, delta=1e-6)
+    return asked.release(every=sv.rows(1000), steps=2, budget=budget, name="q").plan
+
+
+@pytest.mark.parametrize("public", [None, LARGE])
+def test_unsigned_keys_are_shown_and_handed_over_as_they_are(public, session, tmp_path):
+    units = pa.array([2**64 - 1 - i for i in range(2000)], pa.uint64())
+    table = pa.table({"u": units, "k": pa.array(LARGE * 500, pa.uint64())})
+    (tmp_path / "data").mkdir()
+    pq.write_table(table, tmp_path / "data" / "0.parquet")
+    handed = []
+    plans = [grouped(tmp_path / "data", tmp_path / out, public) for out in ("out", "wanted")]
+    start = {"state": tmp_path / "spark", "noise": SEEDED.noise, "insecure": True}
+    engine = spark(session, shards=2, publish=lambda frame, _: handed.append(frame.collect()))
+    with engine.start(plans[0], **start) as made:
+        shown = [release.table["k"].to_pylist() for release in made]
+    assert shown[-1] == LARGE
+    assert [int(row["k"]) for row in handed[-1]] == LARGE
+    list(run(plans[1], state=tmp_path / "embedded", noise=SEEDED.noise, insecure=True))
+    assert published(tmp_path / "out") == published(tmp_path / "wanted")
+
+
+def test_public_groups_that_are_one_value_are_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "data").mkdir()
+    table = pa.table({"u": [1, 2], "k": [1.0, float("nan")]})
+    pq.write_table(table, tmp_path / "data" / "0.parquet")
+    plan = grouped(tmp_path / "data", tmp_path / "out", [float("nan"), float("nan")])
+    with pytest.raises(PlanError, match="same value"):
+        SparkJob(plan, state=tmp_path / "state", session=None, keys=SEEDED)
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_job_that_is_closed_leaves_no_replicas(session, tmp_path):

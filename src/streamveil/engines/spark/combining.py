@@ -16,9 +16,10 @@ from streamveil.engines.spark import stages, tasks
 from streamveil.engines.spark.moving import Piece, Rows
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.rows import fingerprints
+from streamveil.operators.turned import NOT_FINITE, count
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combine_rows
-from streamveil.queries.expr import compile_expression
+from streamveil.queries.expr import compile_unit
 from streamveil.queries.plan import Plan
 
 CELL = "arrow"  # rows of a piece as an Arrow stream
@@ -56,7 +57,7 @@ class Combining:
 
     def split(self, rows: pa.Table, noise: Noise, shards: int) -> list[Rows]:
         """Whole rows by unit, in order."""
-        units = compile_expression(self.plan.unit, rows.schema)(rows)
+        units = compile_unit(self.plan.unit, rows.schema)(rows)
         home = fingerprints(units, noise.derive("group-by/units")) % np.uint64(shards)
         return [carried(rows.filter(pa.array(home == shard))) for shard in range(shards)]
 
@@ -68,8 +69,9 @@ class Combining:
         ordered = sorted((p for p in pieces if p.rows is not None), key=lambda p: p.place)
         if not ordered:
             return facts
-        table = combine_rows(self.plan, pa.concat_tables(read(p) for p in ordered))
+        table, unusable = combine_rows(self.plan, pa.concat_tables(read(p) for p in ordered))
         (rows,), turned = stages.admit(operator, table, step, noise, 1)
+        count(turned, {NOT_FINITE: unusable.num_rows})
         return [*facts, Piece(0, rows, {"rows": table.num_rows, "turned": turned})]
 
 

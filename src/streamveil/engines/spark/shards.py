@@ -16,7 +16,6 @@ Protects: against the same noise on other rows. A delta is a function of the his
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pyarrow import fs
 
+from streamveil.connectors.checksum import crc32
 from streamveil.engines.spark.columns import PREFIX, Head, head_of, pack, tag_of, unpack
 from streamveil.engines.spark.storage import PARTIAL, create, opened, remove
 from streamveil.errors import StoreError
@@ -68,7 +68,7 @@ class Shards:
     @property
     def start(self) -> int:
         """The tag of version 0, which holds nothing."""
-        return zlib.crc32(self.origin.encode())
+        return crc32(self.origin.encode(), 0)
 
     @property
     def job(self) -> str:

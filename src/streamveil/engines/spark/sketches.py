@@ -21,8 +21,9 @@ from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.columns import pack, tag_of
 from streamveil.engines.spark.moving import Rows, joined, total
 from streamveil.engines.spark.shards import share_of
-from streamveil.operators.sketch import BOUNDED, SketchQuery, SketchState
+from streamveil.operators.sketch import SketchQuery, SketchState
 from streamveil.operators.state import parts
+from streamveil.operators.turned import BOUNDED
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array
 

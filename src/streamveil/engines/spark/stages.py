@@ -27,12 +27,13 @@ from streamveil.operators.aggregate import (
 )
 from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundTotalling
-from streamveil.operators.folding import BOUNDED, ROUND_MARK, arrive, pass_units
+from streamveil.operators.folding import ROUND_MARK, arrive, pass_units
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.keys import encode_keys
 from streamveil.operators.release import WindowState
 from streamveil.operators.rows import Prepared, groups_of, lane_hits, lane_quanta
 from streamveil.operators.state import Index, State, parts
+from streamveil.operators.turned import BOUNDED
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Int64, UInt8, UInt64
 

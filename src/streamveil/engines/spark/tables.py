@@ -89,5 +89,5 @@ def delta_of(rows: Rows | None) -> dict[str, Array]:
     none = {"rejected": np.zeros(len(REASONS), np.int64)}  # reported where they were read
     if rows is not None:
         return rows.columns | none
-    nothing = np.zeros(0, np.int64)
-    return {"signs": np.zeros(0, np.int8), "ids": nothing, "labels": nothing, **none}
+    signs, ids, labels = np.zeros(0, np.int8), np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    return {"signs": signs, "ids": ids, "labels": labels, **none}

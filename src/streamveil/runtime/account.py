@@ -1,0 +1,46 @@
+"""What a job pays, once: to the ledger of its state, and to one it shares with other jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a job is charged with, and where. A charge is known by its key, the state's epoch."""
+
+    name: str
+    limit: Budget  # of the ledger of its state
+    guarantee: Guarantee
+    about: Callable[[], dict[str, Any]]  # describes the job, for the ledger's export
+    shared: Path | None = None  # a ledger that several jobs over the same data share
+
+    def require_room(self) -> None:
+        """Raises what a charge of the shared ledger would raise now; takes nothing."""
+        if self.shared is not None:
+            with Ledger.load(self.shared) as shared:
+                shared.require(self.name, self.guarantee)
+
+    def charge(self, own: Path, key: str) -> None:
+        """Charges both, the shared one first. A restart finds its key and pays nothing."""
+        about = self.about()
+        with Ledger.open(own, self.limit, self.guarantee.protects) as ledger:
+            if self.shared is not None:
+                with Ledger.load(self.shared) as shared:
+                    shared.charge(self.name, self.guarantee, key=key, about=about)
+            ledger.charge(self.name, self.guarantee, key=key, about=about)
+
+    def require_charged(self, own: Path, key: str) -> None:
+        """Raises StoreError unless both hold the job's charge."""
+        with Ledger.open(own, self.limit, self.guarantee.protects) as ledger:
+            ledger.require_charged(key)
+        if self.shared is not None:
+            with Ledger.load(self.shared) as shared:
+                shared.require_charged(key)

@@ -1,0 +1,75 @@
+"""Intervals of quantiles cover what the tree of exact totals says, for any noise and any rank."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from streamveil.operators.outputs import AT_ONCE, Output, Totals
+from tests.statistics import ALPHA
+
+FAN, LEVELS, CONFIDENCE = 4, 3, 0.95
+DRAWS = 4_000
+LEAVES = FAN**LEVELS
+VALUES = {
+    "even": np.linspace(0, 1, 601),
+    "skewed": np.linspace(0, 1, 601) ** 4,
+    "one point": np.full(300, 0.3),
+    "few": np.linspace(0.4, 0.6, 30),
+}
+
+
+def exact_totals(values):
+    leaf = np.minimum((values * LEAVES).astype(int), LEAVES - 1)
+    rows = [
+        np.bincount(leaf // FAN ** (LEVELS - level), minlength=FAN**level)
+        for level in range(1, LEVELS + 1)
+    ]
+    return np.concatenate(rows).astype(float)[:, None]
+
+
+def answer(totals, variance, q, confidence=CONFIDENCE):
+    output = Output(
+        name="x", function="quantile", lanes=tuple(range(len(totals))), low=0.0, high=1.0, q=q,
+        levels=LEVELS, fan=FAN,
+    )  # fmt: skip
+    return output.answer(Totals(totals, np.full_like(totals, variance)), confidence)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
+@pytest.mark.parametrize("q", [0.0, 0.01, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("sd", [3.0, 30.0])
+def test_the_interval_of_a_quantile_covers_it(values, q, sd):
+    """Fails on intervals made of a noisy rank: at q = 0.99 these covered 36 to 66 of 100."""
+    exact = exact_totals(VALUES[values])
+    true = answer(exact, 1e-12, q).value[0]
+    noisy = exact + sd * np.random.default_rng(7).standard_normal((len(exact), DRAWS))
+    found = answer(noisy, sd**2, q)
+    covered = int(np.sum((found.low <= true) & (true <= found.high)))
+    assert stats.binom.cdf(covered, DRAWS, CONFIDENCE) > ALPHA
+    assert np.all((found.low <= found.value) & (found.value <= found.high))
+    assert np.all((found.low >= 0) & (found.high <= 1))
+
+
+def test_too_little_noise_is_told_apart():
+    """The power of the test above: noise twice as large as declared is not covered."""
+    exact = exact_totals(VALUES["even"])
+    noisy = exact + 6.0 * np.random.default_rng(8).standard_normal((len(exact), DRAWS))
+    found, true = answer(noisy, 1.5**2, 0.5), answer(exact, 1e-12, 0.5).value[0]
+    covered = int(np.sum((found.low <= true) & (true <= found.high)))
+    assert stats.binom.cdf(covered, DRAWS, CONFIDENCE) < ALPHA
+
+
+def test_the_interval_of_a_quantile_closes_as_the_noise_does():
+    exact = exact_totals(VALUES["even"])
+    found = answer(exact, 1e-12, 0.5)
+    assert found.high[0] - found.low[0] <= 1 / LEAVES + 1e-12
+
+
+def test_the_answer_for_a_key_does_not_depend_on_keys_beside_it():
+    exact, part = exact_totals(VALUES["skewed"]), AT_ONCE // LEAVES
+    noisy = exact + 10 * np.random.default_rng(9).standard_normal((len(exact), part + 3))
+    together = answer(noisy, 100.0, 0.9)
+    for key in (0, part - 1, part, part + 2):
+        alone = answer(noisy[:, key : key + 1], 100.0, 0.9)
+        for one, other in zip(vars(alone).values(), vars(together).values(), strict=True):
+            assert one[0] == other[key]
