@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint clean
+.PHONY: demo dev check test all bench lint doctest clean
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -29,8 +29,10 @@ lint: dev
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy
 
-check: lint
+doctest: dev
 	$(PY) -m pytest -q --doctest-modules src/streamveil
+
+check: lint doctest
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_readme.py
 
 test: dev
