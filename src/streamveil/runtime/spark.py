@@ -260,7 +260,9 @@ class SparkJob:
         if step != self.mark.step + 1:
             raise missing("step after the last committed one")
         found, report = self._compute(frame, step)
-        releases = found if self.spread.alone else stages.merged(found)
+        releases = found
+        if not self.spread.alone:
+            releases = stages.merged(found, len(self.plan.keys))
         for release in releases:
             if self.sink is not None:
                 self.sink.write(self.plan.name, release.window, release.trigger, release.table)

@@ -80,7 +80,7 @@ class Steps:
         rng = np.random.default_rng(seed)
         setup = setup or self.job.setup
         found, report = one_step(self.job.spread, setup, step, batches, rng, self.monkeypatch)
-        made = found if self.job.spread.alone else stages.merged(found)
+        made = found if self.job.spread.alone else stages.merged(found, len(self.job.plan.keys))
         return made, report
 
     def logged(self, step):

@@ -60,7 +60,7 @@ def in_tasks(plan, folder, shards, rng, monkeypatch):
             runs = [texts for texts in feed.splits(before, seen, step) if texts]
             batches = [pa.record_batch({"split": pa.array(texts)}) for texts in runs]
             found, report = one_step(job.spread, setup, step, batches, rng, monkeypatch)
-            made += found if job.spread.alone else stages.merged(found)
+            made += found if job.spread.alone else stages.merged(found, len(plan.keys))
             reports.append(report)
             before = seen
         assert (
@@ -166,6 +166,39 @@ def test_rows_outside_the_schedule_are_counted_once(number, statistics, tmp_path
                       arrival="seen")  # fmt: skip
         turned = compared_plan(case, replace(plan, clock=clock), tmp_path / str(start), monkeypatch)
         assert min(turned["null in seen"], turned["arrival outside the schedule"]) > 0
+
+
+COLUMNS = {"unit": "BIGINT", "key": "BIGINT", "value": "DOUBLE", "ts": "TIMESTAMP"}
+UTC = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "declared"),
+    [
+        (UTC, UTC, {"columns": COLUMNS | {"seen": "DATE"}}),
+        (UTC, pa.timestamp("ms"), {"columns": COLUMNS | {"seen": "BIGINT"}}),
+        (pa.date32(), UTC, {}),  # all are read as the first file says
+    ],
+)
+def test_no_rows_are_skipped_by_times_that_are_read_otherwise(
+    first, last, declared, tmp_path, monkeypatch
+):
+    case = CASES[0]
+    plan = case.plan(case.write(tmp_path / "data"))
+    for path, kind in zip(sorted((tmp_path / "data").iterdir()), (first, last), strict=True):
+        table = pq.read_table(path)
+        seen = table["seen"].cast(kind, safe=False)
+        table = table.set_column(table.column_names.index("seen"), "seen", seen)
+        pq.write_table(table, path, row_group_size=90)
+    source = replace(plan.source, options=plan.source.options | declared)
+    compared_plan(case, replace(plan, source=source), tmp_path, monkeypatch)
+
+
+def test_groups_are_sorted_by_columns_whose_names_end_like_those_of_answers(tmp_path, monkeypatch):
+    case = replace(CASES[0], two_keys=True)
+    plan = case.plan(case.write(tmp_path / "data"))
+    second = replace(plan.keys[1], name="key_sd")
+    compared_plan(case, replace(plan, keys=(plan.keys[0], second)), tmp_path, monkeypatch)
 
 
 def test_a_sketch_sends_cells_and_no_keys(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def staged(case, plan, rng):
             if rng.random() < AGAIN:
                 stages.gather_again(operator, twin, stored(delta), noise, place)
                 keys[shard] = twin
-        made += stages.merged(releases)
+        made += stages.merged(releases, len(plan.keys))
         units = [operator.load(operator.save(state)) for state in units]
         keys = [operator.load(operator.save(state)) for state in keys]
     return made

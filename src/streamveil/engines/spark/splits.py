@@ -67,9 +67,11 @@ def footers(source: FilesSource, arrival: str | None) -> list[Group]:
     """Every row group of a source in canonical order. Reads footers, no rows."""
     groups: list[Group] = []
     require_parquet(source)
-    for path in source.files():
+    files = source.files()
+    read = source.schema().field(arrival) if arrival is not None and files else None
+    for path in files:
         base = groups[-1].base + groups[-1].rows if groups else 0
-        own = groups_in(str(path), arrival, version_of(path))
+        own = groups_in(str(path), read, version_of(path))
         groups += [replace(group, base=group.base + base) for group in own]
     return groups
 
@@ -85,11 +87,17 @@ def require_parquet(source: FilesSource) -> None:
 
 
 @lru_cache(maxsize=100_000)
-def groups_in(path: str, arrival: str | None, version: tuple[int, int]) -> tuple[Group, ...]:
-    """The row groups of one file, positions from 0. `version` tells when to read it again."""
+def groups_in(path: str, read: pa.Field | None, version: tuple[int, int]) -> tuple[Group, ...]:
+    """The row groups of one file, positions from 0. `version` tells when to read it again.
+
+    `read`: the column of arrivals as it is read. Statistics tell of times as they are stored, so
+    they count only where reading changes none.
+    """
     data = guarded(Path(path), lambda: pq.read_metadata(path))
     names = [data.schema.column(i).path for i in range(data.num_columns)]
-    place = names.index(arrival) if arrival in names else None
+    place = None
+    if read is not None and read.name in names and keeps_times(data.schema.to_arrow_schema(), read):
+        place = names.index(read.name)
     mark = guarded(Path(path), lambda: mark_of(path, version))
     groups, base = [], 0
     for number in range(data.num_row_groups):
@@ -99,6 +107,14 @@ def groups_in(path: str, arrival: str | None, version: tuple[int, int]) -> tuple
         groups.append(Group(path, number, base, part.num_rows, *times(facts), nulls, mark))
         base += part.num_rows
     return tuple(groups)
+
+
+def keeps_times(stored: pa.Schema, read: pa.Field) -> bool:
+    """Whether a column of times means the same when it is read as another type: a date does not."""
+    kind = stored.field(read.name).type
+    return bool(
+        kind == read.type or (pa.types.is_timestamp(kind) and pa.types.is_timestamp(read.type))
+    )
 
 
 @lru_cache(maxsize=100_000)

@@ -331,22 +331,21 @@ class Shown:
         return known
 
 
-def merged(releases: list[Release]) -> list[Release]:
-    """The releases of all shards as one per window, rows sorted by key bytes."""
+def merged(releases: list[Release], keys: int) -> list[Release]:
+    """The releases of all shards as one per window, rows sorted by the bytes of their keys.
+
+    `keys`: how many columns name groups; they come first.
+    """
     found: dict[int, list[Release]] = {}
     for release in releases:
         found.setdefault(release.window, []).append(release)
-    return [one(parts) for _, parts in sorted(found.items())]
+    return [one(parts, keys) for _, parts in sorted(found.items())]
 
 
-def one(parts: list[Release]) -> Release:
+def one(parts: list[Release], keys: int) -> Release:
     """One release of the parts that shards made of a window."""
     table = pa.concat_tables([part.table for part in parts])
-    names = table.column_names
-    answers = {name[:-3] for name in names if name.endswith("_sd")}
-    stop = next((i for i, name in enumerate(names) if name in answers), len(names))
-    keys = [table.column(i).combine_chunks() for i in range(stop)]
-    encoded = encode_keys(keys, table.num_rows)
-    order = pa.compute.sort_indices(encoded)
+    named = [table.column(place).combine_chunks() for place in range(keys)]
+    order = pa.compute.sort_indices(encode_keys(named, table.num_rows))
     first = parts[0]
     return Release(table.take(order).combine_chunks(), first.window, first.trigger, first.step)
