@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil import cli
-from streamveil.commands.common import print_rows, write_rows
+from streamveil.commands.common import print_rows, read_query, write_rows
 from streamveil.errors import PlanError
 
 SECRET = "patient-4711"
@@ -145,6 +145,25 @@ def test_rejected_rows_are_kept_where_asked_and_nowhere_else(folder):
     [path] = (folder / "aside").glob("batch-*.parquet")
     [row] = pq.read_table(path).to_pylist()
     assert (row["reason"], row["number"], row["row"]["ward"]) == ("null unit", 8, "south")
+
+
+def test_a_query_may_begin_with_a_byte_order_mark(folder):
+    text = (folder / "q.sql").read_text()
+    (folder / "q.sql").write_text(text, encoding="utf-8-sig")
+    assert read_query(folder / "q.sql").plan.unit == "person"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "engine"),
+    [("--memory", "4GB", "spark"), ("--shards", 2, "embedded"),
+     ("--storage", "there", "embedded"), ("--master", "local[2]", "embedded")],
+)  # fmt: skip
+def test_an_option_of_the_other_engine_is_refused_not_passed_over(option, value, engine, folder):
+    given = ("run", folder / "q.sql", "--state", folder / "s", "--engine", engine)
+    code, shown, errors = call(*given, option, value)
+    assert (code, shown) == (2, "")
+    assert option in errors
+    assert not (folder / "s").exists()
 
 
 def test_run_reports_memory_and_takes_a_limit(folder):

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +54,7 @@ CODES: dict[type[StreamveilError], int] = {
 INTERRUPTED = 130
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
 ENGINES = ("embedded", "spark")
+LOCAL = "local[*]"
 
 app = typer.Typer(
     name="streamveil",
@@ -117,12 +118,16 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory of the process, such as 4GB; units beyond it live on disk."),
+        typer.Option(
+            help="Memory of the process, such as 4GB; units beyond it live on disk. Not with Spark."
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="embedded, or spark (the extra 'spark').")
     ] = "embedded",
-    master: Annotated[str, typer.Option(help="Spark's master, with --engine spark.")] = "local[*]",
+    master: Annotated[
+        str | None, typer.Option(help="Spark's master, with --engine spark: local[*].")
+    ] = None,
     shards: Annotated[
         int | None, typer.Option(help="Hash partitions of a new state, with --engine spark: 8.")
     ] = None,
@@ -161,6 +166,9 @@ def run(
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     if planned.asks and engine == "spark":
         raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
+    own = {"embedded": {"--memory": memory},
+           "spark": {"--master": master, "--shards": shards, "--storage": storage}}  # fmt: skip
+    require_read(engine, own)
     last = None
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
@@ -170,7 +178,7 @@ def run(
         if engine == "spark":
             from streamveil.runtime.on_spark import spark
 
-            on = spark(master=master, shards=shards, storage=storage)
+            on = spark(master=master or LOCAL, shards=shards, storage=storage)
             job: Any = on.start(planned.plan, once=once, **common)
         else:
             job = start(planned.plan, pace=pace, **common)
@@ -185,6 +193,17 @@ def run(
     show_last(last, planned.plan)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def require_read(engine: str, own: Mapping[str, Mapping[str, object]]) -> None:
+    """Refuses options that an engine would pass over in silence; `own`: of each engine."""
+    for other, options in own.items():
+        for name, value in options.items():
+            if other != engine and value is not None:
+                raise PlanError(
+                    f"{name} is for --engine {other}, and this is --engine {engine}.\n"
+                    f"  to fix  leave it out, or give --engine {other}"
+                )
 
 
 def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> None:

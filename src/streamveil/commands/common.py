@@ -56,7 +56,7 @@ Out = Annotated[
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:
     """The query of a file."""
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PlanError(f"the query file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -82,7 +82,7 @@ def inspect(directory: str | Path) -> Summary:
     folder = Path(directory)
     header = read_header(folder) if folder.is_dir() else None
     if header is None:
-        raise StoreError(f"'{folder.name}' is not a state directory")
+        raise StoreError(f"'{folder}' is not a state directory")
     saved = checkpoint.kept(folder)
     after, path = saved[-1] if saved else (0, None)
     parts = [] if path is None else checkpoint.heads_of(path)

@@ -64,6 +64,13 @@ class Layout:
             if value is not None and value < 1:
                 raise PlanError(f"{name} must be at least 1, not {value}")
 
+    @property
+    def place(self) -> str | None:
+        """The storage under a name that is the same wherever a task or the next start stands."""
+        if self.storage is None or "://" in self.storage:
+            return self.storage
+        return str(Path(self.storage).expanduser().absolute())
+
 
 class Made(NamedTuple):
     """What a state is created for: digests of the query, and of the mechanisms it became."""
@@ -168,8 +175,8 @@ class Home:
 
     def _create(self, made: Made, layout: Layout, keys: Keys) -> Header:
         self.require_empty()
-        if layout.storage:
-            storage = Shards(layout.storage)
+        if layout.place:
+            storage = Shards(layout.place)
             if storage.started() or storage.owner() is not None:
                 raise StoreError(
                     "the storage already holds the shards of another state.\n"
@@ -183,7 +190,7 @@ class Home:
         header = Header(
             fingerprint=made.fingerprint, calibration=made.calibration,
             shards=layout.shards or NEW_SHARDS,
-            storage=layout.storage, epoch=secret.epoch, noise_check=check(secret()),
+            storage=layout.place, epoch=secret.epoch, noise_check=check(secret()),
         )  # fmt: skip
         self._write(header)
         return header
@@ -214,7 +221,7 @@ class Home:
                 " were asked for.\n  to fix  leave the number of shards out: tasks and executors"
                 " may change at every start, shards may not"
             )
-        if layout.storage != header.storage:
+        if header.storage not in (layout.storage, layout.place):
             raise StoreError(
                 "the shards of this state are in another storage.\n"
                 "  to fix  name the storage that the state was created with"
@@ -284,7 +291,8 @@ def place_of(keys: Keys, home: Path) -> str:
             "on Spark a secret is named by its place, so that it never travels with the tasks.\n"
             "  to fix  give env:NAME, file:PATH or command:PROGRAM"
         )
-    return text
+    kind, _, where = text.partition(":")
+    return f"file:{Path(where).expanduser().absolute()}" if kind == "file" else text
 
 
 def missing(what: str) -> StoreError:

@@ -191,6 +191,27 @@ def test_a_storage_belongs_to_one_state(tmp_path):
         opened(case, tmp_path, "one", storage)
 
 
+def test_places_are_the_same_wherever_a_start_or_a_task_stands(tmp_path, monkeypatch):
+    """Tasks run in folders of their executors: a relative name would be another place there."""
+    (tmp_path / "key").write_text("ab" * 32)
+    (tmp_path / "key").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    plan, started = CASES[0].plan(CASES[0].write(tmp_path / "data")), {"session": None}
+    started["state"] = tmp_path / "state"
+    for folder, secret, storage in (
+        (tmp_path, "file:key", "bucket"),
+        (tmp_path / "data", "file:~/key", "~/bucket"),
+        (tmp_path / "data", f"file:{tmp_path}/key", f"{tmp_path}/bucket"),
+    ):
+        monkeypatch.chdir(folder)
+        keys, layout = Keys(secret=secret), Layout(storage=storage)
+        with jobs.SparkJob(plan, **started, keys=keys, layout=layout) as job:
+            assert job.shards.root == f"{tmp_path}/bucket"
+            assert job.setup.keys.place == f"file:{tmp_path}/key"
+    with pytest.raises(StoreError, match="in another storage"):
+        jobs.SparkJob(plan, **started, keys=keys, layout=Layout(storage="bucket"))
+
+
 def test_a_file_of_other_content_is_another_file_and_a_copy_is_not(tmp_path):
     path = tmp_path / "a.parquet"
     table = pa.table({"x": np.arange(1000)})

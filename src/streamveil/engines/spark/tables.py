@@ -2,7 +2,7 @@
 
     rows -> read (stateless) -> one task: match records, answer and release
 
-What travels is 17 bytes a row: what it does, its record's fingerprint, its point. Matching goes by
+What travels is 25 bytes a row: what it does, its record's fingerprint, its point. Matching goes by
 the order of the source, so it happens in one place: the last task works through all rows of a step
 and holds all living records, as the embedded engine does.
 """
