@@ -166,8 +166,10 @@ def run(
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
     if planned.asks and engine == "spark":
         raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
-    own = {"embedded": {"--memory": memory},
-           "spark": {"--master": master, "--shards": shards, "--storage": storage}}  # fmt: skip
+    own: dict[str, dict[str, Any]] = {
+        "embedded": {"--memory": memory},
+        "spark": {"--master": master, "--shards": shards, "--storage": storage},
+    }
     require_read(engine, own)
     last = None
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
@@ -195,7 +197,7 @@ def run(
         print_answer(planned.plan, question, state, secret)
 
 
-def require_read(engine: str, own: Mapping[str, Mapping[str, object]]) -> None:
+def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuses options that an engine would pass over in silence; `own`: of each engine."""
     for other, options in own.items():
         for name, value in options.items():
