@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from streamveil.mechanisms.above_threshold import COIN, Coins, TableShape, worst_openings
+from streamveil.mechanisms.above_threshold import (
+    COIN,
+    Coins,
+    TableShape,
+    worst_near,
+    worst_openings,
+)
 from streamveil.mechanisms.selection import (
     COARSE,
     NEVER,
@@ -159,6 +165,47 @@ def test_the_recursion_is_an_upper_bound_and_close() -> None:
     for place in (0, 17, 100, 160, 400):
         exact = float(exact_worst(coins, 4, Fraction(float(np.exp(-step * place)))))
         assert exact <= worst[place] <= exact * 1.002 + 1e-9
+
+
+def flat_table() -> tuple[TableShape, Coins]:
+    """A table such as small epsilons have."""
+    numbers = (Fraction(text) for text in ("0.03", "0.004", "1", "1e-10"))
+    shape = TableShape(60, *numbers)
+    return shape, shape.coins()
+
+
+def test_nothing_changes_beyond_the_largest_fall() -> None:
+    """Nodes further than `reach` lie on a line."""
+    coins, step = flat_table()[1], 0.002
+    reach = coins.reach(step, 3.0)
+    assert reach < 0.3
+    near, far = (worst_openings(coins, 60, step, most) for most in (reach, 3.0))
+    np.testing.assert_allclose(near, far[: len(near)], rtol=1e-9)
+    line = far[len(near) - 1] * np.exp(-step * np.arange(len(far) - len(near) + 1))
+    np.testing.assert_allclose(far[len(near) - 1 :], line, rtol=1e-6)
+    assert coins.reach(step, 0.01) == 0.01
+
+
+def test_gaps_much_alike_are_as_good_as_all() -> None:
+    shape, coins = flat_table()
+    chances = shape.near(10_000)
+    np.testing.assert_allclose(chances, coins.chances, rtol=1e-7)
+    assert shape.near(len(coins.coins)) is not None
+    assert shape.near(len(coins.coins) - 1) is None
+    step = 0.002
+    reach = coins.reach(step, 3.0)
+    few, every = worst_near(chances, 60, step, reach), worst_openings(coins, 60, step, reach)
+    np.testing.assert_allclose(few, every, rtol=0.01)
+
+
+@pytest.mark.parametrize("horizon", [1, 7, 200])
+def test_a_chance_of_opening_is_that_of_its_law(horizon: int) -> None:
+    coins = geometric_table(9, 0.7)
+    selection = single(coins, horizon, Fraction(1, 3))
+    for final in (1, 5, 11, 40, 10**9):
+        units = final * np.arange(1, horizon + 1) // horizon
+        wanted = 1 - opening_law(selection, units)[-1]
+        assert selection.opening_chance(units) == pytest.approx(wanted, abs=1e-9)
 
 
 # --- planted faults are seen ----------------------------------------------------------------------

@@ -164,6 +164,18 @@ def test_compositions_are_never_below_the_exact_ones_and_close(times: int) -> No
         assert found == pytest.approx(with_gaussian.delta_at(epsilon), rel=1e-6)
 
 
+def test_tails_of_a_composition_count_as_infinite_loss() -> None:
+    law = LossLaw(0.1, -3, np.array([1e-30, 1e-3, 0.9, 0.098, 1e-3, 2e-30, 0.0]), 1e-20)
+    cut = law.trimmed()
+    assert (cut.first, len(cut.masses)) == (-2, 4)
+    assert cut.infinite >= law.infinite + 3e-30
+    for epsilon in (0.0, 0.1, 2.0):
+        full, short = (one.delta_at(epsilon, nothing_delta) for one in (law, cut))
+        assert full * (1 - 1e-14) <= short <= full * (1 + 1e-14) + 1e-25
+    lost = LossLaw(0.1, 0, np.zeros(4), 1.0).compose(law)
+    assert lost.delta_at(0.1, nothing_delta) == 1.0
+
+
 def test_points_above_the_hull_change_nothing() -> None:
     points = randomised_response(0.4, 0.1)
     loose = replace(points, heights=points.heights + 0.1 * (points.places == -1))

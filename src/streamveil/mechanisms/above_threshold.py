@@ -5,15 +5,19 @@ with q = e^-shift_epsilon. At every trigger it opens with probability pi(a), by 
 
 `Coins` holds pi as exact 64-bit coins. `worst_openings` bounds how much likelier an extra unit can
 make any set of opening times; `selection.TableSelection` proves what follows for a whole job.
+`near` in a name: about the same in floats, for a search whose result is then certified.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
+from math import log
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -24,6 +28,7 @@ from streamveil.types import Array, Float64, Int64
 
 COIN = 1 << 64
 STEEPEST = 6  # the largest fall of ln(pi) per gap
+THIN = 8  # rows kept per unit of ln(pi / (1 - pi)), where a search compares tables
 UP = 1 + 2.0**-49
 
 
@@ -63,6 +68,10 @@ class Coins:
         """pi(0), pi(1), ... , pi(len + 1) as floats, for forecasts only."""
         return np.array([float(self.chance(gap)) for gap in range(len(self.coins) + 2)])
 
+    def reach(self, step: float, most: float) -> float:
+        """See `reach_of`."""
+        return reach_of(self.chances, step, most)
+
 
 @dataclass(frozen=True)
 class TableShape:
@@ -83,17 +92,36 @@ class TableShape:
         """The table. Decimal arithmetic: the same on every machine."""
         with localcontext() as context:
             context.prec = 50
-            horizon, slope, bend = Decimal(self.horizon), _decimal(self.slope), _decimal(self.bend)
-            floor, power = _decimal(self.floor), _decimal(self.power)
-            log_pi, coins = Decimal(0), []
-            while True:
-                rare = -(horizon.ln() + log_pi)  # ln(1 / (horizon pi))
-                fall = slope + bend * rare**power if rare > 0 else slope
-                log_pi -= min(Decimal(STEEPEST), fall)
+            log_horizon, floor = Decimal(self.horizon).ln(), _decimal(self.floor) / self.horizon
+            numbers = (_decimal(number) for number in (self.slope, self.bend, self.power))
+            coins = []
+            for log_pi in _logs(log_horizon, *numbers):
                 chance = log_pi.exp()
                 coins.append(int(chance * COIN + Decimal("0.5")))
-                if horizon * chance <= floor:
+                if chance <= floor:
                     return Coins(tuple(coins))
+        raise AssertionError("chances fall below any floor")
+
+    def near(self, longest: int) -> Float64[Array, " gaps"] | None:
+        """About `Coins.chances`; None for a table of more than `longest` gaps."""
+        last = log(self.floor) - log(self.horizon)
+        numbers = (float(number) for number in (self.slope, self.bend, self.power))
+        logs = [0.0]
+        for log_pi in islice(_logs(log(self.horizon), *numbers), longest):
+            logs.append(log_pi)
+            if log_pi <= last:
+                return np.append(np.exp(logs), 0.0)
+        return None
+
+
+def _logs(log_horizon: Any, slope: Any, bend: Any, power: Any) -> Iterator[Any]:
+    """ln(pi) at gap 1, 2, ..., see `TableShape`; in decimals or in floats."""
+    log_pi = -0 * slope
+    while True:
+        rare = -(log_horizon + log_pi)
+        fall = slope + bend * rare**power if rare > 0 else slope
+        log_pi -= min(STEEPEST, fall)
+        yield log_pi
 
 
 def _decimal(number: Fraction) -> Decimal:
@@ -116,71 +144,134 @@ def worst_openings(
         one table W_t(x) = V_t(x gamma) / gamma serves all gamma.
     Proof: the units of others may follow any path, chosen with knowledge of everything released, so
         every gap is allowed at every test; not opening is likelier without the unit (pi falls), so
-        it adds nothing when gamma >= 1. W is a maximum of convex functions of x with W(0) = 0, and
-        does not fall: a chord between nodes lies above it, and so does a chord to 0 below the last.
+        it adds nothing when gamma >= 1. A gap whose opening gains nothing is passed over: there
+        (1 - pi(a)) V_(t+1)(r rho_a) <= V_(t+1)(r), as rho_a <= 1 and V does not fall with r. W is a
+        maximum of convex functions of x with W(0) = 0, and does not fall: a chord between nodes
+        lies above it, and so does a chord to 0 below the last.
     Numerics: upper bounds throughout. All terms are non-negative, six operations a step, raised by
         2^-49 each step; chord weights are raised by 1e-12; shifts are rounded to larger x.
     """
     require_positive(horizon=horizon, step=step, reach=reach)
-    nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
-    gain = np.empty((len(coins.coins) + 1, len(nodes)))
-    stay, weight, jump = (np.empty(len(gain)) for _ in range(3))
-    for row, (more, less) in enumerate(pairwise((COIN, *coins.coins, 0))):
-        gain[row] = nodes * (more / COIN) * (1 + 1e-15) - less / COIN * (1 - 1e-15)
-        stay[row] = (COIN - less) / COIN * (1 + 1e-15)
-        shrink = (COIN - more) / (COIN - less) * (1 + 1e-15)
-        jump[row], weight[row] = _chord(shrink, step)
-    gain = np.maximum(gain, 0.0) * (1 + 1e-15)
-    beyond = np.exp(-step * np.arange(1, int(np.nanmax(jump)) + 3)) * (1 + 1e-12)
-    worst = _iterate(horizon, gain, stay, weight, jump.astype(np.int64), beyond)
+    pairs = list(pairwise((COIN, *coins.coins, 0)))
+    rows = Rows(
+        more=np.array([more / COIN for more, _ in pairs]),
+        less=np.array([less / COIN for _, less in pairs]),
+        stay=np.array([(COIN - less) / COIN for _, less in pairs]),
+        shrink=np.array([(COIN - more) / (COIN - less) for more, less in pairs]),
+    )
+    worst = _worst(rows, horizon, step, reach)
     worst.flags.writeable = False  # shared by all who ask
     return worst
 
 
-def _chord(shrink: float, step: float) -> tuple[int, float]:
-    """The node at or above e^(-s) = shrink, as a number of steps, and the weight it gets."""
-    if shrink <= 0.0:
-        return -1, 0.0  # the survivor with the unit more is gone: W(0) = 0
-    place = max(0, int(np.floor(-np.log(shrink) * (1 - 1e-14) / step)))
+def worst_near(
+    chances: Float64[Array, " gaps"], horizon: int, step: float, reach: float
+) -> Float64[Array, " nodes"]:
+    """About `worst_openings`, from `Coins.chances`: of gaps that are much alike, one is tried."""
+    more, less = chances[:-1], chances[1:]
+    logit = np.log(more[1:]) - np.log1p(-more[1:])
+    kept = np.concatenate([[True, True], np.diff(np.floor(logit * THIN)) != 0])
+    kept[-1] = True
+    more, less = more[kept], less[kept]
+    return _worst(Rows(more, less, 1 - less, (1 - more) / (1 - less)), horizon, step, reach)
+
+
+def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> float:
+    """How far `worst_openings` must look for losses up to `most`: W is a line beyond the rest.
+
+    Proof: let x be below pi(a) / pi(a-1) at every gap a of the table. There [x pi(a-1) - pi(a)]+
+        is 0 but at the last gap, whose pi(a) is 0, and what follows is asked of W at smaller x: by
+        induction W(x) = c x. Eight steps more, as `_thinned` keeps every eighth.
+    """
+    fall = float(np.max(np.log(chances[:-2] / chances[1:-1])))
+    return min(most, fall + 8 * step)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What an adversary chooses from: one gap each, correctly rounded but for `worst_near`."""
+
+    more: Float64[Array, " rows"]  # pi with the unit more
+    less: Float64[Array, " rows"]  # pi without it
+    stay: Float64[Array, " rows"]  # 1 - less
+    shrink: Float64[Array, " rows"]  # (1 - more) / (1 - less)
+
+
+def _worst(rows: Rows, horizon: int, step: float, reach: float) -> Float64[Array, " nodes"]:
+    """See `worst_openings`."""
+    nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
+    jump, weight = _chords(rows.shrink * (1 + 1e-15), step)
+    beyond = np.exp(-step * np.arange(1, int(np.max(jump)) + 3)) * (1 + 1e-12)
+    more, less, stay = rows.more * (1 + 1e-15), rows.less * (1 - 1e-15), rows.stay * (1 + 1e-15)
+    table = np.stack([more, less, stay, weight], axis=1)
+    worst: Array = _iterate(horizon, nodes, table, jump, beyond)
+    return worst
+
+
+def _chords(
+    shrink: Float64[Array, " rows"], step: float
+) -> tuple[Int64[Array, " rows"], Float64[Array, " rows"]]:
+    """The node at or above e^(-s) = shrink, as a number of steps, and the weight it gets.
+
+    -1 and 0 where the survivor with the unit more is gone: W(0) = 0.
+    """
+    gone = shrink <= 0.0
+    logs = np.log(np.where(gone, 1.0, shrink))
+    place = np.maximum(0, np.floor(-logs * (1 - 1e-14) / step)).astype(np.int64)
     upper, lower = np.exp(-step * place), np.exp(-step * (place + 1))
-    return place, float((shrink - lower) / (upper - lower)) + 1e-12
+    weight = (shrink - lower) / (upper - lower) + 1e-12
+    return np.where(gone, -1, place), np.where(gone, 0.0, weight)
 
 
 @njit(cache=True)
-def _iterate(
-    horizon: int,
-    gain: Array,
-    stay: Array,
-    weight: Array,
-    jump: Array,
-    beyond: Array,
-) -> Array:
-    """See `worst_openings`."""
-    nodes = gain.shape[1]
-    worst, later = np.zeros(nodes + len(beyond)), np.zeros(nodes + len(beyond))
+def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array) -> Array:
+    """See `worst_openings`; each of `rows` is a gap's more, less, stay and weight."""
+    count = len(nodes)
+    more, less, stay, weight = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
+    ends = np.zeros(len(stay), np.int64)  # nodes, from the first, at which an opening gains
+    for row in range(len(stay)):
+        while ends[row] < count and nodes[ends[row]] * more[row] > less[row]:
+            ends[row] += 1
+    worst, later = np.zeros(count + len(beyond)), np.zeros(count + len(beyond))
     for _ in range(horizon):
         later[:] = worst
         for row in range(len(stay)):
-            place, w, s = jump[row], weight[row], stay[row]
+            with_it, without, s, w = more[row], less[row], stay[row], weight[row]
+            place, end = jump[row], ends[row]
             if place < 0:
-                for i in range(nodes):
-                    later[i] = max(later[i], gain[row, i] * (1 + 2.0**-49))
+                for i in range(end):
+                    gain = (nodes[i] * with_it - without) * (1 + 1e-15)
+                    later[i] = max(later[i], gain * (1 + 2.0**-49))
                 continue
-            upper, lower = worst[place : place + nodes], worst[place + 1 : place + 1 + nodes]
-            for i in range(nodes):
-                value = gain[row, i] + s * (w * upper[i] + (1 - w) * lower[i])
+            upper, lower = worst[place : place + end], worst[place + 1 : place + 1 + end]
+            for i in range(end):
+                gain = (nodes[i] * with_it - without) * (1 + 1e-15)
+                value = gain + s * (w * upper[i] + (1 - w) * lower[i])
                 later[i] = max(later[i], value * (1 + 2.0**-49))
         for j in range(len(beyond)):
-            later[nodes + j] = later[nodes - 1] * beyond[j]
+            later[count + j] = later[count - 1] * beyond[j]
         worst, later = later, worst
-    return worst[:nodes].copy()
+    return worst[:count].copy()
 
 
-def _thinned(nodes: int, shift_places: int) -> Int64[Array, " kept"]:
-    """Fewer points where losses are large and rare; any subset of points is sound."""
-    places: Array = np.arange(nodes)
-    kept: Array = places[(places < 8 * shift_places) | (places % 8 == 0)]
-    return kept
+def opening_chance(
+    chances: Float64[Array, " gaps"], shift_epsilon: float, units: Int64[Array, " horizon"]
+) -> float:
+    """The chance that a key with this path of units has opened by its end; for forecasts.
+
+    Given Z, every test adds ln(1 - pi) at its gap: for all Z at once, a convolution of these with
+    how often the path has how many units.
+    """
+    threshold = len(chances)
+    shifts = np.arange(int(40 / shift_epsilon) + 2)
+    often = np.bincount(np.minimum(units, threshold + len(shifts)))
+    shifts = shifts[: len(often)]  # with a larger one no gap is inside the table
+    gaps = threshold + np.arange(1 - len(often), len(shifts))
+    with np.errstate(divide="ignore"):
+        closed = np.maximum(np.log1p(-chances), -1e3)[np.clip(gaps, 0, threshold - 1)]
+    never = np.exp(np.convolve(closed, often, "valid"))
+    law = -np.expm1(-shift_epsilon) * np.exp(-shift_epsilon * shifts)
+    return float(law @ (1 - never))
 
 
 def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> Points:
@@ -190,9 +281,9 @@ def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) 
     reverse curve h' of `curve_without`; only its corner at q matters for the hull.
     """
     corner = np.exp(-step * shift_places)
-    places = _thinned(len(worst), shift_places)
+    places = np.arange(len(worst))
     gammas = np.exp(step * places) * (1 + 1e-14)  # W(1/gamma) <= W(x_i)
-    heights = np.minimum(gammas * worst[places] * UP, 1.0)
+    heights = np.minimum(gammas * worst * UP, 1.0)
     return Points(
         np.append(corner, gammas),
         np.append((1 - corner) * (1 + 1e-14) + 1e-15, heights),
@@ -206,9 +297,9 @@ def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: in
     From gamma = 1 up the curve is at most 1 - gamma q: a line, so its two ends do. Below,
     h(gamma) = 1 - gamma + gamma h'(1/gamma) = 1 - gamma + W(gamma).
     """
-    places = _thinned(len(worst), shift_places)
+    places = np.arange(len(worst))
     gammas = np.exp(-step * places) * (1 - 1e-14)  # W(gamma) <= W(x_i)
-    heights = np.minimum((1 - gammas + worst[places]) * (1 + 1e-15), 1.0)
+    heights = np.minimum((1 - gammas + worst) * (1 + 1e-15), 1.0)
     corner = (1 - np.exp(-step * shift_places)) * (1 + 1e-14) + 2e-14  # at 1 - 1e-14
     heights[0] = min(heights[0], corner)
     return Points(

@@ -4,7 +4,7 @@ A *curve* h(gamma) = sup over events of P[E] - gamma Q[E] of two laws P, Q is co
 points that lie on or above it, their lower convex hull is itself the curve of a pair of discrete
 laws that dominates P, Q: a dominating pair (Zhu, Dong & Wang 2022, arXiv:2106.08567; "connect the
 dots", Doroshenko et al. 2022, arXiv:2207.04380). The pair's losses lie on a lattice, so its n-fold
-product is an n-fold convolution of non-negative numbers, taken directly: no Fourier transform.
+product is a convolution of non-negative numbers, by squares, taken directly: no Fourier transform.
 
 Numerics, each step an upper bound: points are floats rounded up by the caller; hull and masses are
 exact (integers); masses are rounded up to floats; a sum of n products of non-negative floats is off
@@ -25,6 +25,7 @@ from streamveil.types import Array, Float64, Int64
 MANTISSA = 53  # bits of a float64
 SHIFT = 1e-11
 RARE = 1e-40  # smaller masses are moved to infinite loss: no subnormal products
+TAIL = 1e-26  # mass at either end of a composition that counts as infinite loss: it stays short
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +50,30 @@ class LossLaw:
     infinite: float  # mass at loss infinity
 
     def self_compose(self, times: int) -> LossLaw:
-        """The loss of that many independent (or concurrently composed) mechanisms."""
-        masses = np.ones(1)
-        for _ in range(times):
-            masses = np.convolve(masses, self.masses) * (1 + len(self.masses) * 2.0**-51)
-        infinite = times * self.infinite * (1 + 2.0**-50)
-        return LossLaw(self.step, self.first * times, masses, infinite)
+        """The loss of that many independent (or concurrently composed) mechanisms, one or more."""
+        if times == 1:
+            return self
+        half = self.self_compose(times // 2)
+        both = half.compose(half)
+        return both.compose(self) if times % 2 else both
+
+    def compose(self, other: LossLaw) -> LossLaw:
+        """The loss of both together."""
+        few = min(len(self.masses), len(other.masses))
+        masses = np.convolve(self.masses, other.masses) * (1 + few * 2.0**-51)
+        infinite = (self.infinite + other.infinite) * (1 + 2.0**-50)
+        return LossLaw(self.step, self.first + other.first, masses, infinite).trimmed()
+
+    def trimmed(self) -> LossLaw:
+        """With up to TAIL of mass at either end taken as infinite loss: an upper bound.
+
+        A third TAIL covers what rounding adds to the two sums.
+        """
+        low, high = (int(np.sum(np.cumsum(m) <= TAIL)) for m in (self.masses, self.masses[::-1]))
+        first = min(low, len(self.masses) - 1)
+        last = max(len(self.masses) - high, first + 1)
+        infinite = (self.infinite + 3 * TAIL) * (1 + 2.0**-50)
+        return LossLaw(self.step, self.first + first, self.masses[first:last], infinite)
 
     def delta_at(self, epsilon: float, rest: Curve) -> float:
         """A delta of this loss composed with a mechanism of curve `rest`, rounded up."""

@@ -37,6 +37,7 @@ from streamveil.mechanisms.above_threshold import (
     Coins,
     curve_with,
     curve_without,
+    opening_chance,
     worst_openings,
 )
 from streamveil.mechanisms.pld import LossLaw, law_under
@@ -135,8 +136,7 @@ class TableSelection:
     @property
     def distance(self) -> Fraction:
         """How far the words at hand let the draws be from exact, in total variation."""
-        shifts = int(90 / self.shift_epsilon) + 1
-        return doubt(self.horizon + 1 + shifts, DRAWS)
+        return distance(self.horizon, self.shift_epsilon)
 
     def losses(self, places: int = FINE, reach: int = 16) -> tuple[LossLaw, LossLaw]:
         """The losses of all keys of one unit: (with, without) and (without, with)."""
@@ -196,19 +196,20 @@ class TableSelection:
 
     def opening_chance(self, units: Int64[Array, " horizon"]) -> float:
         """The chance that a key with this path of units has opened by the last trigger."""
-        q = float(np.exp(-float(self.shift_epsilon)))
-        shifts = np.arange(int(40 / float(self.shift_epsilon)) + 2)
-        gaps = self.threshold + shifts[:, None] - np.asarray(units)[None, :]
-        chances = self.coins.chances[np.clip(gaps, 0, len(self.coins.coins) + 1)]
-        closed = np.prod(1 - chances, axis=1)
-        return float(1 - np.sum((1 - q) * q**shifts * closed))
+        return opening_chance(self.coins.chances, float(self.shift_epsilon), units)
+
+
+def distance(horizon: int, shift_epsilon: Fraction | float) -> Fraction:
+    """See `TableSelection.distance`."""
+    return doubt(horizon + 2 + int(90 / shift_epsilon), DRAWS)
 
 
 @lru_cache(maxsize=256)
 def _losses(selection: TableSelection, places: int, reach: int) -> tuple[LossLaw, LossLaw]:
     """Both directions. The lattice step divides the shift's epsilon: q lies on the lattice."""
     step = float(selection.shift_epsilon / places)
-    worst = worst_openings(selection.coins, selection.horizon, step, reach)
+    least = selection.coins.reach(step, reach)
+    worst = worst_openings(selection.coins, selection.horizon, step, least)
     added, missing = curve_with(worst, step, places), curve_without(worst, step, places)
     keys = selection.keys_per_unit
     return law_under(added, step).self_compose(keys), law_under(missing, step).self_compose(keys)

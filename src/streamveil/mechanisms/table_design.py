@@ -7,11 +7,12 @@ the mechanism states.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property, lru_cache
-from math import ceil, exp, inf
+from functools import cache, cached_property, lru_cache, partial
+from itertools import islice, product
+from math import ceil, exp, inf, log
 from typing import TypeAlias
 
 import numpy as np
@@ -22,10 +23,13 @@ from streamveil.mechanisms.above_threshold import (
     TableShape,
     curve_with,
     curve_without,
+    opening_chance,
+    reach_of,
+    worst_near,
     worst_openings,
 )
 from streamveil.mechanisms.pld import law_near
-from streamveil.mechanisms.selection import FINE, REACH, TableSelection
+from streamveil.mechanisms.selection import FINE, REACH, TableSelection, distance
 from streamveil.privacy import convert
 from streamveil.privacy.budget import Budget, Number, exact_between
 from streamveil.privacy.calibrate import gaussian_mu
@@ -34,8 +38,13 @@ from streamveil.types import Array, Float64
 
 Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
 ROUGH = 16  # lattice steps per slope for comparing shapes; `FINE` of them for the one chosen
+AROUND = tuple(  # where descents start, in parts of the usual slope and bend
+    (Fraction(slope), Fraction(bend))
+    for slope, bend in (("1", "1"), ("4/5", "6/5"), ("6/5", "2/3"))
+)
+FEW_GAPS = Fraction(7, 10)  # slope beyond which a descent from one place may end far from the best
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
-MOST_CELLS = 1 << 26  # gaps times losses of a table that is compared: half a GiB, seconds
+LONGEST = 1 << 14  # gaps of a table that is compared: seconds to certify
 CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
 
 
@@ -68,10 +77,11 @@ def design_selection(
     Algorithm: the releases get `mu_share` of the mu that the budget would allow them alone. For
         each table shape tried (a fixed descent over slope and bend), the largest shift_epsilon
         inside the budget; the shape with the least `half` wins. The winner's shift is found again
-        and certified on the fine lattice. Takes a fifth of a second, once per setting, at an
-        epsilon of 6 for one key. Tables for a small epsilon are long: for four keys and 100 tests
-        seconds at 1, 20 at 0.3, minutes at 0.1. Horizons of many thousands can test every few
-        triggers only: the horizon here is the number of tests.
+        and certified on the fine lattice. The falls of the best table and its shift are about in
+        proportion to epsilon: the descent starts there, and its lattice grows with neither the
+        table's length nor 1 / epsilon. For four keys and 100 tests it takes 0.2 s of CPU at an
+        epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting; 16 keys take seconds. Horizons of
+        many thousands can test every few triggers only: the horizon here is the number of tests.
     """
     if budget.epsilon is None or budget.delta is None:
         raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
@@ -84,13 +94,11 @@ def design_selection(
 @lru_cache(maxsize=64)
 def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
     setting = Setting(horizon, budget, keys_per_unit, mu)
-    rough = cache(lambda shape: Lattice(setting, shape, shape[0] / ROUGH).half)
-    steep = setting.epsilon / keys_per_unit * Fraction(2, 5)
-    starts = (_short((steep * part, steep * part / 5)) for part in FLATTER)
-    shape = next((start for start in starts if rough(start) < inf), None)
+    rough = cache(partial(_rough_half, setting))
+    found = [_descend(rough, setting.short, start) for start in _starts(rough, setting)]
     design = None
-    if shape is not None:
-        shape = _descend(rough, shape)
+    if found:
+        shape = min(found, key=rough)
         design = Lattice(setting, shape, shape[0] / FINE).certified()
     if design is None:
         raise NoTableError(
@@ -101,24 +109,33 @@ def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> S
     return design
 
 
-def _descend(cost: Callable[[Shape], float], start: Shape) -> Shape:
-    """Coordinate descent on (slope, bend) by factors that approach 1."""
+def _starts(cost: Callable[[Shape], float], setting: Setting) -> Iterator[Shape]:
+    """Shapes that fit, about those of the best tables; several for tables of few gaps.
+
+    `half` jumps with the number of gaps: where they are few it has many local minima.
+    """
+    slope, bend = setting.usual
+    for across, down in AROUND if slope > FEW_GAPS else AROUND[:1]:
+        shapes = (setting.short((slope * across * part, bend * down * part)) for part in FLATTER)
+        yield from islice((shape for shape in shapes if cost(shape) < inf), 1)
+
+
+def _descend(
+    cost: Callable[[Shape], float], short: Callable[[Shape], Shape], start: Shape
+) -> Shape:
+    """Descent on (slope, bend), along both and both diagonals, by factors that approach 1."""
     best, lowest = start, cost(start)
-    for factor in (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19)):
+    for factor in (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19), Fraction(40, 39)):
+        ratios = (factor, Fraction(1), 1 / factor)
         moved = True
         while moved:
             moved = False
-            for ratio in (factor, 1 / factor):
-                for near in ((best[0] * ratio, best[1]), (best[0], best[1] * ratio)):
-                    value = cost(_short(near))
-                    if value < lowest:
-                        best, lowest, moved = _short(near), value, True
+            for across, down in product(ratios, ratios):
+                near = short((best[0] * across, best[1] * down))
+                value = cost(near)
+                if value < lowest:
+                    best, lowest, moved = near, value, True
     return best
-
-
-def _short(shape: Shape) -> Shape:
-    """Numbers of a few digits, for records that people read."""
-    return (Fraction(ceil(shape[0] * 5000), 5000), Fraction(ceil(shape[1] * 5000), 5000))
 
 
 @dataclass(frozen=True)
@@ -140,16 +157,79 @@ class Setting:
         """Of delta."""
         return convert.exact_below(self.budget.delta or Fraction(0))
 
+    @property
+    def furthest(self) -> int:
+        """Losses further than this count as infinite."""
+        return int(convert.exact_below(self.epsilon)) + REACH
+
+    @property
+    def usual(self) -> Shape:
+        """About the shape of the best table, by the law of scaling that such tables follow."""
+        return self.epsilon / self.keys_per_unit * Fraction(7, 25), self.epsilon / 40
+
+    @cached_property
+    def grain(self) -> int:
+        """What falls are multiples of one part in: a hundredth of usual ones, or less."""
+        grain = 5000
+        while grain * min(self.usual) < 100:
+            grain *= 10
+        return grain
+
+    def short(self, shape: Shape) -> Shape:
+        """Numbers of a few digits, for records that people read."""
+        slope, bend = (Fraction(ceil(fall * self.grain), self.grain) for fall in shape)
+        return slope, bend
+
+    def family(self, shape: Shape) -> TableShape:
+        """The table of a shape that ends where an opening costs a small part of delta."""
+        floor = (self.budget.delta or 0) / Fraction(20 * self.keys_per_unit)
+        return TableShape(self.horizon, *shape, Fraction(1), floor)
+
+
+def _rough_half(setting: Setting, shape: Shape) -> float:
+    """About `SelectionDesign.half` of the best table of a shape; inf when none fits.
+
+    The shift is interpolated between steps: what is compared does not jump with the shape. Tables
+    for a small epsilon are flat and long: inf as well where one is too long.
+    """
+    chances = setting.family(shape).near(LONGEST)
+    if chances is None:
+        return inf
+    step = shape[0] / ROUGH
+    reach = reach_of(chances, float(step), setting.furthest)
+    losses = Losses(setting, step, worst_near(chances, setting.horizon, float(step), reach))
+    delta = cache(losses.delta)
+    places = _largest(lambda places: delta(places) <= setting.limit, ROUGH // 4)
+    if not places:
+        return inf
+    part = log(setting.limit / delta(places)) / log(delta(places + 1) / delta(places))
+    return _half(setting.horizon, chances, float(step) * (places + part))
+
+
+def _largest(fits: Callable[[int], bool], about: int) -> int:
+    """The largest number that fits, near one that is a guess; 0: none.
+
+    Coarse lattices have bounds that do not quite rise with the shift: where the search looks is
+    part of what it finds, and a state resumes with the design that it was begun with.
+    """
+    low, high = 0, about
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
 
 class Lattice:
     """Tables of one shape, whose shifts are multiples of one step."""
 
     def __init__(self, setting: Setting, shape: Shape, step: Fraction) -> None:
-        self.setting, self.shape, self.step = setting, shape, step
-        floor = (setting.budget.delta or 0) / Fraction(20 * setting.keys_per_unit)
-        self.coins: Coins = TableShape(setting.horizon, *shape, Fraction(1), floor).coins()
-        self._at = convert.exact_below(setting.epsilon)
-        self._rest: Float64[Array, " n"] = np.zeros(0)
+        self.setting, self.step = setting, step
+        self.coins: Coins = setting.family(shape).coins()
+        reach = self.coins.reach(float(step), setting.furthest)
+        worst = worst_openings(self.coins, setting.horizon, float(step), reach)
+        self.losses = Losses(setting, step, worst)
 
     def table(self, places: int) -> TableSelection:
         """The table with that many steps of shift."""
@@ -160,78 +240,68 @@ class Lattice:
             coins=self.coins,
         )
 
-    @cached_property
-    def places(self) -> int:
-        """Steps of the largest shift inside the budget; 0: none.
-
-        Coarse lattices have bounds that do not quite rise with the shift: where the search looks is
-        part of what it finds, and a state resumes with the design that it was begun with.
-        """
-        low, high = 0, int(self.shape[0] / self.step) // 4 + 1
-        while self.fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(middle) else (low, middle)
-        return low
-
-    @property
-    def half(self) -> float:
-        """Units for half of all keys, see `SelectionDesign`; inf when no shift fits.
-
-        Tables for a small epsilon are flat and long: inf as well where one takes too much memory.
-        """
-        losses = (int(self._at) + REACH) / self.step
-        if len(self.coins.coins) * losses > MOST_CELLS or not self.places:
-            return inf
-        return _units_for_half(self.table(self.places))
-
     def certified(self) -> SelectionDesign | None:
-        """The table found, with its delta; None when no shift fits."""
+        """The table with the largest shift inside the budget, with its delta; None: none fits."""
         setting = self.setting
         for places in range(self.places, 0, -1):
             table = self.table(places)
             delta = table.delta_at(setting.epsilon, setting.mu, places)
             if delta <= setting.limit:
-                half = _units_for_half(table)
+                half = _half(setting.horizon, self.coins.chances, float(table.shift_epsilon))
                 return SelectionDesign(table, setting.mu, setting.epsilon, delta, half, places)
         return None
+
+    @cached_property
+    def places(self) -> int:
+        """Steps of the largest shift inside the budget; 0: none."""
+        return _largest(self.fits, FINE // 4)
 
     def fits(self, places: int) -> bool:
         """Whether a shift fits the budget."""
         setting = self.setting
-        about = self._about(places)
+        about = self.losses.delta(places)
         if abs(about - setting.limit) > CLOSE * setting.limit:
             return about < setting.limit
         found = self.table(places).delta_at(setting.epsilon, setting.mu, places)
         return found <= setting.limit
 
-    def _about(self, places: int) -> float:
-        """About the delta of a shift."""
-        step, keys, most = float(self.step), self.setting.keys_per_unit, 0.0
-        worst = worst_openings(self.coins, self.setting.horizon, step, int(self._at) + REACH)
+
+class Losses:
+    """About the delta of a table with every shift, in floats."""
+
+    def __init__(self, setting: Setting, step: Fraction, worst: Float64[Array, " nodes"]) -> None:
+        self.setting, self.step, self.worst = setting, float(step), worst
+        self._at = convert.exact_below(setting.epsilon)
+        self._rest: Float64[Array, " n"] = np.zeros(0)
+
+    def delta(self, places: int) -> float:
+        """About the delta with that many steps of shift, selection and releases together."""
+        most = 0.0
         for curve in (curve_without, curve_with):
-            law = law_near(curve(worst, step, places), step).self_compose(keys)
+            law = law_near(curve(self.worst, self.step, places), self.step)
+            law = law.self_compose(self.setting.keys_per_unit)
             rest = self._beside(law.first, len(law.masses))
             most = max(most, float(rest @ law.masses) + law.infinite)
-        return most + float(self.table(places).distance) * (1 + exp(self._at))
+        return most + float(distance(self.setting.horizon, places * self.step)) * (
+            1 + exp(self._at)
+        )
 
     def _beside(self, first: int, count: int) -> Float64[Array, " n"]:
         """The curve of the releases where so many losses, from a first one on, leave epsilon."""
         far = max(-first, first + count)
         if len(self._rest) < 2 * far:
-            losses = np.arange(-far, far) * float(self.step)
+            losses = np.arange(-far, far) * self.step
             self._rest = convert.gaussian_delta(self._at - losses, float(self.setting.mu))
         start = len(self._rest) // 2 + first
         return self._rest[start : start + count]
 
 
-def _units_for_half(selection: TableSelection) -> float:
+def _half(horizon: int, chances: Float64[Array, " gaps"], shift_epsilon: float) -> float:
     """See `SelectionDesign.half`; interpolated between integers."""
-    steps = np.arange(1, selection.horizon + 1)
+    steps = np.arange(1, horizon + 1)
 
     def chance(units: int) -> float:
-        return selection.opening_chance(units * steps // selection.horizon)
+        return opening_chance(chances, shift_epsilon, units * steps // horizon)
 
     low, high = 1, 2
     while chance(high) < 0.5:
