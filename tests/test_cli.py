@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil import cli
+from streamveil.commands.answers import place
 from streamveil.commands.common import print_rows, read_query, write_rows
 from streamveil.errors import PlanError
 
@@ -304,3 +305,38 @@ def test_a_shared_ledger_of_another_unit_is_refused_in_words(folder):
     code, _, errors = call("run", folder / "q.sql", "--state", folder / "s", "--ledger", shared)
     assert code == cli.CODES[cli.PlanError]
     assert "made for this privacy unit and period" in errors
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "word"),
+    [
+        ("tune QUERY --sample ROWS", "--metric l3", "metric"),
+        ("tune QUERY --sample ROWS", "--over bunds", "did you mean 'bounds'"),
+        ("tune QUERY --private ROWS", "--epsilon abc", "epsilon must be a finite number"),
+        ("tune QUERY --private ROWS", "--epsilon 0", "epsilon must be above 0"),
+        ("tune QUERY --private ROWS", "--sample ROWS", "give one of them"),
+        ("audit QUERY", "--alpha 2", "--alpha is a chance"),
+        ("audit QUERY", "--trials 0", "--trials"),
+        ("explain QUERY", "--groups -1", "--groups"),
+        ("derive top nowhere n", "--hidden -1", "--hidden"),
+        ("ledger create new --epsilon 1", "--unit=", "--unit is empty"),
+        ("ledger create new --unit u", "--epsilon 0", "epsilon must be above 0"),
+    ],
+)
+def test_what_is_typed_is_refused_by_name(folder, command, wrong, word, monkeypatch, capsys):
+    names = {"QUERY": str(folder / "q.sql"), "ROWS": str(folder / "visits.parquet")}
+    words = [names.get(part, part) for part in f"{command} {wrong}".split()]
+    monkeypatch.setattr(sys, "argv", ["streamveil", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert word in said
+    assert "a bug" not in said
+
+
+def test_a_release_has_at_most_two_numbers():
+    assert [place("4"), place("20454/4"), place(None)] == [4, (20454, 4), None]
+    for text in ("2/3/4", "", "x", "1/"):
+        with pytest.raises(PlanError, match="WINDOW/TRIGGER"):
+            place(text)

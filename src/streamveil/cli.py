@@ -293,10 +293,10 @@ def explain(
         str | None, typer.Option(help="A limit such as 4GB: how many groups and units fit in it?")
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(help="Groups you expect; with --memory, whether they fit.")
+        int | None, typer.Option(help="Groups you expect; with --memory, whether they fit.", min=1)
     ] = None,
     units: Annotated[
-        int | None, typer.Option(help="Privacy units you expect, such as 10000000.")
+        int | None, typer.Option(help="Privacy units you expect, such as 10000000.", min=1)
     ] = None,
     table: Tables = None,
     name: Wanted = None,

@@ -113,7 +113,7 @@ def top(
     k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
     at: At = None,
     hidden: Annotated[
-        int, typer.Option(help="Groups that may exist without being shown, at most.")
+        int, typer.Option(help="Groups that may exist without being shown, at most.", min=0)
     ] = 1_000_000,
     confidence: Level = None, sql: Sql = None, out: Out = None,
 ) -> None:  # fmt: skip
@@ -135,9 +135,11 @@ def place(text: str | None) -> Any:
         return None
     try:
         numbers = tuple(int(part) for part in text.split("/"))
-        return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
     except ValueError:
-        raise PlanError("a release is TRIGGER or WINDOW/TRIGGER, such as 4 or 20454/4") from None
+        numbers = ()
+    if not 1 <= len(numbers) <= 2:
+        raise PlanError("a release is TRIGGER or WINDOW/TRIGGER, such as 4 or 20454/4")
+    return numbers if len(numbers) == 2 else numbers[0]
 
 
 def show(found: Derived, title: str, out: Path | None) -> None:

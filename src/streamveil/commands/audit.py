@@ -11,13 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from streamveil.commands.common import QueryFile, Tables, Wanted, read_query
+from streamveil.errors import PlanError
 
 REFUTED = 6  # exit code: the claim does not stand
 
 
 def audit(
     query: QueryFile,
-    trials: Annotated[int, typer.Option(help="Copies of each scenario; more prove more.")] = 10_000,
+    trials: Annotated[
+        int, typer.Option(help="Copies of each scenario; more prove more.", min=1)
+    ] = 10_000,
     alpha: Annotated[float, typer.Option(help="Chance that a bound shown is wrong.")] = 1e-6,
     plant: Annotated[
         bool, typer.Option("--plant", help="Halve the noise that runs: the audit must catch it.")
@@ -36,6 +39,8 @@ def audit(
     """
     from streamveil.audit import reduced
 
+    if not 0 < alpha < 1:
+        raise PlanError(f"--alpha is a chance above 0 and below 1, not {alpha:g}")
     plan = read_query(query, table, name).plan
     change = reduced.halved if plant else (lambda operator: operator)
     bar = Progress(

@@ -53,6 +53,15 @@ Out = Annotated[
 ]
 
 
+@contextmanager
+def typed() -> Iterator[None]:
+    """What was typed is refused in the words of whoever refuses it: no row was seen by then."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise PlanError(str(error)) from None
+
+
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:
     """The query of a file."""
     try:

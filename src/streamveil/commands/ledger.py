@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from streamveil.commands.common import StateFolder, open_ledger
+from streamveil.commands.common import StateFolder, open_ledger, typed
 from streamveil.errors import PlanError, StoreError
 
 app = typer.Typer(
@@ -49,10 +49,10 @@ def create(
     if path.exists():
         raise StoreError(f"'{path}' exists already; a limit is never changed")
     period = None if per is None else timedelta(microseconds=duration_us(per, "--per"))
-    try:
+    with typed():
         limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"the limit is not complete: {error}") from None
+    if not unit.strip():
+        raise PlanError("--unit is empty; name the privacy unit as the queries do")
     with Ledger.open(path, limit, Neighbours(unit, period=period)) as ledger:
         typer.echo(f"limit {ledger.limit}, {ledger.protects.phrase}: {path}")
 

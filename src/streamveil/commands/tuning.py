@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from streamveil.commands.common import SHOWN_ROWS, QueryFile, Tables, Wanted, read_query, writing
-from streamveil.errors import PlanError
+from streamveil.commands.common import (
+    SHOWN_ROWS,
+    QueryFile,
+    Tables,
+    Wanted,
+    read_query,
+    typed,
+    writing,
+)
+from streamveil.errors import PlanError, require_one_of
 from streamveil.queries.plan import Plan
+
+if TYPE_CHECKING:
+    from streamveil.privacy.budget import Budget
 
 BOUNDS = ("C", "c", "B")
 
@@ -45,9 +56,19 @@ def tune(
     name: Wanted = None,
 ) -> None:
     """Forecasts errors over bounds, budget split and releases; or solves for an epsilon."""
+    from streamveil.privacy.budget import Budget
+    from streamveil.queries.tune import METRICS
+    from streamveil.queries.tune_more import OVER
+
     plan = read_query(query, table, name).plan
+    if private is not None and sample is not None:
+        raise PlanError("--sample is public and --private is not: give one of them")
+    with typed():
+        require_one_of("--metric", metric, METRICS)
+        require_one_of("--over", over, OVER)
+        price = Budget(epsilon=epsilon, delta=delta)
     if private is not None:
-        survey_rows(plan, rows_of(plan, private), (epsilon, delta), ledger)
+        survey_rows(plan, rows_of(plan, private), price, ledger)
     elif sample is None:
         solve_without_rows(plan, target, units)
     else:
@@ -99,18 +120,16 @@ def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> N
     typer.echo(f"epsilon = {least:.4g} forecasts an error of {target:.2%} at {units:,} units")
 
 
-def survey_rows(plan: Plan, rows: pa.Table, price: tuple[str, str], ledger: Path | None) -> None:
+def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None) -> None:
     """Three noisy histograms over units, and what they recommend."""
     from dataclasses import replace
 
     from streamveil.engines.compile import compile_plan
-    from streamveil.privacy.budget import Budget
     from streamveil.privacy.ledger import Ledger
     from streamveil.privacy.noise import KeyedNoise
     from streamveil.queries.plan import Bounding
     from streamveil.queries.survey import survey
 
-    budget = Budget(epsilon=price[0], delta=price[1])
     paid = None if ledger is None else Ledger.load(ledger)
     learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)
     typer.echo(promise.sentence(budget.delta or 0))

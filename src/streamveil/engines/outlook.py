@@ -121,7 +121,7 @@ class Noise:
         """
         if not self.half:
             return 0.0
-        return self.half * float((slots / 2) ** 0.56 * sqrt((5 / 9) / (1 - share**2)))
+        return self.half * float((slots / 2) ** 0.6 * sqrt((5 / 9) / (1 - share**2)))
 
 
 @dataclass(frozen=True)
