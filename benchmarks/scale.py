@@ -8,17 +8,22 @@ log. A tiny micro-batch costs a constant. A release costs what it shows: so much
 much less per hidden one, however many users there are.
 
     python benchmarks/scale.py [--users 100000 1000000 10000000] [--bounds "C=32"] [--memory 4GB]
+                               [--repeats 5] [--any-key]
     python benchmarks/scale.py --releases
     python benchmarks/scale.py --stream clicks-10000000-0.0-int.parquet  (`throughput.py` makes it)
     python benchmarks/scale.py --plot
 
-Every size runs in a process of its own. Users arrive in micro-batches of 100,000 new ones (that is
-the growth that is measured), then micro-batches of 500,000 records of uniform users, whose keys
-follow the heavy-tailed law of the click stream, each with a release. No user reaches C = 32, and
-the selection sets no further bound, so that nearly all records are accepted at every size.
-The first million users have a key each, the others share the thousand keys that are shown anyway,
-so that more users do not show more groups: all sizes show the head of the same law. What a release
-costs is measured apart (`--releases`), over the numbers of shown and of hidden groups.
+Every size runs in processes of its own, of which the median one is kept. Users arrive in
+micro-batches of 100,000 new ones (that is the growth that is measured), then micro-batches of
+500,000 records of uniform users, each with a release. Only the number of users differs: a user has
+three keys at any size (his first one and two drawn by the heavy-tailed law of the click stream),
+every key is met while users arrive, and users beyond the number of keys arrive with the thousand
+keys that are shown anyway, so that more users do not show more groups. With `--any-key` a record's
+key is drawn anew instead: then fewer users have more keys each (26 at 100 thousand users), and keys
+beyond the number of users are new to the job. No user reaches C = 32, and the selection sets no
+further bound, so that nearly all records are accepted at every size; of 100 thousand users many
+reach a squared sum of 128, so that 0.7 are. What a release costs is measured apart (`--releases`),
+over the numbers of shown and of hidden groups.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -52,26 +57,35 @@ from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import peak_bytes, resident_bytes
 from streamveil.runtime.store import SCRATCH
+from streamveil.types import Array, Float64, Int64
 from throughput import machine, private
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "scale.png"
 BATCH, TINY, LOAD = 500_000, 100, 100_000
-LARGE_BATCHES, TINY_BATCHES = 5, 60  # after warming up
-HEAD = 1_000  # keys that all but the first users have
+LARGE_BATCHES, TINY_BATCHES = 3, 60  # between the first and the last
+HEAD = 1_000  # keys that all but the first users arrive with
+OWN = 3  # keys of a user
 GROUPS = ((1_000, 0), (1_000, 1_000_000), (50_000, 0), (150_000, 0))  # shown, hidden
+COST = "ms of CPU per batch of 500,000"
 UNITS_PER_SHOWN, STRIDE = 180, 7_919
 SPREAD = 4_000_037  # users, a prime: rows of a key differ in their user
 SECRET = Keys(secret=bytes(32))
 LIMIT = Budget(epsilon=6, delta=1e-9)
+Ints: TypeAlias = Int64[Array, " rows"]
+Floats: TypeAlias = Float64[Array, " rows"]
 BOUNDS = {"C=32": Bounding(max_rows=32), "quadratic B=128": Bounding(quadratic=128)}
 
 
 class Timed:
-    """An operator that notes the CPU time of folds and releases, and the state's size."""
+    """An operator that notes when folds start, what they and releases take, and the state's size.
+
+    From the start of a fold to the next all threads do one fold, one release and one commit.
+    """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
+        self.starts: list[float] = []  # CPU time of the process
         self.folds: list[float] = []
         self.releases: list[float] = []
         self.commits: list[float] = []
@@ -82,6 +96,7 @@ class Timed:
         return getattr(self.inner, name)
 
     def fold(self, state: Any, batch: Batch, noise: Any) -> Any:
+        self.starts.append(time.process_time())
         started = time.thread_time()
         delta = self.inner.fold(state, batch, noise)
         self.folds.append(time.thread_time() - started)
@@ -116,16 +131,35 @@ def loading(users: int, keys: int) -> Iterator[Batch]:
     """Every user once; no step closes."""
     for number, start in enumerate(range(0, users, LOAD)):
         place = np.arange(start, min(start + LOAD, users))
-        yield batch(place, np.where(place < keys, place, place % HEAD), number)
+        yield batch(place, first_key(place, keys), number)
 
 
-def running(users: int, keys: int, rows: int, batches: int) -> Iterator[Batch]:
-    """Uniform users, so that no cache helps; keys of the heavy-tailed law's shape."""
+def first_key(users: Ints, keys: int) -> Ints:
+    """The keys that users arrive with."""
+    return np.where(users < keys, users, users % HEAD)
+
+
+def heavy_key(uniform: Floats, keys: int) -> Ints:
+    """Keys of the heavy-tailed law's shape."""
+    tail = (1 - uniform) ** (-1 / 0.4) - 1
+    return np.minimum(tail * 1000, 2.0**62).astype(np.int64) % keys
+
+
+def own_key(users: Ints, which: Ints, keys: int) -> Ints:
+    """The keys of users by number; the first one is that they arrive with."""
+    mixed = (users * OWN + which).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    uniform = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.where(which == 0, first_key(users, keys), heavy_key(uniform, keys))
+
+
+def running(users: int, keys: int, rows: int, batches: int, any_key: bool) -> Iterator[Batch]:
+    """Uniform users, so that no cache helps; a key of the user's own, or any."""
     rng = np.random.default_rng(1)
     for number in range(batches):
-        heavy = np.minimum(rng.pareto(0.4, rows) * 1000, 2.0**62).astype(np.int64) % keys
-        step = number + 1 if rows == BATCH else 0
-        yield batch(rng.integers(0, users, rows), heavy, number, step)
+        who, which = rng.integers(0, users, rows), rng.integers(0, OWN, rows)
+        key = heavy_key(rng.random(rows), keys) if any_key else own_key(who, which, keys)
+        yield batch(who, key, number, number + 1 if rows == BATCH else 0)
 
 
 def filling(shown: int, hidden: int) -> Iterator[Batch]:
@@ -146,17 +180,13 @@ def touching(keys: int, batches: int) -> Iterator[Batch]:
         yield batch(users, rng.integers(0, keys, BATCH), number, number + 1)
 
 
-def drive(folder: Path, work: Work, feed: Iterator[Batch]) -> list[float]:
-    """Runs a feed through the job of a folder; CPU seconds of each micro-batch, commit included."""
-    marks: list[float] = []
-    whole = replace(work, feed=lambda _: feed)
-    with Job(folder, whole, SECRET, progress=lambda _: marks.append(time.process_time())) as job:
+def drive(folder: Path, work: Work, feed: Iterator[Batch]) -> None:
+    """Runs a feed through the job of a folder."""
+    with Job(folder, replace(work, feed=lambda _: feed), SECRET) as job:
         job._commit = timed_commit(job, work.operator)  # type: ignore[method-assign]
-        marks.append(time.process_time())
         for _ in job:
             pass
         del job._commit  # or it would keep the job, and all its state
-    return list(np.diff(marks))
 
 
 def timed_commit(job: Job, timed: Any) -> Any:
@@ -219,7 +249,9 @@ def prepared(folder: Path, bounds: str, memory: int | None) -> tuple[Timed, Work
     )
 
 
-def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str, Any]:
+def measure(
+    users: int, keys: int, bounds: str, memory: int | None, any_key: bool
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "first"  # compiles what is not
         drive(folder, prepared(folder, bounds, memory)[1], loading(2 * LARGE, keys))
@@ -227,18 +259,18 @@ def measure(users: int, keys: int, bounds: str, memory: int | None) -> dict[str,
         timed, work = prepared(folder, bounds, memory)
         drive(folder, work, loading(users, keys))
         grown = growth(timed)
-        made = list(running(users, keys, BATCH, LARGE_BATCHES + 1))
-        large = np.array(drive(folder, work, iter(made))[1:])
-        parts = [x[-LARGE_BATCHES:] for x in (timed.folds, timed.releases, timed.commits)]
-        made = list(running(users, keys, TINY, TINY_BATCHES + 10))
-        tiny = drive(folder, work, iter(made))[10:]
-        rows = users + (LARGE_BATCHES + 1) * BATCH + (TINY_BATCHES + 10) * TINY
+        drive(folder, work, iter(list(running(users, keys, BATCH, LARGE_BATCHES + 2, any_key))))
+        large = np.diff(timed.starts[-LARGE_BATCHES - 1 :])
+        parts = [x[-LARGE_BATCHES - 1 : -1] for x in (timed.folds, timed.releases, timed.commits)]
+        drive(folder, work, iter(list(running(users, keys, TINY, TINY_BATCHES + 2, any_key))))
+        tiny = np.diff(timed.starts[-TINY_BATCHES - 1 :])
+        rows = users + (LARGE_BATCHES + 2) * BATCH + (TINY_BATCHES + 2) * TINY
         per_user = timed.unit_bytes[-1] / users
         again = restart(folder, work)
         state = sizes(folder, work)
         return {
-            "users": users, "keys": keys, "memory limit": memory,
-            "ms of CPU per batch of 500,000": ms(large), "of it folding": ms(parts[0]),
+            "users": users, "keys": keys, "any key": any_key, "memory limit": memory,
+            COST: ms(large), "of it folding": ms(parts[0]),
             "of it releasing": ms(parts[1]), "of it committing": ms(parts[2]),
             "slowest of them, ms": 1e3 * float(large.max()),
             "ms of CPU per batch of 100": 1e3 * float(np.median(tiny)),
@@ -263,9 +295,8 @@ def release(shown: int, hidden: int) -> dict[str, Any]:
         timed, work = prepared(folder, "C=32", None)
         work = replace(work, sink=FilesSink(str(folder / "out"), "parquet"))
         drive(folder, work, filling(shown, hidden))
-        made = list(touching(shown + hidden, LARGE_BATCHES + 2))
-        drive(folder, work, iter(made))
-        parts = [x[-LARGE_BATCHES:] for x in (timed.folds, timed.releases, timed.commits)]
+        drive(folder, work, iter(list(touching(shown + hidden, LARGE_BATCHES + 4))))
+        parts = [x[-LARGE_BATCHES - 2 :] for x in (timed.folds, timed.releases, timed.commits)]
         found = sizes(folder, work)
         return {
             "shown": found["shown keys"], "hidden": found["keys"] - found["shown keys"],
@@ -311,6 +342,13 @@ def apart(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run that is the median one by its large micro-batches, and how far apart all are."""
+    by = sorted(runs, key=lambda run: run[COST])
+    costs = [run[COST] for run in by]
+    return {**by[len(by) // 2], "runs": len(by), "of them, ms": costs}
 
 
 def draw(result: dict[str, Any]) -> None:
@@ -371,7 +409,9 @@ def draw_releases(place: Any, cases: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
-    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=5, help="processes for each size")
+    parser.add_argument("--any-key", action="store_true", help="keys of records drawn anew")
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=list(BOUNDS))
     parser.add_argument("--memory", help="a limit such as 4GB: units beyond it are swept")
     parser.add_argument("--stream", type=Path, help="run this click stream once, and nothing else")
@@ -386,7 +426,8 @@ def main() -> None:
         return
     if options.one:
         memory = None if options.memory is None else size_of(options.memory)
-        print(json.dumps(measure(options.users[0], options.keys, options.bounds[0], memory)))
+        users, bounds = options.users[0], options.bounds[0]
+        print(json.dumps(measure(users, options.keys, bounds, memory, options.any_key)))
         return
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.stream:
@@ -403,11 +444,14 @@ def main() -> None:
     for word in [] if only else options.bounds:
         for users in options.users:
             asked = ["--one", "--users", str(users), "--keys", str(options.keys), "--bounds", word]
-            found = apart(*asked, *(["--memory", options.memory] if options.memory else []))
+            asked += ["--memory", options.memory] if options.memory else []
+            asked += ["--any-key"] if options.any_key else []
+            found = middle([apart(*asked) for _ in range(options.repeats)])
             found["machine"] = {**machine(), "load": os.getloadavg()[0]}
             print(json.dumps({key: value for key, value in found.items() if key != "growth"}))
             print(json.dumps({**found["growth"], "trace": None}))
             name = word if options.memory is None else f"{word}, memory {options.memory}"
+            name += ", any key" if options.any_key else ""
             result.setdefault(name, {})[str(users)] = found
             RESULTS.parent.mkdir(exist_ok=True)
             RESULTS.write_text(json.dumps(result, indent=1) + "\n")

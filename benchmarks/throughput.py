@@ -23,6 +23,7 @@ import gc
 import json
 import os
 import platform
+import random
 import shutil
 import statistics
 import subprocess
@@ -213,12 +214,15 @@ def starting(data: Path) -> float:
 
 
 def compare(data: Path, rows: int, batch: int, repeats: int) -> dict[str, Measured]:
-    """Medians of interleaved repeats, so that a slow minute of the machine meets everybody."""
+    """Medians of interleaved repeats, so that a slow minute of the machine meets everybody.
+
+    Each repeat has an order of its own: memory that the one before gave back costs less to get.
+    """
     runs: dict[str, list[Measured]] = {name: [] for name in CONTENDERS}
-    start = starting(data)
+    start, order = starting(data), random.Random(rows)
     for _ in range(repeats):
-        for name, contender in CONTENDERS.items():
-            runs[name].append(once(contender, data, rows, batch))
+        for name in order.sample(list(CONTENDERS), len(CONTENDERS)):
+            runs[name].append(once(CONTENDERS[name], data, rows, batch))
     found = {}
     for name, times in runs.items():
         cpu = [one["cpu"] for one in times]
