@@ -54,12 +54,12 @@ Out = Annotated[
 
 
 @contextmanager
-def typed() -> Iterator[None]:
+def typed(before: str = "") -> Iterator[None]:
     """What was typed is refused in the words of whoever refuses it: no row was seen by then."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise PlanError(str(error)) from None
+        raise PlanError(f"{before}{error}") from None
 
 
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:

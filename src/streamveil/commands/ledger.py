@@ -49,7 +49,7 @@ def create(
     if path.exists():
         raise StoreError(f"'{path}' exists already; a limit is never changed")
     period = None if per is None else timedelta(microseconds=duration_us(per, "--per"))
-    with typed():
+    with typed("the limit is not complete: "):
         limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
     if not unit.strip():
         raise PlanError("--unit is empty; name the privacy unit as the queries do")

@@ -352,8 +352,10 @@ def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
     if committed != again:
         raise StoreError(
             "replaying the log gives other releases than those committed: the state was written by"
-            " another version of streamveil or of a library it computes with.\n"
-            "  to fix  resume with the versions that wrote it"
+            " another version of streamveil or of a library it computes with, or on a processor"
+            " whose vector instructions round otherwise.\n"
+            "  to fix  resume with the versions that wrote it; on a newer processor, set"
+            " NPY_DISABLE_CPU_FEATURES to what the old one lacks (X86_V4, X86_V3)"
         )
 
 
