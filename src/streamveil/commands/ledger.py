@@ -95,10 +95,8 @@ def convert(
 ) -> None:
     """What one unit may lose in a longer time, from what was charged per unit-period."""
     with open_ledger(state) as ledger:
-        try:
+        with typed():
             guarantee = ledger.convert(to)
-        except ValueError as error:
-            raise PlanError(str(error)) from None
         delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
         typer.echo(guarantee.sentence(float(delta) or 1e-9))
 

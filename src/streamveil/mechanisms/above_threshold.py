@@ -65,7 +65,7 @@ class Coins:
 
     @cached_property
     def chances(self) -> Float64[Array, " gaps"]:
-        """pi(0), pi(1), ... , pi(len + 1) as floats, for forecasts only."""
+        """pi(0), pi(1), ... , pi(len + 1) as floats, for forecasts and searches."""
         return np.array([float(self.chance(gap)) for gap in range(len(self.coins) + 2)])
 
     def reach(self, step: float, most: float) -> float:
@@ -181,7 +181,8 @@ def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> floa
 
     Proof: let x be below pi(a) / pi(a-1) at every gap a of the table. There [x pi(a-1) - pi(a)]+
         is 0 but at the last gap, whose pi(a) is 0, and what follows is asked of W at smaller x: by
-        induction W(x) = c x. Eight steps more, as `_thinned` keeps every eighth.
+        induction W(x) = c x. Eight steps more, for rounding. Any reach is sound, as a chord to 0
+        lies above W: a shorter one would only be less tight.
     """
     fall = float(np.max(np.log(chances[:-2] / chances[1:-1])))
     return min(most, fall + 8 * step)

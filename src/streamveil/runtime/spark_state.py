@@ -69,7 +69,7 @@ class Layout:
         """The storage under a name that is the same wherever a task or the next start stands."""
         if self.storage is None or "://" in self.storage:
             return self.storage
-        return str(Path(self.storage).expanduser().absolute())
+        return everywhere(self.storage)
 
 
 class Made(NamedTuple):
@@ -292,7 +292,12 @@ def place_of(keys: Keys, home: Path) -> str:
             "  to fix  give env:NAME, file:PATH or command:PROGRAM"
         )
     kind, _, where = text.partition(":")
-    return f"file:{Path(where).expanduser().absolute()}" if kind == "file" else text
+    return f"file:{everywhere(where)}" if kind == "file" else text
+
+
+def everywhere(path: str) -> str:
+    """A path that means the same wherever a task or the next start stands."""
+    return str(Path(path).expanduser().absolute())
 
 
 def missing(what: str) -> StoreError:
