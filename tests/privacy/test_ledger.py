@@ -228,6 +228,24 @@ def test_every_changed_byte_is_seen(tmp_path: Path) -> None:
         shorter.verify(head)  # ... unless an earlier hash was kept
 
 
+@pytest.mark.parametrize("content", [b"notes of no line", b"PAR1\x15\x04\n", b"{}\n", b" "])
+def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    for use in (Ledger.load, lambda file: Ledger.open(file, Budget(rho=1), USER)):
+        with pytest.raises(StoreError, match="mine is no ledger of streamveil; it was left"):
+            use(path)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b'{"hash":"12', bytes(300)])
+def test_a_creation_that_was_cut_short_is_begun_anew(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(left)
+    Ledger.open(path, Budget(rho=1), USER)
+    assert Ledger.load(path).limit == Budget(rho=1)
+
+
 def test_a_torn_tail_was_never_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "visits.jsonl"
     filled(path)

@@ -25,6 +25,7 @@ from streamveil.errors import StoreError
 
 Record = dict[str, Any]
 START = "0" * 32
+OPENING = b'{"hash":"'  # of every line
 
 
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -76,6 +77,8 @@ class Journal:
             if size < self._at:
                 raise StoreError(f"{self.path} has lost records.\n  to fix  restore it from a copy")
             data = _read(self._open(), self._at, size)
+        if not self._at:
+            self._require_ours(data)
         whole = data[: data.rfind(b"\n") + 1]  # a torn tail was never acknowledged
         found = []
         for line in whole.splitlines():
@@ -83,6 +86,17 @@ class Journal:
             found.append((record, self.head))
         self._at += len(whole)
         return found
+
+    def _require_ours(self, data: bytes) -> None:
+        """Refuses a file of another kind: it would be cut off as a torn tail, or called altered.
+
+        A power failure may leave a file its size but none of its bytes: zeros.
+        """
+        if any(data) and not OPENING.startswith(data[: len(OPENING)]):
+            raise StoreError(
+                f"{self.path} is no ledger of streamveil; it was left as it is.\n"
+                "  to fix  name the ledger's own file, or one that does not exist yet"
+            )
 
     def append(self, records: Sequence[Record]) -> None:
         """Adds records with one write and one sync: all of them are durable, or none is.
