@@ -70,6 +70,18 @@ def test_options_are_checked():
         Topic.of({"servers": "x:1", "topic": "t", "columns": COLUMNS, "group": "g"})
 
 
+@pytest.mark.parametrize("content", [None, "secret=1", "[1]"])
+def test_unusable_settings_are_named_and_not_shown(content, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "confluent_kafka", SimpleNamespace(Consumer=dict))
+    path = tmp_path / "kafka.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SourceError, match="no readable JSON object") as error:
+        Topic(servers="x:1", topic="t", config=str(path)).consumer()
+    assert "kafka.json" in str(error.value)
+    assert "secret" not in str(error.value)
+
+
 @needs_all
 def test_a_step_has_the_rows_of_its_ranges_and_a_replay_the_same(broker):
     servers, rows = broker

@@ -53,11 +53,24 @@ class Topic:
             from confluent_kafka import Consumer
         except ImportError:
             raise MissingExtraError("reading Kafka", "kafka") from None
-        more = {} if self.config is None else json.loads(Path(self.config).read_text())
         return Consumer({
-            **more, "bootstrap.servers": self.servers, "group.id": "streamveil",
+            **self._settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
             "enable.auto.commit": False, "auto.offset.reset": "error",
         })  # fmt: skip
+
+    def _settings(self) -> dict[str, Any]:
+        """What the file of settings says. Its content appears in no message."""
+        try:
+            more = {} if self.config is None else json.loads(Path(self.config).read_text())
+        except (OSError, ValueError):
+            more = None
+        if not isinstance(more, dict):
+            raise SourceError(
+                f"config='{self.config}' of the source 'kafka' is no readable JSON object of"
+                " librdkafka settings.\n"
+                "  to fix  put that file where the driver and every executor can read it"
+            )
+        return more
 
 
 @dataclass(frozen=True)
