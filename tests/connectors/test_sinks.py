@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from streamveil.connectors import sinks
 from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
 from streamveil.errors import SourceError
 
@@ -58,6 +60,51 @@ def test_a_release_written_by_another_version_of_arrow_is_known_by_its_content(t
     file.write_bytes(b"no Parquet")
     with pytest.raises(SourceError, match="another release"):
         sink.write("job", 0, 1, TABLE)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_differs_in_a_last_digit_leaves_a_parquet_file_as_it_is(kind, tmp_path):
+    near = TABLE.set_column(1, "n", pa.array([4.5, 5.5, np.nextafter(6.5, 7)]))
+    sink = FilesSink(str(tmp_path), kind)
+    sink.write("job", 0, 1, TABLE)
+    first = written(tmp_path)
+    if sink.keeps:
+        sink.write("job", 0, 1, near)
+    else:  # nothing to read the numbers from exactly
+        with pytest.raises(SourceError, match="holds another release"):
+            sink.write("job", 0, 1, near)
+    assert written(tmp_path) == first
+
+
+def test_a_folder_that_a_killed_process_made_becomes_durable_too(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    synced = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "write_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            FilesSink(str(tmp_path / "out")).write("job", 0, 1, TABLE)
+    monkeypatch.setattr(sinks, "sync_directory", synced.append)
+    sink = FilesSink(str(tmp_path / "out"))
+    sink.write("job", 0, 1, TABLE)
+    made = [tmp_path / "out" / "job" / "window=0", tmp_path / "out" / "job", tmp_path / "out"]
+    assert synced == [*made, tmp_path]
+    sink.write("job", 0, 2, TABLE)
+    assert synced[4:] == made[:1]
+
+
+def test_a_damaged_file_is_refused_in_words(tmp_path):
+    """Arrow tells of damage by more than one kind of error, some without a reason."""
+    table = pa.table({"key": list(map(str, range(300))), "n": [0.5] * 300})
+    sink = FilesSink(str(tmp_path))
+    sink.write("job", 0, 1, table)
+    file = next(tmp_path.rglob("*.parquet"))
+    whole = file.read_bytes()
+    for place in (4, 40, 200):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        with pytest.raises(SourceError, match="holds another release"):
+            sink.write("job", 0, 1, table)
 
 
 @pytest.mark.parametrize("kind", [*WRITERS, "console"])

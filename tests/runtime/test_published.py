@@ -90,9 +90,9 @@ def test_what_the_archive_lost_in_a_crash_comes_back_from_the_log(tmp_path):
 
 def test_an_archive_of_another_version_is_refused(tmp_path, monkeypatch):
     run(tmp_path / "s")
-    monkeypatch.setattr(published, "VERSION", 3)
+    monkeypatch.setattr(published, "VERSION", 4)
     for reads in (published.of_state, run):
-        with pytest.raises(StoreError, match="version 2; this streamveil reads version 3"):
+        with pytest.raises(StoreError, match="version 3; this streamveil reads version 4"):
             reads(tmp_path / "s")
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from streamveil.batch import Release
+from streamveil.batch import FACTS, Release
+from streamveil.connectors.content import alike, is_real, norm
 from streamveil.connectors.sinks import WRITERS
 from streamveil.runtime import frame
-from streamveil.runtime.tables import from_bytes, from_parts, settled, to_bytes, to_parts
+from streamveil.runtime.tables import Mark, from_bytes, from_parts, settled, to_bytes, to_parts
 
 ROWS = 3_000
 RNG = np.random.default_rng(5)
@@ -95,29 +97,89 @@ def test_number_columns_are_narrowed() -> None:
     assert len(to_bytes(table)) > 24 * ROWS
 
 
-def crc(table: pa.Table) -> tuple[int, int]:
-    seen = settled(Release(table, 0, 1, 1))[1]
-    return seen.size, seen.crc
+def mark(table: pa.Table) -> Mark:
+    return settled(Release(table, 0, 1, 1))[1]
 
 
 @pytest.mark.parametrize("name", ["every kind", "numbers", "text"])
 def test_a_mark_sees_every_change(name: str) -> None:
     table = TABLES[name]
-    assert crc(table) == crc(pa.table(table.columns, schema=table.schema))
-    changed = [
-        table.slice(1),
-        table.replace_schema_metadata(None),
-        table.append_column("m", table[0]),
-    ]
+    assert mark(table).agrees(mark(pa.table(table.columns, schema=table.schema)))
+    changed = [table.slice(1), table.append_column("m", table[0])]
     for number, column in enumerate(table.columns):
         order = pa.array([1, 0, *range(2, len(table))])
-        if not column.take(order).equals(column):
-            changed.append(table.set_column(number, table.field(number), column.take(order)))
+        if is_real(column.type):  # of these a norm is kept, which sees no order
+            other = pc.multiply(column, pa.scalar(1.001, column.type))
+        else:
+            other = column.take(order)
+        if not other.equals(column) and column.to_pylist()[1] != 0:  # no norm sees NaN move
+            changed.append(table.set_column(number, table.field(number), other))
         changed.append(table.rename_columns([n + "_" * (i == number) for i, n in
                                              enumerate(table.column_names)]))  # fmt: skip
-    seen = [crc(table), *map(crc, changed)]
-    assert len({*seen}) == len(seen)
-    assert settled(Release(table, 0, 1, 1))[1] != settled(Release(table, 0, 2, 1))[1]
+    seen = [mark(table), *map(mark, changed)]
+    for place, one in enumerate(seen):
+        assert not any(one.agrees(other) for other in seen[:place])
+    assert not mark(table).agrees(settled(Release(table, 0, 2, 1))[1])
+
+
+REALS = pa.table({
+    "key": ["a", "b", "c"], "x": [0.1, -2.0, 3e9], "y": pa.array([0.5, None, np.inf]),
+})  # fmt: skip
+
+
+def test_keys_that_are_real_numbers_are_exact() -> None:
+    facts = pa.schema(
+        [("k", pa.float64()), pa.field("x", pa.float64(), nullable=False)],
+        {FACTS: b'{"keys": ["k"]}'},
+    )
+
+    def release(*keys: float | None) -> pa.Table:
+        return pa.table([pa.array(keys, pa.float64()), [0.1, 0.2, 0.3, 0.4]], schema=facts)
+
+    keyed = release(1e-3, 1e9, np.nan, None)
+    near = keyed.set_column(1, facts.field(1), pa.array([0.1, 0.2, 0.3, 0.4 + 1e-13]))
+    assert alike(keyed, near)
+    assert mark(keyed).agrees(mark(near))
+    for other in (release(2e-3, 1e9, np.nan, None), release(1e9, 1e-3, np.nan, None),
+                  release(1e-3, 1e9, 1.0, None), release(1e-3, 1e9, None, np.nan)):  # fmt: skip
+        assert not alike(keyed, other)
+        assert not mark(keyed).agrees(mark(other))
+    whole = release(1.0, 2.0, 3.0, 4.0)  # without nulls: plain arrays
+    assert not mark(whole).agrees(mark(release(2.0, 1.0, 3.0, 4.0)))
+
+
+@pytest.mark.parametrize("values", [[3e200, 4e200, np.inf], [0.3, 0.4, np.nan]])
+def test_a_norm_leaves_out_what_is_not_finite_and_does_not_overflow(values: list[float]) -> None:
+    known = norm(pa.table({"x": values, "y": [0.0] * len(values)}))
+    assert known == pytest.approx(np.hypot(*values[:2]), rel=1e-12)
+
+
+def test_a_row_more_in_a_large_sum_is_no_rounding() -> None:
+    """What another copy of a state publishes over other rows must not pass for the same release."""
+    sums = pa.table({"x": [1e12, 1e8]})
+    for one, other in ((1e12 + 500, 1e8), (1e12, 1e8 + 500)):
+        assert not alike(sums, pa.table({"x": [one, other]}))
+    assert alike(sums, pa.table({"x": [1e12, 1e8 + 1e-3]}))
+
+
+def times(table: pa.Table, factor: float) -> pa.Table:
+    """A table with its first real number multiplied."""
+    changed = table["x"].to_numpy() * np.array([1.0, 1.0, factor])
+    return table.set_column(1, "x", pa.array(changed))
+
+
+def test_last_digits_of_real_numbers_may_differ() -> None:
+    assert mark(REALS).agrees(mark(times(REALS, 1 - 1e-11)))
+    for near in (REALS, times(REALS, 1 + 1e-14), times(REALS, 1 - 1e-13)):
+        assert mark(REALS).agrees(mark(near))
+        assert alike(REALS, near)
+        assert alike(REALS, near.replace_schema_metadata({"a": "b"}))
+    null = pa.array([0.5, 0.0, np.inf])
+    for other in (times(REALS, 1 + 1e-6), REALS.set_column(2, "y", null), REALS.slice(1),
+                  REALS.set_column(0, "key", pa.array(["a", "b", "d"])),
+                  REALS.rename_columns(["key", "x", "z"])):  # fmt: skip
+        assert not alike(REALS, other)
+        assert not mark(REALS).agrees(mark(other))
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("nothing",)])

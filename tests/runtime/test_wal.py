@@ -20,7 +20,9 @@ EPOCH = "e0"
 
 def record(batch: int) -> wal.Record:
     place = wal.Place(batch, batch, True, f"at {batch}", {"late": batch})
-    return wal.Record(place, {"x": np.arange(batch)}, (Mark(0, batch, batch, 7, 1000 + batch),))
+    return wal.Record(
+        place, {"x": np.arange(batch)}, (Mark(0, batch, batch, 7, 1000 + batch, 0.1 * batch),)
+    )
 
 
 def saved(batch: int) -> checkpoint.Saved:
@@ -131,7 +133,7 @@ def test_another_run_and_another_version_are_refused(
     with pytest.raises(StoreError, match="another run"):
         list(wal.Log(tmp_path, "other").replay(0))
     monkeypatch.setattr(wal, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 2; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 3; this streamveil reads version 7"):
         read(tmp_path)
 
 
@@ -163,7 +165,7 @@ def test_a_checkpoint_of_another_run_or_version_is_refused(
     with pytest.raises(StoreError, match="another run"):
         checkpoint.read(tmp_path, "other")
     monkeypatch.setattr(checkpoint, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 4; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 5; this streamveil reads version 7"):
         checkpoint.read(tmp_path, EPOCH)
 
 

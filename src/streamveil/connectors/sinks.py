@@ -1,9 +1,10 @@
 """Files, memory and the terminal as sinks. One file per release, named by its identity.
 
 A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
-and writing the same release again replaces it by the same bytes. Another release under its name is
-refused: it comes from another state, or from a copy of this one whose noise would come again over
-other rows, and the difference of the two would be exact.
+and writing the same release again replaces it by the same bytes. What another processor made of it,
+with other last digits, leaves the file as it is. Another release under its name is refused: it
+comes from another state, or from a copy of this one whose noise would come again over other rows,
+and the difference of the two would be exact.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rich.table import Table
 
 from streamveil.batch import rows_of
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
+from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.errors import SourceError, require_one_of
 
@@ -37,6 +39,7 @@ class FilesSink:
     def __init__(self, path: str, format: str = "parquet") -> None:
         require_one_of("format", format, WRITERS)
         self.path, self.format = Path(path), format
+        self._named: Path | None = None  # the last folder whose own name is durable
 
     @property
     def keeps(self) -> bool:
@@ -55,33 +58,38 @@ class FilesSink:
             ) from None
 
     def _write(self, folder: Path, trigger: int, table: pa.Table) -> None:
-        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"trigger={trigger:06d}.{self.format}"
         partial = final.with_suffix(final.suffix + ".partial")
         with room(MOST * table.nbytes + ROOM_BYTES) as own:
             data = WRITERS[self.format](table, own)
-            if final.exists() and not self._holds(final, table, data):
-                raise SourceError(
-                    f"'{final}' holds another release of this job, window and trigger.\n"
-                    "  to fix  give a new state a path of its own, or remove what an older one "
-                    "published; never go on from a copy of a state that has published since"
-                )
-            with partial.open("wb", buffering=0) as file:
-                write_all(file.fileno(), [data])
-                os.fsync(file.fileno())
-        partial.replace(final)
-        for name in (folder, *folder.parents[:3]) if new else (folder,):
+            if final.exists() and final.read_bytes() != data:
+                self._require_same(final, table)
+            else:
+                with partial.open("wb", buffering=0) as file:
+                    write_all(file.fileno(), [data])
+                    os.fsync(file.fileno())
+                partial.replace(final)
+        above = () if folder == self._named else folder.parents[:3]  # who made it may have died
+        for name in (folder, *above):
             sync_directory(name)  # what was published stays so after a power failure
+        self._named = folder
 
-    def _holds(self, final: Path, table: pa.Table, data: memoryview) -> bool:
-        """Whether a file is this release, if perhaps written by another version of Arrow."""
-        if final.read_bytes() == data:
-            return True
+    def _require_same(self, final: Path, table: pa.Table) -> None:
+        """Refuses another release than the one in a file.
+
+        The file may come from another version of Arrow, or from a processor that rounds otherwise.
+        """
         try:
-            return self.keeps and bool(pq.read_table(final, partitioning=None).equals(table))
-        except pa.ArrowInvalid:
-            return False
+            if self.keeps and alike(pq.read_table(final, partitioning=None), table):
+                return
+        except (pa.ArrowException, OSError):  # no whole Parquet file; its bytes were read before
+            pass
+        raise SourceError(
+            f"'{final}' holds another release of this job, window and trigger.\n"
+            "  to fix  give a new state a path of its own, or remove what an older one "
+            "published; never go on from a copy of a state that has published since"
+        )
 
     def close(self) -> None:
         """Nothing is pending."""

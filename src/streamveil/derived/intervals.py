@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
+from streamveil.operators.outputs import quantile_of
 from streamveil.types import Array, Float64
 
 
@@ -27,7 +27,7 @@ def deviations(confidence: float) -> float:
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be above 0 and below 1, not {confidence}")
-    return float(ndtri((1 + confidence) / 2))
+    return quantile_of(confidence)
 
 
 def plain(value: Array, variance: Array, z: float) -> Interval:

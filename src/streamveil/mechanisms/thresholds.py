@@ -12,12 +12,13 @@ from scipy.special import ndtri_exp
 
 from streamveil.errors import require_positive
 from streamveil.mechanisms.counters.protocol import Counter
+from streamveil.mechanisms.portable import portable
 from streamveil.privacy.budget import exact_between
 from streamveil.types import Exact
 
 ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors
 REMEMBERED = 4096  # triggers whose thresholds are kept
-SAFETY = 1 + 1e-9  # covers the float64 arithmetic of a threshold
+SAFETY = 1 + 1e-7  # covers the float64 arithmetic of a threshold, and `portable`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class GaussianThresholds:
         exp(-z'^2 / 2). So trigger t fails with at most its share of beta, and the shares add up to
         at most beta: a union bound, which needs neither independence nor a fixed set of tests, as
         long as the noise of an untested trigger has not been seen.
-    Numerics: thresholds are rounded up.
+    Numerics: thresholds are rounded up, further than a processor rounds otherwise.
 
     >>> from streamveil.mechanisms.counters import BltCounter
     >>> counter = BltCounter(horizon=100, sigma=30)
@@ -97,4 +98,5 @@ class GaussianThresholds:
         sd = float(self.counter.std(np.array([trigger]))[0]) / self.quanta
         # min D is 1 / sensitivity
         extra = z_rounding * self.counter.sensitivity / (2 * float(self.counter.sigma))
-        return (self.floor + sd * (z + extra)) * SAFETY, sd
+        threshold = (self.floor + sd * (z + extra)) * SAFETY
+        return float(portable(threshold)), float(portable(sd))

@@ -12,6 +12,8 @@ from scipy.special import ndtr, ndtri
 
 from streamveil.mechanisms.counters import HonakerCounter
 from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.portable import portable
+from streamveil.mechanisms.thresholds import SAFETY
 from streamveil.operators.outputs import Totals
 from streamveil.operators.published import Grove, restart
 from streamveil.operators.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
@@ -75,9 +77,10 @@ class RoundSelection:
         at = np.array([step])
         sd, rounding = (float(of(at)[0]) / FINE for of in (self.counter.std, self.counter.rounding))
         if self.thresholds == "published":
-            return self.floor - 1 - sd * float(ndtri(self.beta))
+            return float(portable(self.floor - 1 - sd * float(ndtri(self.beta))))
         share = self.beta / self.counter.horizon
-        return (self.floor + rounding - sd * float(ndtri(share * (1 - 1e-9)))) * (1 + 1e-9)
+        above = self.floor + rounding - sd * float(ndtri(share * (1 - 1e-9)))
+        return float(portable(above * SAFETY))
 
     def init(self, trigger: int) -> dict[str, Array]:
         """No keys."""
@@ -173,7 +176,7 @@ class RoundTotalling(Totalling):
             quantum = float(lane.quantum)
             chosen["last"][place, now] = noisy * quantum
             if len(now):
-                chosen["last_variance"][place, now] = (counter.std(leaf) * quantum) ** 2
+                chosen["last_variance"][place, now] = (portable(counter.std(leaf)) * quantum) ** 2
         pending[rows, 1:] = 0
         state.selection = chosen
         return Released(state.open_rows, Totals(chosen["last"], chosen["last_variance"]))

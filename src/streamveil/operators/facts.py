@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil.batch import FACTS
 from streamveil.mechanisms.counters import COUNTERS, AnytimeBltCounter, Blt, BltCounter
 from streamveil.mechanisms.counters.protocol import Counter
+from streamveil.mechanisms.portable import portable
 from streamveil.operators.dp_sqlp import RoundSelection
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.selection import FINE, GaussianSelection
@@ -26,7 +28,6 @@ from streamveil.operators.selection import FINE, GaussianSelection
 if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
 
-KEY = b"streamveil"
 NOTE = b"streamveil.note"
 VERSION = 1
 FLAGS = ("non_negative", "integer", "monotone")
@@ -139,7 +140,7 @@ def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
     if isinstance(selection, GaussianSelection):
         return {"threshold": selection.threshold(trigger), "sd": selection.deviation(trigger)}
     if isinstance(selection, RoundSelection):
-        sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
+        sd = float(portable(selection.counter.std(np.array([trigger]))[0])) / FINE
         return {"threshold": selection.threshold(trigger), "sd": sd}
     return None
 
@@ -153,12 +154,12 @@ def heading(operator: GroupBy, place: tuple[int, int, int], constant: str) -> di
     """The facts of a release, for its schema. `place`: window, trigger, step."""
     now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
     now["hidden"] = hidden_facts(operator, place[1])
-    return {KEY: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
+    return {FACTS: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
 
 
 def read_facts(schema: pa.Schema) -> Facts | None:
     """The facts of a release, if it carries any that this version knows."""
-    text = (schema.metadata or {}).get(KEY)
+    text = (schema.metadata or {}).get(FACTS)
     facts: Facts = json.loads(text) if text else {}
     return facts if facts.get("version") == VERSION else None
 

@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 10  # of its state; 8: answers not null, 9: of quantiles, 10: keys of uint64
+    version: int = 11  # of its state; 9: of quantiles, 10: keys of uint64, 11: portable designs
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)

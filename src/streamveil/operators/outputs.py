@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import ndtri
 
+from streamveil.mechanisms.portable import portable
 from streamveil.operators.release_kernels import plain_cells
 from streamveil.operators.rows import Lane
 from streamveil.types import Array, Float64, Int32, Int64
@@ -104,7 +105,7 @@ class Output:
 
 def quantile_of(confidence: float) -> float:
     """How many deviations an interval reaches to each side."""
-    return float(ndtri((1 + confidence) / 2))
+    return float(portable(ndtri((1 + confidence) / 2)))
 
 
 Function = Callable[[Output, Array, Array, float], Answer]

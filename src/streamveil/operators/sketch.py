@@ -95,7 +95,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 6  # 5: tables know by how much they grow; 6: keys of uint64
+    version: int = 7  # 5: tables grow by what comes; 6: keys of uint64; 7: portable scales
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule

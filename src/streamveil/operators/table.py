@@ -91,7 +91,7 @@ class ChangingTable:
     """
 
     kind: ClassVar[str] = "changing-table"
-    version: ClassVar[int] = 3  # 3: ids of 128 bits; its ledger protects all rows of an id
+    version: ClassVar[int] = 4  # 3: ids of 128 bits; 4: portable scales
 
     mechanism: DynamicMechanism
     attributes: tuple[Attribute, ...]

@@ -16,6 +16,7 @@ from streamveil.mechanisms.counters import AnytimeBltCounter, BltCounter, feedba
 from streamveil.mechanisms.counters.kernels import Coefficients, blt_step
 from streamveil.mechanisms.counters.protocol import Counter, Ids, Increments, next_step
 from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.portable import portable
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, UInt8
@@ -128,8 +129,8 @@ class Spread:
         """
         blt = blt_of(counter)
         if blt is None:
-            sd = float(counter.std(np.array([trigger]))[0]) / float(counter.sigma)
-            return np.full(self.rows.shape[1], sd**2)
+            sd = counter.std(np.array([trigger]))[0] / float(counter.sigma)
+            return np.full(self.rows.shape[1], float(portable(sd)) ** 2)
         if not self.rows.shape[1]:
             return np.zeros(0)
         scale, noise = blt.schedule.scales(trigger)

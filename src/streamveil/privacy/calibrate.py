@@ -16,6 +16,7 @@ from streamveil.privacy.budget import Budget, Number, exact, exact_between
 from streamveil.privacy.guarantee import Gdp, Loss, Pure, Zcdp
 
 SCALE_BITS = 40  # scales are multiples of 2^-40 of their size
+PRECISION = Fraction(1, 2**30)  # relative, of a search: far above what processors round differently
 
 
 @lru_cache(maxsize=256)
@@ -98,7 +99,7 @@ def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
         low, high = high, 2 * high
     if low == 0.0:
         raise PlanError(f"the budget {budget} is too small for this mechanism")
-    while high - low > 1e-13 * low:
+    while high - low > PRECISION * low:
         middle = (low + high) / 2
         if not low < middle < high:
             break

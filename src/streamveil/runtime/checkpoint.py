@@ -27,7 +27,7 @@ from streamveil.runtime.ring import Ring
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
 
-VERSION = 4
+VERSION = 5
 CHECKPOINT = "checkpoint-"
 PORTION_BYTES = 8 << 20  # arrays are put together up to this
 Work = Callable[[], None]

@@ -153,7 +153,7 @@ class Job:
             operator.apply(self._state, record.delta)
             known = self._release(record.place.step, closed=record.place.closed)
             require_same(record.releases, known)
-            self._archive.restore(self._latest, record.releases)
+            self._latest = self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
         self._effort = time.thread_time() - started
 
@@ -349,13 +349,11 @@ class Job:
 
 def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
     """Refuses to go on when replaying the log does not give what was committed."""
-    if committed != again:
+    if len(committed) != len(again) or not all(map(Mark.agrees, committed, again)):
         raise StoreError(
             "replaying the log gives other releases than those committed: the state was written by"
-            " another version of streamveil or of a library it computes with, or on a processor"
-            " whose vector instructions round otherwise.\n"
-            "  to fix  resume with the versions that wrote it; on a newer processor, set"
-            " NPY_DISABLE_CPU_FEATURES to what the old one lacks (X86_V4, X86_V3)"
+            " another version of streamveil or of a library it computes with.\n"
+            "  to fix  resume with the versions that wrote it"
         )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from streamveil.runtime import disk, frame, wal
 from streamveil.runtime.store import HEADER, read_header
 from streamveil.runtime.tables import Mark, from_parts, to_parts
 
-VERSION = 2
+VERSION = 3
 COMPRESSION = "lz4"  # of columns that are no plain numbers
 ARCHIVE, ELSEWHERE = "releases", "sink.json"
 SPARK = "spark.json"  # the header of a state of the Spark engine
@@ -77,17 +77,32 @@ class Archive:
             os.lseek(self._fd, end, os.SEEK_SET)
         self._end = end
 
-    def restore(self, releases: Sequence[Release], known: Sequence[Mark]) -> None:
-        """As `keep`, for releases that the log still makes: what a power failure left is compared.
+    def restore(self, releases: Sequence[Release], known: Sequence[Mark]) -> tuple[Release, ...]:
+        """As `keep`, for releases that the log makes again; returns them as they were published.
 
-        The archive is in the order of the log and whole up to its last sync, so from the first
-        frame that does not read back, everything is written again.
+        What a power failure left is compared. The archive is in the order of the log and whole up
+        to its last sync, so from the first frame that does not read back, everything is written
+        again.
         """
-        for one in known if self.active else ():
-            entry = self._held.get(Moment(one.window, one.trigger))
-            if entry is not None and not holds(self.path, entry, one):
-                self._cut(entry.offset)
-        self.keep(releases, known)
+        held = [
+            self._as_published(release, one) for release, one in zip(releases, known, strict=True)
+        ]
+        self.keep(held, known)
+        return tuple(held)
+
+    def _as_published(self, release: Release, known: Mark) -> Release:
+        """A release with the table that the archive holds, to the last digit; else as it is."""
+        entry = self._held.get(Moment(known.window, known.trigger)) if self.active else None
+        if entry is None:
+            return release
+        try:
+            mark, table = committed(self.path, entry)
+        except StoreError:
+            mark = None
+        if mark == known:
+            return replace(release, table=table)
+        self._cut(entry.offset)
+        return release
 
     def keep(self, releases: Sequence[Release], known: Sequence[Mark]) -> None:
         """Adds what is not there yet; each release comes with its mark."""
@@ -150,14 +165,6 @@ def committed(path: Path, entry: Entry) -> tuple[Mark, pa.Table]:
     except frame.TornFrameError:
         raise wal.damaged(path) from None
     return Mark(**read.head), from_parts(read.arrays, read.blobs)
-
-
-def holds(path: Path, entry: Entry, known: Mark) -> bool:
-    """Whether the archive gives back what a mark tells of; its frame has a checksum of its own."""
-    try:
-        return committed(path, entry)[0] == known
-    except StoreError:
-        return False
 
 
 def is_state(path: str | Path) -> bool:

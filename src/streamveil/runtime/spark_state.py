@@ -23,7 +23,7 @@ from streamveil.runtime.keys import Keys, check
 from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, require_empty
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 6
+VERSION = 7
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")

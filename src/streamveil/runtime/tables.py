@@ -6,6 +6,7 @@ others are an Arrow stream. Both together give back the same table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from streamveil.batch import Release
 from streamveil.connectors.blocks import filled
 from streamveil.connectors.checksum import crc32
+from streamveil.connectors.content import computed, exact_columns, is_near, norm
 from streamveil.runtime import frame
 from streamveil.types import Array
 
@@ -23,17 +25,26 @@ Parts = tuple[dict[str, Array], list[memoryview]]  # arrays by column number; sc
 
 @dataclass(frozen=True)
 class Mark:
-    """What the log knows of a release: which one it is, and what its content must be."""
+    """What the log knows of a release: which one it is, and what its content must be.
+
+    What is exact has a checksum. Real numbers have a norm, which sees a change by more than
+    rounding: they may differ in their last digits when they are made again on another processor.
+    """
 
     window: int
     trigger: int
     step: int
-    size: int  # bytes
-    crc: int  # over schema and content
+    size: int  # bytes of what is exact
+    crc: int  # over the names of all columns and what is exact
+    norm: float  # of the real numbers
+
+    def agrees(self, other: Mark) -> bool:
+        """Whether both tell of the same release."""
+        return self == replace(other, norm=self.norm) and is_near(self.norm, other.norm)
 
 
 def settled(release: Release) -> tuple[Release, Mark]:
-    """A release as it is given away, and its mark: about 10 ns per row of seven number columns.
+    """A release as it is given away, and its mark.
 
     Columns that are no plain numbers go through an Arrow stream once. From then on their bytes,
     also those that no value lies in, are the same whenever they are written and read again. Where
@@ -45,12 +56,27 @@ def settled(release: Release) -> tuple[Release, Mark]:
             table = table.set_column(place, table.field(place), nulls_as_zero(column))
     arrays, blobs = to_parts(table)
     size, crc = 0, 0
-    for part in [*map(frame.flat_bytes, arrays.values()), *blobs]:
+    for part in exact_parts(table, arrays, blobs[1]):
         size, crc = size + len(part), crc32(part, crc)
-    known = Mark(release.window, release.trigger, release.step, size, crc)
+    known = Mark(release.window, release.trigger, release.step, size, crc, norm(table))
     if len(blobs[1]):
         release = replace(release, table=from_parts(arrays, blobs))
     return release, known
+
+
+def exact_parts(
+    table: pa.Table, arrays: dict[str, Array], rest: memoryview
+) -> Iterator[memoryview]:
+    """The bytes of a table's parts that no processor makes otherwise: all but what is computed."""
+    yield memoryview(table.schema.remove_metadata().serialize()).cast("B")
+    real = computed(table.schema)
+    yield from (frame.flat_bytes(arrays[n]) for n in arrays if int(n) not in real)
+    others = [n for n, _ in enumerate(table.columns) if str(n) not in arrays]
+    if not real.isdisjoint(others):
+        left = {place for place, n in enumerate(others) if n in real}
+        yield to_bytes(exact_columns(table.select(others), left))
+    else:
+        yield rest
 
 
 def nulls_as_zero(column: pa.ChunkedArray) -> pa.Array:

@@ -26,7 +26,7 @@ from streamveil.runtime import disk, frame
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
-VERSION = 2
+VERSION = 3
 SEGMENT = "log-"
 
 

@@ -36,6 +36,32 @@ def test_known_parameters_for_a_million_steps():
     assert float(np.sqrt(blt.squared_norm(np.inf))) == pytest.approx(1.323129, abs=5e-4)
 
 
+SHORT = [
+    (2, 1.033),
+    (3, 1.0545),
+    (5, 1.0763),
+    (8, 1.0953),
+    (19, 1.1271),
+    (20, 1.127),
+    (60, 1.1593),
+    (128, 1.1792),
+    (199, 1.1908),
+    (200, 1.1893),
+    (300, 1.1983),
+    (511, 1.2097),
+    (512, 1.2098),
+    (1000, 1.223),
+]
+
+
+@pytest.mark.parametrize(("tuned", "ratio"), SHORT)
+def test_short_times_have_as_many_buffers_as_they_can_tell_apart(tuned, ratio):
+    counter = AnytimeBltCounter(sigma=1, tuned=tuned, d=8)
+    assert counter.inner.buffers == AnytimeBltCounter(sigma=1, tuned=tuned).inner.buffers
+    assert counter.inner.blt.p[0] > 1 / tuned  # no rate of what never happens
+    assert largest_ratio(counter, np.arange(1, tuned + 1)) < ratio
+
+
 def test_sensitivity_holds_forever():
     counter = AnytimeBltCounter(sigma=1, tuned=100, d=2)
     c = counter.inner.blt.encoder(200_000)

@@ -53,7 +53,7 @@ def test_optimised_parameters_are_the_known_ones(horizon, d):
     np.testing.assert_allclose(found.omega(), omega, rtol=2e-5)
     np.testing.assert_allclose(found.beta(), beta, rtol=2e-5)
     counter = BltCounter(horizon=horizon, sigma=1, d=d)
-    assert counter.sensitivity == pytest.approx(sensitivity, abs=1e-6)
+    assert counter.sensitivity == pytest.approx(sensitivity, abs=3e-6)  # rates have 20 bits
 
 
 @pytest.mark.parametrize("d", range(1, 7))

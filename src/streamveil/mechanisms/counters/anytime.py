@@ -13,7 +13,7 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import rational
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.protocol import Estimates, Ids, Increments, State
-from streamveil.mechanisms.counters.rational import COMPLEX_STEP, Blt, check_buffers
+from streamveil.mechanisms.counters.rational import Blt, check_buffers
 from streamveil.mechanisms.counters.toeplitz import root_coefficients
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
@@ -22,6 +22,7 @@ from streamveil.types import Array, Exact, Float64, Int64
 FOREVER = 2**40  # steps; at one per second, 35,000 years
 SHARPNESS = (8.0, 64.0, 512.0)  # of the smooth maxima that precede the true one
 PER_OCTAVE = 6  # times tested between t and 2t
+SHORT = ((20, 1), (200, 2), (512, 3))  # below so many steps so many buffers are within 0.2 %
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class AnytimeBltCounter:
     keyed: ClassVar[bool] = False
     sigma: Exact | float  # scale of one noise draw, quanta
     tuned: int = 2**20  # steps over which the error is near-optimal
-    d: int | None = None  # buffers; None: chosen by `tuned`
+    d: int | None = None  # buffers at most; None: as many as help
 
     def __post_init__(self) -> None:
         if not 2 <= self.tuned <= FOREVER:
@@ -57,7 +58,8 @@ class AnytimeBltCounter:
     @cached_property
     def inner(self) -> BltCounter:
         """The same counter, as a BLT with a horizon that is never reached."""
-        factors = anytime_blt(self.tuned, self.d or anytime_buffers(self.tuned))
+        most = anytime_buffers(self.tuned)
+        factors = anytime_blt(self.tuned, min(self.d or most, most))
         return BltCounter(horizon=FOREVER, sigma=self.sigma, weighting="none", factors=factors)
 
     @property
@@ -100,7 +102,14 @@ class AnytimeBltCounter:
 
 
 def anytime_buffers(tuned: int) -> int:
-    """The number of buffers beyond which more do not help."""
+    """The number of buffers beyond which more do not help.
+
+    In short times, more rates cannot be told apart: where they lie does not matter then, and a
+    search may find any.
+    """
+    for limit, buffers in SHORT:
+        if tuned < limit:
+            return buffers
     return min(8, 4 + (tuned.bit_length() - 1) // 10)
 
 
@@ -132,8 +141,7 @@ def anytime_blt(tuned: int, d: int) -> Blt:
             return np.asarray(log_errors(x, times) - goals)
 
     def slopes(x: Array) -> Array:
-        bumped = x.astype(complex) + COMPLEX_STEP * 1j * np.eye(len(x))
-        return np.array([ratios(row).imag for row in bumped]).T / COMPLEX_STEP
+        return rational.gradients(ratios, x).T
 
     x = rational.geometric_start(0.1 / tuned, d)
     for sharp in SHARPNESS:
@@ -150,8 +158,7 @@ def anytime_blt(tuned: int, d: int) -> Blt:
             return np.asarray(weights @ slopes(x) / weights.sum())
 
         x = minimize(smooth, x, jac=slope, method="BFGS", options={"gtol": 1e-6}).x
-    p, q = rational.rates_of(_least_maximum(ratios, slopes, x))
-    return Blt(tuple(map(float, p)), tuple(map(float, q)))
+    return rational.rounded_blt(_least_maximum(ratios, slopes, x))
 
 
 def _least_maximum(ratios: rational.Map, slopes: rational.Map, x: Array) -> Array:
@@ -175,11 +182,12 @@ def _least_maximum(ratios: rational.Map, slopes: rational.Map, x: Array) -> Arra
 
 
 def log_errors(x: Array, times: Array) -> Array:
-    """Log of (infinite sensitivity * standard deviation at each time) of a point of the search."""
+    """Log of (infinite sensitivity * standard deviation at each time) of points of the search."""
     p, q = rational.rates_of(x)
     omega, beta = rational.output_scales(p, q), rational.decoder_weights(p, q)
-    both = np.concatenate([np.zeros(1, q.dtype), q])
-    endless = 1 / (p[:, None] + p[None, :] - p[:, None] * p[None, :])
-    square = 1 + omega @ endless @ omega
-    sums = rational.geometric(both[:, None], both[None, :], times[:, None, None])
-    return np.asarray(np.log(square * np.einsum("tij,i,j->t", sums, beta, beta)) / 2)
+    rows, columns = rational.pairs(p)
+    square = 1 + rational.quadratic(omega, 1 / (rows + columns - rows * columns))
+    both = rational.with_zero(q)[..., None, :]  # an axis of times
+    sums = rational.geometric(*rational.pairs(both), times[:, None, None])
+    error = rational.quadratic(beta[..., None, :], sums)
+    return np.asarray(np.log(square[..., None] * error) / 2)

@@ -10,10 +10,10 @@ from streamveil.errors import BudgetError
 from streamveil.mechanisms.counters.feedback import check_moved
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.privacy.budget import Budget
+from streamveil.privacy.calibrate import PRECISION
 from streamveil.types import Exact
 
 SCALE_BITS = 40  # a scale is a multiple of 2^-40 of its size
-PRECISION = Fraction(1, 2**34)  # relative: how far above the least scale we may stay
 
 AnyCounter = TypeVar("AnyCounter", bound=Counter)
 

@@ -18,10 +18,14 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import minimize
 
+from streamveil.mechanisms.portable import portable
 from streamveil.types import Array, Float64
 
 Rates = Float64[Array, " d"]
 COMPLEX_STEP = 1e-30
+NEWTON_STEP = 1e-6  # of differences between gradients
+NEWTON_ROUNDS = 4
+RATE_BITS = 20  # of a rate: the error grows by the square of 2^-20
 LARGEST_D = 8
 
 Map = Callable[[Array], Array]
@@ -67,7 +71,7 @@ class Blt:
 
     def decoder(self, n: int) -> Float64[Array, " n"]:
         """The first n coefficients of B."""
-        rates = np.concatenate([[0.0], self.q])
+        rates = with_zero(np.array(self.q))
         powers: Array = np.exp(np.arange(n)[:, None] * np.log1p(-rates))
         return powers @ self.beta()
 
@@ -75,41 +79,51 @@ class Blt:
         """S_n: the sum of squares of the first n coefficients of C; n may be inf."""
         p, omega = np.array(self.p), self.omega()
         weights = np.multiply.outer(omega, omega)
-        sums = geometric(p[:, None], p[None, :], np.asarray(n, float)[..., None, None] - 1)
+        sums = geometric(*pairs(p), np.asarray(n, float)[..., None, None] - 1)
         return np.asarray(1 + (weights * sums).sum(axis=(-2, -1)))
 
     def variance(self, t: Array | float) -> Array:
         """Variance of the estimate after t steps for unit noise and no schedule."""
-        rates, beta = np.concatenate([[0.0], self.q]), self.beta()
+        rates, beta = with_zero(np.array(self.q)), self.beta()
         weights = np.multiply.outer(beta, beta)
-        sums = geometric(rates[:, None], rates[None, :], np.asarray(t, float)[..., None, None])
+        sums = geometric(*pairs(rates), np.asarray(t, float)[..., None, None])
         return np.asarray((weights * sums).sum(axis=(-2, -1)))
 
 
 def output_scales(p: Array, q: Array) -> Array:
-    """omega_i = prod_j (q_j - p_i) / prod_(j != i) (p_j - p_i)."""
-    top = np.prod(q[None, :] - p[:, None], axis=1)
+    """omega_i = prod_j (q_j - p_i) / prod_(j != i) (p_j - p_i), of one or more sets of rates."""
+    top = np.prod(q[..., None, :] - p[..., :, None], axis=-1)
     return np.asarray(top / _others(p))
 
 
 def decoder_weights(p: Array, q: Array) -> Array:
     """beta_i = prod_j (p_j - q_i) / prod_(j != i) (q_j - q_i), with q_0 = 0 in front."""
-    rates = np.concatenate([np.zeros(1, q.dtype), q])
-    top = np.prod(p[None, :] - rates[:, None], axis=1)
+    rates = with_zero(q)
+    top = np.prod(p[..., None, :] - rates[..., :, None], axis=-1)
     return np.asarray(top / _others(rates))
 
 
+def with_zero(q: Array) -> Array:
+    """The rates of the decoder: q_0 = 0 before the others."""
+    return np.concatenate([np.zeros_like(q[..., :1]), q], axis=-1)
+
+
 def geometric(p: Array, q: Array, n: Array | float) -> Array:
-    """Sum of ((1-p)(1-q))^k over k < n, without cancellation."""
+    """Sum of ((1-p)(1-q))^k over k < n, without cancellation.
+
+    Imaginary parts are those of a complex step: so small that they follow the derivative.
+    """
     rate = p + q - p * q
     safe = np.where(rate == 0, 0.5, rate)
-    return np.where(rate == 0, n, -np.expm1(n * np.log1p(-safe)) / safe)
+    spent = -np.expm1(n * np.log1p(-safe.real))
+    if np.iscomplexobj(rate):
+        spent = spent + 1j * safe.imag * n * (1 - spent) / (1 - safe.real)
+    return np.where(rate == 0, n, spent / safe)
 
 
 def _others(rates: Array) -> Array:
-    gaps = rates[None, :] - rates[:, None]
-    np.fill_diagonal(gaps, 1)
-    return np.asarray(np.prod(gaps, axis=1))
+    gaps = rates[..., None, :] - rates[..., :, None] + np.eye(rates.shape[-1])
+    return np.asarray(np.prod(gaps, axis=-1))
 
 
 @lru_cache(maxsize=256)
@@ -132,9 +146,8 @@ def best_blt(horizon: int, d: int) -> Blt:
     def objective(x: Array) -> Array:
         p, q = rates_of(x)
         omega, beta = output_scales(p, q), decoder_weights(p, q)
-        both = np.concatenate([np.zeros(1, q.dtype), q])
-        square = 1 + _quadratic(omega, geometric(p[:, None], p[None, :], reach - 1.0))
-        error = _quadratic(beta, geometric(both[:, None], both[None, :], float(reach)))
+        square = 1 + quadratic(omega, geometric(*pairs(p), reach - 1.0))
+        error = quadratic(beta, geometric(*pairs(with_zero(q)), float(reach)))
         return np.asarray(np.log(square * error) / 2)
 
     return descend(objective, geometric_start(0.8 / reach, d))
@@ -154,12 +167,31 @@ def geometric_start(slowest: float, d: int) -> Array:
 
 def rates_of(x: Array) -> tuple[Array, Array]:
     """The rates p and q of a point of the search."""
-    rates = np.exp(-np.cumsum(np.exp(x)))[::-1]
-    return rates[0::2], rates[1::2]
+    rates = np.exp(-np.cumsum(np.exp(x), axis=-1))[..., ::-1]
+    return rates[..., 0::2], rates[..., 1::2]
+
+
+def pairs(rates: Array) -> tuple[Array, Array]:
+    """Rates along rows and along columns: every pair of them, when combined."""
+    return rates[..., :, None], rates[..., None, :]
+
+
+def gradients(objective: Map, x: Array) -> Array:
+    """Derivatives by complex steps, exact to rounding: one row for each coordinate of `x`."""
+    bumped = x.astype(complex) + COMPLEX_STEP * 1j * np.eye(len(x))
+    with np.errstate(all="ignore"):
+        return np.asarray(objective(bumped).imag / COMPLEX_STEP)
 
 
 def descend(objective: Map, start: Array) -> Blt:
-    """BFGS with complex-step gradients; `objective` must be analytic."""
+    """BFGS with complex-step gradients, then Newton's method.
+
+    `objective` must be analytic, and takes many points at once.
+
+    BFGS ends where it stands when the gradient is small, and where that is depends on the last
+    digits of every step before. Newton's method leads from there to the optimum itself, unless that
+    is so flat that it is not one point.
+    """
 
     def value(x: Array) -> float:
         with np.errstate(all="ignore"):
@@ -167,15 +199,36 @@ def descend(objective: Map, start: Array) -> Blt:
         return found if np.isfinite(found) else np.inf
 
     def gradient(x: Array) -> Array:
-        bumped = x.astype(complex) + COMPLEX_STEP * 1j * np.eye(len(x))
-        with np.errstate(all="ignore"):
-            return np.array([objective(row).imag for row in bumped]) / COMPLEX_STEP
+        return gradients(objective, x)
 
     options = {"gtol": 1e-9, "maxiter": 2000}
     found = minimize(value, start, jac=gradient, method="BFGS", options=options)
-    p, q = rates_of(found.x)
+    return rounded_blt(polished(gradient, found.x))
+
+
+def polished(gradient: Map, x: Array) -> Array:
+    """The zero of a gradient next to a point, as near as the gradient can tell."""
+    at = gradient(x)
+    shifted = np.array([gradient(moved) for moved in x + NEWTON_STEP * np.eye(len(x))])
+    bends = (shifted - at) / NEWTON_STEP
+    if not np.all(np.isfinite(bends)) or np.linalg.eigvalsh(bends + bends.T).min() <= 0:
+        return x
+    for _ in range(NEWTON_ROUNDS):
+        trial = x - np.linalg.solve(bends, at)
+        following = gradient(trial)
+        if not np.abs(following).max() < np.abs(at).max():
+            break
+        x, at = trial, following
+    return x
+
+
+def rounded_blt(x: Array) -> Blt:
+    """The BLT at a point of the search, with rates that are the same on every processor."""
+    below = 1 - 2.0**-RATE_BITS
+    p, q = (np.minimum(portable(rates, RATE_BITS), below) for rates in rates_of(x))
     return Blt(tuple(map(float, p)), tuple(map(float, q)))
 
 
-def _quadratic(weights: Array, sums: Array) -> Array:
-    return np.asarray(weights @ sums @ weights)
+def quadratic(weights: Array, sums: Array) -> Array:
+    """Weights times sums times weights."""
+    return np.asarray(np.einsum("...i,...ij,...j->...", weights, sums, weights))
