@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamveil.mechanisms.counters import AnytimeBltCounter
-from streamveil.mechanisms.counters.anytime import anytime_blt, root_squared_norm
+from streamveil.mechanisms.counters.anytime import MILLION, root_squared_norm, searched
 
 TIMES = np.unique(np.rint(np.geomspace(1, 2**20, 400)).astype(np.int64))
 
@@ -30,10 +30,16 @@ def test_longer_tunings(power, ratio):
 
 def test_known_parameters_for_a_million_steps():
     """Found independently by autodiff on another grid of times."""
-    blt = anytime_blt(2**20, 6)
+    blt = searched(2**20, 6)
     p = [1.8621e-6, 4.33763e-5, 4.954e-4, 0.00502329, 0.04460892, 0.30208376]
     np.testing.assert_allclose(blt.p, p, rtol=0.05)
     assert float(np.sqrt(blt.squared_norm(np.inf))) == pytest.approx(1.323129, abs=5e-4)
+
+
+def test_the_design_that_is_written_down_is_what_the_search_finds():
+    found, kept = searched(2**20, 6), AnytimeBltCounter(sigma=1).inner.blt
+    assert kept is MILLION
+    np.testing.assert_allclose((*kept.p, *kept.q), (*found.p, *found.q), rtol=2**-19)
 
 
 SHORT = [
