@@ -1,12 +1,18 @@
-"""One setting for every property test: the same examples in every run, fresh ones on request.
+"""One setting for every test: the same examples and secrets in every run, fresh ones on request.
 
-`HYPOTHESIS_PROFILE=nightly make all` draws new examples and many more of them; a failure it finds
-is pinned beside its test as an @example.
+`HYPOTHESIS_PROFILE=nightly make all` draws new examples, many more of them, and new secrets; a
+failure it finds is pinned beside its test as an @example. So no run fails for a change that is not
+in the code. Secrets that a test's own processes draw (the command line, killed jobs) are new ones.
 """
 
+import hashlib
 import os
+from itertools import count
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from streamveil.privacy.noise import SECRET_BYTES, KeyedNoise
 
 COMPILING = [HealthCheck.too_slow, HealthCheck.data_too_large]  # a kernel compiles on first use
 settings.register_profile(
@@ -15,4 +21,21 @@ settings.register_profile(
 settings.register_profile(
     "nightly", max_examples=4000, deadline=None, suppress_health_check=COMPILING, print_blob=True
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(PROFILE)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """While a test runs, secrets follow from its name and their number alone."""
+    if PROFILE == "nightly":
+        return (yield)
+    numbers = count()
+
+    def fresh(cls):
+        name = f"{item.nodeid} {next(numbers)}".encode()
+        return cls(hashlib.blake2b(name, digest_size=SECRET_BYTES).digest())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeyedNoise, "fresh", classmethod(fresh))
+        return (yield)
