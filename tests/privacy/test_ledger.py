@@ -71,6 +71,42 @@ def test_any_single_mechanism_that_fits_the_limit_fits_the_ledger() -> None:
             ledger.charge("again", loss.times(40))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Gdp(10),
+        Zcdp(50),
+        Zcdp(50) + Pure(1),
+        Loss(distance=Fraction(1, 10)),
+        Gdp(1) + Loss(delta=Fraction(1, 1000)),
+        Gdp("1e30"),
+        Approx(3, 1e-3),
+    ],
+)
+def test_a_first_charge_that_does_not_fit_is_refused_also_with_round_numbers(loss: Loss) -> None:
+    ledger = Ledger.open(None, SIX, USER)
+    for take in (ledger.require, ledger.charge):
+        with pytest.raises(BudgetError) as caught:
+            take("first", loss)
+        left = caught.value.left
+        assert left is not None
+        assert left.fits(SIX)
+    assert ledger.entries() == []
+    ledger.charge("one that fits", Gdp(0.5))
+
+
+def test_a_first_charge_whose_many_pure_losses_compose_is_taken() -> None:
+    many = Loss(gaussian=Fraction(1, 10**4), pure=((Fraction(1, 200), 1600),))
+    assert many.fits(SIX)
+    assert not spending._times(many, Fraction(1)).fits(SIX)
+    ledger = Ledger.open(None, SIX, USER)
+    ledger.charge("many", many)
+    assert ledger.caps is not None
+    assert ledger.caps.fits(SIX)
+    with pytest.raises(BudgetError):
+        ledger.charge("one more", Pure("1e-9"))
+
+
 def test_many_small_gaussians_use_the_whole_analytic_limit() -> None:
     ledger = Ledger.open(None, SIX, USER)
     part = Gdp.squared(Fraction(gaussian_mu(SIX)) ** 2 / 100)

@@ -35,7 +35,8 @@ def caps_for(limit: Budget, first: Loss) -> Loss:
 
     They are the first charge scaled up as far as it fits (as it is, or as zCDP when that goes
     further), and what is then left of delta. So a limit is used up by repeating what it was opened
-    for, and any single mechanism that fits the limit fits the ledger.
+    for, and any single mechanism that fits the limit fits the ledger. A first charge that does not
+    fit is scaled down: caps always fit, so it is refused.
     """
     delta = limit.delta or Fraction(0)
     assert limit.epsilon is not None  # noqa: S101  (other limits have caps of their own)
@@ -61,7 +62,9 @@ def _small(first: Loss, limit: Budget) -> bool:
 def _scaled_to(limit: Budget, first: Loss) -> Loss:
     low, high = Fraction(1), Fraction(2)
     if not _times(first, low).fits(limit):
-        return first  # the charge itself will be refused
+        if first.fits(limit):
+            return first  # its pure losses compose better than their sum does
+        low, high = Fraction(0), low
     while _times(first, high).fits(limit):
         low, high = high, 2 * high
     for _ in range(64):
