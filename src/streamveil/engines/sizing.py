@@ -131,9 +131,7 @@ class Sizing:
         )
         counters = []
         for lane in self.lanes:
-            moved, groups = lane_move(lane, bounds)
-            if lane.kind == "units":  # counted anew in every round
-                moved = Fraction(rows)
+            moved, groups = lane_move(lane, bounds, rounds=True)
             counters.append(
                 fit(tree, Budget(mu=root_down(2 * rho / len(self.lanes))), moved, groups)
             )

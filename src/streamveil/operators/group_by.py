@@ -122,7 +122,8 @@ class GroupBy:
             zip(totalling.lanes, totalling.counters, strict=True)
         ):
             if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
-                lanes += weighted_loss(counter, *lane_move(lane, self.bounds), totalling.rule)
+                moved = lane_move(lane, self.bounds, rounds=isinstance(totalling, RoundTotalling))
+                lanes += weighted_loss(counter, *moved, totalling.rule)
         if isinstance(totalling.selection, TableOpening):
             mu = root_up(lanes.gaussian)
             joint = Approx(totalling.selection.epsilon, totalling.selection.delta(mu))
@@ -359,14 +360,17 @@ class GroupBy:
         ]  # fmt: skip
 
 
-def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
+def lane_move(lane: Lane, bounds: Bounds, *, rounds: bool = False) -> tuple[Fraction, int]:
     """How far one unit moves a lane in L2 over all groups (rounded up), and how many groups.
 
-    The nodes of one tree level are one lane spread out: a row adds to one of them, so together
-    they move no further, over at most as many (group, node) pairs as there are rows.
+    A unit counts once in a group; where selection goes in `rounds`, once in each round of a group,
+    which may be with every row. The nodes of one tree level are one lane spread out: a row adds to
+    one of them, so together they move no further, over at most as many (group, node) pairs as there
+    are rows.
     """
     groups = bounds.units_l2_squared
-    squared = groups if lane.kind == "units" else bounds.l2_squared
+    once = lane.kind == "units" and not rounds
+    squared = groups if once else bounds.l2_squared
     touched = bounds.l2_squared if lane.kind == "node" else groups
     if bounds.scale > 1:  # a group costs one squared quantum of weight or more
         touched = bounds.l2_squared * bounds.scale**2
