@@ -30,7 +30,7 @@ UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
     " (CSV and JSON files need the query; variances, quantiles and the preset dp-sqlp stay wide)"
 )
-DELTA = "intervals of means use the delta method, as in the releases themselves"
+DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
 
 
 @dataclass(frozen=True)

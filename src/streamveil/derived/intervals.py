@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamveil.operators.outputs import quantile_of
+from streamveil.operators.outputs import fieller, quantile_of
 from streamveil.types import Array, Float64
 
 
@@ -57,17 +57,3 @@ def ratio(
     ends = [fieller(top, bottom, end, z) for end in cov]
     low, high = np.minimum(ends[0][0], ends[1][0]), np.maximum(ends[0][1], ends[1][1])
     return Interval(value, sd, low, high)
-
-
-def fieller(
-    top: tuple[Array, Array], bottom: tuple[Array, Array], cov: Array, z: float
-) -> tuple[Array, Array]:
-    """The ends of {r: (y - r x)^2 <= z^2 v(r)}, or infinite ones when it is not an interval."""
-    (y, y_var), (x, x_var), square = top, bottom, z * z
-    a, b, c = x**2 - square * x_var, x * y - square * cov, y**2 - square * y_var
-    bounded = a > 0
-    root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
-    safe = np.where(bounded, a, 1.0)
-    low = np.where(bounded, (b - root) / safe, -np.inf)
-    high = np.where(bounded, (b + root) / safe, np.inf)
-    return low, high

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from streamveil.mechanisms.portable import portable
 from streamveil.operators.release_kernels import plain_cells
@@ -14,6 +14,8 @@ from streamveil.operators.rows import Lane
 from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
+SHARES = (0.85, 0.1, 0.05)  # of errors of a variance: of its ratio, of the mean, of the count
+PLACES = 9  # of the interval of a mean that are looked at
 AT_ONCE = 1 << 20  # leaves of quantile trees, of several keys, that are looked at together
 
 
@@ -117,23 +119,86 @@ def total(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
 
 
 def average(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
-    """Centre + sum / count, with the delta method; inside the bounds of the values."""
-    count, share = np.maximum(estimate[0], 1), None
+    """Centre + sum / count, inside the bounds of the values; the interval is Fieller's.
+
+    The standard deviation is that of the delta method.
+    """
+    count, centre = np.maximum(estimate[0], 1), (output.low + output.high) / 2
     share = estimate[1] / count
     sd = np.sqrt(variance[1] + share**2 * variance[0]) / count
-    return clip(normal(share + (output.low + output.high) / 2, sd, z), output.low, output.high)
+    parts = (estimate[1], variance[1]), (estimate[0], variance[0])
+    low, high = fieller(*parts, np.zeros(len(share)), z)
+    found = Answer(share, sd, np.minimum(low, share), np.maximum(high, share))
+    moved = Answer(found.value + centre, sd, found.low + centre, found.high + centre)
+    return clip(moved, output.low, output.high)
+
+
+def fieller(
+    top: tuple[Array, Array], bottom: tuple[Array, Array], cov: Array, z: float
+) -> tuple[Array, Array]:
+    """The ends of {r: (y - r x)^2 <= z^2 v(r)}, or infinite ones when it is not an interval.
+
+    Of a ratio y / x of Gaussian numbers, each given as (value, variance); v(r) = var y - 2 r cov +
+    r^2 var x. At the true ratio y - r x has mean 0 and variance v(r): the set holds it with the
+    confidence of z, however small x is (Fieller 1954).
+    """
+    (y, y_var), (x, x_var), square = top, bottom, z * z
+    a, b, c = x**2 - square * x_var, x * y - square * cov, y**2 - square * y_var
+    bounded = a > 0
+    root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
+    safe = np.where(bounded, a, 1.0)
+    low = np.where(bounded, (b - root) / safe, -np.inf)
+    high = np.where(bounded, (b + root) / safe, np.inf)
+    return low, high
 
 
 def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
-    """The sample variance from sums of centred values and squares, with the delta method."""
+    """The sample variance from sums of centred values and squares; see `spread_between`.
+
+    The standard deviation is that of the delta method.
+    """
     count = np.maximum(estimate[0], 1)
     mean, square = estimate[1] / count, estimate[2] / count
     value = square - mean**2
     slope = square - 2 * mean**2
     sd = np.sqrt(variance[2] + 4 * mean**2 * variance[1] + slope**2 * variance[0]) / count
-    bessel = count / np.maximum(count - 1, 1)
-    most = (output.high - output.low) ** 2 / 4
-    return clip(normal(value * bessel, sd * bessel, z), 0.0, most * bessel)
+    bessel, most = count / np.maximum(count - 1, 1), (output.high - output.low) ** 2 / 4
+    value = np.clip(value * bessel, 0.0, most * bessel)
+    low, high = spread_between(output, estimate, variance, z)
+    return Answer(value, sd * bessel, np.minimum(low, value), np.maximum(high, value))
+
+
+def spread_between(
+    output: Output, estimate: Array, variance: Array, z: float
+) -> tuple[Array, Array]:
+    """The ends of an interval for the sample variance.
+
+    Proof: with m the true mean, the squared distances from m have the sum q - 2 m s + m^2 n, whose
+        ratio to the count n is the variance: Fieller's interval at m holds it. Unless the interval
+        of the mean fails, m is one of its places, so the union over them holds the variance; and
+        unless that of the count fails, n / (n - 1) is between the factors at its ends. The three
+        share the chance of errors.
+    Error: the union is taken at `PLACES` of the mean and where the sum is least; tests measure that
+        what lies between is covered as well.
+    """
+    spread, about, some = (apart(z, share) for share in SHARES)
+    half, none = (output.high - output.low) / 2, np.zeros(estimate.shape[1])
+    (n, s, q), (n_var, s_var, q_var) = estimate, variance
+    ends = [np.clip(end, -half, half) for end in fieller((s, s_var), (n, n_var), none, about)]
+    places = [ends[0] + (ends[1] - ends[0]) * place for place in np.linspace(0, 1, PLACES)]
+    low, high = none + np.inf, none - np.inf
+    for m in [np.clip(s / np.maximum(n, 1), *ends), *places]:
+        total = q - 2 * m * s + m**2 * n, q_var + 4 * m**2 * s_var + m**4 * n_var
+        first, last = fieller(total, (n, n_var), m**2 * n_var, spread)
+        low, high = np.minimum(low, first), np.maximum(high, last)
+    fewest, most = (np.maximum(n + side * some * np.sqrt(n_var), 2) for side in (-1, 1))
+    low, high = (np.clip(end, 0.0, half**2) for end in (low, high))
+    return low * (most / (most - 1)), high * (fewest / (fewest - 1))
+
+
+def apart(z: float, share: float) -> float:
+    """Deviations of an interval that has a part of the chance of errors of z."""
+    return float(portable(-ndtri(share * ndtr(-z))))
 
 
 def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Answer:

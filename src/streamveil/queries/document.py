@@ -146,7 +146,7 @@ AGGREGATE_NOTES = {
     "`COUNT(DISTINCT x)` (different values, twice the noise)",
     "COUNTIF": "`COUNTIF(condition)`",
     "SUM": "`SUM(x, contribution_bounds_per_row => (low, high))`",
-    "AVG": "mean; both noisy parts are used, interval by the delta method",
+    "AVG": "mean; both noisy parts are used, interval by Fieller's method",
     "VARIANCE": "same as VAR_SAMP",
     "VAR_SAMP": "sample variance",
     "VAR_POP": "answered like VAR_SAMP: the factor n / (n - 1) is far below the noise",
