@@ -50,8 +50,8 @@ TABLE = pa.table(
         ("-9223372036854775808 - b", [None, None, -(2**63), None, -(2**63) + 1]),
         ("CAST(f AS INT64)", [2, None, None, -3, None]),
         ("CAST(s AS INT64)", [None, 10, 5, None, None]),
-        ("CAST('99999999999999999999' AS INT64)", [None] * 5),
-        ("CAST('1e400' AS FLOAT64)", [None] * 5),
+        ("SAFE_CAST('99999999999999999999' AS INT64)", [None] * 5),
+        ("SAFE_CAST('1e400' AS FLOAT64)", [None] * 5),
         ("LN(a)", [0.0, None, None, pytest.approx(43.668272), None]),
         ("EXP(a * 1000)", [None, None, 0.0, None, 1.0]),
         ("big", [1, None, 3, 4, 5]),
@@ -69,7 +69,7 @@ TABLE = pa.table(
          [True, True, None, True, True]),
         ("DATE_ADD(d, INTERVAL 1 MONTH)",
          [date(1970, 2, 1), date(1970, 2, 2), date(2022, 2, 8), None, date(2000, 3, 29)]),
-        ("CAST('2024-02-30' AS DATE)", [None] * 5),
+        ("SAFE_CAST('2024-02-30' AS DATE)", [None] * 5),
         ("CAST('2024-02-29T10:00:00.5+02:00' AS TIMESTAMP)",
          [datetime(2024, 2, 29, 8, 0, 0, 500_000, UTC)] * 5),
         ("SUBSTR(s, -2, 1)", ["x", "1", "5", "1", None]),
@@ -99,6 +99,9 @@ def test_values(text, expected):
         ("EXTRACT(HOURS FROM ts)", "did you mean 'HOUR'?"),
         ("CAST(a AS JSON)", "not supported"),
         ("CAST(ts AS INT64)", "not defined"),
+        ("CAST('2024-02-30' AS DATE)", "'2024-02-30' is not a valid date"),
+        ("ts < TIMESTAMP '2024-02-01 10:00:00 Europe/Berlin'", "or with an offset"),
+        ("CAST('ten' AS INT64) < a", "'ten' is not a valid int"),
         ("a +", "line 1"),
         ("RAND()", "unknown function"),
         ("CURRENT_TIMESTAMP()", "unknown function"),
@@ -123,6 +126,12 @@ def test_a_condition_must_be_one():
     with pytest.raises(PlanError, match="must be a condition"):
         compile_predicate("a + 1", TABLE.schema)
     assert compile_predicate("a > 1", TABLE.schema).columns == ("a",)
+
+
+@pytest.mark.parametrize("text", ["NULL", "COALESCE(NULL, NULL)", normalize_expression("a = NULL")])
+def test_a_condition_that_is_null_in_every_row_is_refused_before_a_row_is_read(text):
+    with pytest.raises(PlanError, match="x IS NULL"):
+        compile_predicate(text, TABLE.schema)
 
 
 def test_names():

@@ -29,11 +29,11 @@ EMIT EVERY INTERVAL 15 MINUTE;
 """
 
 
-def plan(select, options=CLAUSE, emit=""):
+def plan(select, options=CLAUSE, emit="", with_=""):
     """The plan of one query over a declared stream."""
     return parse_script(
         "CREATE STREAM t WITH (source = 'files', path = 't.parquet', event_time = 'ts');"
-        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}) {select} {emit}"
+        f"{with_} SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}) {select} {emit}"
     ).query.plan
 
 
@@ -114,6 +114,58 @@ def test_rowwise_subqueries_are_computed_in_place():
         f"OPTIONS ({CLAUSE}) COUNT(*) AS n FROM s"
     ).query.plan
     assert cte.where == "ok"
+
+
+def test_what_the_clause_names_is_looked_up_in_the_subquery():
+    own = "SELECT household AS user_id, ts AS seen, ms FROM t"
+    renamed = plan(f"COUNT(DISTINCT user_id) AS u FROM ({own})")
+    assert (renamed.unit, renamed.aggregates[0].function) == ("household", "count_units")
+    assert plan("COUNT(*) AS n FROM (SELECT UPPER(user_id) AS user_id FROM t)").unit == (
+        "(UPPER(user_id))"
+    )
+    assert plan("COUNT(*) AS n FROM (SELECT * FROM t)").unit == "user_id"
+    windowed = plan(
+        "COUNT(*) AS n FROM TUMBLE(TABLE S, DESCRIPTOR(Seen), size => INTERVAL 1 DAY)",
+        f"{CONTINUAL}, arrival = seen", "EMIT EVERY INTERVAL 1 HOUR", f"WITH s AS ({own})",
+    )  # fmt: skip
+    assert (windowed.source.event_time, windowed.clock.arrival) == ("ts", "ts")
+
+
+def test_names_of_subqueries_hide_tables_in_any_case():
+    made = plan("COUNT(*) AS n FROM t", with_="WITH S AS (SELECT * FROM t WHERE ok), "
+                "T AS (SELECT * FROM s WHERE ms > 1)")  # fmt: skip
+    assert made.where == "ok AND ms > 1"
+
+
+SHIFTED = "SELECT user_id, ms, TIMESTAMP_ADD(ts, INTERVAL 1 DAY) AS ts FROM t"
+
+
+@pytest.mark.parametrize(
+    ("select", "options", "emit", "with_", "message"),
+    [
+        ("COUNT(*) AS n FROM (SELECT * EXCEPT (ms) FROM t)", CLAUSE, "", "", "only SELECT * alone"),
+        ("COUNT(*) AS n FROM (SELECT * REPLACE (0 AS ms) FROM t)", CLAUSE, "", "", "name the col"),
+        ("COUNT(*) AS n FROM (SELECT t.* FROM t)", CLAUSE, "", "", "'t.*' in a subquery"),
+        ("COUNT(*) AS n FROM (SELECT *, 1 AS one FROM t)", CLAUSE, "", "", "only SELECT * alone"),
+        ("COUNT(*) AS n FROM (SELECT user_id, ms, 0 AS MS FROM t)", CLAUSE, "", "",
+         "two columns of the subquery are called 'MS'"),
+        ("COUNT(*) AS n FROM (SELECT ms FROM t)", CLAUSE, "", "",
+         "privacy_unit_column: unknown column 'user_id'"),
+        ("COUNT(*) AS n FROM s", CLAUSE, "", f"WITH s AS ({SHIFTED}), S AS ({SHIFTED})",
+         "declares 'S' twice"),
+        ("UPPER(k) AS k, COUNT(*) AS n FROM t GROUP BY t.k", CLAUSE, "", "", "is selected as"),
+        ("UPPER(k) AS up, COUNT(*) AS n FROM t GROUP BY k", CLAUSE, "", "", "neither in GROUP BY"),
+        ("COUNT(*) AS n FROM TUMBLE(TABLE s, DESCRIPTOR(ts), size => INTERVAL 1 DAY)", CONTINUAL,
+         "EMIT EVERY INTERVAL 1 HOUR", f"WITH s AS ({SHIFTED})", "the subquery computes 'ts'"),
+        ("COUNT(*) AS n FROM (SELECT user_id FROM TUMBLE(TABLE t, DESCRIPTOR(ts), size => "
+         "INTERVAL 1 DAY))", CONTINUAL + ", arrival = ts", "EMIT EVERY INTERVAL 1 HOUR", "",
+         "arrival: unknown column 'ts'"),
+    ],
+)  # fmt: skip
+def test_what_a_subquery_would_make_ambiguous_is_refused(select, options, emit, with_, message):
+    with pytest.raises(PlanError) as caught:
+        plan(select, options, emit, with_)
+    assert message in str(caught.value)
 
 
 def test_groups_by_name_place_alias_and_all():

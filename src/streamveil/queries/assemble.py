@@ -7,7 +7,7 @@ depends on another option is decided here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -75,6 +75,7 @@ class Draft:
     sink: SinkSpec | None = None
     per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
     sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
+    named: Mapping[str, str] = field(default_factory=dict)  # options that name columns, looked up
 
 
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:

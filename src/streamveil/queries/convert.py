@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError
 from streamveil.queries import times
+from streamveil.queries.dialect import shown
 from streamveil.queries.functions import Argument, common
 from streamveil.queries.kernels import (
     INSTANT,
@@ -63,12 +64,29 @@ def convert(node: Node, kind: str, place: str) -> Node:
         return Node("float", lambda t: node.run(t).cast(pa.float64(), safe=False), value)
     if node.kind == "string" and node.constant is not None and kind in ("date", "timestamp"):
         cast = CASTS["string", kind]
-        if cast(pa.array([node.constant])).null_count:
-            raise PlanError(f"{place}: the text is not a valid {kind}")
+        require_readable(node.constant, kind, place)
         return Node(kind, lambda table: cast(node.run(table)))
     if node.kind == "date" and kind == "timestamp":
         return Node("timestamp", lambda table: times.to_instant(node.run(table)))
     raise PlanError(f"{place} must be {kind}, not {node.kind}")
+
+
+def require_readable(text: str, kind: str, place: str) -> None:
+    """Refuses a text of the query that would be null in every row: it says nothing of any row."""
+    if not CASTS["string", kind](pa.array([text])).null_count:
+        return
+    way = READABLE.get(kind)
+    raise PlanError(
+        f"{place}: the text '{shown(text)}' is not a valid {kind}"
+        + (f".\n  to fix  {way}" if way else "")
+    )
+
+
+READABLE = {
+    "timestamp": "write it as '2026-01-31 12:00:00' (UTC), or with an offset: "
+    "'2026-01-31 12:00:00+01:00'. Zones have no names here",
+    "date": "write it as '2026-01-31'",
+}
 
 
 def unify(word: str, *parts: Node) -> list[Node]:

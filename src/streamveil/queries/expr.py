@@ -141,6 +141,11 @@ def compile_predicate(text: str, schema: pa.Schema) -> Compiled:
     compiled = compile_expression(text, schema)
     if compiled.kind not in ("bool", "null"):
         raise PlanError(f"WHERE must be a condition (BOOL), not {compiled.kind}: {shown(text)}")
+    if compiled.kind == "null":
+        raise PlanError(
+            f"WHERE {shown(text)} is null in every row, so that no row would count.\n"
+            "  to fix  write x IS NULL for x = NULL, or leave it out"
+        )
     return compiled
 
 

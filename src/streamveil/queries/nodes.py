@@ -12,7 +12,16 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.queries import times
-from streamveil.queries.convert import CASTS, TYPES, Node, constant, convert, seen, unify
+from streamveil.queries.convert import (
+    CASTS,
+    TYPES,
+    Node,
+    constant,
+    convert,
+    require_readable,
+    seen,
+    unify,
+)
 from streamveil.queries.dialect import canonical, shown
 from streamveil.queries.functions import (
     FUNCTIONS,
@@ -149,6 +158,8 @@ def _cast(tree: exp.Expr, read: Reader) -> Node:
     kernel = CASTS.get((node.kind, kind))
     if kernel is None:
         raise PlanError(f"CAST from {node.kind} to {kind} is not defined")
+    if node.kind == "string" and node.constant is not None and not isinstance(tree, exp.TryCast):
+        require_readable(node.constant, kind, "CAST")
     return Node(kind, lambda table: kernel(node.run(table)))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 from typing import Any
 
 from sqlglot import exp
@@ -16,46 +14,34 @@ from streamveil.queries.assemble import Draft
 from streamveil.queries.check import HABITS
 from streamveil.queries.dialect import canonical, parse_tokens, shown
 from streamveil.queries.expr import normalize_expression
-from streamveil.queries.options import interval, whole, word
+from streamveil.queries.functions import FUNCTIONS
+from streamveil.queries.options import interval, whole
 from streamveil.queries.parts import Ticks
-from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource, Window
+from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
+from streamveil.queries.scope import From, only, read_from, resolved, row_text
 from streamveil.queries.script import Cursor
 from streamveil.queries.table import grouping_sets
 
-FILES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
 WINDOW_COLUMNS = ("window_start", "window_end")
-WINDOWS: dict[str, tuple[str, str | None]] = {  # function -> (kind, name of the second length)
-    "TUMBLE": ("tumble", None),
-    "HOP": ("hop", "slide"),
-    "CUMULATE": ("cumulate", "step"),
-}
-
-
-@dataclass
-class From:
-    """What FROM brings into scope."""
-
-    source: SourceSpec
-    window: Window = field(default_factory=Window)
-    where: list[str] = field(default_factory=list)
-    columns: dict[str, exp.Expr] | None = None  # of a row-wise subquery; None: the table's own
-    names: set[str] = field(default_factory=set)  # qualifiers that mean this table
 
 
 def read_select(
-    tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | None, emit: list[Token],
-    text: str, sink: SinkSpec | None,
+    tree: exp.Expr, sources: Mapping[str, SourceSpec], values: Mapping[str, Any],
+    emit: list[Token], text: str, sink: SinkSpec | None,
 ) -> Draft:  # fmt: skip
-    """The draft of one private SELECT."""
+    """The draft of one private SELECT; `values`: its options."""
     if not isinstance(tree, exp.Select):
         raise PlanError(
             "a private query is one SELECT; UNION and friends would publish one unit several "
             "times under one bound. Run them as separate queries"
         )
-    _only(tree, {"expressions", "from_", "where", "group", "with_"}, _OUTER)
-    scope = _from(tree, sources)
-    where = scope.where + ([_row(tree.args["where"].this, scope)] if tree.args.get("where") else [])
-    aggregates, per_group, plain = _select_list(tree, scope, unit)
+    only(tree, {"expressions", "from_", "where", "group", "with_"}, _OUTER)
+    scope = read_from(tree, sources)
+    where = scope.where + (
+        [row_text(tree.args["where"].this, scope)] if tree.args.get("where") else []
+    )
+    named = _named_columns(values, scope)
+    aggregates, per_group, plain = _select_list(tree, scope, named.get("privacy_unit_column"))
     sets = _table_sets(tree, scope, plain) if isinstance(scope.source, TableSource) else ()
     return Draft(
         source=scope.source,
@@ -67,7 +53,19 @@ def read_select(
         sink=sink,
         per_group=frozenset(per_group),
         sets=sets,
+        named=named,
     )
+
+
+def _named_columns(values: Mapping[str, Any], scope: From) -> dict[str, str]:
+    """The options that name columns, over columns of the source: who is protected, and arrival."""
+    named: dict[str, str] = {}
+    unit, arrival = values.get("privacy_unit_column"), values.get("arrival")
+    if unit is not None:
+        named["privacy_unit_column"] = scope.expression(unit, "privacy_unit_column")
+    if arrival is not None:
+        named["arrival"] = scope.own_column(arrival, "arrival")
+    return named
 
 
 _OUTER = {
@@ -80,192 +78,6 @@ _OUTER = {
     "distinct": "SELECT DISTINCT: groups are distinct already",
     "qualify": "QUALIFY: window functions are not available in a private query",
 }
-_INNER = {
-    "distinct": HABITS["dedupe"],
-    "order": HABITS["row-order"],
-    "limit": HABITS["row-order"],
-    "offset": HABITS["row-order"],
-    "group": HABITS["other-rows"],
-    "having": HABITS["other-rows"],
-    "qualify": HABITS["other-rows"],
-    "windows": HABITS["other-rows"],
-    "joins": HABITS["join"],
-    "laterals": HABITS["join"],
-    "sample": HABITS["sample"],
-}
-
-
-def _only(tree: exp.Expr, allowed: set[str], reasons: Mapping[str, Any]) -> None:
-    """Refuses every clause that is present and not allowed."""
-    for name, value in tree.args.items():
-        if not value or name in allowed:
-            continue
-        reason = reasons.get(name, _INNER.get(name))
-        if reason is None:
-            raise PlanError(f"'{name.rstrip('_').upper()}' is not available in a private query")
-        raise reason.error() if hasattr(reason, "error") else PlanError(f"not available: {reason}")
-
-
-def _from(tree: exp.Expr, sources: Mapping[str, SourceSpec]) -> From:
-    clause = tree.args.get("from_")
-    if clause is None:
-        raise PlanError("FROM is missing: name a stream, a table or a file")
-    with_ = tree.args.get("with_")
-    named = {cte.alias: cte.this for cte in with_.expressions} if with_ else {}
-    return _relation(clause.this, sources, named)
-
-
-def _relation(
-    node: exp.Expr, sources: Mapping[str, SourceSpec], named: Mapping[str, exp.Expr]
-) -> From:
-    if isinstance(node, exp.Subquery):
-        _only(node, {"this", "alias"}, _INNER)
-        return _subquery(node.this, node.alias, sources, named)
-    if not isinstance(node, exp.Table):
-        raise PlanError(f"FROM '{shown(canonical(node))}' is not a table")
-    _only(node, {"this", "db", "catalog", "alias"}, _INNER)
-    if isinstance(node.this, exp.Anonymous):
-        return _windowed(node, sources, named)
-    name = ".".join(part.name for part in node.parts)
-    if name in named:
-        rest = {key: value for key, value in named.items() if key != name}
-        return _subquery(named[name], node.alias or name, sources, rest)
-    return From(_source(name, sources), names={node.alias or name, PurePath(name).stem})
-
-
-def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
-    for known, spec in sources.items():
-        if known.lower() == name.lower():
-            return spec
-    path = PurePath(name)
-    if path.suffix.lower() in FILES or "/" in name or "*" in name:
-        stem = path.stem if "*" not in path.stem else path.parent.name
-        return SourceSpec(name=stem or "files", kind="files", options={"path": name})
-    raise PlanError(
-        f"unknown table '{shown(name)}'{nearest(name, sources)}\n"
-        "  to fix  CREATE STREAM name WITH (source = 'files', path = '...'), or write the path of "
-        "a file in quotes"
-        if sources
-        else f"unknown table '{shown(name)}'.\n"
-        "  to fix  CREATE STREAM name WITH (source = 'files', path = '...'), or write the path of "
-        "a file in quotes"
-    )
-
-
-def _subquery(
-    tree: exp.Expr, alias: str, sources: Mapping[str, SourceSpec], named: Mapping[str, exp.Expr]
-) -> From:
-    """A row-wise subquery (columns and WHERE) is the same as computing them here."""
-    if not isinstance(tree, exp.Select):
-        raise HABITS["other-rows"].error()
-    _only(tree, {"expressions", "from_", "where"}, _INNER)
-    clause = tree.args.get("from_")
-    if clause is None:
-        raise PlanError("FROM is missing in the subquery")
-    inner = _relation(clause.this, sources, named)
-    where = list(inner.where)
-    if tree.args.get("where"):
-        where.append(_row(tree.args["where"].this, inner))
-    columns: dict[str, exp.Expr] | None = {}
-    for item in tree.expressions:
-        if isinstance(item, exp.Star):
-            if len(tree.expressions) > 1:
-                raise PlanError("SELECT *, ... in a subquery: name the columns")
-            columns = inner.columns
-            break
-        if is_aggregate(item.unalias()):
-            raise HABITS["other-rows"].error()
-        assert columns is not None  # noqa: S101  # only a star, which ends the loop, makes it None
-        columns[item.alias_or_name] = _resolved(item.unalias(), inner)
-    return From(inner.source, inner.window, where, columns, {alias} if alias else set())
-
-
-def _windowed(
-    node: exp.Expr, sources: Mapping[str, SourceSpec], named: Mapping[str, exp.Expr]
-) -> From:
-    """TUMBLE, HOP or CUMULATE over a table, with named lengths."""
-    call = node.this
-    name = str(call.this).upper()
-    if name not in WINDOWS:
-        raise PlanError(f"unknown table function '{shown(name)}'{nearest(name.lower(), _LOWER)}")
-    kind, second = WINDOWS[name]
-    plain = [part for part in call.expressions if not isinstance(part, exp.Kwarg)]
-    given = {
-        part.this.name.lower(): part for part in call.expressions if isinstance(part, exp.Kwarg)
-    }
-    wanted = ["size", *([second] if second else [])]
-    for argument in given:
-        if argument not in wanted:
-            raise PlanError(
-                f"{name} has no argument '{shown(argument)}'{nearest(argument, wanted)}"
-            )
-    missing = [argument for argument in wanted if argument not in given]
-    if len(plain) != 2 or missing:
-        form = ", ".join(f"{argument} => INTERVAL n UNIT" for argument in wanted)
-        raise PlanError(f"write {name}(TABLE t, DESCRIPTOR(time_column), {form})")
-    lengths = {key: interval(part.expression, f"{key} of {name}") for key, part in given.items()}
-    table = plain[0]
-    if not isinstance(table, exp.Column) or not isinstance(table.this, exp.Identifier):
-        raise PlanError(f"the first argument of {name} is TABLE name")
-    parts = [table.args.get("catalog"), table.args.get("db"), table.args.get("table"), table.this]
-    inner = _relation(
-        exp.Table(this=exp.to_identifier(".".join(p.name for p in parts if p))), sources, named
-    )
-    time = _descriptor(plain[1], name)
-    if inner.source.event_time not in (None, time):
-        raise PlanError(
-            f"DESCRIPTOR({shown(time)}) is not the event_time of '{inner.source.name}'; windows "
-            "and lateness follow one time"
-        )
-    inner.source = replace(inner.source, event_time=time)
-    slide = lengths.get(second or "", 0)
-    inner.window = Window(kind=kind, size_us=lengths["size"], slide_us=slide)  # type: ignore[arg-type]  # from WINDOWS
-    inner.names |= {node.alias} if node.alias else set()
-    return inner
-
-
-_LOWER = [name.lower() for name in WINDOWS]
-
-
-def _descriptor(tree: exp.Expr, name: str) -> str:
-    is_call = isinstance(tree, exp.Anonymous) and str(tree.this).upper() == "DESCRIPTOR"
-    if not is_call or len(tree.expressions) != 1:
-        raise PlanError(f"the second argument of {name} is DESCRIPTOR(time_column)")
-    return word(tree.expressions[0], "the column of DESCRIPTOR")
-
-
-def _resolved(tree: exp.Expr, scope: From) -> exp.Expr:
-    """The tree over columns of the source: qualifiers dropped, subquery columns put in."""
-    copy = tree.copy()
-    for column in list(copy.find_all(exp.Column)):
-        if isinstance(column.parent, exp.Kwarg):
-            continue  # a word, as in report_format => DEFAULT
-        table = column.args.get("table")
-        if table is not None:
-            if column.args.get("db") or table.name not in scope.names:
-                raise PlanError(
-                    f"'{shown(canonical(column))}': no such table in FROM, and fields of "
-                    "structures cannot be read"
-                )
-            column.set("table", None)
-        if scope.columns is None:
-            continue
-        known = {name.lower(): value for name, value in scope.columns.items()}
-        if column.name.lower() not in known:
-            raise PlanError(
-                f"unknown column '{shown(column.name)}'{nearest(column.name, scope.columns)}"
-            )
-        value = known[column.name.lower()].copy()
-        new = value if isinstance(value, exp.Column | exp.Literal) else exp.Paren(this=value)
-        if column is copy:
-            copy = new
-        else:
-            column.replace(new)
-    return copy
-
-
-def _row(tree: exp.Expr, scope: From) -> str:
-    return canonical(_resolved(tree, scope))
 
 
 def _select_list(
@@ -281,7 +93,7 @@ def _select_list(
         if isinstance(value, exp.Star):
             raise PlanError("SELECT * is not available in a private query: name the columns")
         if is_aggregate(value):
-            made, grouped = read_aggregate(_resolved(value, scope), alias, known_unit)
+            made, grouped = read_aggregate(resolved(value, scope), alias, known_unit)
             aggregates += made
             per_group |= {one.name for one in made} if grouped else set()
         elif any(is_aggregate(node) for node in value.find_all(exp.Anonymous)):
@@ -299,7 +111,7 @@ def _group_by(tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]) -> lis
     group = tree.args.get("group")
     items = list(group.expressions) if group else []
     if group:
-        _only(group, {"expressions", "all"}, {})
+        only(group, {"expressions", "all"}, {})
         if group.args.get("all"):
             items = [exp.column(name, quoted=True) for name in plain]
     keys: dict[str, str] = {}
@@ -309,7 +121,7 @@ def _group_by(tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]) -> lis
         if value.name in WINDOW_COLUMNS and isinstance(value, exp.Column):
             windows.add(value.name)
             continue
-        keys[name] = _row(value, scope)
+        keys[name] = row_text(value, scope)
     _check_selected(plain, keys, windows, scope)
     return [KeyColumn(name=name, expression=text) for name, text in keys.items()]
 
@@ -321,7 +133,7 @@ def _table_sets(
     assert isinstance(scope.source, TableSource)  # noqa: S101  (the caller looked)
     known = [name for name, _ in scope.source.domains]
     group = tree.args.get("group")
-    items = [_resolved(item, scope) for item in group.expressions] if group else []
+    items = [resolved(item, scope) for item in group.expressions] if group else []
     sets = grouping_sets(items, known)
     used = {name.lower() for names in sets for name in names}
     for name in plain:
@@ -332,8 +144,8 @@ def _table_sets(
 
 def not_grouped(name: str, value: exp.Expr) -> PlanError:
     """The error for an output that is no answer; a misspelled aggregate is named."""
-    if isinstance(value, exp.Anonymous):
-        called = str(value.this)
+    called = str(value.this) if isinstance(value, exp.Anonymous) else ""
+    if called and called.upper() not in FUNCTIONS:
         return PlanError(f"unknown aggregate '{shown(called)}'{nearest(called, FORMS)}")
     return PlanError(
         f"'{shown(name)}' is neither in GROUP BY nor an aggregate; it would publish rows"
@@ -372,6 +184,12 @@ def _check_selected(
             continue
         if name not in keys:
             raise not_grouped(name, value)
+        if row_text(value, scope) != keys[name]:
+            raise PlanError(
+                f"'{shown(name)}' is selected as {shown(canonical(value))}, and another value of "
+                "that name is grouped by.\n  to fix  GROUP BY what is selected, or select it under "
+                "another name"
+            )
     if windows and scope.window.kind == "whole":
         raise PlanError("GROUP BY window_start needs a window: FROM TUMBLE(TABLE t, ...)")
 

@@ -118,9 +118,9 @@ def _planned(
             hint = nearest(statement.sink, sinks) if sinks else "; declare it with CREATE SINK"
             raise PlanError(f"unknown sink '{shown(statement.sink)}'{hint}")
     values = read_options(statement.pairs)
-    unit = values.get("privacy_unit_column")
     groups = take_public_join(statement.tree, sources)
-    draft = read_select(statement.tree, sources, unit, statement.emit, source, sink)
+    draft = read_select(statement.tree, sources, values, statement.emit, source, sink)
+    values |= draft.named
     if groups is not None:
         values["public_groups"] = only_groups(groups, draft, values)
     return Planned(assemble(draft, values), statement.explain)
