@@ -1,5 +1,7 @@
 """The whole operator: without noise it is SQL; split, saved or replayed it is itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -166,6 +168,66 @@ def test_without_noise_a_global_aggregate_equals_sql(rows):
             assert (
                 np.mean(values < row["median"] - 1) <= 0.5 <= np.mean(values <= row["median"] + 1)
             )
+
+
+SELECTIONS = {
+    "public": {"key_set": PUBLIC},
+    "counter": {},
+    "table": {"budget": TABLE, "options": {"selection": "table"}},
+}
+MIXED = st.permutations([*AGGREGATES, *MOMENTS[:2], MOMENTS[3]])
+
+
+@settings(max_examples=30)
+@given(ROWS, BOUNDINGS, st.sampled_from([*SELECTIONS]), MIXED)
+def test_aggregates_are_the_same_in_any_order_and_beside_any_selection(rows, bounding, kind, mixed):
+    operator = compiled(bounding=bounding, aggregates=tuple(mixed), **SELECTIONS[kind])
+    public = {"a", "c", "z"} if kind == "public" else None
+    kept, _ = bounded(operator, rows, public=public)
+    no_two_groups_look_alike(kept, SilentNoise())
+    releases, _ = run(operator, batches(rows), SilentNoise())
+    moments = "SELECT k, avg(v), list(v), count(v) FROM kept GROUP BY k"
+    for release in releases:
+        answers = {row[0]: row for row in sql(kept, release.window, release.step, QUERY)}
+        beside = {row[0]: row for row in sql(kept, release.window, release.step, moments)}
+        for row in release.table.to_pylist():
+            _, n, nv, people, total = answers.get(row["k"], (row["k"], 0, 0, 0, 0))
+            assert (row["n"], row["nv"], row["people"]) == (n, nv, people)
+            assert row["total"] == pytest.approx(total, abs=1e-5)
+            if nv:
+                _, mean, values, _ = beside[row["k"]]
+                assert row["mean"] == pytest.approx(mean, abs=1e-4)
+                below = np.mean(np.array(values) < row["median"] - 1)
+                assert below <= 0.5 <= np.mean(np.array(values) <= row["median"] + 1)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([*SELECTIONS]), MIXED, st.integers(-3, 12), st.integers(1, 3))
+def test_rows_of_a_unit_move_no_lane_further_than_its_noise_hides(kind, mixed, value, count):
+    operator = compiled(bounding=Bounding(max_rows=3), aggregates=tuple(mixed), **SELECTIONS[kind])
+    state = operator.init()
+    for batch in batches([(1, "a", value, 5, 0)] * count, [1]):
+        operator.fold(state, batch, SilentNoise())
+        break
+    table = state.windows[0].table
+    [moved] = table.pending[: table.keys][np.any(table.pending[: table.keys], axis=1)]
+    totalling = operator.totalling
+    if totalling.tracks_units:
+        assert moved[0] == 1  # a unit is one, however many rows it has
+    values = moved[int(totalling.tracks_units) :]
+    for lane, most in zip(totalling.lanes, values, strict=True):
+        assert abs(most) <= lane.reach * (1 if lane.kind == "units" else count)
+    for level in (1, 2):  # of the tree: each row is in one node
+        nodes = [lane.kind == "node" and lane.level == level for lane in totalling.lanes]
+        assert values[nodes].sum() == count
+
+
+def test_nodes_before_other_lanes_are_refused():
+    operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
+    totalling = operator.totalling
+    turned = replace(totalling, lanes=totalling.lanes[::-1], counters=totalling.counters[::-1])
+    with pytest.raises(ValueError, match="last lanes"):
+        replace(operator, totalling=turned)
 
 
 @settings(max_examples=15)

@@ -97,7 +97,7 @@ class Compiler:
             per_group=plan.bounding.max_rows_per_group,
             quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
         )
-        outputs = tuple(self._output(aggregate) for aggregate in plan.aggregates)
+        outputs = self._in_order([self._output(aggregate) for aggregate in plan.aggregates])
         max_units = int(
             self._option("max_units", MAX_UNITS, "chance of equal fingerprints, in delta")
         )
@@ -191,6 +191,12 @@ class Compiler:
         return -(-span // schedule.slide_us) + schedule.overlap - 1
 
     # ---- aggregates
+
+    def _in_order(self, outputs: list[Output]) -> tuple[Output, ...]:
+        """The outputs, with the lanes that trees are made of behind all others (`GroupBy`)."""
+        new = self.book.nodes_last()
+        self.trees = [(new[start], lane, levels) for start, lane, levels in self.trees]
+        return tuple(replace(one, lanes=tuple(new[old] for old in one.lanes)) for one in outputs)
 
     def _output(self, aggregate: Aggregate) -> Output:
         makers: dict[str, Callable[[Aggregate], Output]] = {

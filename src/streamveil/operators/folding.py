@@ -320,7 +320,7 @@ def brought(
     firsts = {at: seen[place] for at, place in enumerate(places) if place in seen}
     own = tuple(operator.plain_lanes[place] for place in places)
     lanes = lane_quanta(own, prepared, source, first[kept], firsts)
-    hits = lane_hits(operator.trees, prepared, source)
+    hits = lane_hits(operator.placed_trees, prepared, source)
     return KeyRows(lanes, hits.astype(np.int32)), cells
 
 

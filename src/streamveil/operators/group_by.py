@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 11  # of its state; 9: of quantiles, 10: keys of uint64, 11: portable designs
+    version: int = 12  # of its state; 10: keys of uint64, 11: portable designs, 12: places of trees
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -101,11 +101,16 @@ class GroupBy:
     key_names: tuple[str, ...]
     public: tuple[tuple[Any, ...], ...] | None  # None: keys are discovered
     totalling: Totalling
-    trees: tuple[tuple[int, Lane, int], ...]  # first lane, a lane of it, levels
+    trees: tuple[tuple[int, Lane, int], ...]  # first lane, a lane of it, levels; the last lanes
     outputs: tuple[Output, ...]
     confidence: float
     max_units: int
     defaults: tuple[Default, ...] = ()
+
+    def __post_init__(self) -> None:
+        nodes = [lane.kind == "node" for lane in self.totalling.lanes]
+        if nodes != sorted(nodes):  # else rows would be added to lanes that others' noise hides
+            raise ValueError("the nodes of trees are the last lanes")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -141,6 +146,12 @@ class GroupBy:
         """Lanes filled row by row (tree nodes are hit instead)."""
         units = (Lane(kind="units"),) if self.totalling.tracks_units else ()
         return units + tuple(lane for lane in self.totalling.lanes if lane.kind != "node")
+
+    @cached_property
+    def placed_trees(self) -> tuple[tuple[int, Lane, int], ...]:
+        """The trees, each with the place of its first node in what is kept per key."""
+        ahead = int(self.totalling.tracks_units)
+        return tuple((first + ahead, lane, levels) for first, lane, levels in self.trees)
 
     @cached_property
     def distinct_lanes(self) -> tuple[int, ...]:

@@ -331,3 +331,16 @@ class LaneBook:
         place = self.lanes.index(lane)
         self.uses[place] += 1
         return place
+
+    def nodes_last(self) -> list[int]:
+        """Puts the nodes of trees behind all other lanes; returns the new number of each lane.
+
+        >>> from streamveil.operators.rows import Lane
+        >>> book = LaneBook([Lane(kind="node", place=1), Lane(kind="rows")], [1, 2])
+        >>> book.nodes_last(), [lane.kind for lane in book.lanes], book.uses
+        ([1, 0], ['rows', 'node'], [2, 1])
+        """
+        order = sorted(range(len(self.lanes)), key=lambda old: self.lanes[old].kind == "node")
+        self.lanes = [self.lanes[old] for old in order]
+        self.uses = [self.uses[old] for old in order]
+        return [order.index(old) for old in range(len(order))]

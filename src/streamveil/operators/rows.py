@@ -258,7 +258,14 @@ def lane_quanta(
 def lane_hits(
     trees: tuple[tuple[int, Lane, int], ...], prepared: Prepared, rows: Int64[Array, " pairs"]
 ) -> Int64[Array, "pairs levels"]:
-    """Which tree nodes each pair adds one to. A tree is (first lane, any lane of it, levels)."""
+    """Which tree nodes each pair adds one to; a tree: place of its first node, a lane, levels.
+
+    >>> tree = (3, Lane(kind="node", value=0, high=4.0, fan=2), 2)
+    >>> values = [(np.array([0.5, 3.9]), np.array([True, True]))]
+    >>> row = Prepared(np.ones(2, np.uint64), np.zeros(2, np.int64), [], b"", values)
+    >>> lane_hits((tree,), row, np.arange(2)).tolist()
+    [[3, 5], [4, 8]]
+    """
     columns = []
     for start, lane, levels in trees:
         value, present = prepared.values[lane.value]

@@ -72,7 +72,7 @@ def admit(
         "window": pairs.windows, "period": pairs.periods,
         "names": prepared.names[source], "unit": prepared.unit[source],
         "lanes": lane_quanta(carried, prepared, pairs.rows, np.ones(n, np.bool_)),
-        "hits": lane_hits(operator.trees, prepared, pairs.rows),
+        "hits": lane_hits(operator.placed_trees, prepared, pairs.rows),
         **{f"cell{v}": prepared.cells[v][source] for v in distinct},
         **{f"has{v}": prepared.values[v][1][source] for v in distinct},
     }  # fmt: skip
