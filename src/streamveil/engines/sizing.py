@@ -129,12 +129,11 @@ class Sizing:
             floor=max(1, self.plan.key_set.min_units),
             thresholds=thresholds,
         )
-        counters = []
+        charged = sum(lane.place == 0 for lane in self.lanes)  # a tree level is charged as one
+        per_lane, counters = Budget(mu=root_down(2 * rho / charged)), []
         for lane in self.lanes:
             moved, groups = lane_move(lane, bounds, rounds=True)
-            counters.append(
-                fit(tree, Budget(mu=root_down(2 * rho / len(self.lanes))), moved, groups)
-            )
+            counters.append(fit(tree, per_lane, moved, groups))
         totalling = RoundTotalling(
             lanes=self.lanes, counters=tuple(counters), selection=selection, horizon=self.horizon
         )
