@@ -39,15 +39,14 @@ def varied(rng: np.random.Generator, window: Window) -> dict[str, Any]:
     made = {
         "window": window, "clock": clock, "text": one(True, False), "every": one(2, 3) * HOUR,
         "late": one(0.0, 0.3, 0.8), "rows_per_unit": one(1, 8, 40), "skew": one(0.15, 0.25, 0.6),
+        "quantile": one(True, False, False), "moments": one(True, False, False),
+        "distinct": one(True, False, False), "mixed": True,
     }  # fmt: skip
     if rounds:
         return made | {"preset": "dp-sqlp", "per_group": None}
     made |= {
         "period": one(None, 2 * HOUR, SPAN) if clock == "event" else None,
         "per_group": one(1, 2, None), "public": one(True, False, False),
-        "quadratic": one(None, None, 12), "moments": one(True, False, False),
-        "distinct": one(True, False, False),
+        "quadratic": one(None, None, 12),
     }  # fmt: skip
-    if made["public"]:
-        return made | {"quantile": one(True, False)}
-    return made | {"two_keys": one(True, False)}
+    return made if made["public"] else made | {"two_keys": one(True, False)}

@@ -46,6 +46,7 @@ class Case:
     counter: str = "auto"
     two_keys: bool = False
     distinct: bool = False
+    mixed: bool = False  # aggregates in an order that the seed draws
     preset: str = "default"
     rows: int = 900
     shards: int = 3
@@ -105,6 +106,9 @@ class Case:
                 Aggregate(name="kinds", function="count_distinct", expression="other"),
                 Aggregate(name="stamps", function="count_distinct", expression="ts"),
             ]
+        if self.mixed:
+            order = np.random.default_rng(self.seed).permutation(len(aggregates))
+            aggregates = [aggregates[place] for place in order]
         keys = [KeyColumn(name="key", expression="key")]
         if self.two_keys:
             keys.append(KeyColumn(name="other", expression="other"))
@@ -149,6 +153,7 @@ CASES = [
     Case(name="distinct", seed=12, window=TUMBLE, distinct=True, shards=3),
     Case(name="distinct_public", seed=13, clock="rows", public=True, distinct=True, text=True),
     Case(name="rounds", seed=14, window=TUMBLE, preset="dp-sqlp", per_group=None, shards=3),
+    Case(name="quantile_found", seed=16, window=TUMBLE, quantile=True, moments=True, mixed=True),
     Case(name="rounds_long", seed=15, window=GROW, preset="dp-sqlp", rows=4000, shards=2),
 ]
 
