@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import binom, norm
 
 from streamveil.errors import BudgetError
 from streamveil.mechanisms.linear import (
@@ -34,6 +35,7 @@ from streamveil.mechanisms.linear.mwem import measure_worst
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 from tests.statistics import (
+    ALPHA,
     DETECTABLE,
     assert_fits,
     assert_rejects,
@@ -139,6 +141,36 @@ def test_error_bounds_cover(mechanism, share):
         for i in range(200)
     )
     assert missed <= 22  # P(Binomial(200, .05) > 22) < 2e-4; a bound that fails half the time fails
+
+
+@pytest.mark.parametrize("kind", ["pure", "zcdp"])
+@pytest.mark.parametrize("amount", [0.3, 0.5, 1, 2, 3, 4, 5, 6, 9])
+def test_the_bound_of_one_release_covers_what_rounding_adds(kind, amount):
+    """Exactly: a rounded draw reaches j where the draw reaches j - 1/2."""
+    share, beta = Share(kind, Fraction(amount)), 0.05
+    bound = noisy_queries(Matrix.of([[1.0]])).error.alpha(share, 0.0, beta)
+    least = np.floor(bound) + 0.5
+    scale = float(share.spread(1, 1))
+    assert (np.exp(-least / scale) if kind == "pure" else 2 * norm.sf(least / scale)) <= beta
+
+
+def test_the_bound_of_many_releases_covers_what_rounding_adds():
+    """Noise so small that rounding is most of it; one row, and rows of a strategy."""
+    share, beta = Share("pure", Fraction(3)), 0.05
+    for mechanism in (noisy_queries(Matrix.of([[1.0]])), Additive(Residuals(MIXED))):
+        nothing = np.zeros(mechanism.queries.domain, np.int64)
+        for parts in (1, 2, 10):
+            bound = mechanism.error.union([(share, 0.0)] * parts, beta)
+            missed = 0
+            for i in range(400):
+                found = [mechanism.release(nothing, share, place(i, j)) for j in range(parts)]
+                missed += (
+                    np.abs(
+                        combine([(1.0, one) for one in found], mechanism.queries.size).values
+                    ).max()
+                    > bound
+                )
+            assert binom.sf(missed - 1, 400, beta) > ALPHA
 
 
 def test_sums_of_releases_are_covered_by_the_union_bound():

@@ -54,10 +54,12 @@ class Additive:
     @property
     def error(self) -> NoiseBound:
         """See `StaticMechanism`. The larger of both kinds, which differ in the unit only."""
+        units = {kind: self.strategy.unit(kind) for kind in KINDS}
         return NoiseBound(
-            {kind: self.strategy.unit(kind) * self.sensitivity(kind) for kind in KINDS},
+            {kind: unit * self.sensitivity(kind) for kind, unit in units.items()},
             self.queries.size,
             self.strategy.single,
+            {kind: unit / self.strategy.scales(kind).min() for kind, unit in units.items()},
         )
 
     def scales(self, share: Share) -> Float64[Array, " rows"]:

@@ -19,6 +19,7 @@ from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.shares import Kind, Place, Share
 from streamveil.types import Array, Exact, Float64, Int64
 
+ROUNDED = 0.01  # of the chance of errors, for the rounding of draws
 Part = tuple[Share, float]  # what one release spends, and how many records it reads
 
 
@@ -168,11 +169,17 @@ class NoiseBound:
     noise of one answer is one draw. A combination of Laplace draws with coefficients of norm `unit`
     has a moment generating function below that of one draw of scale `unit`, so Chernoff's bound
     covers it.
+    Rounding: every draw is rounded to an integer, by half of one at most, and on average by nothing
+    as draws are symmetric. `grain` is the norm of the coefficients of the rows themselves, so what
+    rounding adds to an answer is at most half of it for each release where an answer is one row;
+    and by Hoeffding's inequality as if it had half of it as its deviation. Of both bounds the
+    smaller is added; the second takes a part of beta.
     """
 
     unit: dict[Kind, float]
     count: int
-    single: bool = True
+    single: bool
+    grain: dict[Kind, float]
 
     def alpha(self, share: Share, size: float, beta: float) -> float:
         """See `ErrorBound`."""
@@ -180,9 +187,18 @@ class NoiseBound:
 
     def union(self, parts: Sequence[Part], beta: float) -> float:
         """See `ErrorBound`: variances add up."""
-        scales = [float(share.spread(1, 1)) * self.unit[share.kind] for share, _ in parts]
-        if not scales:
+        if not parts:
             return 0.0
+        half = self.grain[parts[0][0].kind] / 2
+        tail = math.sqrt(2 * len(parts) * math.log(2 * self.count / (beta * ROUNDED)))
+        found = self._drawn(parts, beta * (1 - ROUNDED)) + half * tail
+        if self.single:
+            found = min(found, self._drawn(parts, beta) + half * len(parts))
+        return found
+
+    def _drawn(self, parts: Sequence[Part], beta: float) -> float:
+        """The bound for draws that are not rounded."""
+        scales = [float(share.spread(1, 1)) * self.unit[share.kind] for share, _ in parts]
         if parts[0][0].kind == "pure":
             one = [*scales, 0.0] if not self.single else scales  # a zero: Chernoff, not the tail
             return laplace_tail(one, beta / self.count)
