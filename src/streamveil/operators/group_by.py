@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 12  # of its state; 10: keys of uint64, 11: portable designs, 12: places of trees
+    version: int = 12  # of its state; 11: portable designs, 12: places of trees, intervals
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
