@@ -54,6 +54,17 @@ def test_the_scale_agrees_with_dp_accounting() -> None:
     assert ours <= peer <= ours * 1.001
 
 
+@pytest.mark.parametrize("limit", ["0.01", "0.05", "0.1", "0.2", "0.3", "0.7", "1", "3.3"])
+def test_what_fits_fits_as_the_number_it_is(limit: str) -> None:
+    """The float 0.1 is above 1/10: a mechanism with it would be refused by the budget's ledger."""
+    assert Fraction(zcdp_rho(Budget(rho=limit))) <= Fraction(limit)
+    assert Fraction(gaussian_mu(Budget(mu=limit))) <= Fraction(limit)
+    assert Fraction(gaussian_mu(Budget(rho=limit))) ** 2 / 2 <= Fraction(limit)
+    assert Gdp.squared(1 / gaussian_sigma(1, Budget(rho=limit)) ** 2).fits(Budget(rho=limit))
+    scale = laplace_scale(1, Budget(rho=limit))
+    assert Pure(1 / scale).fits(Budget(rho=limit))
+
+
 def test_exact_budgets_give_exact_scales() -> None:
     assert gaussian_sigma(3, Budget(mu="0.5")) == 6
     assert laplace_scale(2, Budget(epsilon="0.1")) == 20

@@ -45,7 +45,7 @@ def gaussian_sigma(l2: Number, budget: Budget, delta_share: Number = 1) -> Fract
     size = exact_between("l2", l2, 0, 10**30)
     if budget.mu is not None:
         return _round_up(size / budget.mu)
-    return _round_up(size / exact("mu", gaussian_mu(budget, delta_share)))
+    return _round_up(size / Fraction(gaussian_mu(budget, delta_share)))
 
 
 def laplace_scale(l1: Number, budget: Budget) -> Fraction:
@@ -59,7 +59,7 @@ def laplace_scale(l1: Number, budget: Budget) -> Fraction:
         return size / budget.epsilon
     if budget.mu is not None:
         raise ValueError("Laplace noise has no finite mu; give the budget as epsilon or rho")
-    return _round_up(size / exact("epsilon", _largest(Pure, Budget(rho=budget.rho))))
+    return _round_up(size / Fraction(_largest(Pure, Budget(rho=budget.rho))))
 
 
 @lru_cache(maxsize=256)
@@ -93,9 +93,12 @@ def _with_share(budget: Budget, delta_share: Number) -> Budget:
 
 
 def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
-    """The largest parameter whose loss fits, by bisection; the answer itself was checked."""
+    """The largest parameter whose loss fits, by bisection; the answer itself was checked.
+
+    As the number that it is: the decimal that it prints may lie on the other side of the budget.
+    """
     low, high = 0.0, 1e-6
-    while make(high).fits(budget):
+    while make(Fraction(high)).fits(budget):
         low, high = high, 2 * high
     if low == 0.0:
         raise PlanError(f"the budget {budget} is too small for this mechanism")
@@ -103,7 +106,7 @@ def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        low, high = (middle, high) if make(middle).fits(budget) else (low, middle)
+        low, high = (middle, high) if make(Fraction(middle)).fits(budget) else (low, middle)
     return low
 
 
