@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pyarrow as pa
@@ -156,6 +157,57 @@ def test_a_file_that_changed_after_it_was_read_in_part_is_refused(tmp_path):
     path.write_text(path.read_text() + '6,"d"\n')
     with pytest.raises(SourceError, match="changed"):
         rows(source, chunk.position)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no header line"),
+        (b"\n\nu,x\n1,2\n", "no header line"),
+        (b"u,x\r1,2\r2,3\r", "carriage return alone"),
+        (b'u,"a\nb"\n1,2\n', "line break in a name"),
+        ("u,x\n1,2\n".encode("utf-16"), "no UTF-8 text"),
+        ("u,größe\n1,2\n".encode("latin-1"), "no UTF-8 text"),
+        (gzip.compress(b"u,x\n1,2\n"), "is compressed"),
+    ],
+)
+def test_a_file_whose_first_line_names_no_columns_is_refused_in_words(tmp_path, data, words):
+    path = tmp_path / "odd.csv"
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=words) as caught:
+        FilesSource(str(path)).schema()
+    assert "'odd.csv'" in str(caught.value)
+
+
+@pytest.mark.parametrize("header", [b"u,x", b"u,x\r\n", b"\xef\xbb\xbfu,x\n"])
+def test_a_header_alone_is_a_file_without_rows(tmp_path, header):
+    (tmp_path / "0.csv").write_bytes(b"")  # that a writer has just made: another one has the names
+    (tmp_path / "1.csv").write_bytes(header)
+    source = FilesSource(str(tmp_path))
+    assert source.schema().names == ["u", "x"]
+    assert sum(chunk.rows.num_rows for chunk in source.read(None, 10)) == 0
+
+
+def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path):
+    path = tmp_path / "twice.csv"
+    path.write_text("u,x,x\n1,2,3\n")
+    source = FilesSource(str(path))
+    assert [chunk.rows.num_rows for chunk in source.read(None, 10, ["u"])] == [1]
+    with pytest.raises(SourceError, match="2 columns called 'x'"):
+        list(source.read(None, 10, ["u", "x"]))
+
+
+def test_words_for_nothing_are_texts_and_no_numbers(tmp_path):
+    words = ["NA", "null", "nan", "N/A", '"NULL"', "", '""']
+    path = tmp_path / "na.csv"
+    path.write_text("c,x,y\n" + "".join(f"{word},{word},{word}\n" for word in words))
+    source = FilesSource(str(path), columns={"c": "STRING", "x": "FLOAT64", "y": "INT64"})
+    [chunk] = source.read(None, 10)
+    assert chunk.rows["c"].to_pylist() == ["NA", "null", "nan", "N/A", "NULL", None, None]
+    assert chunk.rows["x"].null_count == chunk.rows["y"].null_count == len(words)
+    assert not chunk.rejected
+    [plain] = FilesSource(str(path)).read(None, 10, ["x"])
+    assert plain.rows["x"].to_pylist() == chunk.rows["c"].to_pylist()
 
 
 def test_unreadable_files_are_named_without_their_content(tmp_path):

@@ -134,6 +134,12 @@ def test_a_condition_that_is_null_in_every_row_is_refused_before_a_row_is_read(t
         compile_predicate(text, TABLE.schema)
 
 
+def test_a_column_that_is_there_twice_is_refused():
+    twice = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(PlanError, match="2 columns called 'x'"):
+        compile_expression("x + 1", twice.schema)
+
+
 def test_names():
     assert normalize_expression("lower( `s` )  -- comment") == "LOWER(s)"
     assert normalize_expression("timestamp_trunc(ts, hour)") == "TIMESTAMP_TRUNC(ts, HOUR)"

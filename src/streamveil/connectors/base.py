@@ -90,6 +90,11 @@ def select(schema: pa.Schema, columns: list[str] | None, where: str) -> pa.Schem
     for name in columns:
         if name not in schema.names:
             raise SourceError(f"column '{name}' is not in {where}{nearest(name, schema.names)}")
+        if schema.names.count(name) > 1:
+            raise SourceError(
+                f"{where} has {schema.names.count(name)} columns called '{name}'.\n"
+                "  to fix  give each a name of its own"
+            )
     return pa.schema([schema.field(name) for name in columns])
 
 

@@ -24,7 +24,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from streamveil.connectors.aside import (
@@ -36,7 +35,7 @@ from streamveil.connectors.aside import (
     with_places,
 )
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
-from streamveil.connectors.text import Lines, csv_rows, json_rows
+from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows, json_rows
 from streamveil.errors import SourceError, require_one_of
 from streamveil.types import Array, Int64
 
@@ -104,7 +103,8 @@ class FilesSource:
                 f"no file matches {', '.join(self.patterns)}.\n"
                 "  to fix  check the path, or declare the columns to start before the first file"
             )
-        return self._reader(files[0]).schema(files[0])
+        first = next((path for path in files if path.stat().st_size), files[0])
+        return self._reader(first).schema(first)
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
@@ -245,12 +245,11 @@ class CsvReader(Reader):
         """The header's names; text unless declared."""
         with guarded(path, lambda: path.open("rb")) as file:
             header = file.readline()
-        if not header.strip():
-            raise SourceError(f"'{path.name}' has no header line")
-        read = pyarrow.csv.read_csv(
-            pa.BufferReader(header), pyarrow.csv.ReadOptions(use_threads=False)
-        )
-        return pa.schema([(name, pa.string()) for name in read.column_names])
+        try:
+            names = csv_names(header)
+        except HeaderError as error:
+            raise SourceError(f"'{path.name}' {error}") from None
+        return pa.schema([(name, pa.string()) for name in names])
 
     def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
@@ -261,7 +260,8 @@ class CsvReader(Reader):
         with guarded(path, lambda: path.open("rb")) as file:
             file.readline()
             blocks = iter(lambda: file.read(self.BYTES) + file.readline(), b"")
-            read = partial(csv_rows, names=own.names, wanted=wanted.names)
+            typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
+            read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
             pieces = (guarded(path, partial(read, block)) for block in blocks)
             fitting = Fitting(wanted, max_rows, first=2 if self.traced else None)
             yield from fitting.parts(pieces, start)
@@ -356,6 +356,11 @@ def fit(table: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
         arrays.append(column)
     table = pa.Table.from_arrays(arrays, schema=pa.schema(wanted))
     return table, ({MISFIT: lost} if lost else {})
+
+
+def is_text_or_bytes(kind: pa.DataType) -> bool:
+    """Whether a column takes fields as they are."""
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

@@ -41,8 +41,49 @@ PAIRED = f"^{FIELD}(?:,{FIELD})*$"
 QUOTED = re.compile(rb'(^|,)"(?:[^"]|"")*"')
 
 
-def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> Lines:
-    r"""The wanted fields of whole lines, as bytes.
+NULLS = pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
+
+
+class HeaderError(ValueError):
+    """A line of names that names nothing; the text says why, without the line."""
+
+
+def csv_names(header: bytes) -> list[str]:
+    r"""The names in the first line of a CSV file.
+
+    >>> csv_names(b'\xef\xbb\xbfuser,"a ""b"", c"\r\n')
+    ['user', 'a "b", c']
+    """
+    line = header.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").removesuffix(b"\r")
+    if line.startswith(GZIP):
+        raise HeaderError("is compressed.\n  to fix  unpack it: gunzip")
+    if not line.strip():
+        raise HeaderError("has no header line: its first line must name the columns")
+    if not is_text(line) or b"\0" in line:
+        raise HeaderError("is no UTF-8 text.\n  to fix  convert it: iconv -f ... -t UTF-8")
+    if b"\r" in line:
+        raise HeaderError(
+            "ends its lines with a carriage return alone.\n"
+            "  to fix  end them with a line feed: tr '\\r' '\\n'"
+        )
+    if not paired([line])[0].as_py():
+        raise HeaderError(
+            "has a header with a quote too many, or a line break in a name.\n"
+            "  to fix  give its columns names of one line"
+        )
+    read = pyarrow.csv.read_csv(
+        pa.BufferReader(line + b"\n"), pyarrow.csv.ReadOptions(use_threads=False)
+    )
+    return list(read.column_names)
+
+
+GZIP = b"\x1f\x8b"
+
+
+def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[str] = ()) -> Lines:
+    r"""The wanted fields of whole lines, as bytes; an empty one is null.
+
+    In `typed` columns, which hold no texts, words for nothing (NA, NULL, nan) are null as well.
 
     Arrow alone would read on over line breaks between quotes: a line with one quote too many would
     take the rows that follow with it, whoever's they are. Such a line is malformed, and only it.
@@ -71,12 +112,25 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str]) -> Lines:
             parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types={name: pa.binary() for name in names}, include_columns=wanted,
-                strings_can_be_null=True,
+                strings_can_be_null=True, null_values=[""],
             ),
         )  # fmt: skip
+        for name in typed:
+            table = without_words(table, name)
     else:
         table = pa.table({name: pa.array([], pa.binary()) for name in wanted})
     return Lines(table, malformed_of(block, rest, left, numbers), block.splitlines)
+
+
+def without_words(table: pa.Table, name: str) -> pa.Table:
+    """The same with null for what some programs write into numbers that are not there."""
+    column = table.column(name)
+    said = pc.is_in(column, NULLS)
+    if not pc.any(said).as_py():
+        return table
+    nothing = pa.scalar(None, column.type)
+    place = table.column_names.index(name)
+    return table.set_column(place, name, pc.if_else(said, nothing, column))
 
 
 def sifted(

@@ -49,7 +49,8 @@ EMIT EVERY INTERVAL 15 MINUTE;
 | statement | meaning |
 |---|---|
 | `CREATE STREAM name (column TYPE, ...) WITH (source = '...', ...)` | rows to read; \
-`CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; all \
+`CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; an \
+empty field of CSV is null, and so are words such as NA and NULL, but not in texts. All \
 options but `source` and `event_time` are the connector's own. Sources: `files`; `rate`, made-up \
 rows for tests and demonstrations; `kafka` on Spark (both in [spark.md](spark.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \

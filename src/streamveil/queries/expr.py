@@ -196,6 +196,11 @@ class Scope:
     def column(self, name: str) -> Node:
         """The node that reads a column; names match exactly, else without case."""
         found = name if name in self.schema.names else self._folded(name)
+        if self.schema.names.count(found) > 1:
+            raise PlanError(
+                f"there are {self.schema.names.count(found)} columns called '{shown(found)}'.\n"
+                "  to fix  give each a name of its own, where they are stored"
+            )
         field = self.schema.field(found)
         kind = kind_of(field.type)
         if kind is None:

@@ -132,13 +132,9 @@ def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
         stem = path.stem if "*" not in path.stem else path.parent.name
         return SourceSpec(name=stem or "files", kind="files", options={"path": name})
     raise PlanError(
-        f"unknown table '{shown(name)}'{nearest(name, sources)}\n"
+        f"unknown table '{shown(name)}'{nearest(name, sources) if sources else '.'}\n"
         "  to fix  CREATE STREAM name WITH (source = 'files', path = '...'), or write the path of "
-        "a file in quotes"
-        if sources
-        else f"unknown table '{shown(name)}'.\n"
-        "  to fix  CREATE STREAM name WITH (source = 'files', path = '...'), or write the path of "
-        "a file in quotes"
+        "a file or folder in quotes ('clicks.csv', 'clicks/')"
     )
 
 
