@@ -1,6 +1,7 @@
 """Released numbers are read again: the same bytes, free, after any crash; others are refused."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,3 +136,17 @@ def test_one_key_is_picked_by_value_or_text():
         with pytest.raises(PlanError, match=words) as caught:
             published.rows_of(table, names, key)
         assert "zz" not in str(caught.value)
+
+
+def test_a_key_is_found_by_what_is_typed_for_it():
+    moments = pa.array([0, 1_000_000, None]).cast(pa.timestamp("us", "UTC"))
+    table = pa.table({"at": moments, "size": [math.nan, 0.5, -math.inf], "n": [1, 2, 3]})
+
+    def found(**key):
+        return published.rows_of(table, ["at", "size"], key)["n"].to_pylist()
+
+    assert found(at="1970-01-01 00:00:01") == found(at="1970-01-01T01:00:01+01:00") == [2]
+    assert found(at="1970-01-01") == found(size="nan") == [1]
+    assert found(size="-inf") == found(at=None) == [3]
+    with pytest.raises(PlanError, match="'2026-01-31 12:00:00'"):
+        found(at="one o'clock")

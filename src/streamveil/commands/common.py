@@ -27,6 +27,7 @@ from streamveil.queries.query import Query
 from streamveil.queries.sql import Planned, Script, parse_script
 
 SHOWN_ROWS = 10
+LONG = 1e15  # numbers from here on are not written out
 WIDEST = 10_000  # characters of a table: a wide one is cut by nobody
 ENDINGS = ("csv", "json", "parquet", "arrow")
 FACTS = ("opened", "noise_weight", "window_end")  # in files, not on the terminal
@@ -110,7 +111,7 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
     for row in rows_of(table.slice(0, most)):
         cells = []
         for name in columns:
-            cells.append(text_of(row[name]))
+            cells.append(text_of(row[name]) if name in answers else name_of(row[name]))
             if name in answers:
                 cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
         shown.add_row(*(escape(text) for text in cells))  # a key may look like markup
@@ -123,17 +124,30 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A cell for people."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
+    """A number for people, or another cell."""
+    if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
+        size = abs(value)
+        return f"{value:,.0f}" if 10_000 <= size < LONG else f"{value:,.4g}"
+    return name_of(value)
+
+
+def name_of(value: Any) -> str:
+    """What names a group: texts that differ where groups do.
+
+    >>> name_of(2026), name_of(1e300), name_of(None)
+    ('2026', '1e+300', 'none')
+    >>> name_of(datetime(960, 1, 1, 0, 0, 1)), name_of(datetime(2026, 1, 1))
+    ('0960-01-01 00:00:01', '2026-01-01')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if value is None:
         return "none"
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M}".removesuffix(" 00:00")
+        day, clock = value.replace(tzinfo=None).isoformat(" ").split(" ")
+        return day if clock == "00:00:00" else f"{day} {clock.removesuffix(':00')}"
     return str(value)
 
 

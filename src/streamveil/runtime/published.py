@@ -11,6 +11,7 @@ sink that keeps releases itself and gives them back (Parquet files) is read inst
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -246,6 +247,25 @@ def pick(
     return Release(table, *moment, moment.trigger if step is None else step)
 
 
+WRITTEN = {
+    "timestamp[us, tz=UTC]": ".\n  to fix  write it as '2026-01-31 12:00:00' (UTC)",
+    "date32[day]": ".\n  to fix  write it as '2026-01-31'",
+    "bool": ".\n  to fix  write it as true or false",
+}
+
+
+def scalar_of(value: Any, kind: pa.DataType) -> Any:
+    """A value of a key, given as it is or as text. Times without an offset are in UTC."""
+    large = isinstance(value, int) and abs(value) > INT_MAX  # Arrow takes those as text
+    plain = pa.scalar(str(value) if large else value)
+    if not pa.types.is_timestamp(kind):
+        return plain.cast(kind)
+    try:
+        return plain.cast(kind)
+    except pa.ArrowInvalid:
+        return plain.cast(pa.timestamp(kind.unit)).cast(kind)
+
+
 def rows_of(table: pa.Table, names: list[str], key: Mapping[str, Any]) -> pa.Table:
     """The rows of one key, or of a part of it; values may be given as text."""
     kept: Any = pa.array([True] * table.num_rows)
@@ -254,13 +274,15 @@ def rows_of(table: pa.Table, names: list[str], key: Mapping[str, Any]) -> pa.Tab
             raise PlanError(f"'{name}' is no key column{nearest(name, names)}")
         kind = table.schema.field(name).type
         try:
-            large = isinstance(value, int) and abs(value) > INT_MAX  # Arrow takes those as text
-            wanted = pa.scalar(str(value) if large else value).cast(kind)
+            wanted = scalar_of(value, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             raise PlanError(
-                f"the key column '{name}' holds {kind}; the value given is none"
+                f"the key column '{name}' holds {kind}, and the value given is none of these"
+                f"{WRITTEN.get(str(kind), '')}"
             ) from None
         same = pc.is_null(table[name]) if value is None else pc.equal(table[name], wanted)
+        if pa.types.is_floating(kind) and wanted.is_valid and math.isnan(wanted.as_py()):
+            same = pc.is_nan(table[name])  # one group, which equals nothing
         kept = pc.and_(kept, pc.fill_null(same, fill_value=False))
     found = table.filter(kept)
     if not found.num_rows:
