@@ -124,3 +124,11 @@ def test_a_delta_below_that_chance_is_refused():
     asked = query("APPROX_FREQUENCY(k) AS n", f", public_groups = [1], max_units = {10**12}")
     with pytest.raises(PlanError, match="max_units"):
         operator_of(asked.plan)
+
+
+@pytest.mark.parametrize(("name", "column"), [("k", "k"), ("n", "n_low"), ("trigger", "k")])
+def test_counts_that_would_take_the_place_of_the_values_are_refused(name, column):
+    rows = pa.table({"u": [1], column: [1]})
+    counted = sv.memory(rows).protect(unit="u").agg(**{name: sv.heavy_hitters(column, k=4)})
+    with pytest.raises(PlanError, match=r"two output columns|goes with 'n'|every release"):
+        counted.bound(max_rows=1).release(budget=sv.Budget(epsilon=1, delta=1e-6))

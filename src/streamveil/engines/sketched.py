@@ -15,11 +15,12 @@ from streamveil.operators.protocol import Operator
 from streamveil.operators.sketch import COLLISION_BITS, SketchQuery
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.queries.check import SKETCHES
+from streamveil.queries.names import key_name
 from streamveil.queries.overflow import MAX_UNITS
 from streamveil.queries.plan import KeyColumn, Plan, TableSource
 from streamveil.queries.schema import check_searched
 
-SKETCHES = ("approx_frequency", "heavy_hitters")
 MEMORY = 4 << 20  # bytes of one window, when the query says nothing
 BITS = 32  # of integer keys
 
@@ -145,9 +146,3 @@ def without_collisions(budget: Budget, units: int) -> Budget:
         )
     return Budget(epsilon=budget.epsilon, delta=budget.delta - collision, rho=budget.rho,
                   mu=budget.mu)  # fmt: skip
-
-
-def key_name(expression: str | None) -> str:
-    """The name of the key column: the column's own, or 'key'."""
-    text = (expression or "").strip("`")
-    return text if text.isidentifier() else "key"

@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
+from streamveil.queries.names import key_name
 from streamveil.queries.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan
 
@@ -22,6 +23,7 @@ SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 SUFFIXES = ("_sd", "_low", "_high")
+SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
 SHARES = dict.fromkeys(("delta_share", "selection_share", "mu_share"), 1.0)  # and their ends
 ABOVE_ZERO = {**SHARES, "entry_weight": inf, "weight_reference": inf}
 TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
@@ -176,6 +178,7 @@ def check_names(plan: Plan) -> Complaints:
     grouped = dict.fromkeys(name for names in plan.sets for name in names)  # of a changing table
     for name in [
         *(key.name for key in plan.keys),
+        *(key_name(agg.expression) for agg in plan.aggregates if agg.function in SKETCHES),
         *grouped,
         *(agg.name for agg in plan.aggregates),
     ]:

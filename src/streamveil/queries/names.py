@@ -48,3 +48,13 @@ _KEYWORDS = (
     "WINDOW WITH WITHIN DATE TIMESTAMP TIME DATETIME VALUES INSERT"
 )
 KEYWORDS = frozenset(_KEYWORDS.split())
+
+
+def key_name(expression: str | None) -> str:
+    """The name of the key column of a sketch: the column's own, or 'key'.
+
+    >>> key_name("`url`"), key_name("LOWER(url)")
+    ('url', 'key')
+    """
+    text = (expression or "").strip("`")
+    return text if text.isidentifier() else "key"
