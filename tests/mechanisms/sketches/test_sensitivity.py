@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from streamveil.mechanisms.sketches import LazySketch
+from streamveil.mechanisms.sketches import HeavyHitters, LazySketch
+from streamveil.mechanisms.sketches.gaussian import distance
 from streamveil.mechanisms.sketches.privacy import squared_change
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
@@ -165,3 +166,42 @@ def test_calibration_is_tight_and_reproduces_the_known_multipliers():
 def test_the_paper_changes_count_sketch_too_little():
     layout = sketch("count-sketch", "event-change").layout
     assert squared_change(layout, Neighbours(relation="event-change")) == 4 * layout.depth
+
+
+@pytest.mark.parametrize("counter", ["tree", "blt-1", "blt-2"])
+@pytest.mark.parametrize("epsilon, horizon, round_", [
+    (0.01, 2**20, 1), (0.01, 64, 16), (0.01, 1, 1), (1.0, 4096, 16), (20.0, 64, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("items", [1, 1000])
+def test_the_distance_charged_is_that_of_the_noise_that_is_drawn(
+    counter, epsilon, horizon, round_, items
+):
+    """Rounding of buffers can make sigma many times what the budget alone would ask for."""
+    unit = Neighbours("user", bound=items)
+    try:
+        plan = LazySketch(
+            kind="count-min", width=10, horizon=horizon, round=round_, clock="ticks", protects=unit,
+            budget=Budget(epsilon=epsilon, delta=1e-6), counter=counter,
+        ).noise  # fmt: skip
+    except ValueError as refused:
+        assert (
+            "too small" in str(refused) or "too large" in str(refused) or "beyond" in str(refused)
+        )  # noqa: PT017
+        return
+    draws = plan.touched * items * plan.counter.pushes
+    assert plan.loss.distance >= draws * distance(plan.sigma)
+    assert plan.loss.epsilon(1e-6) <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("max_weight", [0.5, 0, -3, 2**31])
+@pytest.mark.parametrize("finder", [True, False])
+def test_no_weight_and_no_bound_buys_less_noise_than_one_item_needs(finder, max_weight):
+    def make(**options):
+        whole = {"width": 10, "horizon": 100, "budget": Budget(epsilon=1, delta=1e-6), **options}
+        return HeavyHitters(bits=16, **whole) if finder else LazySketch(kind="count-min", **whole)
+
+    with pytest.raises(ValueError, match="max_weight"):
+        make(protects=Neighbours(relation="event"), max_weight=max_weight)
+    for bound in (0.5, 2.5):
+        with pytest.raises(ValueError, match="whole number of items"):
+            make(protects=Neighbours("user", bound=bound))

@@ -93,7 +93,7 @@ class HeavyHitters:
         if self.search == "inverse" and self.bits > WORD:
             raise ValueError("an inverse search covers 32 bits; use search='descent'")
         warn_about_delta(self.budget, self.schedule(self.width))
-        _ = self.tables, self.noise.loss  # every setting is checked now
+        _ = self.noise.loss, self.tables  # every setting is checked now
 
     @property
     def level_bits(self) -> tuple[int, ...]:

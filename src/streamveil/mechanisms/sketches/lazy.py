@@ -72,13 +72,9 @@ class LazySketch:
     calibration: Calibration = "analytic"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:
-            raise ValueError(
-                f"max_weight must be an integer from 1 to 2^31 - 1, not {self.max_weight}"
-            )
         _ = self.layout
         warn_about_delta(self.budget, self.schedule)
-        _ = self.table, self.noise.loss  # every setting is checked now
+        _ = self.noise.loss, self.table  # every setting is checked now
 
     @cached_property
     def layout(self) -> Layout:

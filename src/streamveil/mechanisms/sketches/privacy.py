@@ -88,6 +88,16 @@ class NoisePlan:
     calibration: Calibration = "analytic"
     word_bytes: int = 4
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:
+            raise ValueError(
+                f"max_weight must be an integer from 1 to 2^31 - 1, not {self.max_weight}"
+            )
+        if self.items < 1 or self.items.denominator != 1:
+            raise ValueError(
+                f"bound must be a whole number of items of one unit, not {self.protects.bound}"
+            )
+
     @property
     def change(self) -> int:
         """M over all tables."""
@@ -105,7 +115,11 @@ class NoisePlan:
 
     @cached_property
     def mu(self) -> float:
-        """The Gaussian part of the budget, after the sampler's distance is paid."""
+        """The Gaussian part of the budget, after the sampler's distance is paid.
+
+        The distance grows with sigma, which grows as mu falls: what is set aside is raised until
+        it pays for the sigma that follows from it.
+        """
         if self.calibration == "textbook":
             return textbook_mu(self.budget)
         if self.budget.epsilon is None or self.budget.delta is None:
@@ -114,19 +128,30 @@ class NoisePlan:
                 " that delta pays for"
             )
         whole = gaussian_mu(self.budget)
-        spent = (1 + Fraction(math.exp(self.budget.epsilon) * UP)) * self._paid(1.25 / whole)
-        if spent >= self.budget.delta / 2:
-            raise ValueError(
-                f"delta = {float(self.budget.delta):g} is too small: the sampler alone needs"
-                f" {float(2 * spent):.3g}.\n  to fix  use a larger delta, fewer pushes or items"
-            )
-        return gaussian_mu(self.budget, 1 - spent / self.budget.delta)
+        each = 1 + Fraction(math.exp(self.budget.epsilon) * UP)
+        paid = self._distance(1.25 * self._exact / whole)
+        while True:
+            spent = each * paid
+            if spent >= self.budget.delta / 2:
+                raise ValueError(
+                    f"delta = {float(self.budget.delta):g} is too small: the sampler alone needs"
+                    f" {float(2 * spent):.3g}.\n  to fix  use a larger delta, fewer pushes or items"
+                )
+            mu = gaussian_mu(self.budget, 1 - spent / self.budget.delta)
+            needed = self._distance(self._sigma_at(mu))
+            if needed <= paid:
+                return mu
+            paid = needed * Fraction(5, 4)
 
-    def _paid(self, kappa: float) -> Fraction:
-        """Distance of all draws in the cells one unit touches, at a generous sigma."""
+    @property
+    def _exact(self) -> float:
+        """How far one unit moves the encoder, but for the rounding of buffers."""
         reach = float(self.items) * self.max_weight * math.sqrt(self.change)
-        sigma = max(kappa * reach * self.counter.column_norm * self._largest_factor, 1.0)
-        return self._draws * distance(sigma)
+        return reach * self.counter.column_norm
+
+    def _distance(self, sigma: float) -> Fraction:
+        """Distance of all draws in the cells one unit touches."""
+        return self._draws * distance(max(sigma * self._largest_factor, 1.0))
 
     @property
     def _largest_factor(self) -> float:
@@ -136,32 +161,41 @@ class NoisePlan:
     def _draws(self) -> Fraction:
         return self.touched * self.items * (self.counter.pushes or LONGEST)
 
-    @cached_property
-    def bits(self) -> int:
+    def _bits_at(self, mu: float) -> int:
         """Binary places kept in a buffer: as many as fit above TAIL standard deviations."""
         if self.counter.is_tree:
             return 0
-        reach = float(self.items) * self.max_weight * math.sqrt(self.change)
-        size = 1.25 * reach * self.counter.column_norm / self.mu * self.counter.buffer_norm() * TAIL
+        size = 1.25 * self._exact / mu * self.counter.buffer_norm() * TAIL
         bits = BUFFER_BITS[self.word_bytes] - math.ceil(math.log2(max(size, 1.0)))
         if bits < 0:
             raise ValueError(f"the noise needed is too large for {8 * self.word_bytes}-bit buffers")
         return min(bits, 22 if self.word_bytes == 4 else 40)
 
+    def _l2_at(self, mu: float) -> float:
+        exact = self.max_weight * math.sqrt(self.change) * self.counter.column_norm
+        rounding = math.sqrt(self.touched) * self.counter.rounding_norm(2.0 ** -self._bits_at(mu))
+        return float(self.items) * (exact + rounding) * UP
+
+    def _sigma_at(self, mu: float) -> float:
+        value = max(self._l2_at(mu) / mu * UP, SMALLEST_SIGMA)
+        if value * self._largest_factor > LARGEST_SIGMA:
+            raise ValueError(f"the noise needed, sigma = {value:.3g}, is beyond this sampler")
+        return value
+
+    @cached_property
+    def bits(self) -> int:
+        """Binary places kept in a buffer."""
+        return self._bits_at(self.mu)
+
     @cached_property
     def l2(self) -> float:
         """How far one unit moves the encoder, rounded up."""
-        exact = self.max_weight * math.sqrt(self.change) * self.counter.column_norm
-        rounding = math.sqrt(self.touched) * self.counter.rounding_norm(2.0**-self.bits)
-        return float(self.items) * (exact + rounding) * UP
+        return self._l2_at(self.mu)
 
     @cached_property
     def sigma(self) -> float:
         """The scale of every draw (times `epoch_factors` for an unbounded tree), rounded up."""
-        value = max(self.l2 / self.mu * UP, SMALLEST_SIGMA)
-        if value * self._largest_factor > LARGEST_SIGMA:
-            raise ValueError(f"the noise needed, sigma = {value:.3g}, is beyond this sampler")
-        return value
+        return self._sigma_at(self.mu)
 
     @property
     def kappa(self) -> float:
@@ -172,7 +206,7 @@ class NoisePlan:
     def loss(self) -> Loss:
         """What everything ever shown can leak about one unit."""
         gaussian = Gdp.squared((Fraction(self.l2) / Fraction(self.sigma)) ** 2)
-        return gaussian + Loss(distance=self._paid(1 / self.mu))
+        return gaussian + Loss(distance=self._distance(self.sigma))
 
 
 def textbook_mu(budget: Budget) -> float:
