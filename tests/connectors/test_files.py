@@ -1,11 +1,15 @@
 import gzip
+import hashlib
 import json
+import os
+from hashlib import blake2b
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from streamveil.connectors import names as naming
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.files import CsvReader, FilesSource
 from streamveil.errors import SourceError
@@ -257,3 +261,79 @@ def test_a_sink_that_cannot_write_says_where_and_why(tmp_path):
     (tmp_path / "out").write_text("a file where a folder should be")
     with pytest.raises(SourceError, match=r"cannot write to '.*out': (Not a dir|File exists)"):
         open_sink("files", {"path": str(tmp_path / "out")}).write("job", 0, 1, TABLE)
+
+
+ODD = [b"1 line\nbreak.csv", b"2 \xff\xfe.csv", "3 \N{SNOWMAN}.csv".encode(), b"4 [ab]*?.csv"]
+
+
+def test_files_may_have_any_name(tmp_path):
+    for number, name in enumerate(ODD):
+        with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
+            file.write(f"user,page\n{number},a\n{number},b\nmalformed\n")
+    source = FilesSource(str(tmp_path), columns=COLUMNS)
+    source.traced = True
+    found, chunks = rows(source, size=1)
+    assert [row["user"] for row in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for done, chunk in enumerate(chunks, start=1):
+        assert rows(source, chunk.position, 1)[0] == found[done:]
+    files = [table["file"][0].as_py() for chunk in chunks for table in chunk.aside if table]
+    assert [name[len(str(tmp_path)) + 1 :] for name in files] == [
+        name.decode(errors="backslashreplace") for name in ODD
+    ]
+
+
+def test_a_parquet_file_needs_a_name_that_is_text(tmp_path):
+    made = write(tmp_path, "parquet")
+    os.rename(made, os.path.join(os.fsencode(tmp_path), b"\xff.parquet"))
+    with pytest.raises(SourceError, match=r"\\xff.parquet.*UTF-8"):
+        rows(FilesSource(str(tmp_path)))
+
+
+def test_a_file_that_is_named_is_no_pattern(tmp_path):
+    for name in ("part[12].csv", "part1.csv"):
+        (tmp_path / name).write_text(f"user,page\n7,{name}\n")
+    source = FilesSource(str(tmp_path / "part[12].csv"), columns=COLUMNS)
+    assert rows(source)[0] == [{"user": 7, "page": "part[12].csv"}]
+
+
+def test_a_file_that_goes_while_the_folder_is_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("user,page\n1,a\n")
+    gone = str(tmp_path / "b.csv")
+    found = [str(tmp_path / "a.csv"), gone]
+    monkeypatch.setattr("streamveil.connectors.files.found", lambda _: found)
+    with pytest.raises(SourceError, match=r"cannot read 'b.csv': No such file"):
+        rows(FilesSource(str(tmp_path), columns=COLUMNS))
+
+
+@pytest.mark.parametrize("call", ["scandir", "is_dir"])
+def test_a_folder_that_is_closed_to_us_is_named(tmp_path, monkeypatch, call):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os if call == "scandir" else naming.Path, call, refuse)
+    with pytest.raises(SourceError, match=f"cannot read '{tmp_path.name}': Permission denied"):
+        rows(FilesSource(str(tmp_path), columns=COLUMNS))
+
+
+def test_a_folder_of_many_files_is_read_in_time_that_follows_their_number(tmp_path, monkeypatch):
+    class Counted:
+        hashed = 0
+
+        def __init__(self, data=b"", **options):
+            self.made = blake2b(**options)
+            self.update(data)
+
+        def update(self, data):
+            Counted.hashed += len(data)
+            self.made.update(data)
+
+        def __getattr__(self, name):
+            return getattr(self.made, name)
+
+    monkeypatch.setattr(hashlib, "blake2b", Counted)
+    for number in range(300):
+        (tmp_path / f"{number:06d}.csv").write_text("user,page\n1,a\n")
+    source = FilesSource(str(tmp_path), columns=COLUMNS)
+    _, chunks = rows(source)
+    assert len(chunks) == 300
+    assert Counted.hashed < 4 * sum(len(name) for name in map(str, source.files()))

@@ -12,14 +12,12 @@ columns are text). A field that does not fit its declared type becomes null and 
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,12 +33,10 @@ from streamveil.connectors.aside import (
     with_places,
 )
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
+from streamveil.connectors.names import FORMATS, digest, digests, found, guarded, shown
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows, json_rows
 from streamveil.errors import SourceError, require_one_of
 from streamveil.types import Array, Int64
-
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json",
-           ".json": "json"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,19 +81,16 @@ class FilesSource:
 
     def files(self) -> list[Path]:
         """All present files in canonical order."""
-        found: set[Path] = set()
-        for pattern in self.patterns:
-            if Path(pattern).is_dir():
-                found |= {p for p in Path(pattern).iterdir() if p.suffix.lower() in FORMATS}
-            else:
-                found |= {Path(name) for name in glob.glob(pattern, recursive=True)}
-        return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
+        return [Path(name) for name in found(self.patterns)]
 
     def schema(self) -> pa.Schema:
         """Declared columns, or those of the first file."""
+        return self._schema(None)
+
+    def _schema(self, names: list[str] | None) -> pa.Schema:
         if self.declared is not None:
             return self.declared
-        files = self.files()
+        files = [Path(name) for name in (found(self.patterns) if names is None else names)[:1]]
         if not files:
             raise SourceError(
                 f"no file matches {', '.join(self.patterns)}.\n"
@@ -110,18 +103,19 @@ class FilesSource:
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
-        place, wanted = Place.parse(position), select(self.schema(), columns, "the source")
-        files = self.files()
-        self.names = names = [str(path) for path in files]
+        names = found(self.patterns)
+        place, wanted = Place.parse(position), select(self._schema(names), columns, "the source")
+        self.names = [shown(name) for name in names]
         first = check_prefix(names, place)
-        for index in range(first, len(files)):
-            path, before = files[index], digest(names[:index])
-            size = path.stat().st_size
+        for index, before in enumerate(digests(names, first), start=first):
+            path = Path(names[index])
+            size = guarded(path, path.stat).st_size
             start = place if names[index] == place.name else Place(malformed=0)
             if (start.row or start.malformed) and size != start.size:
                 raise SourceError(
-                    f"the file '{path.name}' changed after it was read in part; rows would be lost "
-                    "or read twice.\n  to fix  restore it, and put new rows in new files"
+                    f"the file '{shown(path.name)}' changed after it was read in part; rows would"
+                    " be lost or read twice.\n"
+                    "  to fix  restore it, and put new rows in new files"
                 )
             row = start.row
             for part in self._reader(path).read(path, wanted, start, max_rows):
@@ -130,14 +124,16 @@ class FilesSource:
                 rows, aside = part.rows, ()
                 if part.numbers is not None:
                     rows = with_places(rows, index, part.numbers)
-                    aside = tuple(lines_aside(wanted, names[index], *some) for some in part.aside)
+                    aside = tuple(
+                        lines_aside(wanted, self.names[index], *some) for some in part.aside
+                    )
                 yield Chunk(rows, here, part.rejected, aside)
 
     def _reader(self, path: Path) -> Reader:
         form = self.format or FORMATS.get(path.suffix.lower())
         if form is None:
             raise SourceError(
-                f"the format of '{path.name}' is not known from its name.\n"
+                f"the format of '{shown(path.name)}' is not known from its name.\n"
                 "  to fix  give format = 'parquet', 'csv' or 'json'"
             )
         return {"parquet": ParquetReader, "csv": CsvReader, "json": JsonReader}[form](
@@ -159,12 +155,6 @@ def check_prefix(names: list[str], place: Place) -> int:
     return index
 
 
-def digest(names: list[str]) -> str:
-    """A short digest of a list of names."""
-    return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()
-
-
-T = TypeVar("T")
 Numbers = Int64[Array, " rows"]
 
 
@@ -203,7 +193,7 @@ class ParquetReader(Reader):
     def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`."""
         file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
-        select(file.schema_arrow, wanted.names, f"'{path.name}'")
+        select(file.schema_arrow, wanted.names, f"'{shown(path.name)}'")
         groups: list[int] = []
         passed, skip, row = 0, start.row, start.row
         for group in range(file.metadata.num_row_groups):
@@ -248,15 +238,15 @@ class CsvReader(Reader):
         try:
             names = csv_names(header)
         except HeaderError as error:
-            raise SourceError(f"'{path.name}' {error}") from None
+            raise SourceError(f"'{shown(path.name)}' {error}") from None
         return pa.schema([(name, pa.string()) for name in names])
 
     def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
-        if path.stat().st_size == 0:
+        if guarded(path, path.stat).st_size == 0:
             return
         own = self.schema(path)
-        select(own, wanted.names, f"'{path.name}'")
+        select(own, wanted.names, f"'{shown(path.name)}'")
         with guarded(path, lambda: path.open("rb")) as file:
             file.readline()
             blocks = iter(lambda: file.read(self.BYTES) + file.readline(), b"")
@@ -276,7 +266,7 @@ class JsonReader(Reader):
         """Always declared: reading it from values would let one row decide everybody's types."""
         if self.declared is None:
             raise SourceError(
-                f"JSON lines carry no types ('{path.name}').\n"
+                f"JSON lines carry no types ('{shown(path.name)}').\n"
                 "  to fix  declare the columns: CREATE STREAM name (column TYPE, …) WITH (…), "
                 "or columns={'column': 'TYPE'}"
             )
@@ -391,13 +381,3 @@ def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
             raise pa.ArrowInvalid("mixed")  # bisection separates the two forms
         return column.cast(pa.timestamp("us")).cast(target)
     return column.cast(target)
-
-
-def guarded(path: Path, action: Callable[[], T]) -> T:
-    """Runs `action`; a failure to read becomes an error that names the file and no content."""
-    try:
-        return action()
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else (
-            "it is damaged or of another format")  # fmt: skip
-        raise SourceError(f"cannot read '{path.name}': {reason}") from None

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -140,6 +141,11 @@ class Schedule:
                 return
 
     def _nothing(self) -> pa.Table:
+        return self._empty
+
+    @cached_property
+    def _empty(self) -> pa.Table:
+        """No rows. The schema is asked for once: a folder has to be listed for it."""
         schema = self.source.schema()
         names = self.columns if self.columns is not None else schema.names
         return pa.schema([schema.field(name) for name in names]).empty_table()

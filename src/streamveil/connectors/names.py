@@ -1,0 +1,86 @@
+"""Names of files: which ones a pattern stands for, their order, and a digest of many."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from streamveil.errors import SourceError
+
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json",
+           ".json": "json"}  # fmt: skip
+T = TypeVar("T")
+
+
+def found(patterns: Iterable[str]) -> list[str]:
+    """All files of some patterns in canonical order.
+
+    Nothing is asked of a file that its folder tells: a folder that is followed for months has many.
+    """
+    names = {name for pattern in patterns for name in matching(pattern)}
+    return sorted(names, key=lambda name: name.split(os.sep))
+
+
+def matching(pattern: str) -> Iterator[str]:
+    """The files that a file's own name, a folder's or a pattern stands for."""
+    path = Path(pattern)
+    if guarded(path, path.is_dir):
+        before = str(path / "x")[:-1]
+        with guarded(path, lambda: os.scandir(path)) as entries:
+            for entry in entries:
+                known = os.path.splitext(entry.name)[1].lower() in FORMATS
+                if known and not entry.name.startswith(".") and guarded(path, entry.is_file):
+                    yield before + entry.name
+        return
+    literal = glob.escape(pattern) if guarded(path, path.is_file) else pattern
+    for path in map(Path, glob.glob(literal, recursive=True)):
+        if not path.name.startswith(".") and guarded(path, path.is_file):
+            yield str(path)
+
+
+def digest(names: list[str]) -> str:
+    """A short digest of a list of names."""
+    return next(digests([*names, ""], len(names)))
+
+
+def digests(names: list[str], first: int) -> Iterator[str]:
+    """The digest of all names before each one, from the one with that number on.
+
+    >>> [digest(["a", "b"][:n]) for n in (1, 2)] == list(digests(["a", "b", "c"], 1))
+    True
+    """
+    made = hashlib.blake2b(to_bytes("\0".join(names[:first])), digest_size=8)
+    for number, name in enumerate(names[first:], start=first):
+        yield made.copy().hexdigest()
+        made.update(to_bytes("\0" * (number > 0) + name))
+
+
+def to_bytes(name: str) -> bytes:
+    """A name as the file system has it, which need not be text."""
+    return name.encode(errors="surrogateescape")
+
+
+def shown(name: str) -> str:
+    """A name as text."""
+    return to_bytes(name).decode(errors="backslashreplace")
+
+
+def guarded(path: Path, action: Callable[[], T]) -> T:
+    """Runs `action`; a failure to read becomes an error that names the file and no content."""
+    try:
+        return action()
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else (
+            "it is damaged or of another format")  # fmt: skip
+        raise SourceError(f"cannot read '{shown(path.name)}': {reason}") from None
+    except UnicodeEncodeError:
+        raise SourceError(
+            f"cannot read '{shown(path.name)}': files of this format need a name in UTF-8.\n"
+            "  to fix  rename it"
+        ) from None
