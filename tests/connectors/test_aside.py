@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamveil.connectors import open_source
@@ -119,6 +119,8 @@ def test_a_column_of_the_same_name_is_refused():
         traced(open_source("memory", {"table": pa.table({PLACE: [1]})}))
 
 
+@example([b"\xef\xbb\xbf"])
+@example([b"\xef\xbb\xbfa,b"])
 @given(st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=12))
 def test_every_line_is_a_row_or_malformed_or_empty(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("any") / "t.csv"

@@ -84,19 +84,19 @@ class FilesSource:
         return [Path(name) for name in found(self.patterns)]
 
     def schema(self) -> pa.Schema:
-        """Declared columns, or those of the first file."""
+        """Declared columns, or those of the first file that has any bytes."""
         return self._schema(None)
 
     def _schema(self, names: list[str] | None) -> pa.Schema:
         if self.declared is not None:
             return self.declared
-        files = [Path(name) for name in (found(self.patterns) if names is None else names)[:1]]
+        files = [Path(name) for name in (found(self.patterns) if names is None else names)]
         if not files:
             raise SourceError(
                 f"no file matches {', '.join(self.patterns)}.\n"
                 "  to fix  check the path, or declare the columns to start before the first file"
             )
-        first = next((path for path in files if path.stat().st_size), files[0])
+        first = next((path for path in files if guarded(path, path.stat).st_size), files[0])
         return self._reader(first).schema(first)
 
     def read(

@@ -39,8 +39,7 @@ class Lines(NamedTuple):
 FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
 PAIRED = f"^{FIELD}(?:,{FIELD})*$"
 QUOTED = re.compile(rb'(^|,)"(?:[^"]|"")*"')
-
-
+BOM, GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
 NULLS = pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
 
 
@@ -54,7 +53,7 @@ def csv_names(header: bytes) -> list[str]:
     >>> csv_names(b'\xef\xbb\xbfuser,"a ""b"", c"\r\n')
     ['user', 'a "b", c']
     """
-    line = header.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").removesuffix(b"\r")
+    line = header.removeprefix(BOM).removesuffix(b"\n").removesuffix(b"\r")
     if line.startswith(GZIP):
         raise HeaderError("is compressed.\n  to fix  unpack it: gunzip")
     if not line.strip():
@@ -75,9 +74,6 @@ def csv_names(header: bytes) -> list[str]:
         pa.BufferReader(line + b"\n"), pyarrow.csv.ReadOptions(use_threads=False)
     )
     return list(read.column_names)
-
-
-GZIP = b"\x1f\x8b"
 
 
 def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[str] = ()) -> Lines:
@@ -103,6 +99,8 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[
         numbers.append(row.number)
         return "skip"
 
+    if rest.startswith(BOM):  # Arrow takes one away, and with it a line that has nothing else
+        rest = BOM + rest
     if rest.strip(b"\r\n"):
         table = pyarrow.csv.read_csv(
             pa.BufferReader(rest),
