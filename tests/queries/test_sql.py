@@ -297,6 +297,9 @@ COUNTED = "COUNT(*) AS n FROM t"
         ("SUM(x, contribution_bounds_per_group => (0, 1)) AS s FROM t", CONTINUAL,
          "EMIT EVERY INTERVAL 1 HOUR", "contribution_bounds_per_row"),
         (COUNTED, CLAUSE + ", public_groups = ['a']", "", "nothing is grouped by"),
+        ("d, COUNT(*) AS n FROM t GROUP BY d", CLAUSE + ", public_groups = [DATE '2026-01-31']", "",
+         "'groups.parquet', holds every type"),
+        ("SUM(x, contribution_bounds_per_row => (-(5), 5)) AS s FROM t", CLAUSE, "", "not -(5)"),
         (COUNTED, CLAUSE + ", preset = 'dpsqlp'", "", "did you mean 'dp-sqlp'?"),
     ],
 )  # fmt: skip

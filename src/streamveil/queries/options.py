@@ -42,7 +42,7 @@ def real(tree: exp.Expr, what: str) -> float:
     try:
         return sign * float(number_text(inner, what))
     except ValueError:
-        raise PlanError(f"{what} must be a number") from None
+        raise PlanError(f"{what} must be a number, not {echo(tree)}") from None
 
 
 def whole(tree: exp.Expr, what: str) -> int:
@@ -140,6 +140,12 @@ def groups(tree: exp.Expr, what: str) -> str | tuple[tuple[Value, ...], ...]:
 
 def _group(tree: exp.Expr, what: str) -> tuple[Value, ...]:
     parts = tree.expressions if isinstance(tree, exp.Tuple) else [tree]
+    for part in parts:
+        if isinstance(part, exp.Cast | exp.RawString | exp.Anonymous):  # DATE '...', r'...', f(...)
+            raise PlanError(
+                f"{what} holds texts, numbers, TRUE, FALSE and NULL, not {echo(part)}.\n"
+                f"  to fix  a Parquet file of groups, {what} = 'groups.parquet', holds every type"
+            )
     return tuple(constant(part, what) for part in parts)
 
 
