@@ -33,7 +33,7 @@ def shown(noise=None, keys=STREAM, **options):
 def test_a_snapshot_holds_public_fields_only_and_cannot_change():
     snapshot = shown()
     assert [f.name for f in fields(PublishedSketch)] == [
-        "layout", "table", "time", "pushed_at", "sds"]  # fmt: skip
+        "layout", "table", "time", "pushed_at", "sds", "brings"]  # fmt: skip
     for array in (snapshot.table, snapshot.pushed_at, snapshot.sds):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
@@ -95,6 +95,32 @@ def test_errors_stay_within_the_bound(kind):
         tried += len(keys)
     assert outside / tried <= 0.05
     assert bound.above < LENGTH / 4
+
+
+@pytest.mark.parametrize("kind", ["count-min", "count-sketch"])
+def test_bounds_hold_for_weights_and_for_ticks(kind):
+    """A unit of the clock may bring many times its own number; all of it may be late."""
+    usual = dict(kind=kind, width=1000, depth=9, protects=Neighbours(relation="event"))
+    weighed = lazy(**usual, max_weight=100).open(SeededNoise(1))
+    weighed.update([7] * 5000, [100] * 5000)
+    ticked = lazy(**usual, clock="ticks", horizon=100, round=10).open(SeededNoise(1))
+    for _ in range(15):
+        ticked.tick([7] * 20_000)
+    method = "min" if kind == "count-min" else "median"
+    for live, weight, options in (
+        (weighed, 500_000, {}), (ticked, 300_000, {"arrivals": 300_000}),
+        (ticked, 300_000, {"arrivals": 300_000, "late": 5 * 20_000}),
+    ):  # fmt: skip
+        snapshot = live.published()
+        error = snapshot.estimate([7], method)[0] - weight
+        assert abs(error) > 10_000  # late
+        bound = snapshot.error_bound(1e-3, **options)
+        assert -bound.below <= error <= bound.above
+        both = snapshot.merge(snapshot)
+        wide = both.error_bound(1e-3, **{name: 2 * value for name, value in options.items()})
+        assert -wide.below <= both.estimate([7], method)[0] - 2 * weight <= wide.above
+    with pytest.raises(ValueError, match="arrivals = N"):
+        ticked.published().error_bound(0.05)
 
 
 def test_a_bound_that_few_rows_cannot_give_is_refused():

@@ -143,7 +143,7 @@ class HeavyHitters:
             SketchTable(
                 layout=layout, schedule=schedule, counter=self.noise.counter,
                 types=cell_types(schedule, self.max_weight), sigma=self.noise.sigma,
-                bits=self.noise.bits,
+                bits=self.noise.bits, max_weight=self.max_weight,
             )
             for layout, schedule in zip(self.layouts, schedules, strict=True)
         )  # fmt: skip

@@ -107,7 +107,7 @@ class LazySketch:
         return SketchTable(
             layout=self.layout, schedule=self.schedule, counter=self.cell,
             types=cell_types(self.schedule, self.max_weight), sigma=self.noise.sigma,
-            bits=self.noise.bits,
+            bits=self.noise.bits, max_weight=self.max_weight,
         )  # fmt: skip
 
     @property

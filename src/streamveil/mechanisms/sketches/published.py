@@ -40,6 +40,7 @@ class PublishedSketch:
     time: int  # of the public clock
     pushed_at: Int64[Array, " width"]  # clock at each column's last push; 0: never
     sds: Float64[Array, " width"]  # standard deviation of the noise shown in each column
+    brings: float | None = 1  # most weight in a unit of the clock; None (ticks): any
 
     def __post_init__(self) -> None:
         for array in (self.table, self.pushed_at, self.sds):
@@ -116,7 +117,9 @@ class PublishedSketch:
         half = float(norm.ppf((1 + confidence) / 2)) * self.sd
         return estimates - half, estimates + half
 
-    def error_bound(self, beta: float, arrivals: float | None = None) -> ErrorBound:
+    def error_bound(
+        self, beta: float, arrivals: float | None = None, late: float | None = None
+    ) -> ErrorBound:
         """A bound on the error of `min` (or `median`) for one key fixed in advance.
 
         Error: Count-Min: a row's collisions have mean at most N/w (2N/w for an invertible hash), so
@@ -126,11 +129,12 @@ class PublishedSketch:
             (Chebyshev), and the median fails when half the rows do (binomial tail); F2 is read off
             the published table, so this one is an estimate of a bound. The lag adds at most what
             arrived since the last push, from below (either side for Count Sketch). `arrivals` is N,
-            and with the tick clock the most items within the lag; by default the clock itself.
+            a bound on the weight of all keys so far, `late` on the weight within the lag. With the
+            arrival clock both follow from it and `max_weight`; with ticks N must be given, and all
+            of it may be late unless `late` says otherwise.
         """
         require_between(1e-300, 1.0, beta=beta)
-        total = float(self.time) if arrivals is None else float(arrivals)
-        lag = min(float(self.lag), total)
+        total, lag = self._weights(arrivals, late)
         depth, width = self.layout.depth, self.layout.width
         if self.layout.signed:
             second = max(float((self.table.astype(float) ** 2).sum(axis=1).max()), 0.0)
@@ -149,15 +153,30 @@ class PublishedSketch:
         load = (2 if self.layout.family == "invertible" else 1) * total / width
         return ErrorBound(noise + lag, load * (2 / beta) ** (1 / depth) + noise)
 
+    def _weights(self, arrivals: float | None, late: float | None) -> tuple[float, float]:
+        """The most weight so far, and since the oldest push."""
+        if arrivals is None and self.brings is None:
+            raise ValueError(
+                "with ticks the number of items is private: no bound follows from the clock.\n"
+                "  to fix  give a bound on the weight of all keys so far: arrivals = N"
+            )
+        brings = np.inf if self.brings is None else self.brings
+        total = float(self.time * brings) if arrivals is None else float(arrivals)
+        if not self.lag:
+            return total, 0.0
+        return total, min(float(self.lag * brings) if late is None else float(late), total)
+
     def merge(self, other: PublishedSketch) -> PublishedSketch:
         """The snapshot of both streams: tables add up, noise variances too."""
         require_same(self.layout, other.layout)
+        unknown = self.brings is None or other.brings is None
         return replace(
             self,
             table=self.table + other.table,
             time=self.time + other.time,
             pushed_at=self.pushed_at + other.pushed_at,
             sds=np.sqrt(self.sds**2 + other.sds**2),
+            brings=None if unknown else max(self.brings or 0, other.brings or 0),
         )
 
     def to_arrow(self, keys: Keys, **options: Any) -> pa.Table:

@@ -62,6 +62,7 @@ class SketchTable:
     types: CellTypes
     sigma: float
     bits: int  # binary places of a buffer
+    max_weight: int = 1  # of one item
 
     def __post_init__(self) -> None:
         pushes = (self.counter.pushes or LONGEST) + 1
@@ -175,6 +176,7 @@ class SketchTable:
             int(tables.clock[0]),
             tables.pushed_at[columns],
             sds[columns],
+            self.max_weight if self.schedule.clock == "arrivals" else None,
         )
 
     def load(self, arrays: Arrays) -> Tables:
