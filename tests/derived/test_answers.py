@@ -1,5 +1,7 @@
 """Derived answers: exact without noise, and with intervals that cover as often as they say."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -8,14 +10,16 @@ from scipy import stats
 
 import streamveil as sv
 from streamveil.audit.pipeline import unbroken
-from streamveil.batch import Batch
+from streamveil.batch import FACTS, Batch
 from streamveil.connectors.sinks import FilesSink
 from streamveil.derived import noise as noises
-from streamveil.derived.answers import UNKNOWN
+from streamveil.derived.answers import UNKNOWN, Answers
 from streamveil.derived.intervals import ratio
-from streamveil.derived.joint import Joint
+from streamveil.derived.joint import Cell, Joint
+from streamveil.derived.releases import Moment, Releases
 from streamveil.engines.compile import compile_plan
 from streamveil.errors import PlanError, SourceError
+from streamveil.operators.windows import Schedule
 from streamveil.privacy.noise import SilentNoise
 from tests.derived.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
 from tests.statistics import (
@@ -264,3 +268,49 @@ def test_a_query_without_groups_is_one_row():
     assert found["n"].to_pylist() == [600]
     assert answers.ratio("v", "n").table.num_rows == 1
     assert answers.top("n", 1).table["certain"].to_pylist() == [True]
+
+
+def in_a_row(lateness, windows):
+    """Releases without rows of windows of three steps, and the moments that were read."""
+    schedule = Schedule(every_us=10, size_us=30, slide_us=30, lateness_us=lateness)
+    table = pa.table({"k": ["a"], **{f"n{end}": [0.0] for end in ("", "_sd", "_low", "_high")}})
+    facts = {"version": 1, "keys": ["k"], "windows": {"whole": False, "overlap": 1},
+             "outputs": [{"name": "n", "function": "count", "lanes": [0]}]}  # fmt: skip
+    read, loads = [], {}
+    for step in range(1, 3 * windows + 1):
+        for window in schedule.active(step):
+            moment = Moment(window, schedule.trigger(window, step))
+
+            def load(moment=moment, step=step):
+                read.append(moment)
+                return table.replace_schema_metadata({FACTS: json.dumps(facts | {"step": step})})
+
+            loads[moment] = load
+    return Answers(Releases(loads)), schedule, read
+
+
+@pytest.mark.parametrize("lateness", [0, 10, 50])
+def test_sums_over_recent_triggers_take_every_release_in_them_once(lateness):
+    answers, schedule, _ = in_a_row(lateness, 8)
+    for end in answers.moments:
+        until = schedule.first_step(end.window) + end.trigger - 1
+        for triggers in range(end.trigger + 1, until + 1):
+            expected = set()
+            for window in {moment.window for moment in answers.moments}:
+                made = [m.trigger for m in answers.moments if m.window == window]
+                steps = [schedule.first_step(window) + trigger - 1 for trigger in made]
+                upto = [step for step in steps if step <= until]
+                inside = [step for step in upto if step > until - triggers]
+                if inside:
+                    expected.add((Cell(Moment(window, len(upto)), "n"), 1.0))
+                if inside and len(inside) < len(upto):
+                    before = len(upto) - len(inside)
+                    expected.add((Cell(Moment(window, before), "n"), -1.0))
+            assert set(answers._span("n", end, triggers)) == expected
+
+
+def test_sums_over_recent_triggers_read_no_window_that_is_far():
+    answers, _, read = in_a_row(0, 1_000)
+    read.clear()
+    answers._span("n", Moment(500, 2), 7)
+    assert {moment.window for moment in read} <= {497, 498, 499, 500, 501}

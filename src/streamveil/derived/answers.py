@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -202,25 +202,55 @@ class Answers:
                 " are known to lie side by side can be added up.\n"
                 f"  to fix  ask for at most {end.trigger} triggers"
             )
-        until = self.releases.step(end)
-        assert until is not None  # noqa: S101  (there are facts)
-        steps = {moment: self.releases.step(moment) or 0 for moment in self.moments}
-        terms = []
-        for window in sorted({moment.window for moment in self.moments}):
-            last = [m for m in self.moments if m.window == window and steps[m] <= until]
-            inside = steps[last[-1]] - (until - triggers) if last else 0  # of its triggers
-            if inside < 1:
-                continue
-            terms += [(Cell(last[-1], name), 1.0)]
-            if last[-1].trigger > inside:
-                before = self.releases.require(Moment(window, last[-1].trigger - inside))
+        until = self._step(end)
+        begun = until - triggers  # the last step that no longer counts
+        terms, steps = list[tuple[Cell, float]](), set[int]()
+        for window, made in self._windows_near(end.window, begun, until):
+            last = max(made, key=made.__getitem__)
+            inside = made[last] - begun  # of its triggers
+            terms += [(Cell(Moment(window, last), name), 1.0)]
+            if last > inside:
+                before = self.releases.require(Moment(window, last - inside))
                 terms += [(Cell(before, name), -1.0)]
-        missing = set(range(until - triggers + 1, until + 1)) - set(steps.values())
+            steps.update(made.values())
+        missing = set(range(begun + 1, until + 1)) - steps
         if missing:
             raise PlanError(
                 f"releases of {len(missing)} of the last {triggers} triggers are missing"
             )
         return tuple(terms)
+
+    def _windows_near(
+        self, middle: int, begun: int, until: int
+    ) -> Iterator[tuple[int, dict[int, int]]]:
+        """Windows with releases after one step and up to another; of each, trigger -> step.
+
+        Windows begin and end in their order, and the triggers of a window are steps that follow
+        each other: so one release of each window near the middle one is read, however many are far.
+        """
+        held = dict[int, list[int]]()
+        for moment in self.moments:
+            held.setdefault(moment.window, []).append(moment.trigger)
+        windows = sorted(held)
+        at = windows.index(middle)
+
+        def near(some: Iterable[int]) -> Iterator[tuple[int, dict[int, int]]]:
+            for window in some:
+                first = held[window][0]
+                before = self._step(Moment(window, first)) - first
+                made = {n: before + n for n in held[window] if before + n <= until}
+                if not made or max(made.values()) <= begun:
+                    return
+                yield window, made
+
+        earlier = list(near(reversed(windows[: at + 1])))
+        yield from reversed(earlier)
+        yield from near(windows[at + 1 :])
+
+    def _step(self, moment: Moment) -> int:
+        step = self.releases.step(moment)
+        assert step is not None  # noqa: S101  (there are facts)
+        return step
 
     def _require_total(self, name: str) -> None:
         facts = output_of(self.releases, self.releases.require_answer(name))
