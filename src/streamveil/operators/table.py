@@ -119,6 +119,10 @@ class ChangingTable:
             raise PlanError(
                 "deletions need an id column to protect records; or protect 'update', by labels"
             )
+        try:
+            _ = self.guarantee
+        except ValueError as wrong:
+            raise PlanError(str(wrong)) from None
         if self.id_column is None and self.lives != 1:
             raise PlanError("`lives` belongs to records with ids")
         if self.adaptive is not None and (self.total is None or self.cells is None):

@@ -251,3 +251,17 @@ def test_settings_without_a_bound_are_refused():
         SignedCounter(strategy=Points(CELLS), share=PURE, horizon=9)
     with pytest.raises(ValueError, match="TreeCounter"):
         SignedCounter(strategy=Points(CELLS), share=ZCDP, horizon=10**6)
+
+
+@pytest.mark.parametrize("counter", [
+    SignedCounter(strategy=Direct(CELLS), share=ZCDP, horizon=8, only_grows=True),
+    TreeCounter(strategy=Direct(CELLS), share=PURE, horizon=8, only_grows=True),
+])  # fmt: skip
+def test_noise_for_insertions_alone_is_no_noise_for_deletions(counter):
+    """By ids such a table would promise a record with its deletion, at half the noise."""
+    table = LiveTable.open(counter, SilentNoise(), "t")
+    table.insert(3, 7)
+    table.tick()
+    table.delete(7)
+    with pytest.raises(ValueError, match="only grows"):
+        table.tick()

@@ -249,6 +249,12 @@ def test_ids_protect_all_rows_of_a_record_and_not_one_of_them():
     known = FullyDynamic.repaired(noisy_queries(CELLS), PURE, horizon=8)
     with pytest.raises(ValueError, match="protect 'record'"):
         replace(known, protects=UPDATE)
+    by_labels = FullyDynamic.repaired(noisy_queries(CELLS), PURE, horizon=8, matching="labels")
+    with pytest.raises(ValueError, match="match by labels"):
+        LiveTable.open(by_labels, SilentNoise(), "t")
+    assert LiveTable.open(by_labels, SilentNoise(), "t", matching="labels").privacy() == (
+        by_labels.guarantee
+    )
 
 
 def test_guarantees_are_computed_from_the_parts():

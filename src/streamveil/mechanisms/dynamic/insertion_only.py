@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.mechanisms.dynamic.protocol import Bag, Changes
+from streamveil.mechanisms.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, error_of
 from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism
 from streamveil.mechanisms.linear.queries import Queries
@@ -95,8 +95,7 @@ class InsertionOnly:
 
     def step(self, state: InsertionState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
-        if len(changes.gone):
-            raise ValueError("this table only grows: use a mechanism for inserts and deletes")
+        require_growth(changes)
         state.open.append(changes.born)
         if self.partition is not None and state.partition is not None:
             here = place.inside(b"partition")

@@ -54,7 +54,7 @@ class LiveTable:
         cls, mechanism: DynamicMechanism, noise: Noise, name: str, *, matching: str = "ids"
     ) -> LiveTable:
         """An empty table. `name` is part of every noise address: one per secret."""
-        protects = mechanism.guarantee.protects
+        protects = protected(mechanism.guarantee.protects, matching)
         records = Records(
             matching=matching,  # type: ignore[arg-type]  # checked by Records
             domain=mechanism.queries.domain,

@@ -102,3 +102,9 @@ class DynamicMechanism(Protocol):
 
     def bound(self, state: State, beta: float) -> float:
         """An error, in records, that holds now for all queries except with probability beta."""
+
+
+def require_growth(changes: Changes) -> None:
+    """Refuses deletions where noise is sized for insertions alone."""
+    if len(changes.gone):
+        raise ValueError("this table only grows: use a mechanism for inserts and deletes")

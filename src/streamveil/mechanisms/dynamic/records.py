@@ -35,7 +35,15 @@ Table = dict[str, Array]
 
 
 def protected(protects: Neighbours, matching: str) -> Neighbours:
-    """What a mechanism that protects events protects when ids name records: all rows of an id."""
+    """What a mechanism that protects events protects when ids name records: all rows of an id.
+
+    One that protects updates is refused: without an insertion of an id the next one counts instead.
+    """
+    if matching == "ids" and protects.relation == "update":
+        raise ValueError(
+            "ids protect all rows of a record, not one of them; this mechanism protects 'update'.\n"
+            "  to fix  use a mechanism that protects 'record', or match by labels"
+        )
     named = matching == "ids" and protects.relation == "event"
     return replace(protects, relation="record") if named else protects
 

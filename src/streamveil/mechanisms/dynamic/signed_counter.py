@@ -11,7 +11,7 @@ from scipy.signal import fftconvolve
 
 from streamveil.errors import HorizonError, require_positive
 from streamveil.mechanisms.dynamic.interval_tree import RECORD
-from streamveil.mechanisms.dynamic.protocol import Bag, Changes
+from streamveil.mechanisms.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree
 from streamveil.mechanisms.linear.additive import Additive, grain
 from streamveil.mechanisms.linear.protocol import Answers
@@ -157,6 +157,8 @@ class SignedCounter:
         """See `DynamicMechanism`."""
         if state.t >= self.horizon:
             raise HorizonError(self.horizon)
+        if self.only_grows:
+            require_growth(changes)
         net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
         row = self.strategy.measure(net.histogram(self.queries.domain))
         room(state)
@@ -253,6 +255,8 @@ class TreeCounter:
 
     def step(self, state: TreeCounterState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
+        if self.only_grows:
+            require_growth(changes)
         net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
         self.inner.step(state.inner, net, place)
 
