@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.mechanisms.dynamic.pmwg import Pmwg, first_share
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.dynamic.pmwg import Pmwg, PmwgState, first_share
+from streamveil.mechanisms.linear import Pmw
+from streamveil.mechanisms.linear.queries import LARGEST, counted
+from streamveil.mechanisms.linear.shares import Meter, Place, Share
 from streamveil.privacy.noise import SeededNoise, SilentNoise
 
 QUIET, PURE, ZCDP = Place(SilentNoise(), "t"), Share("pure", 1), Share("zcdp", Fraction(1, 50))
@@ -122,5 +124,54 @@ def test_bad_input_names_the_argument():
     state = pmwg.init(np.array([1, 1, 1, 1]), QUIET)
     with pytest.raises(ValueError, match="points must be numbers from 0 to 3"):
         pmwg.arrive(state, np.array([4]), QUIET)
-    with pytest.raises(ValueError, match="weight in"):
+    with pytest.raises(ValueError, match="weights of a question"):
         pmwg.ask(state, np.array([2.0, 0, 0, 0]), QUIET)
+
+
+@pytest.mark.parametrize("kind", [Pmwg, Pmw])
+def test_quanta_never_overflow_so_neighbours_are_one_record_apart(kind):
+    """A sum of 2^63 quanta or more would be read as a negative one: neighbours far apart."""
+    ask = np.array([1.0, 0.0])
+
+    def answer(first, shift):
+        table = np.array([first, 2**23 + 5 - first])
+        if kind is Pmwg:
+            pmw = Pmwg.practical(PURE, start=int(table.sum()), domain=2, shift=shift)
+        else:
+            pmw = Pmw.practical(PURE, int(table.sum()), 2, 20, shift)
+        return pmw.ask(pmw.init(table, QUIET), ask, QUIET).value
+
+    for first in (2**23 - 1, 2**23):
+        assert answer(first, 30) == first
+        with pytest.raises(ValueError, match="smaller shift"):
+            answer(first, 40)
+
+
+def test_a_table_that_outgrows_its_quanta_is_refused_before_it_changes():
+    pmwg = Pmwg.practical(PURE, start=2**10, domain=2, shift=50)
+    state = PmwgState(np.array([2**10, 0]), np.full(2, 0.5), 2**10, Meter(PURE))
+    with pytest.raises(ValueError, match="smaller shift"):
+        pmwg.arrive(state, np.zeros(2**10, np.int64), QUIET)
+    assert state.size == state.histogram.sum() == 2**10
+
+
+@pytest.mark.parametrize("kind", [Pmwg, Pmw])
+def test_a_question_between_the_quanta_is_refused(kind):
+    if kind is Pmwg:
+        pmw = Pmwg.practical(PURE, start=100, domain=2)
+    else:
+        pmw = Pmw.practical(PURE, 100, 2, 20)
+    state = pmw.init(np.array([100, 0]), QUIET)
+    for weights, words in (
+        ([0.4, 0.4], "multiples"), ([np.nan, 0], "finite"), ([1.2, 0], r"in \[0, 1\]"),
+        ([1.0], "one weight"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            pmw.ask(state, np.array(weights), QUIET)
+
+
+@given(st.lists(st.integers(0, 2**30), min_size=1, max_size=4), st.integers(0, 49), st.data())
+def test_answers_in_quanta_are_exact_or_cut_at_one_number(counts, shift, data):
+    quanta = [data.draw(st.integers(0, 2**shift)) for _ in counts]
+    exact = sum(q * c for q, c in zip(quanta, counts, strict=True))
+    assert counted(np.array(quanta), np.array(counts)) == min(exact, LARGEST)

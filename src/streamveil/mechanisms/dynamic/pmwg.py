@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.errors import require_between, require_positive
+from streamveil.mechanisms.linear.queries import counted, require_room, whole_quanta
 from streamveil.mechanisms.linear.shares import Meter, Place, Share
 from streamveil.mechanisms.sparse_vector import (
     AboveState,
@@ -94,6 +95,7 @@ class Pmwg:
     def __post_init__(self) -> None:
         require_positive(start=self.start, domain=self.domain, threshold=self.threshold)
         require_between(0, 0.99, power=self.power)
+        require_room(self.start, self.shift)
 
     @classmethod
     def practical(  # noqa: PLR0913  (settings, all by keyword)
@@ -193,6 +195,7 @@ class Pmwg:
         points = np.asarray(points)
         if len(points) and not 0 <= points.min() <= points.max() < self.domain:
             raise ValueError(f"points must be numbers from 0 to {self.domain - 1}")
+        require_room(state.size + len(points), self.shift)
         np.add.at(state.histogram, points, 1)
         before, state.size = state.size, state.size + len(points)
         state.weights *= before / state.size
@@ -207,13 +210,11 @@ class Pmwg:
 
         EXHAUSTED comes with the synthetic answer, whose error is then not promised.
         """
-        quanta = np.rint(np.ldexp(query, self.shift)).astype(np.int64)
-        if query.shape != state.weights.shape or quanta.min() < 0 or quanta.max() > 1 << self.shift:
-            raise ValueError("a question needs one weight in [0, 1] for every point of the domain")
+        quanta = whole_quanta(query, self.shift, self.domain)
         guess = state.size * float(query @ state.weights)
         if state.run is None:
             return Answer("EXHAUSTED", guess)
-        exact = int(quanta @ state.histogram)
+        exact = counted(quanta, state.histogram)
         gap = abs(exact - round(math.ldexp(guess, self.shift)))
         limit = math.ceil(math.ldexp(self.limit(state), self.shift))
         here = place.inside(b"run", state.started - 1)

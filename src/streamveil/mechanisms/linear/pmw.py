@@ -10,7 +10,13 @@ import numpy as np
 
 from streamveil.errors import require_positive
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
-from streamveil.mechanisms.linear.queries import Queries, check_histogram
+from streamveil.mechanisms.linear.queries import (
+    Queries,
+    check_histogram,
+    counted,
+    require_room,
+    whole_quanta,
+)
 from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.linear.weights import Weights
 from streamveil.mechanisms.sparse_vector import Answer, Sparse, SparseState
@@ -58,6 +64,7 @@ class Pmw:
 
     def __post_init__(self) -> None:
         require_positive(size=self.size, halts=self.halts, threshold=self.threshold)
+        require_room(self.size, self.shift)
 
     @classmethod
     def practical(
@@ -111,10 +118,7 @@ class Pmw:
 
     def ask(self, state: PmwState, query: Float64[Array, " N"], place: Place) -> Answer:
         """One question, by its weights: multiples of 2**-shift in [0, 1]. EASY costs nothing."""
-        quanta = np.rint(np.ldexp(query, self.shift)).astype(np.int64)
-        if query.shape != state.weights.shape or quanta.min() < 0 or quanta.max() > 1 << self.shift:
-            raise ValueError("a question needs one weight in [0, 1] for every point of the domain")
-        exact = int(quanta @ state.histogram)
+        exact = counted(whole_quanta(query, self.shift, len(state.weights)), state.histogram)
         guess = self.size * float(query @ state.weights)
         gap = abs(exact - round(math.ldexp(guess, self.shift)))
         answer = self.sparse.ask(state.sparse, gap, self._threshold, place, exact)

@@ -17,6 +17,7 @@ import numpy as np
 
 from streamveil.types import Array, Float64, Int64
 
+LARGEST = 1 << 61  # quanta that one adaptive question may count: noise fits beside them
 CELLS = 1 << 27  # entries of a dense matrix of queries: one gigabyte
 Function = Callable[[Array], Array]
 
@@ -158,6 +159,43 @@ def check_histogram(queries: Queries, histogram: Array) -> None:
         raise ValueError(f"a histogram needs {queries.domain} entries, not {histogram.shape}")
     if histogram.dtype != np.int64:
         raise ValueError(f"a histogram holds whole records (int64), not {histogram.dtype}")
+
+
+def whole_quanta(query: Array, shift: int, domain: int) -> Int64[Array, " N"]:
+    """The weights of one question as quanta; refuses weights between two of them."""
+    query = np.asarray(query, np.float64)
+    if query.shape != (domain,):
+        raise ValueError(
+            f"a question needs one weight in [0, 1] for every point of the domain, {domain} in all,"
+            f" not {query.shape}"
+        )
+    quanta = rounded_weights(query, shift, "a question")
+    if not np.array_equal(np.ldexp(quanta.astype(np.float64), -shift), query):
+        raise ValueError(
+            f"the weights of a question must be multiples of 2**-{shift}.\n"
+            "  to fix  set a larger shift (16 is plenty), and round weights to its multiples"
+        )
+    return quanta
+
+
+def counted(quanta: Int64[Array, " N"], histogram: Int64[Array, " N"]) -> int:
+    """The answer to one question in quanta, at most `LARGEST`.
+
+    Proof: halves of the quanta are summed apart, without overflow below 2^36 records, and added as
+        Python's integers; no cut at a fixed number moves two answers apart.
+    """
+    half = 26
+    upper, lower = quanta >> half, quanta & ((1 << half) - 1)
+    return min((int(upper @ histogram) << half) + int(lower @ histogram), LARGEST)
+
+
+def require_room(size: float, shift: int) -> None:
+    """Refuses a public size whose quanta do not fit a whole number of 64 bits with its noise."""
+    if size >= LARGEST >> shift:
+        raise ValueError(
+            f"{size:.3g} records are too many for questions at shift = {shift}, which takes fewer"
+            f" than 2**{61 - shift}.\n  to fix  set a smaller shift (16 is plenty)"
+        )
 
 
 def widths(queries: Queries) -> Float64[Array, " k"]:
