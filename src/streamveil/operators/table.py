@@ -91,7 +91,7 @@ class ChangingTable:
     """
 
     kind: ClassVar[str] = "changing-table"
-    version: ClassVar[int] = 5  # 3: ids of 128 bits; 4: portable scales; 5: bounds with rounding
+    version: ClassVar[int] = 5  # 4: portable scales; 5: bounds cover rounding
 
     mechanism: DynamicMechanism
     attributes: tuple[Attribute, ...]

@@ -200,9 +200,14 @@ class Repaired:
         return [base.scale(Fraction(1, state.rounds)), *tree.parts(state.deletions)]
 
     def most(self, state: BucketState, beta: float) -> float:
-        """See `BucketPlan`: the base and, at most once more, its deletions."""
-        if not self.static.adaptive or state.remaining == 0:
-            return 2 * max(state.size, 1.0)
+        """See `BucketPlan`: the base and, at most once more, its deletions.
+
+        A bucket that lives for no further segment never estimates its size: nothing is known.
+        """
+        if not self.static.adaptive:
+            return 2.0
+        if state.deletions is None:
+            return math.inf
         size, _, _, test = self._split(state.share)
         estimate = size.deviation(1, 1) * math.sqrt(2 * math.log(4 / beta))
         asked = 1 if state.above is None else 1 + state.above.asked

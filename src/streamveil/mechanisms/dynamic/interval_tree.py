@@ -253,7 +253,10 @@ class FullyDynamic:
         return Answers(np.maximum(combine(parts, self.queries.size).values, 0.0))
 
     def bound(self, state: TreeTableState, beta: float) -> float:
-        """See `DynamicMechanism`: of closed segments, plus what the open one may hide."""
+        """See `DynamicMechanism`: of closed segments, plus what the open one may hide.
+
+        Infinite where the error grows with a number nobody released.
+        """
         hidden = 0.0
         if self.partition is not None and state.partition is not None:
             beta /= 2
@@ -264,6 +267,8 @@ class FullyDynamic:
             return hidden + error_of(self.static, parts, 0.0, beta)
         beta /= 2
         size = sum(self.bucket.most(bucket, beta / max(len(buckets), 1)) for bucket in buckets)
+        if math.isinf(size):
+            return math.inf
         return hidden + error_of(self.static, parts, size, beta)
 
 

@@ -54,12 +54,14 @@ class Additive:
     @property
     def error(self) -> NoiseBound:
         """See `StaticMechanism`. The larger of both kinds, which differ in the unit only."""
-        units = {kind: self.strategy.unit(kind) for kind in KINDS}
         return NoiseBound(
-            {kind: unit * self.sensitivity(kind) for kind, unit in units.items()},
+            {kind: self.strategy.unit(kind) * self.sensitivity(kind) for kind in KINDS},
+            {
+                kind: float(self.strategy.scales(kind).min()) * self.sensitivity(kind)
+                for kind in KINDS
+            },
             self.queries.size,
             self.strategy.single,
-            {kind: unit / self.strategy.scales(kind).min() for kind, unit in units.items()},
         )
 
     def scales(self, share: Share) -> Float64[Array, " rows"]:
@@ -97,9 +99,14 @@ def noisy(
 
 
 def grain(scales: Float64[Array, " rows"], kind: Kind) -> float:
-    """How many times larger rounding to integers makes the deviation of any row, at most."""
+    """How many times larger rounding to integers makes the deviation of any row, at most.
+
+    Gaussians are rounded about real centres: far below half an integer of noise, what is left of
+    it is the distance of the centre to the next integer.
+    """
     least = float(scales.min()) ** 2 * (2 if kind == "pure" else 1)
-    return math.sqrt(1 + 1 / (12 * least))
+    coarse = kind != "pure" and least < 1 / 4
+    return math.sqrt(1 + (1 / 4 if coarse else 1 / 12) / least)
 
 
 def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
