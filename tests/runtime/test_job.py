@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -308,6 +310,59 @@ def test_a_second_start_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="another process"):
             Job(tmp_path / "s", work(), SEEDED)
     assert run(tmp_path / "s")
+
+
+def in_a_child(action: Callable[[], object]) -> str:
+    """What an action says in a process that is forked now."""
+    here, there = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # whoever runs a parent's job waits for its threads for ever
+        try:
+            said = str(action())
+        except StoreError as error:
+            said = str(error)
+        os.write(there, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(there)
+    with os.fdopen(here) as heard:
+        return heard.read()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks beside threads
+@pytest.mark.parametrize("taken", [0, 2])
+def test_a_forked_child_cannot_run_its_parents_job(tmp_path: Path, taken: int) -> None:
+    expected = values(run(tmp_path / "unforked"))
+    with Job(tmp_path / "s", work(), SEEDED) as job:
+        seen = [next(job) for _ in range(taken)]
+        before = (tmp_path / "s" / "log-000000000000").stat().st_size if not taken else None
+        assert "forked" in in_a_child(lambda: next(job))
+        assert "None" in in_a_child(job.close)  # lets go of its own copies only
+        if before is not None:
+            assert (tmp_path / "s" / "log-000000000000").stat().st_size == before
+        with pytest.raises(StoreError, match="another process"):
+            Job(tmp_path / "s", work(), SEEDED)
+        seen += list(job)
+    assert values(seen) == expected
+    assert run(tmp_path / "s")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_that_lives_on_does_not_keep_the_state(tmp_path: Path) -> None:
+    with Job(tmp_path / "s", work(), SEEDED) as job:
+        until, end = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(end)
+            os.read(until, 1)
+            os._exit(0)
+        list(job)
+    try:
+        assert run(tmp_path / "s")
+    finally:
+        os.close(end)
+        os.waitpid(child, 0)
 
 
 def test_overspending_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:

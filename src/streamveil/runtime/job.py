@@ -192,6 +192,7 @@ class Job:
         ask = getattr(self.work.operator, "ask", None)
         if ask is None:
             raise PlanError("only a query over a changing table takes questions")
+        self._store.require_own()
         if getgeneratorstate(self._running) != GEN_CREATED:
             raise StoreError(
                 "the job has been running in this process: questions come before it goes on.\n"
@@ -209,6 +210,7 @@ class Job:
         return self
 
     def __next__(self) -> Release:
+        self._store.require_own()
         return next(self._running)
 
     def __enter__(self) -> Job:

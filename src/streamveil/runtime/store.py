@@ -227,8 +227,13 @@ class Store:
         """Bytes of the records since the last checkpoint."""
         return self._log.size
 
+    def require_own(self) -> None:
+        """Refuses a child of the process that opened it: both would write the same log."""
+        self._lock.require_own()
+
     @contextmanager
     def _fatal(self) -> Iterator[None]:
+        self.require_own()
         if self._error is not None:
             raise StoreError(
                 "an earlier write to the state directory failed; nothing more is written.\n"
