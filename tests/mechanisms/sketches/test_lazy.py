@@ -294,3 +294,8 @@ def test_the_report_states_what_was_computed():
     assert report["sigma"] == pytest.approx(report["kappa"] * report["l2"])
     assert config.guarantee.epsilon(1e-6) <= 1
     assert config.guarantee.epsilon(1e-6) > 0.999
+
+
+def test_an_epsilon_beyond_all_floats_is_refused_in_words():
+    with pytest.raises(ValueError, match="a smaller epsilon"):
+        lazy(budget=Budget(epsilon=900_000, delta=1e-9))

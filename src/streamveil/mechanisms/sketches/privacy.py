@@ -128,14 +128,17 @@ class NoisePlan:
                 " that delta pays for"
             )
         whole = gaussian_mu(self.budget)
-        each = 1 + Fraction(math.exp(self.budget.epsilon) * UP)
+        each = 1 + Fraction(
+            math.exp(min(float(self.budget.epsilon), 600)) * UP
+        )  # 600: refused below
         paid = self._distance(1.25 * self._exact / whole)
         while True:
             spent = each * paid
             if spent >= self.budget.delta / 2:
                 raise ValueError(
                     f"delta = {float(self.budget.delta):g} is too small: the sampler alone needs"
-                    f" {float(2 * spent):.3g}.\n  to fix  use a larger delta, fewer pushes or items"
+                    f" {float(2 * spent):.3g}.\n"
+                    "  to fix  use a larger delta, a smaller epsilon, fewer pushes or items"
                 )
             mu = gaussian_mu(self.budget, 1 - spent / self.budget.delta)
             needed = self._distance(self._sigma_at(mu))
