@@ -1,6 +1,7 @@
 """The command line: teaches by --help, explains, runs, resumes, and fails in one clear block."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import streamveil as sv
 from streamveil import cli
 from streamveil.commands.answers import place
 from streamveil.commands.common import print_rows, read_query, write_rows
@@ -104,13 +106,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def call(*arguments):
+def call(*arguments, **env):
     """Runs the whole program; returns (exit code, output, errors) without escape codes."""
     done = subprocess.run(
         [sys.executable, "-m", "streamveil", *map(str, arguments)],
         capture_output=True, text=True, timeout=120, check=False,
         env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1", "HOME": "/tmp",
-             "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+             "PYTHONPATH": str(Path(cli.__file__).parents[1]), **env},
     )  # fmt: skip
     strip = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
     return done.returncode, strip.sub("", done.stdout), strip.sub("", done.stderr)
@@ -353,3 +355,32 @@ def test_a_release_has_at_most_two_numbers():
     for text in ("2/3/4", "", "x", "1/"):
         with pytest.raises(PlanError, match="WINDOW/TRIGGER"):
             place(text)
+
+
+def test_names_that_look_like_markup_or_are_no_text_are_shown(tmp_path):
+    ledger = tmp_path / "clicks.ledger"
+    limit = ("--epsilon", 1, "--delta", "1e-6")
+    assert call("ledger", "create", ledger, "--unit", "user[/red]", *limit)[0] == 0
+    code, shown, _ = call("ledger", "show", ledger)
+    assert code == 0
+    assert "user[/red]" in shown
+    data = tmp_path / "in"
+    data.mkdir()
+    with open(os.path.join(os.fsencode(data), b"[red]\xff.csv"), "w") as file:
+        file.write("user\n" + "".join(f"{n}\n" for n in range(9)))
+    query = sv.files(str(data), columns={"user": "INT64"}, name="visits").protect(unit="user")
+    query = query.group_by().agg(n=sv.count()).bound(max_rows=1)
+    job = query.release(every=sv.rows(3), steps=4, budget=sv.Budget(epsilon=1, delta=1e-6))
+    assert list(job.run(state=tmp_path / "s"))
+    code, shown, errors = call("inspect", tmp_path / "s")
+    assert (code, errors) == (0, "")
+    assert "[red]\\udcff.csv" in shown
+
+
+def test_a_terminal_of_few_characters_gets_the_others_spelled_out(folder):
+    assert call("run", folder / "q.sql", "--state", folder / "s")[0] == 0
+    for encoding in ("ascii", "latin-1"):
+        code, shown, errors = call("read", folder / "s", PYTHONIOENCODING=encoding)
+        assert (code, errors) == (0, "")
+        assert "north" in shown
+        assert "\\u2026" in shown

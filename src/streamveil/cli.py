@@ -13,11 +13,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -69,7 +71,13 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Runs the command line; every error on purpose is one block of text, without a traceback."""
+    """Runs the command line; every error on purpose is one block of text, without a traceback.
+
+    A character that the terminal does not have (or a file's name that is no text) is spelled out.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except StreamveilError as error:
@@ -368,7 +376,7 @@ def inspect(
         return
     table = Table(show_header=False, box=None)
     for row in summary.rows():
-        table.add_row(*row)
+        table.add_row(*(escape(text) for text in row))
     Console(soft_wrap=True, highlight=False).print(table)
 
 

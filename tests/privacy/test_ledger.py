@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import multiprocessing
@@ -326,6 +327,31 @@ def test_a_failed_write_charges_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         assert ledger.spent() == Zcdp(0.6)
         ledger.charge("more", Zcdp(0.1))
         ledger.verify()
+
+
+@pytest.mark.parametrize("why", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_what_may_only_be_read_is_read_and_never_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    path = tmp_path / "visits.jsonl"
+    head = filled(path)
+    before, real = path.read_bytes(), os.open
+
+    def read_only(name: str, flags: int, *mode: int) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(why, os.strerror(why))
+        return real(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with Ledger.load(path) as ledger:
+        assert (ledger.spent(), ledger.verify()) == (Zcdp(0.6), head)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=os.strerror(why)):
+                ledger.charge("more", Zcdp(0.1))
+        assert ledger.spent() == Zcdp(0.6)
+    assert path.read_bytes() == before
+    with pytest.raises(StoreError, match=f"cannot be opened: {os.strerror(why)}"):
+        Ledger.open(tmp_path / "new.jsonl", RHO, USER)
 
 
 def charge_often(path: Path, name: str, refused: multiprocessing.Queue) -> None:  # type: ignore[type-arg]

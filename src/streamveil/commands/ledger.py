@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from streamveil.commands.common import StateFolder, open_ledger, typed
@@ -61,11 +62,11 @@ def create(
 def show(state: StateFolder) -> None:
     """Every charge, what is spent and what is left."""
     with open_ledger(state) as ledger:
-        table = Table(title=f"limit {ledger.limit}, {ledger.protects.phrase}")
+        table = Table(title=escape(f"limit {ledger.limit}, {ledger.protects.phrase}"))
         for column in ("charge", "loss", "range"):
             table.add_column(column)
         for entry in ledger.entries():
-            table.add_row(entry.name, str(entry.loss), "all" if entry.range is None
+            table.add_row(escape(entry.name), str(entry.loss), "all" if entry.range is None
                           else f"periods {entry.range[0]} to {entry.range[1] - 1}")  # fmt: skip
         console = Console(soft_wrap=True)
         console.print(table)

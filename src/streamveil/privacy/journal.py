@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from streamveil.errors import StoreError
 Record = dict[str, Any]
 START = "0" * 32
 OPENING = b'{"hash":"'  # of every line
+NO_WRITING = (EROFS, EACCES, EPERM)  # errors of a file that may still be read
 
 
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -45,6 +47,7 @@ class Journal:
         self._at = 0  # bytes read so far, always at a line's start
         self._file: int | None = None
         self._locked = False
+        self._refused: OSError | None = None  # why nothing can be written to the open file
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,13 +119,15 @@ class Journal:
         """Gives the file back; the journal may be used again."""
         if self._file is not None:
             os.close(self._file)
-            self._file = None
+            self._file = self._refused = None
 
     def __del__(self) -> None:
         self.close()
 
     def _write(self, data: bytes) -> None:
         file = self._open()
+        if self._refused is not None:
+            raise self._unwritten(self._refused) from self._refused
         try:
             os.ftruncate(file, self._at)  # a torn tail
             done = 0
@@ -131,11 +136,14 @@ class Journal:
             os.fsync(file)
         except OSError as error:
             os.ftruncate(file, self._at)
-            raise StoreError(
-                f"{self.path} could not be written: {error.strerror}. Nothing was recorded.\n"
-                "  to fix  free space or repair the disk, then start again"
-            ) from error
+            raise self._unwritten(error) from error
         self._at += len(data)
+
+    def _unwritten(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"{self.path} could not be written: {error.strerror}. Nothing was recorded.\n"
+            "  to fix  free space or repair the disk or its permissions, then start again"
+        )
 
     def _checked(self, line: bytes) -> tuple[Record, str]:
         try:
@@ -157,10 +165,20 @@ class Journal:
             try:
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from error
+                self._file = self._open_to_read(error)
             if fresh:
                 _sync_folder(self.path.parent)
         return self._file
+
+    def _open_to_read(self, error: OSError) -> int:
+        """The file of a backup, or of somebody else: what was charged may be read all the same."""
+        assert self.path is not None  # noqa: S101  (there was something to open)
+        if error.errno in NO_WRITING:
+            with suppress(OSError):
+                file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._refused = error
+                return file
+        raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from error
 
 
 def has_torn_tail(path: Path) -> bool:
