@@ -73,22 +73,6 @@ def test_the_corrected_thresholds_fit_the_budget_and_the_published_ones_do_not()
     assert as_printed.totalling.selection.threshold(3) < rigorous.totalling.selection.threshold(3)
 
 
-def test_a_unit_that_counts_in_every_round_of_a_key_is_charged_for_all_of_them():
-    operator = published(aggregates=AGGREGATES[2:3])
-    others = [(u, "a", 0, 10 * step, 0) for step in range(4) for u in range(1, 60)]
-    mine = [(1000, "a", 0, 10 * step, 0) for step in range(4)]
-    totals = []
-    for rows in (others, sorted(others + mine, key=lambda row: row[3])):
-        releases, _ = run(operator, batches(rows), SilentNoise())
-        totals.append([release.table["people"].to_pylist()[0] for release in releases[:4]])
-    moved = np.abs(np.diff(np.subtract(totals[1], totals[0]), prepend=0)).sum()
-    assert moved == 4  # max_rows: once in every round
-    one_lane = operator.totalling.counters[0].loss(int(moved), 1)
-    selection = operator.totalling.selection.loss
-    assert operator.loss.gaussian >= selection.gaussian + one_lane.gaussian
-    assert operator.loss.fits(ROOMY)
-
-
 def test_failures_are_bounded_where_noise_is_hardly_larger_than_its_rounding():
     """One node: the exact tail of a rounded Gaussian, which may be above that of its deviation."""
     for sigma in (20, 51.9, 247.2, 1000):
@@ -111,3 +95,5 @@ def test_it_refuses_what_it_cannot_do():
         published(bounding=Bounding(quadratic=5))
     with pytest.raises(PlanError, match="discovers its keys"):
         published(keys=())
+    with pytest.raises(PlanError, match="count them again"):  # a unit is new in every round
+        published(aggregates=AGGREGATES)

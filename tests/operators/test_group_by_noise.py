@@ -45,6 +45,7 @@ EVERYTHING = (
               options={"fan": 2, "levels": 2}),
     Aggregate(name="d", function="count_distinct", expression="v"),
 )  # fmt: skip
+ROUNDED = tuple(one for one in EVERYTHING if one.function != "count_units")
 
 
 def moves(operator, rows):
@@ -252,7 +253,7 @@ def test_the_budget_is_used_up(shown, aggregates, bounding):
     assert 1.998 < operator.guarantee.epsilon(1e-6) <= 2
 
 
-@pytest.mark.parametrize("aggregates", [*((one,) for one in EVERYTHING), EVERYTHING], ids=str)
+@pytest.mark.parametrize("aggregates", [*((one,) for one in ROUNDED), ROUNDED], ids=str)
 def test_the_published_system_states_what_its_noise_was_made_for(aggregates):
     """Twice rho of half of epsilon and a third of delta: for selection, and for all values."""
     operator = compiled(

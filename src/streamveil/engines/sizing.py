@@ -114,6 +114,12 @@ class Sizing:
             )
         if self.plan.key_set.public is not None or not self.plan.keys:
             raise PlanError("preset 'dp-sqlp' discovers its keys; use the default for public keys")
+        if any(lane.kind == "units" for lane in self.lanes):
+            raise PlanError(
+                "preset 'dp-sqlp' forgets who is in a group after each release of it: a count of"
+                " different units would count them again.\n"
+                "  to fix  count rows, or use the default preset"
+            )
         thresholds = self.setting("thresholds", "rigorous", "hold for all triggers together")
         if thresholds not in ("rigorous", "published"):
             raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
@@ -132,7 +138,7 @@ class Sizing:
         charged = sum(lane.place == 0 for lane in self.lanes)  # a tree level is charged as one
         per_lane, counters = Budget(mu=root_down(2 * rho / charged)), []
         for lane in self.lanes:
-            moved, groups = lane_move(lane, bounds, rounds=True)
+            moved, groups = lane_move(lane, bounds)
             counters.append(fit(tree, per_lane, moved, groups))
         totalling = RoundTotalling(
             lanes=self.lanes, counters=tuple(counters), selection=selection, horizon=self.horizon

@@ -111,6 +111,9 @@ class GroupBy:
         nodes = [lane.kind == "node" for lane in self.totalling.lanes]
         if nodes != sorted(nodes):  # else rows would be added to lanes that others' noise hides
             raise ValueError("the nodes of trees are the last lanes")
+        units = any(lane.kind == "units" for lane in self.totalling.lanes)
+        if units and isinstance(self.totalling, RoundTotalling):
+            raise ValueError("a unit is new in every round: rounds count no units")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -127,7 +130,7 @@ class GroupBy:
             zip(totalling.lanes, totalling.counters, strict=True)
         ):
             if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
-                moved = lane_move(lane, self.bounds, rounds=isinstance(totalling, RoundTotalling))
+                moved = lane_move(lane, self.bounds)
                 lanes += weighted_loss(counter, *moved, totalling.rule)
         if isinstance(totalling.selection, TableOpening):
             mu = root_up(lanes.gaussian)
@@ -371,17 +374,15 @@ class GroupBy:
         ]  # fmt: skip
 
 
-def lane_move(lane: Lane, bounds: Bounds, *, rounds: bool = False) -> tuple[Fraction, int]:
+def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
     """How far one unit moves a lane in L2 over all groups (rounded up), and how many groups.
 
-    A unit counts once in a group; where selection goes in `rounds`, once in each round of a group,
-    which may be with every row. The nodes of one tree level are one lane spread out: a row adds to
-    one of them, so together they move no further, over at most as many (group, node) pairs as there
-    are rows.
+    A unit counts once in a group. The nodes of one tree level are one lane spread out: a row adds
+    to one of them, so together they move no further, over at most as many (group, node) pairs as
+    there are rows.
     """
     groups = bounds.units_l2_squared
-    once = lane.kind == "units" and not rounds
-    squared = groups if once else bounds.l2_squared
+    squared = groups if lane.kind == "units" else bounds.l2_squared
     touched = bounds.l2_squared if lane.kind == "node" else groups
     if bounds.scale > 1:  # a group costs one squared quantum of weight or more
         touched = bounds.l2_squared * bounds.scale**2

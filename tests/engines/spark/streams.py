@@ -96,6 +96,8 @@ class Case:
                     options={"q": 0.5, "levels": 3},
                 ),
             ]  # fmt: skip
+        if self.preset == "dp-sqlp":  # which counts no units
+            aggregates = [one for one in aggregates if one.function != "count_units"]
         if self.moments:
             aggregates += [
                 Aggregate(name=function, function=function, expression="value", low=-1.0, high=1.0)
