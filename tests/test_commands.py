@@ -89,6 +89,8 @@ def test_read_lists_picks_and_writes(folder, tmp_path):
     for arguments, words in (
         (("--trigger", "9"), "there is no release 9"),
         (("--key", "ward"), "column=value"),
+        (("--key", "ward is null"), "shows no such group"),
+        (("--key", "wart IS NULL"), "did you mean 'ward'"),
         (("--out", "x.xls"), "must end in"),
         *(
             (("--out", f"/nowhere/x.{kind}"), "/nowhere/x.* cannot be written: No such file")
@@ -140,7 +142,7 @@ def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
     seen = call("audit", folder / "q.sql", "--trials", 400)
     assert seen.exit_code == 0
     assert "the claim stands" in seen.stdout
-    assert seen.stdout.count("stands") == 9
+    assert seen.stdout.count("stands") == 11
 
     def refuted(plan, copies, alpha, change, tell):
         yield reduced.Verdict("one", "unbroken", 3.0, 2.0, 1e-6, 4)

@@ -49,13 +49,27 @@ def test_the_reduced_query_keeps_what_matters(name):
 def test_claims_stand(name):
     heard = []
     found = list(attacks(QUERIES[name].plan, TRIALS // 2, 1e-6, tell=heard.append))
-    assert len(found) == len(heard) == 8
+    assert len(found) == len(heard) == 10
     assert all(verdict.stands for verdict in found)
     assert all(0 <= verdict.proven < verdict.claimed for verdict in found)
 
 
-def test_half_of_the_noise_is_caught():
-    alone = query(PUBLIC, sv.Budget(mu=0.5, delta=1e-6), measures={"n": sv.count()})
+@pytest.mark.parametrize(("low", "high"), [(0, 9), (-9, 0), (-9, 2)])
+def test_the_added_unit_reaches_both_bounds_with_values_of_its_own(low, high):
+    measures = {"n": sv.count(), "ms": sv.sum("ms", bounds=(low, high))}
+    small = reduced(query(PUBLIC, sv.Budget(mu=0.5, delta=1e-6), measures=measures).plan, 5)
+    *far, near = (
+        [row[4] for row in scenario.added] for scenario in scenarios(small, compile_plan(small))
+    )
+    ends = (high, low) if high >= -low else (low, high)
+    for values, end in [*((values, ends[0]) for values in far), (near, ends[1])]:
+        assert {min(max(value, low), high) for value in values} == {end}
+        assert len({*values}) == len(values)
+
+
+@pytest.mark.parametrize("measure", [sv.count(), sv.sum("ms", bounds=(-9, 0))])
+def test_half_of_the_noise_is_caught(measure):
+    alone = query(PUBLIC, sv.Budget(mu=0.5, delta=1e-6), measures={"n": measure})
     found = attacks(alone.plan, 2 * TRIALS, 1e-6, halved, tell=lambda _: None)
     assert any(not verdict.stands for verdict in found)  # the first is enough
 

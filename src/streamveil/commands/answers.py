@@ -37,7 +37,8 @@ def read(
     window: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
     trigger: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
     key: Annotated[
-        list[str] | None, typer.Option(help="column=value: the rows of one group. Repeatable.")
+        list[str] | None,
+        typer.Option(help="column=value, or 'column IS NULL': the rows of one group. Repeatable."),
     ] = None,
     listing: Annotated[
         bool, typer.Option("--list", help="Which releases there are, instead.")
@@ -57,12 +58,19 @@ def read(
     show_or_write(release.table, f"window {release.window}, trigger {release.trigger}", out, MOST)
 
 
-def pair(text: str) -> tuple[str, str]:
-    """A column and a value."""
+def pair(text: str) -> tuple[str, str | None]:
+    """A column and a value; no value for the group of rows that have none.
+
+    >>> pair("url=/home"), pair("url="), pair("url is null")
+    (('url', '/home'), ('url', ''), ('url', None))
+    """
     name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise PlanError("--key takes column=value, such as --key url=/home")
-    return name, value
+    if name and equals:
+        return name, value
+    name, *rest = text.rsplit(maxsplit=2)
+    if [word.upper() for word in rest] != ["IS", "NULL"]:
+        raise PlanError("--key takes column=value, such as --key url=/home, or --key 'url IS NULL'")
+    return name, None
 
 
 @app.command(epilog="Example: streamveil derive difference pages.veil n --at 4 --since 1")

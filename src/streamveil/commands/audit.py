@@ -49,20 +49,21 @@ def audit(
     )  # fmt: skip
     found = []
     with bar:
-        task = bar.add_task("compiling", total=4 * len(reduced.RUNS))
+        scenes = 4 if reduced.extremes(plan)[1] is None else 5
+        task = bar.add_task("compiling", total=scenes * len(reduced.RUNS))
         for verdict in reduced.attacks(
             plan, trials, alpha, change, lambda text: bar.update(task, description=text)
         ):
             found.append(verdict)
             bar.advance(task)
     refuted = any(not verdict.stands for verdict in found)
-    shown = Table(title=f"epsilon at delta = {found[0].delta:g}, {trials:,} trials a side")
-    for column in ("the added unit has", "run", "proven at least", "claimed", ""):
-        shown.add_column(column, justify="right" if column in ("proven at least", "claimed")
-                         else "left")  # fmt: skip
+    shown = Table(title=f"lower bounds on epsilon, {trials:,} trials a side")
+    for column in ("the added unit has", "run", "at delta", "proven at least", "claimed", ""):
+        shown.add_column(column, justify="right" if column in ("at delta", "proven at least",
+                                                               "claimed") else "left")  # fmt: skip
     for one in found:
         shown.add_row(
-            one.scenario, one.run, f"{one.proven:.3f}", f"{one.claimed:.3f}",
+            one.scenario, one.run, f"{one.delta:g}", f"{one.proven:.3f}", f"{one.claimed:.3f}",
             "stands" if one.stands else "REFUTED",
         )  # fmt: skip
     Console(soft_wrap=True).print(shown)
