@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,10 +80,38 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "read_query", interrupted)
     monkeypatch.setattr(sys, "argv", ["streamveil", "run", "q.sql", "--state", "s"])
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # of the tests themselves
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == cli.INTERRUPTED
     assert "Run again to resume" in capsys.readouterr().err
+
+
+BUSY = """
+import sys, time
+from threading import Thread
+from streamveil import cli
+
+def interrupted(*_):
+    Thread(target=time.sleep, args=(60,)).start()  # an answer of the disk that takes its time
+    raise KeyboardInterrupt
+
+cli.read_query = interrupted
+sys.argv = ["streamveil", "run", "q.sql", "--state", "s"]
+cli.main()
+"""
+
+
+def test_a_second_ctrl_c_ends_what_is_waited_for_in_silence():
+    job = subprocess.Popen([sys.executable, "-c", BUSY], stderr=subprocess.PIPE, text=True)
+    assert job.stderr is not None
+    first = job.stderr.readline()
+    time.sleep(0.5)  # Python waits for the thread by now
+    job.send_signal(signal.SIGINT)
+    rest = job.communicate(timeout=30)[1]
+    assert "Run again to resume" in first
+    assert rest == ""
+    assert job.returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize("text", ["lots", "-4GB", "0", "nan", "infGB", "1e400GB", "4XB", ""])

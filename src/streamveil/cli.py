@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,7 @@ def main() -> None:
         fail(error)
     except SystemExit as left:
         if left.code == INTERRUPTED:  # Ctrl-C: typer turns it into this
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one waits for no thread
             typer.echo("interrupted; what is committed stays. Run again to resume.", err=True)
         raise
     except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +22,7 @@ from streamveil.queries import times
 from streamveil.queries.kernels import (
     NO,
     Column,
+    dense,
     float_op,
     from_numpy,
     int_abs,
@@ -135,13 +137,27 @@ def common(name: str, arguments: Sequence[Argument]) -> Kind:
     return next(iter(kinds), "null")
 
 
-def _extreme(kernel: Callable[..., Column]) -> Rule:
+def _extreme(larger: Callable[[Array, Array], Array], of_texts: Callable[..., Column]) -> Rule:
+    def folded(*columns: Column) -> Column:
+        values, ok = dense(columns[0])
+        for column in columns[1:]:
+            other, valid = dense(column)
+            values, ok = larger(values, other), ok & valid
+        return from_numpy(values, ok, columns[0].type)
+
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 1, 99)
         kind = common(name, arguments)
-        return Bound(kind, (kind,) * len(arguments), lambda *c: kernel(*c, skip_nulls=False))
+        kernel: Kernel = folded  # also of times and of what is not a number, where Arrow's differ
+        if kind in ("string", "bytes"):
+            kernel = partial(of_texts, skip_nulls=False)
+        return Bound(kind, (kind,) * len(arguments), _first if kind == "null" else kernel)
 
     return rule
+
+
+def _first(*columns: Column) -> Column:
+    return columns[0]
 
 
 def _coalesce(low: int, high: int) -> Rule:
@@ -289,7 +305,14 @@ def _position(column: Column, text: str) -> Column:
     return pc.add(found.cast(pa.int64()), 1)  # bytes: exact for ASCII, documented
 
 
+def _without_zone(name: str, arguments: Sequence[Argument], places: int) -> None:
+    """Refuses the time zone that GoogleSQL takes as a last argument."""
+    if len(arguments) == places + 1 and arguments[-1].kind == "string":
+        raise PlanError(f"{name} takes no time zone: {times.ZONES}")
+
+
 def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
+    _without_zone(name, arguments, 1)
     arity(name, arguments, 1)
     kind = arguments[0].kind
     if kind == "date":
@@ -300,6 +323,7 @@ def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
+    _without_zone(name, arguments, 1)
     arity(name, arguments, 1)
     kind = arguments[0].kind
     if kind == "date":
@@ -309,6 +333,7 @@ def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
 
 def _truncate(kind: Kind) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        _without_zone(name, arguments, 2)
         arity(name, arguments, 2)
         unit = constant(name, arguments, 1, "unit")
         if kind == "date" and unit in ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR"):
@@ -371,8 +396,8 @@ FUNCTIONS: dict[str, Rule] = {
     "SAFE_DIVIDE": floating(np.divide, 2),
     "IS_NAN": _is(np.isnan),
     "IS_INF": _is(np.isinf),
-    "GREATEST": _extreme(pc.max_element_wise),
-    "LEAST": _extreme(pc.min_element_wise),
+    "GREATEST": _extreme(np.maximum, pc.max_element_wise),
+    "LEAST": _extreme(np.minimum, pc.min_element_wise),
     "COALESCE": _coalesce(1, 99),
     "IFNULL": _coalesce(2, 2),
     "NULLIF": _nullif,

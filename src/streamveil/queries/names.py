@@ -24,8 +24,10 @@ def is_unit_word(column: exp.Expr) -> bool:
         return column.name.upper() in times.WEEKDAYS
     if column.name.upper() not in UNITS:
         return False
-    last = len(parent.expressions) - 1
-    return name.endswith(("_TRUNC", "_DIFF")) and parent.expressions[last] is column and last > 0
+    for ending, place in (("_TRUNC", 1), ("_DIFF", 2)):  # a time zone may follow, to be refused
+        if name.endswith(ending):
+            return len(parent.expressions) > place and parent.expressions[place] is column
+    return False
 
 
 def plain_names(tree: exp.Expr) -> exp.Expr:

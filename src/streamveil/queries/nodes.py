@@ -50,9 +50,16 @@ def build(tree: exp.Expr, read: Reader) -> Node:
     """Compiles one tree; `read` resolves columns."""
     builder = BUILDERS.get(type(tree))
     if builder is None:
-        reason = REFUSED.get(type(tree), "is not part of per-row expressions")
-        raise PlanError(f"'{shown(canonical(tree))}' {reason}")
+        raise no_row_expression(tree)
     return builder(tree, read)
+
+
+def no_row_expression(tree: exp.Expr) -> PlanError:
+    """Why a row has no such value."""
+    if isinstance(tree, exp.AtTimeZone):
+        return PlanError(f"AT TIME ZONE is not part of per-row expressions: {times.ZONES}")
+    reason = REFUSED.get(type(tree), "is not part of per-row expressions")
+    return PlanError(f"'{shown(canonical(tree))}' {reason}")
 
 
 def check_shape(tree: exp.Expr) -> exp.Expr:
@@ -61,8 +68,7 @@ def check_shape(tree: exp.Expr) -> exp.Expr:
         if isinstance(node, _HELPERS):
             continue
         if type(node) not in BUILDERS:
-            reason = REFUSED.get(type(node), "is not part of per-row expressions")
-            raise PlanError(f"'{shown(canonical(node))}' {reason}")
+            raise no_row_expression(node)
         if isinstance(node, exp.In) and (node.args.get("query") or node.args.get("unnest")):
             raise PlanError(f"'{shown(canonical(node))}' {_OTHER_ROWS}")
         if isinstance(node, exp.Anonymous):

@@ -26,6 +26,10 @@ UNIT_US = {
 UNIT_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 WEEKDAYS = ("SUNDAY", "MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY")
 TRUNC_UNITS = (*UNIT_US, *UNIT_MONTHS, "ISOWEEK", *(f"WEEK({day})" for day in WEEKDAYS))
+ZONES = (
+    "times are in UTC here, without a database of time zones.\n"
+    "  to fix  leave it out, or move the time by a fixed offset first: t - INTERVAL 5 HOUR"
+)
 FAR_US = 250_000 * 366 * DAY_US  # beyond this int64 microseconds would wrap
 
 
