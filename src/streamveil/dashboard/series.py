@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,10 @@ from streamveil.derived.releases import Moment, Releases
 from streamveil.errors import PlanError
 from streamveil.types import Array, Float64
 
+T = TypeVar("T")
 LINES = 6  # groups of a chart
-POINTS = 240  # releases of a chart, evenly chosen when there are more
+POINTS = 240  # releases of a chart; when there are more, see `chosen`
+SAWTEETH = 24  # windows whose totals can be seen to rise
 ROWS = 25  # of a table
 LABEL = 30  # characters of one column of a key
 
@@ -50,9 +53,29 @@ def charts(answers: Answers) -> list[Chart]:
 
 
 def chosen(moments: list[Moment]) -> list[Moment]:
-    """Evenly, the last one included."""
-    places = np.unique(np.linspace(0, len(moments) - 1, POINTS).round().astype(int))
-    return [moments[place] for place in places]
+    """At most `POINTS` releases: evenly many of each window, or its last one alone of many windows.
+
+    Totals of windows that ended can be compared; those of any moments within them cannot.
+
+    >>> of_year = [Moment(day, trigger) for day in range(365) for trigger in range(1, 97)]
+    >>> shown = chosen(of_year)
+    >>> len(shown), {moment.trigger for moment in shown}, shown[-1] == of_year[-1]
+    (240, {96}, True)
+    >>> len(chosen(of_year[: 7 * 96])), len(chosen(of_year[: 90 * 96]))
+    (238, 90)
+    """
+    if len(moments) <= POINTS:
+        return moments
+    windows = [list(some) for _, some in groupby(moments, key=lambda moment: moment.window)]
+    some = evenly(windows, POINTS)
+    each = POINTS // len(some) if len(some) <= SAWTEETH else 1
+    return [moment for window in some for moment in evenly(window, each)]
+
+
+def evenly(things: list[T], most: int) -> list[T]:
+    """At most so many of some things, the last one included."""
+    places = np.linspace(len(things) - 1, 0, min(most, len(things))).round().astype(int)
+    return [things[place] for place in places[::-1]]
 
 
 def chart(releases: Releases, name: str, moments: list[Moment]) -> Chart:
@@ -72,6 +95,8 @@ def chart(releases: Releases, name: str, moments: list[Moment]) -> Chart:
         Line(label, *(found[end][row] for end in found)) for row, label in enumerate(labels)
     )
     breaks = [i for i in range(1, len(moments)) if moments[i].window != moments[i - 1].window]
+    if len(breaks) == len(moments) - 1:  # one release of each window: a line through them
+        breaks = []
     ticks = tuple(tick(releases, moment) for moment in moments)
     return Chart(name, ticks, tuple(breaks), lines, bias_of(releases, name))
 
