@@ -53,6 +53,22 @@ def test_only_wanted_columns_are_read_and_a_missing_one_is_named(tmp_path):
         rows(source, columns=["pag"])
 
 
+@pytest.mark.parametrize("columns", [None, COLUMNS])
+def test_a_folder_of_names_that_tell_no_format_is_refused(tmp_path, columns):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / ".hidden").touch()
+    live, source = (FilesSource(str(tmp_path), columns=columns, follow=True) for _ in range(2))
+    if columns:
+        assert live.schema().names == ["user", "page"]  # files may come
+    (tmp_path / "part-1.csv.gz").write_bytes(gzip.compress(b"user,page\n1,a\n"))
+    with pytest.raises(SourceError, match=r"tells its format; there are others: \*\.gz"):
+        source.schema()
+    if columns:
+        assert live.schema().names == ["user", "page"]  # and what runs goes on
+    write(tmp_path, "csv")
+    assert source.schema().names == ["user", "page"]
+
+
 QUOTED = ['9,"open', '9,"a""', 'x"y,"open', '9,a\r"open', '"9","a\r', '9,"a"b"', '"9,b']
 
 

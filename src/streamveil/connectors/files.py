@@ -33,7 +33,15 @@ from streamveil.connectors.aside import (
     with_places,
 )
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
-from streamveil.connectors.names import FORMATS, digest, digests, found, guarded, shown
+from streamveil.connectors.names import (
+    FORMATS,
+    digest,
+    digests,
+    found,
+    guarded,
+    require_formats,
+    shown,
+)
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows, json_rows
 from streamveil.errors import SourceError, require_one_of
 from streamveil.types import Array, Int64
@@ -77,6 +85,7 @@ class FilesSource:
         self.declared = declared_schema(columns) if columns else None
         self.bounded = not follow
         self.traced = False  # see `connectors.aside`
+        self.looked = False  # for files, to know the columns
         self.names: list[str] = []  # of the files, when they were last looked for
 
     def files(self) -> list[Path]:
@@ -85,12 +94,17 @@ class FilesSource:
 
     def schema(self) -> pa.Schema:
         """Declared columns, or those of the first file that has any bytes."""
-        return self._schema(None)
+        if self.declared is not None and self.looked:
+            return self.declared  # without a listing
+        self.looked, names = True, found(self.patterns)
+        if not names:
+            require_formats(self.patterns)
+        return self._schema(names)
 
-    def _schema(self, names: list[str] | None) -> pa.Schema:
+    def _schema(self, names: list[str]) -> pa.Schema:
         if self.declared is not None:
             return self.declared
-        files = [Path(name) for name in (found(self.patterns) if names is None else names)]
+        files = [Path(name) for name in names]
         if not files:
             raise SourceError(
                 f"no file matches {', '.join(self.patterns)}.\n"

@@ -27,6 +27,22 @@ def found(patterns: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: name.split(os.sep))
 
 
+def require_formats(patterns: Iterable[str]) -> None:
+    """SourceError where folders hold files, and none whose name tells its format."""
+    folders = [Path(pattern) for pattern in patterns]
+    folders = [path for path in folders if guarded(path, path.is_dir)]
+    entries = [entry for path in folders for entry in guarded(path, lambda: [*path.iterdir()])]  # noqa: B023
+    others = sorted(
+        {entry.suffix for entry in entries if not entry.name.startswith(".") and entry.is_file()}
+    )
+    if others:
+        raise SourceError(
+            f"no file in {', '.join(shown(path.name) for path in folders)} has a name that tells"
+            f" its format; there are others: {', '.join(f'*{shown(one)}' for one in others[:5])}.\n"
+            "  to fix  unpack what is compressed, or say path = 'folder/*' and format = 'csv'"
+        )
+
+
 def matching(pattern: str) -> Iterator[str]:
     """The files that a file's own name, a folder's or a pattern stands for."""
     path = Path(pattern)
