@@ -261,6 +261,8 @@ def test_tune_reads_a_public_sample(folder):
     assert (code, errors) == (0, "")
     assert "least l1 first" in shown
     assert "keeps 100.0% of the rows" in shown
+    assert "max rows" in shown
+    assert "…" not in shown  # no cell is cut
     assert (folder / "tune.png").stat().st_size > 1_000
 
 

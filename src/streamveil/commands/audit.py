@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from streamveil.commands.common import QueryFile, Tables, Wanted, read_query
+from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
 from streamveil.errors import PlanError
 
 REFUTED = 6  # exit code: the claim does not stand
@@ -66,7 +66,7 @@ def audit(
             one.scenario, one.run, f"{one.delta:g}", f"{one.proven:.3f}", f"{one.claimed:.3f}",
             "stands" if one.stands else "REFUTED",
         )  # fmt: skip
-    Console(soft_wrap=True).print(shown)
+    print_whole(shown)
     typer.echo(
         "the claim is refuted" + (", as it must be: half of the noise was taken away" if plant
                                   else "; please report this query")

@@ -115,12 +115,17 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
             if name in answers:
                 cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
         shown.add_row(*(escape(text) for text in cells))  # a key may look like markup
-    console = Console()
-    needs = Measurement.get(console, console.options.update_width(WIDEST), shown).maximum
-    console.width = max(console.width, needs)  # a terminal folds lines that nobody cuts
-    console.print(shown)
+    print_whole(shown)
     if table.num_rows > most:
-        console.print(f"… and {table.num_rows - most:,} more rows")
+        Console().print(f"… and {table.num_rows - most:,} more rows")
+
+
+def print_whole(table: Table) -> None:
+    """A table of which no cell is cut; a terminal folds lines that are too long for it."""
+    console = Console()
+    needs = Measurement.get(console, console.options.update_width(WIDEST), table).maximum
+    console.width = max(console.width, needs)
+    console.print(table)
 
 
 def text_of(value: Any) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from streamveil.commands.common import StateFolder, open_ledger, typed
+from streamveil.commands.common import StateFolder, open_ledger, print_whole, typed
 from streamveil.errors import PlanError, StoreError
 
 app = typer.Typer(
@@ -69,7 +69,7 @@ def show(state: StateFolder) -> None:
             table.add_row(escape(entry.name), str(entry.loss), "all" if entry.range is None
                           else f"periods {entry.range[0]} to {entry.range[1] - 1}")  # fmt: skip
         console = Console(soft_wrap=True)
-        console.print(table)
+        print_whole(table)
         delta = ledger.limit.delta or 0
         console.print(f"spent: epsilon = {ledger.spent().epsilon(delta):.6g} at delta = "
                       f"{float(delta):g}")  # fmt: skip

@@ -15,6 +15,7 @@ from streamveil.commands.common import (
     QueryFile,
     Tables,
     Wanted,
+    print_whole,
     read_query,
     typed,
     writing,
@@ -25,7 +26,7 @@ from streamveil.queries.plan import Plan
 if TYPE_CHECKING:
     from streamveil.privacy.budget import Budget
 
-BOUNDS = ("C", "c", "B")
+BOUNDS = ("max rows", "per group", "squared")
 
 
 def tune(
@@ -163,6 +164,5 @@ def print_tuning(tuning: Any) -> None:
             *first, f"{one.kept:.1%}", f"{one.keys:,.0f}",
             *(f"{v:,.4g}" for v in (one.l1, one.l2, one.linf, one.sd)),
         )  # fmt: skip
-    console = Console(soft_wrap=True)
-    console.print(shown)
-    console.print(f"The first line {tuning.reason}.")
+    print_whole(shown)
+    Console(soft_wrap=True).print(f"The first line {tuning.reason}.")
