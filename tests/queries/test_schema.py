@@ -34,6 +34,7 @@ def grouped(key, groups):
 
 def test_a_fitting_plan():
     check_schema(plan(), SCHEMA)
+    check_schema(plan(time="TS"), SCHEMA)
     check_schema(plan(key="DATE(ts)", value="ms * 1.5", where="ms > 1"), SCHEMA)
 
 

@@ -129,6 +129,9 @@ def test_what_the_clause_names_is_looked_up_in_the_subquery():
         f"{CONTINUAL}, arrival = seen", "EMIT EVERY INTERVAL 1 HOUR", f"WITH s AS ({own})",
     )  # fmt: skip
     assert (windowed.source.event_time, windowed.clock.arrival) == ("ts", "ts")
+    plain = "COUNT(*) AS n FROM TUMBLE(TABLE t, DESCRIPTOR({}), size => INTERVAL 1 DAY)"
+    known = plan(plain.format("ts"), CONTINUAL, "EMIT EVERY INTERVAL 1 HOUR")
+    assert plan(plain.format("TS"), CONTINUAL, "EMIT EVERY INTERVAL 1 HOUR") == known
 
 
 def test_names_of_subqueries_hide_tables_in_any_case():

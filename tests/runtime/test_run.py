@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import streamveil as sv
 from streamveil.batch import Release
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.privacy.budget import Budget
@@ -117,6 +118,25 @@ def test_only_mentioned_columns_are_read(clicks: Path) -> None:
     assert needed_columns(plan(clicks), schema) == ["User", "page", "ms"]
     timed = plan(clicks, clock=Clock(kind="event", every=1, arrival="unused"))
     assert needed_columns(timed, schema) == ["User", "page", "ms", "unused"]
+
+
+@pytest.mark.parametrize("arrival", [None, "seen"])
+def test_columns_of_times_are_found_in_any_case(tmp_path: Path, arrival: str | None) -> None:
+    rows: dict[str, Any] = {
+        "User": [f"u{n}" for n in range(90)], "Seen": pa.array(range(90), pa.timestamp("us", "UTC"))
+    }  # fmt: skip
+    counts = []
+    for name in ("Seen", "SEEN"):
+        query = (
+            sv.memory(rows, event_time=name).protect("user", per="30 microseconds")
+            .window(sv.tumble("30 microseconds")).agg(n=sv.count()).bound(max_rows=1)
+            .release(every="10 microseconds", start="1970-01-01", steps=9,
+                     arrival=arrival and name.lower(), budget=sv.Budget(epsilon=1, delta=1e-9))
+        )  # fmt: skip
+        made = run(query.plan, state=tmp_path / f"{name}.veil", noise=SilentNoise(), insecure=True)
+        counts.append([(one.window, one.trigger, one.table["n"].to_pylist()) for one in made])
+    assert counts[0] == counts[1]
+    assert [n for *_, (n,) in counts[0]] == [10, 20, 30] * 3
 
 
 def test_nothing_is_spent_before_the_source_can_be_read(clicks: Path, tmp_path: Path) -> None:

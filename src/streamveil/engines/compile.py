@@ -24,7 +24,13 @@ from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import SECRET_BYTES
-from streamveil.queries.expr import compile_key, compile_predicate, compile_unit, compile_value
+from streamveil.queries.expr import (
+    column_named,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+)
 from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
@@ -402,6 +408,7 @@ def binder(
     plan: Plan, values: tuple[str, ...], adds: dict[int, str], named: tuple[int, ...] = ()
 ) -> Bind:
     """The row functions of a plan, compiled once a schema is known."""
+    time = plan.source.event_time
 
     def bind(schema: pa.Schema) -> RowProgram:
         functions = []
@@ -412,7 +419,7 @@ def binder(
             functions.append(function)
         return RowProgram(
             unit=compile_unit(plan.unit, schema),
-            event_us=None if plan.source.event_time is None else event_time(plan.source.event_time),
+            event_us=None if time is None else event_time(column_named(schema, time)),
             where=None if plan.where is None else compile_predicate(plan.where, schema),
             keys=tuple(compile_key(key.expression, schema) for key in plan.keys),
             values=tuple(functions),

@@ -195,7 +195,7 @@ class Scope:
 
     def column(self, name: str) -> Node:
         """The node that reads a column; names match exactly, else without case."""
-        found = name if name in self.schema.names else self._folded(name)
+        found = column_named(self.schema, name)
         if self.schema.names.count(found) > 1:
             raise PlanError(
                 f"there are {self.schema.names.count(found)} columns called '{shown(found)}'.\n"
@@ -211,13 +211,21 @@ class Scope:
         self.used[found] = None
         return Node(kind, lambda table: read_column(table, found))
 
-    def _folded(self, name: str) -> str:
-        matches = [known for known in self.schema.names if known.lower() == name.lower()]
-        if len(matches) == 1:
-            return str(matches[0])
-        if matches:
-            raise PlanError(f"column '{shown(name)}' is ambiguous: names differ only in case")
-        raise PlanError(f"unknown column '{shown(name)}'{nearest(name, self.schema.names)}")
+
+def column_named(schema: pa.Schema, name: str) -> str:
+    """The column of that name, else the one whose name differs in case only.
+
+    >>> column_named(pa.schema([("Seen", pa.int64())]), "SEEN")
+    'Seen'
+    """
+    if name in schema.names:
+        return name
+    matches = [known for known in schema.names if known.lower() == name.lower()]
+    if len(matches) == 1:
+        return str(matches[0])
+    if matches:
+        raise PlanError(f"column '{shown(name)}' is ambiguous: names differ only in case")
+    raise PlanError(f"unknown column '{shown(name)}'{nearest(name, schema.names)}")
 
 
 def kind_of(type_: Any) -> str | None:
@@ -290,6 +298,7 @@ def total(run: Evaluator, table: pa.Table, kind: Any) -> Column:
 
 __all__ = [
     "Compiled",
+    "column_named",
     "columns_of",
     "compile_expression",
     "compile_key",

@@ -8,6 +8,7 @@ from streamveil.errors import PlanError, nearest
 from streamveil.queries.convert import KINDS
 from streamveil.queries.dialect import shown
 from streamveil.queries.expr import (
+    column_named,
     compile_expression,
     compile_key,
     compile_predicate,
@@ -145,8 +146,10 @@ def _check_table(source: TableSource, schema: pa.Schema) -> None:
 
 
 def _check_time(schema: pa.Schema, column: str, what: str) -> None:
-    if column not in schema.names:
-        raise PlanError(f"{what}: unknown column '{column}'{nearest(column, schema.names)}")
+    try:
+        column = column_named(schema, column)
+    except PlanError as error:
+        raise PlanError(f"{what}: {error}") from None
     kind = schema.field(column).type
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
         raise PlanError(

@@ -211,12 +211,13 @@ def _windowed(
         exp.Table(this=exp.to_identifier(".".join(p.name for p in parts if p))), sources, named
     )
     time = inner.own_column(_descriptor(plain[1], name), f"DESCRIPTOR of {name}")
-    if inner.source.event_time not in (None, time):
+    known = inner.source.event_time or time
+    if known.lower() != time.lower():
         raise PlanError(
             f"DESCRIPTOR({shown(time)}) is not the event_time of '{inner.source.name}'; windows "
             "and lateness follow one time"
         )
-    inner.source = replace(inner.source, event_time=time)
+    inner.source = replace(inner.source, event_time=known)
     slide = lengths.get(second or "", 0)
     inner.window = Window(kind=kind, size_us=lengths["size"], slide_us=slide)  # type: ignore[arg-type]  # from WINDOWS
     inner.names |= {node.alias} if node.alias else set()

@@ -23,6 +23,7 @@ from streamveil.errors import PlanError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.queries.explain import lane_sd, shown_chance
 from streamveil.queries.expr import (
+    column_named,
     compile_expression,
     compile_key,
     compile_predicate,
@@ -169,6 +170,7 @@ def _times(plan: Plan, table: pa.Table) -> Any:
     column = plan.source.event_time
     if column is None or not (plan.window.size_us or plan.period_us):
         return None
+    column = column_named(table.schema, column)
     text = f"UNIX_MICROS(CAST(`{column}` AS TIMESTAMP))"
     whole = pa.types.is_integer(table.schema.field(column).type)
     return compile_expression(f"`{column}`" if whole else text, table.schema)(table)

@@ -19,7 +19,7 @@ from streamveil.errors import PlanError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
-from streamveil.queries.expr import columns_of
+from streamveil.queries.expr import column_named, columns_of
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.calibration import calibration
@@ -130,8 +130,11 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
     schema = source.schema()
     check_schema(plan, schema)
     columns = needed_columns(plan, schema)
+    clock, time_column = plan.clock, time_named(schema, plan.source.event_time)
+    if clock.arrival is not None:
+        clock = replace(clock, arrival=time_named(schema, clock.arrival))
     schedule = Schedule(
-        source, plan.clock, columns=columns, event_time=plan.source.event_time,
+        source, clock, columns=columns, event_time=time_column,
         max_rows=pace.max_rows or batch_rows(schema, columns), now=time.time,  # noqa: TID251
         sleep=time.sleep, once=pace.once,
     )  # fmt: skip  # the clock of a live job belongs to the runtime
@@ -144,9 +147,14 @@ def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
     if not isinstance(plan.source, TableSource):  # whose aggregates are over declared columns
         texts += [aggregate.expression for aggregate in plan.aggregates]
     mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
-    exact = {plan.source.event_time, plan.clock.arrival}
+    exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
     exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
     return [name for name in schema.names if name.lower() in mentioned or name in exact]
+
+
+def time_named(schema: pa.Schema, name: str | None) -> str | None:
+    """A column of times as the source spells it."""
+    return None if name is None else column_named(schema, name)
 
 
 def needed_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:

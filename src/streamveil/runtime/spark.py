@@ -46,7 +46,7 @@ from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.run import needed_columns
+from streamveil.runtime.run import needed_columns, time_named
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
     SHARDS,
@@ -202,7 +202,8 @@ class SparkJob:
     @property
     def _arrival(self) -> str | None:
         clock = self.plan.clock
-        return (clock.arrival or self.plan.source.event_time) if clock.kind == "event" else None
+        name = (clock.arrival or self.plan.source.event_time) if clock.kind == "event" else None
+        return time_named(self.schema, name)
 
     def _setup(self, shards: int, secret: SecretFrom) -> tasks.Setup:
         """What tasks need; the types of the keys follow from the schema alone."""
