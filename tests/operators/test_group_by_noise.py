@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.batch import Batch
+from streamveil.derived.noise import weighted_covariance
 from streamveil.operators.group_by import lane_move
 from streamveil.operators.selection import FINE
 from streamveil.privacy.budget import Budget
@@ -22,9 +23,11 @@ from tests.operators.streams import (
     AGGREGATES,
     BOUNDINGS,
     ROWS,
+    STEPS,
     WINDOWS,
     batches,
     compiled,
+    run,
 )
 from tests.statistics import (
     DETECTABLE,
@@ -239,6 +242,29 @@ def test_a_key_of_one_unit_is_shown_no_more_often_than_beta(trigger):
     assert shown <= selection.beta * SAMPLES + 6 * np.sqrt(selection.beta * SAMPLES)
     assert shown > 0.2 * selection.beta * SAMPLES * (6 - trigger) / 5  # and the bound is not empty
     assert selection.threshold(5) * FINE > FINE
+
+
+WEIGHED = {"options": {"selection": "table"}, "bounding": Bounding(quadratic=9)}
+
+
+@settings(max_examples=25)
+@given(ROWS, st.permutations(EVERYTHING), st.sampled_from([*SHOWN, "weights"]))
+def test_every_aggregate_states_the_noise_of_its_own_counter(rows, mixed, shown):
+    """In any order: rounding adds much to the counter of one, nothing to that of another."""
+    made = SHOWN["table"] | WEIGHED if shown == "weights" else SHOWN[shown]
+    operator = compiled(aggregates=tuple(mixed), **made)
+    totalling, known = operator.totalling, defaultdict(lambda: np.full(STEPS, np.nan))
+    for release in run(operator, batches(rows), SeededNoise(3))[0]:
+        for row in release.table.to_pylist():
+            known[row["k"]][release.trigger - 1] = row.get("noise_weight", 1.0)
+            for output in operator.outputs:
+                [place, *others] = output.lanes
+                if others or place == totalling.shared:
+                    continue
+                counter, quantum = totalling.counters[place], float(totalling.lanes[place].quantum)
+                at = release.trigger, release.trigger
+                [variance] = weighted_covariance(counter, *at, known[row["k"]][:, None])
+                assert row[f"{output.name}_sd"] == pytest.approx(variance**0.5 * quantum)
 
 
 @pytest.mark.parametrize("shown", SHOWN)

@@ -91,7 +91,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 12  # of its state; 11: portable designs, 12: places of trees, intervals
+    version: int = 13  # of its state; 12: places of trees, intervals, 13: rounding of each lane
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)

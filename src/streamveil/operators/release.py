@@ -78,7 +78,7 @@ class WindowState:
     table: KeyTable
     selection: dict[str, Array]
     lanes: list[CounterState]  # of the keys that were shown at the last release
-    spread: Spread  # of every shown key where keys carry weights, else of every cohort
+    spread: Spread
     open_rows: Int64[Array, " shown"]
     cohorts: Int64[Array, "2 cohorts"]  # trigger and size of each run of keys first shown together
     weights: UInt8[Array, " shown"]  # quanta, in force until the next release
@@ -94,6 +94,7 @@ class WindowState:
             arrays |= {f"lane{place}/{name}": value for name, value in lane.to_arrays().items()}
         return arrays | {
             "spread": self.spread.rows,
+            "rounding": self.spread.rounding,
             "open_rows": self.open_rows,
             "cohorts": self.cohorts,
             "weights": self.weights,
@@ -115,7 +116,7 @@ class WindowState:
             KeyTable(**table),
             {name: own(value) for name, value in part("selection/").items()},
             [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
-            Spread(own(arrays["spread"])),
+            Spread(own(arrays["spread"]), own(arrays["rounding"])),
             arrays["open_rows"],
             arrays["cohorts"],
             arrays["weights"],
@@ -201,9 +202,7 @@ def _advance(
     trigger, shown, rule = state.trigger, len(state.open_rows), totalling.rule
     names = state.keys.names_of(state.table, state.open_rows)
     share = None if rule is None else state.weights / rule.scale
-    unit = state.spread.step(totalling.counters[0], trigger, share)
-    if rule is None:
-        unit = np.repeat(unit, state.cohorts[1])
+    state.spread.step(totalling.counters[0], trigger, share)
     estimate, variance = np.empty((2, len(totalling.lanes), shown))
     for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
         if place == totalling.shared:
@@ -219,7 +218,8 @@ def _advance(
         state.lanes[place] = after
         quantum = float(lane.quantum)
         np.multiply(noisy, quantum, out=estimate[place])
-        np.multiply(unit, (float(counter.sigma) * quantum) ** 2, out=variance[place])
+        known = state.spread.variances(counter, trigger, state.cohorts[1])
+        np.multiply(known, quantum**2, out=variance[place])
     return Totals(estimate, variance)
 
 

@@ -19,7 +19,7 @@ from streamveil.mechanisms.counters.protocol import State as CounterState
 from streamveil.mechanisms.portable import portable
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
-from streamveil.types import Array, Exact, Float64, UInt8
+from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,44 +100,55 @@ def weighted_step(
 
 @dataclass(repr=False)
 class Spread:
-    """The variance of the noise of shown keys, for sigma = 1: public, exact for any late start.
+    """The variance of the noise of shown keys: public, exact for any late start.
 
-    A column for every key or, where keys carry no weights, for all keys that start together.
-    Rows: the covariance of the buffers (upper triangle), their covariance with the total, and the
+    In two parts, because all lanes of a query share the counter's shape but not its sigma. Rows of
+    both: the covariance of the buffers (upper triangle), their covariance with the total, and the
     variance of the total.
     """
 
-    rows: Float64[Array, "cells columns"]
+    rows: Float64[Array, "cells columns"]  # of noise of sigma 1: a key's, or as below if no weights
+    rounding: Float64[Array, "cells cohorts"]  # of all keys that start together
 
     @classmethod
     def empty(cls, counter: Counter) -> Spread:
         """No keys."""
         blt = blt_of(counter)
         d = 0 if blt is None else blt.buffers
-        return cls(np.zeros((d * (d + 1) // 2 + d + 1, 0)))
+        nothing = np.zeros((d * (d + 1) // 2 + d + 1, 0))
+        return cls(nothing, nothing)
 
     def grow(self, columns: int) -> None:
-        """Further columns that start now, without noise so far."""
-        self.rows = np.concatenate([self.rows, np.zeros((len(self.rows), columns))], axis=1)
+        """A further cohort that starts now, without noise so far; of so many columns."""
+        self.rows = np.pad(self.rows, ((0, 0), (0, columns)))
+        self.rounding = np.pad(self.rounding, ((0, 0), (0, 1)))
 
     def step(
         self, counter: Counter, trigger: int, share: Float64[Array, " columns"] | None
-    ) -> Float64[Array, " columns"]:
-        """Variances after one more trigger, for sigma = 1. `share` None: all are 1.
+    ) -> None:
+        """One more trigger. `share` None: all are 1. Counters of any sigma give the same."""
+        blt = blt_of(counter)
+        if blt is None or not self.rows.shape[1]:
+            return
+        scale, noise = blt.schedule.scales(trigger)
+        share = np.ones(self.rows.shape[1]) if share is None else share
+        rounded = np.full(self.rounding.shape[1], 1 / (12 * scale**2))
+        for rows, fresh in ((self.rows, (noise / share) ** 2), (self.rounding, rounded)):
+            advance_spread(rows, blt.schedule.keep, blt.schedule.drain, scale, fresh)
+
+    def variances(
+        self, counter: Counter, trigger: int, sizes: Int64[Array, " cohorts"]
+    ) -> Float64[Array, " keys"]:
+        """Of one lane's counter at the last step, for cohorts of these sizes.
 
         For counters other than BLTs: of a key counted from the first trigger, never smaller.
         """
-        blt = blt_of(counter)
-        if blt is None:
-            sd = counter.std(np.array([trigger]))[0] / float(counter.sigma)
-            return np.full(self.rows.shape[1], float(portable(sd)) ** 2)
-        if not self.rows.shape[1]:
-            return np.zeros(0)
-        scale, noise = blt.schedule.scales(trigger)
-        share = np.ones(self.rows.shape[1]) if share is None else share
-        fresh = (noise / share) ** 2 + 1 / (12 * (scale * float(blt.sigma)) ** 2)
-        advance_spread(self.rows, blt.schedule.keep, blt.schedule.drain, scale, fresh)
-        return np.asarray(self.rows[-1])
+        if blt_of(counter) is None:
+            sd = counter.std(np.array([trigger]))[0]
+            return np.full(sizes.sum(), float(portable(sd)) ** 2)
+        noise, rounding = self.rows[-1], np.repeat(self.rounding[-1], sizes)
+        noise = noise if len(noise) == len(rounding) else np.repeat(noise, sizes)
+        return np.asarray(noise * float(counter.sigma) ** 2 + rounding)
 
 
 @njit(cache=True)
