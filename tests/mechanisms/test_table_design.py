@@ -86,3 +86,9 @@ def test_tables_of_small_epsilons_are_the_same_but_for_scale() -> None:
 def test_no_search_did_better(keys: int, half: float) -> None:
     """What the coordinate descent from a flatter start found."""
     assert design_selection(100, Budget(epsilon=6, delta=1e-9), keys).half <= 1.01 * half
+
+
+@pytest.mark.parametrize("epsilon", [100, 711, 999_999])
+def test_no_table_fits_where_epsilon_is_huge(epsilon):
+    with pytest.raises(NoTableError):
+        design_selection(6, Budget(epsilon=epsilon, delta=1e-6), 3)

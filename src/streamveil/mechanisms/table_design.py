@@ -44,6 +44,7 @@ AROUND = tuple(  # where descents start, in parts of the usual slope and bend
 )
 FEW_GAPS = Fraction(7, 10)  # slope beyond which a descent from one place may end far from the best
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
+MOST_EPSILON = 500  # beyond, its exponential has no float64; tables end long before
 LONGEST = 1 << 14  # gaps of a table that is compared: seconds to certify
 CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
 
@@ -95,7 +96,8 @@ def design_selection(
 def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
     setting = Setting(horizon, budget, keys_per_unit, mu)
     rough = cache(partial(_rough_half, setting))
-    found = [_descend(rough, setting.short, start) for start in _starts(rough, setting)]
+    starts = _starts(rough, setting) if setting.epsilon <= MOST_EPSILON else ()
+    found = [_descend(rough, setting.short, start) for start in starts]
     design = None
     if found:
         shape = min(found, key=rough)
