@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamveil as sv
+from streamveil.batch import Batch
 from streamveil.connectors import aside
 from streamveil.connectors.memory import MemorySource
+from streamveil.engines.compile import compile_plan
 from streamveil.errors import SourceError
 from streamveil.operators.turned import NOT_FINITE
 from streamveil.privacy.noise import SilentNoise
-from streamveil.queries.combine import combine_rows
+from streamveil.queries.combine import combine_rows, combined_plan
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.run import run
 
@@ -64,6 +66,61 @@ def test_without_noise_it_is_the_two_step_query(tmp_path_factory, rows):
         assert ours[item]["u"] == u
         if m is not None:
             assert ours[item]["m"] == pytest.approx(m, abs=1e-4)
+
+
+MEASURES = {  # by name: what is asked, of one unit in one group, of all units
+    "n": ("COUNT(*, {0})", "COUNT(*)", "SUM"), "nx": ("COUNT(x, {0})", "COUNT(x)", "SUM"),
+    "few": ("COUNTIF(x > 3, {0})", "COUNT(*) FILTER (x > 3)", "SUM"),
+    "s": ("SUM(x, {0})", "SUM(x)", "SUM"), "m": ("AVG(x, {0})", "AVG(x)", "AVG"),
+}  # fmt: skip
+PLACES = st.sampled_from([0.0, -0.0, 1.5, None])
+MORE_ROWS = st.lists(
+    st.tuples(st.sampled_from("uvw"), PLACES, st.integers(0, 6) | st.none()), min_size=1
+)
+ASKED = st.lists(st.sampled_from([*MEASURES]), min_size=1, unique=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(MORE_ROWS, ASKED, st.lists(st.integers(1, 3), min_size=5, max_size=5), st.booleans())
+def test_any_aggregates_with_any_bounds_are_the_two_step_query(rows, asked, most, grouped):
+    ids, places, values = zip(*rows, strict=True)
+    table = pa.table({"id": ids, "place": pa.array(places, pa.float64()),
+                      "x": pa.array(values, pa.int64())})  # fmt: skip
+    bounds = {
+        name: f"contribution_bounds_per_group => (0, {k})"
+        for name, k in zip(asked, most, strict=False)
+    }
+    ours = [f"{MEASURES[name][0].format(bounds[name])} AS {name}" for name in asked]
+    inner = [f"{MEASURES[name][1]} AS {name}" for name in asked]
+    outer = [f"{MEASURES[name][2]}(CASE WHEN {name} IS NOT NULL THEN LEAST({name}, {k}) END) "
+             for name, k in zip(asked, most, strict=False)]  # fmt: skip
+    key = ["place"] if grouped else []
+    by = "GROUP BY place" if grouped else ""
+    text = f"""
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 60, delta = 0.4, privacy_unit_column = id,
+            max_groups_contributed = 3 {", public_groups = [0.0, 1.5, NULL]" if grouped else ""})
+            {", ".join(key + ours)} FROM t {by}"""
+    plan = sv.sql(text, {"t": table}).plan
+    combined = combined_plan(plan)
+    operator = compile_plan(combined)
+    state = operator.init()
+    operator.fold(
+        state,
+        Batch(combine_rows(plan, table).rows if plan.bounding.combine else table, 1, True, ""),
+        SilentNoise(),
+    )
+    (release,) = operator.release(state, 1, SilentNoise())
+    with duckdb.connect() as db:
+        db.register("t", table)
+        query = f"""
+            WITH one AS (SELECT {", ".join(["id", *key, *inner])} FROM t GROUP BY ALL)
+            SELECT {", ".join(key + outer)} FROM one GROUP BY ALL"""
+        theirs = {row[: len(key)]: row[len(key) :] for row in db.execute(query).fetchall()}
+    for row in release.table.to_pylist():
+        for name, wanted in zip(asked, theirs.get(tuple(row[k] for k in key), ()), strict=False):
+            if wanted is not None:
+                assert row[name] == pytest.approx(float(wanted), abs=1e-5)
+            assert isinstance(row[name], int) == name.startswith(("n", "few"))
 
 
 @given(ROWS, st.sampled_from("uvw"))

@@ -299,6 +299,8 @@ COUNTED = "COUNT(*) AS n FROM t"
          "nothing limits"),
         ("SUM(x, contribution_bounds_per_group => (0, 1)) AS s FROM t", CONTINUAL,
          "EMIT EVERY INTERVAL 1 HOUR", "contribution_bounds_per_row"),
+        ("COUNT(x, contribution_bounds_per_group => (0, 1)) AS s FROM t", CONTINUAL,
+         "EMIT EVERY INTERVAL 1 HOUR", "contribution_bounds_per_row"),
         (COUNTED, CLAUSE + ", public_groups = ['a']", "", "nothing is grouped by"),
         ("d, COUNT(*) AS n FROM t GROUP BY d", CLAUSE + ", public_groups = [DATE '2026-01-31']", "",
          "'groups.parquet', holds every type"),

@@ -229,7 +229,7 @@ class Compiler:
             output,
             bias=self._bias(aggregate),
             non_negative=bool(options.get("non_negative", False)) and rises,
-            integer=bool(options.get("integer", False)),
+            integer=bool(options.get("integer", False) or aggregate.options.get("integer", False)),
             monotone=bool(options.get("monotone", False)) and rises,
         )
 

@@ -149,8 +149,9 @@ def _ticks(draft: Draft, values: Mapping[str, Any]) -> Ticks:
 def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str, Any]]:
     """Bounds on a unit's total in a group, in terms the pipeline has.
 
-    Proof: a COUNT clamped to (0, k) per unit and group is a COUNT of at most k rows per group. With
-        at most one row per group, the total of a unit in a group is that row's value.
+    Proof: a COUNT(*) clamped to (0, k) per unit and group is a COUNT of at most k rows per group,
+        as every row counts; so is any COUNT where no more rows are let in. With at most one row per
+        group, the total of a unit in a group is that row's value.
     """
     if not draft.per_group:
         return draft, values
@@ -158,7 +159,8 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
     counts = {agg.high for agg in bounded if agg.function == "count"}
     only_counts = all(agg.function == "count" and agg.low == 0 for agg in bounded)
     each = values.get("max_rows_per_group")
-    if only_counts and len(counts) == 1:
+    every_row = all(agg.expression is None for agg in bounded)
+    if only_counts and len(counts) == 1 and (every_row or each is not None):
         most = next(iter(counts)) or 0
         if most != int(most) or not 1 <= most <= 10**9 or each not in (None, int(most)):
             raise PlanError(
