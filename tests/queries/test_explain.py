@@ -8,8 +8,9 @@ import pytest
 import streamveil.queries.builder as sv
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import explain, shown_triggers
+from streamveil.queries.explain import explain, mechanism_rows, shown_chance, shown_triggers
 from streamveil.queries.explain_memory import Limit
+from streamveil.queries.explain_outlook import opening_of
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
@@ -113,3 +114,14 @@ def test_memory_is_forecast_for_the_expected_units():
     assert "1,000,000,000 units do not fit" in text
     fewer = str(explain(plan, limit=Limit(memory=1 << 30, units=10**9, groups=10**6)))
     assert fewer != text, "groups take room"
+
+
+@pytest.mark.parametrize("least", [1, 20])
+def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
+    made = query(keys=sv.discover(min_units=least))
+    said = next(text for *_, text in mechanism_rows(made.plan, compile_plan(made.plan))
+                if "half of all groups" in text)  # fmt: skip
+    units, operator = float(said.split()[5]), compile_plan(made.plan)
+    last = operator.schedule.triggers
+    assert shown_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
+    assert opening_of(operator.totalling.selection, last) == pytest.approx(units, abs=0.1)

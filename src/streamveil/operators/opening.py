@@ -34,7 +34,7 @@ class TableOpening:
     table: TableSelection
     epsilon: Fraction  # at which the guarantee of the whole job is stated
     offset: int = 0  # units that do not count: keys need that many more
-    half: float = 0.0  # units with which half of all keys are shown, for forecasts
+    half: float = 0.0  # units beyond the offset with which half of all keys are shown
     places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `delta`
 
     def delta(self, mu: Fraction) -> Fraction:
@@ -47,6 +47,11 @@ class TableOpening:
     def threshold(self, trigger: int) -> float:
         """Units with which a key opens surely at any trigger when its shift is 0."""
         return float(self.table.threshold + self.offset)
+
+    @property
+    def usual(self) -> float:
+        """Units with which half of all keys are shown, those that do not count included."""
+        return self.half + self.offset
 
     once: ClassVar[bool] = True
 

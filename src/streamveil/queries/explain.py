@@ -257,11 +257,11 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         loss = selection.loss
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
         return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
-    if not hasattr(selection, "half"):  # the published system
+    if not hasattr(selection, "usual"):  # the published system
         cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
         again = "a tree counter of units; a group is selected anew in every round"
         return [("groups", again), ("", cost)]
-    cost = f"half of all groups with {selection.half:,.3g} units are shown by the last release"
+    cost = f"half of all groups with {selection.usual:,.3g} units are shown by the last release"
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
         ("", cost),

@@ -48,8 +48,8 @@ def opening_of(selection: Any, last: int) -> float:
     """Units that show half of all groups by the last release; 0 for public groups."""
     if selection is None:
         return 0.0
-    half: float | None = getattr(selection, "half", None)
-    return float(selection.threshold(last)) if half is None else half
+    usual: float | None = getattr(selection, "usual", None)
+    return float(selection.threshold(last)) if usual is None else usual
 
 
 def windows_of(operator: GroupBy) -> int:
