@@ -125,3 +125,12 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     last = operator.schedule.triggers
     assert shown_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
     assert opening_of(operator.totalling.selection, last) == pytest.approx(units, abs=0.1)
+
+
+def test_the_selection_does_not_depend_on_the_units_that_do_not_count():
+    for budget in (Budget(epsilon=8, delta=1e-3), Budget(epsilon=1, delta=1e-7)):
+        kinds = {
+            type(compile_plan(query(budget, sv.discover(min_units=least)).plan).totalling.selection)
+            for least in (1, 20, 200)
+        }
+        assert len(kinds) == 1

@@ -93,6 +93,7 @@ class Sizing:
         limit = inf
         if plain is not None and isinstance(plain[0].selection, GaussianSelection):
             limit = plain[0].selection.threshold(self.horizon or 1)  # half are shown by the last
+            limit -= max(1, self.plan.key_set.min_units) - 1  # which count in neither
         tabled = self._by_table(limit)
         if tabled is not None:
             return tabled
