@@ -43,6 +43,15 @@ def test_the_promise_is_that_of_the_operator_and_within_the_budget():
     assert small["threshold"][24] > facts["threshold"][24] > 1
 
 
+def test_the_promise_is_restated_only_where_there_is_a_number():
+    table, plain = (query(selection=kind).explain().promise for kind in ("table", "gaussian"))
+    assert "In other terms, apart from what delta pays for: " in table
+    assert table.endswith("-zCDP.")
+    assert "-zCDP and " in plain
+    assert plain.endswith("-GDP.")
+    assert "inf" not in table + plain
+
+
 def test_the_noise_is_that_of_the_counters():
     operator = compile_plan(query().plan)
     place = operator.outputs[1].lanes[0]

@@ -151,7 +151,9 @@ def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
         found = f"epsilon = {epsilon:.4g}" if epsilon < inf else "no finite epsilon"
         words.append(f"Present in every period of a year: {found}, delta = {float(most):.3g}.")
     loss = guarantee.loss
-    words.append(f"In other terms: {loss.rho():.4g}-zCDP, mu = {loss.mu():.4g} (without delta).")
+    terms = [f"{loss.rho():.4g}-zCDP", *([f"{loss.mu():.4g}-GDP"] if loss.mu() < inf else [])]
+    aside = ", apart from what delta pays for" if loss.has_slack else ""
+    words.append(f"In other terms{aside}: {' and '.join(terms)}.")
     return " ".join(words)
 
 
