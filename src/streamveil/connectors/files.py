@@ -104,13 +104,13 @@ class FilesSource:
     def _schema(self, names: list[str]) -> pa.Schema:
         if self.declared is not None:
             return self.declared
-        files = [Path(name) for name in names]
-        if not files:
+        if not names:
             raise SourceError(
                 f"no file matches {', '.join(self.patterns)}.\n"
                 "  to fix  check the path, or declare the columns to start before the first file"
             )
-        first = next((path for path in files if guarded(path, path.stat).st_size), files[0])
+        files = map(Path, names)  # a followed folder has many: no further than to the first
+        first = next((path for path in files if guarded(path, path.stat).st_size), Path(names[0]))
         return self._reader(first).schema(first)
 
     def read(
