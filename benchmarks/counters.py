@@ -42,7 +42,6 @@ from streamveil.mechanisms.counters import (
     KaryTreeCounter,
     SmoothTreeCounter,
     SqrtToeplitzCounter,
-    draws_for,
 )
 from streamveil.mechanisms.counters.anytime import root_squared_norm
 from streamveil.mechanisms.counters.anytime_haar import candidate_times
@@ -50,7 +49,7 @@ from streamveil.mechanisms.counters.dense import best_factorization
 from streamveil.mechanisms.counters.haar import column_weights, levels_of, variance_parts
 from streamveil.mechanisms.counters.kary import balanced_digits, levels_for
 from streamveil.mechanisms.counters.tree import bits_of, refined_variances
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import Place, SeededNoise
 
 HERE = Path(__file__).parent
 HORIZONS = [16, 100, 1000, 10**4, 10**5, 2**20]
@@ -528,11 +527,10 @@ def step_times(keys: int, repeats: int) -> list[dict]:
     counters["k-ary tree, pure"] = KaryTreeCounter(horizon=1000, sigma=20)
     rows = []
     for name, counter in counters.items():
-        state, spent = counter.init(keys, 300), []
+        state, spent, place = counter.init(keys, 300), [], Place(noise, "bench")
         for _ in range(repeats + 1):
-            draws = draws_for(counter, noise, "bench", t=state.t + 1)
             start = time.process_time()
-            _, state = counter.step(state, increments, draws, ids)
+            _, state = counter.step(state, increments, place, ids)
             spent.append((time.process_time() - start) / keys * 1e9)
         rows.append(timing(name, spent[1:], "exact, keyed AES-256 noise"))
     return rows

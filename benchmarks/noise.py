@@ -32,7 +32,7 @@ from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.haar import HaarCounter, haar_weights
 from streamveil.mechanisms.crossing import Crossing, Forward
 from streamveil.privacy import samplers
-from streamveil.privacy.noise import KeyedNoise, SeededNoise
+from streamveil.privacy.noise import KeyedNoise, Place, SeededNoise
 
 REPEATS = 5
 RHO, ALLOWED = 0.1, 7.03  # of the crossing test: deviations below the threshold, union over T
@@ -119,8 +119,8 @@ def exact_samplers(n: int) -> dict[str, tuple[int, Callable[[], object]]]:
 
 def blt_step(n: int, ids: np.ndarray) -> Callable[[], object]:
     counter = BltCounter(horizon=1000, sigma=10, d=4)
-    state, ones, draws = counter.init(n), np.ones(n, np.int64), KeyedNoise.fresh().at("blt")
-    return lambda: counter.step(state, ones, draws, ids)
+    state, ones, place = counter.init(n), np.ones(n, np.int64), Place(KeyedNoise.fresh(), "blt")
+    return lambda: counter.step(state, ones, place.again(), ids)
 
 
 def peers(n: int) -> dict[str, tuple[int, Callable[[], object]]]:
@@ -184,9 +184,9 @@ def lazily(of: Crossing, work: list, keys: int) -> tuple[int, float]:
     for t, touched, increments in work:
         quiet = (state.wake[touched] == 0) | (state.wake[touched] > t)
         touched, some = touched[quiet], state.take(touched[quiet])
-        draws, counts, own = noise.at("lazy", t), some.counts + increments[quiet], ids[touched]
+        place, counts, own = Place(noise, "lazy"), some.counts + increments[quiet], ids[touched]
         start = time.process_time()
-        changed = of.touch(some, t, counts, draws, own)
+        changed = of.touch(some, t, counts, place, own)
         spent, n = spent + time.process_time() - start, n + len(touched)
         for name in ("rows", "points", "counts", "wake"):
             getattr(state, name)[touched] = getattr(changed, name)

@@ -32,10 +32,11 @@ from pathlib import Path
 import numpy as np
 
 from noise import RHO, cpu_seconds, crossing_test, lazily, touches
-from streamveil.mechanisms.counters import BltCounter, HaarCounter, skip
+from streamveil.mechanisms.counters import BltCounter, HaarCounter
+from streamveil.mechanisms.counters.skip import skip_with
 from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.operators.selection import FINE, Address, GaussianSelection
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import Place, SeededNoise
 
 HORIZONS = (16, 100, 1000, 10_000)
 BETA = 1e-9
@@ -76,7 +77,7 @@ def lazy(horizon: int, keys: int) -> tuple[float, float]:
             some,
             t,
             some.counts + increments[quiet],
-            AT.noise.at("m", t),
+            Place(AT.noise, "m"),
             names(keys)[: len(some.rows)],
         )
         for name in ("rows", "points", "counts", "wake"):
@@ -102,7 +103,7 @@ def late(horizon: int, keys: int) -> float:
     counter, own = BltCounter(horizon=horizon, sigma=5 * FINE), names(keys)
     draws = AT.noise.at("late")
     return statistics.median(
-        cpu_seconds(lambda: skip(counter, counter.init(keys), horizon - 1, draws, own))
+        cpu_seconds(lambda: skip_with(counter, counter.init(keys), horizon - 1, draws, own))
     )
 
 

@@ -62,3 +62,87 @@ def test_the_check_sees_a_forbidden_arrow(tmp_path):
     module = tmp_path / "x.py"
     module.write_text("from streamveil.runtime.job import run\nimport streamveil.queries.plan\n")
     assert set(imports(module)) == {"runtime", "queries"}
+
+
+def loads(name, packages):
+    """Modules that must be whole before `name` is: those it imports and the packages above them.
+
+    The packages above `name` itself are under way whenever it is imported, so they do not count.
+    """
+    path, above = packages[name], set(ancestors(name))
+    for module, names in from_imports(path):
+        inside = {f"{module}.{one}" for one in names} & packages.keys()
+        if module in above and len(inside) < len(names):  # something that the package defines
+            yield module
+        wanted = {module, *inside} & packages.keys()
+        for one in wanted:
+            yield from {one, *ancestors(one)} & packages.keys() - above - {name}
+
+
+def from_imports(path):
+    """(module, names) of every import that runs when a module is loaded."""
+    todo = list(ast.parse(path.read_text()).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If | ast.Try | ast.With) and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ):
+            todo += node.body + getattr(node, "orelse", []) + getattr(node, "handlers", [])
+        elif isinstance(node, ast.ExceptHandler | ast.ClassDef):
+            todo += node.body
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+
+
+def ancestors(name):
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def circle(graph):
+    """The modules of one circle of imports, or []."""
+    done, under_way = set(), []
+
+    def visit(name):
+        if name in under_way:
+            return under_way[under_way.index(name) :]
+        if name in done:
+            return []
+        under_way.append(name)
+        for following in sorted(graph[name]):
+            if found := visit(following):
+                return found
+        done.add(under_way.pop())
+        return []
+
+    return next(filter(None, map(visit, sorted(graph))), [])
+
+
+def packages_in(root, name):
+    found = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join((name, *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+def test_every_module_can_be_imported_first():
+    """Without circles of imports, no module is ever seen half loaded, whichever comes first."""
+    packages = packages_in(ROOT, "streamveil")
+    assert circle({name: set(loads(name, packages)) for name in packages}) == []
+
+
+def test_the_check_sees_a_circle_through_a_package(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "inner" / "__init__.py").write_text("from pack.inner.user import a\n")
+    (tmp_path / "inner" / "user.py").write_text("from pack.lone import b\n")
+    (tmp_path / "inner" / "tools.py").write_text("c = 1\n")
+    (tmp_path / "lone.py").write_text("from pack.inner.tools import c\n")
+    packages = packages_in(tmp_path, "pack")
+    found = circle({name: set(loads(name, packages)) for name in packages})
+    assert set(found) == {"pack.inner", "pack.inner.user", "pack.lone"}
+    (tmp_path / "lone.py").write_text("def b():\n    from pack.inner.tools import c\n")
+    assert circle({name: set(loads(name, packages)) for name in packages}) == []

@@ -34,6 +34,21 @@ class HorizonError(StreamveilError):
         self.horizon = horizon
 
 
+class ReusedNoiseError(StreamveilError, ValueError):
+    """Noise asked for a second time at one address; nothing was drawn."""
+
+    def __init__(self, purpose: str, path: Iterable[int | bytes]) -> None:
+        parts = (
+            part.decode("ascii", "ignore") if isinstance(part, bytes) else part for part in path
+        )
+        super().__init__(
+            f"the noise at address {'/'.join(map(str, (purpose, *parts)))} was drawn before: two"
+            " releases with the same noise reveal the difference of their data.\n"
+            "  to fix  pass on the state that the last step returned, or use a place of its own for"
+            " each run"
+        )
+
+
 class StoreError(StreamveilError):
     """Durable state that cannot be read, written or trusted."""
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from streamveil.derived.noise import covariance, weighted_covariance
-from streamveil.mechanisms.counters import BltCounter, draws_for
+from streamveil.mechanisms.counters import BltCounter
 from streamveil.operators.facts import counter_facts, counter_from
 from streamveil.operators.weighted import Spread, blt_of, weighted_step
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import Place, SeededNoise
 from tests.mechanisms.counters.examples import NAMES, SIGMA, examples
 from tests.mechanisms.counters.oracle import factors
 from tests.statistics import ALPHA, SAMPLES, assert_fits, assert_rejects, gaussian
@@ -48,15 +48,14 @@ def test_it_is_that_of_the_dense_decoder(name, opened):
 @pytest.mark.parametrize("opened", [pytest.param(1, marks=pytest.mark.slow), LATE])
 def test_it_is_that_of_the_code_that_runs(name, opened):
     counter, noise = examples(HORIZON)[name], SeededNoise(31)
-    keys = SAMPLES // 2
+    keys, place = SAMPLES // 2, Place(noise, name)
     state = counter.init(0)
     released = []
     for t in range(1, HORIZON + 1):
         if t == opened:
             state = state.grow(keys)
-        draws = draws_for(counter, noise, name, t=t)
         ids = np.arange(2 * state.keys, dtype=np.uint64).reshape(-1, 2)
-        estimates, state = counter.step(state, np.zeros(state.keys, np.int64), draws, ids)
+        estimates, state = counter.step(state, np.zeros(state.keys, np.int64), place, ids)
         released.append(np.asarray(estimates, float))
     seen = np.array(released[opened - 1 :])
     claimed = matrix(counter, opened)[opened - 1 :, opened - 1 :]
@@ -83,7 +82,7 @@ def test_it_is_that_of_the_code_that_runs(name, opened):
 @pytest.mark.parametrize("weighting", ["none", "columns", "columns-noise"])
 def test_weights_that_fall_enter_draw_by_draw(weighting):
     counter = BltCounter(horizon=HORIZON, sigma=4000, weighting=weighting)
-    keys, noise = SAMPLES, SeededNoise(5)
+    keys, place = SAMPLES, Place(SeededNoise(5), "weights")
     history = np.repeat([1.0, 0.8, 0.8, 0.3, 0.1], [3, 2, 3, 2, 3])
     history[:2] = np.nan  # starts at step 3
     state, spread, released = counter.init(keys, 2), Spread.empty(counter), []
@@ -91,7 +90,7 @@ def test_weights_that_fall_enter_draw_by_draw(weighting):
     spread.grow(1)
     for t in range(3, HORIZON + 1):
         share = np.full(keys, history[t - 1])
-        at = noise.at("weights", t), ids
+        at = place, ids
         total, state = weighted_step(blt_of(counter), state, np.zeros(keys, np.int64), at, share)
         released.append(total.astype(float))
         spread.step(counter, t, share[:1])

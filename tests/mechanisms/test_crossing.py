@@ -8,7 +8,7 @@ import pytest
 
 from streamveil.mechanisms import crossing, crossing_kernels
 from streamveil.mechanisms.crossing import Crossing, CrossingState, Forward, bridges, smallest
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from streamveil.privacy.samplers.quantiles import gaussian_quantile
 from tests.statistics import (
     SAMPLES,
@@ -75,7 +75,7 @@ def lazily(case, tamper=lambda state: state):
 
     def touch(t, counts, open_keys):
         changed = case.of.touch(
-            held[0].take(open_keys), t, counts, NOISE.at("lazy", t), IDS[open_keys]
+            held[0].take(open_keys), t, counts, Place(NOISE, "lazy"), IDS[open_keys]
         )
         held[0] = tamper(held[0].put(open_keys, changed))
         return changed.wake
@@ -209,19 +209,20 @@ def test_a_touch_makes_few_comparisons():
     ids, used = IDS[:2000], []
     state = of.init(2000)
     for t in (1, 30, 100, 101, 200):
-        asked = Counting(NOISE.at("words", t))
-        state = of.touch(state, t, np.full(2000, t // 10), asked, ids)
+        asked = Counting()
+        state = of.touch(state, t, np.full(2000, t // 10), Place(asked, "words"), ids)
         used.append(asked.words / 2000)
     assert max(used) < 1.05 * crossing.FIRST_WORDS  # hardly any key needs a second helping
 
 
 class Counting:
-    """Counts the words that are asked for."""
+    """Noise that counts the words that are asked for."""
 
-    silent = False
+    silent, words = False, 0
 
-    def __init__(self, draws):
-        self.draws, self.words = draws, 0
+    def at(self, *address):
+        self.draws = NOISE.at(*address)
+        return self
 
     def words_for(self, ids, n):
         self.words += len(ids) * n
@@ -271,10 +272,10 @@ def test_a_replay_draws_the_same_whatever_the_other_keys():
     counts = np.arange(1000) % 5
 
     def run(keys):
-        state = of.touch(of.init(len(keys)), 3, counts[keys], NOISE.at("split", 3), IDS[keys])
+        state = of.touch(of.init(len(keys)), 3, counts[keys], Place(NOISE, "split"), IDS[keys])
         quiet = np.flatnonzero(state.wake == 0)
         again = of.touch(
-            state.take(quiet), 9, counts[keys][quiet] + 1, NOISE.at("split", 9), IDS[keys][quiet]
+            state.take(quiet), 9, counts[keys][quiet] + 1, Place(NOISE, "split"), IDS[keys][quiet]
         )
         return state.put(quiet, again)
 
@@ -289,10 +290,11 @@ def test_a_replay_draws_the_same_whatever_the_other_keys():
 
 def test_few_words_at_first_change_nothing(monkeypatch):
     of, keys = CASES["low"].of, IDS[:2000]
-    counts, draws = np.full(2000, 2), NOISE.at("few")
-    plenty = of.touch(of.init(2000), 20, counts, draws, keys)
+    counts, place = np.full(2000, 2), Place(NOISE, "few")
+    plenty = of.touch(of.init(2000), 20, counts, place, keys)
     monkeypatch.setattr(crossing, "FIRST_WORDS", 3)
-    assert np.array_equal(of.touch(of.init(2000), 20, counts, draws, keys).points, plenty.points)
+    again = of.touch(of.init(2000), 20, counts, place.again(), keys)
+    assert np.array_equal(again.points, plenty.points)
 
 
 def test_states_stay_small():
@@ -300,7 +302,7 @@ def test_states_stay_small():
     of = Crossing(top=8.0, spreads=(2.0,) * 8, thresholds=(60.0,) * 256)
     state, keys = of.init(300), IDS[:300]
     for t in range(1, 257, 3):
-        state = of.touch(state, t, np.full(300, t // 40), NOISE.at("small", t), keys)
+        state = of.touch(state, t, np.full(300, t // 40), Place(NOISE, "small"), keys)
         assert state.rows.max() <= 8 + 2
         used = state.points[np.arange(300), state.rows - 1]
         assert np.all(used[:, 0] == 256)
@@ -310,22 +312,22 @@ def test_states_stay_small():
 
 def test_silent_noise_crosses_where_the_count_does():
     of = Crossing(top=1.0, spreads=(1.0,) * 3, thresholds=(4.5,) * 8)
-    state = of.touch(of.init(2), 1, np.array([4, 5]), SilentNoise().at("x"), IDS[:2])
+    state = of.touch(of.init(2), 1, np.array([4, 5]), Place(SilentNoise(), "x"), IDS[:2])
     assert state.wake.tolist() == [0, 1]
     assert not state.points[:, :, 1].any()
 
 
 def test_what_cannot_be_is_refused():
     of = CASES["once"].of
-    ids, draws = IDS[:2], NOISE.at("refused")
+    ids, place = IDS[:2], Place(NOISE, "refused")
     with pytest.raises(ValueError, match="t must be"):
-        of.touch(of.init(2), 2, np.array([0, 0]), draws, ids)
+        of.touch(of.init(2), 2, np.array([0, 0]), place, ids)
     flat = CASES["flat"].of
-    state = flat.touch(flat.init(2), 3, np.array([2, 1]), draws, ids)
+    state = flat.touch(flat.init(2), 3, np.array([2, 1]), place, ids)
     with pytest.raises(ValueError, match="t must be"):
-        flat.touch(state, 3, np.array([2, 1]), draws, ids)
+        flat.touch(state, 3, np.array([2, 1]), place, ids)
     with pytest.raises(ValueError, match="counts only grow"):
-        flat.touch(state, 4, np.array([1, 1]), draws, ids)
+        flat.touch(state, 4, np.array([1, 1]), place, ids)
     with pytest.raises(ValueError, match="levels serve"):
         Crossing(top=1.0, spreads=(1.0,), thresholds=(1.0,) * 3)
     with pytest.raises(ValueError, match="above 0"):

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from streamveil.errors import HorizonError
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.partition import FixedHorizon, Squaring, TimeVarying
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.mechanisms.test_sparse_vector import REACH, at_least
 from tests.statistics import assert_rate, assert_rejects_rate
 

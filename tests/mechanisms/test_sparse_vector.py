@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.mechanisms.sparse_vector import AboveThreshold, Sparse, epoch_share
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.statistics import assert_rate, assert_rejects_rate
 
 REACH = 400  # the threshold noise is summed over [-REACH, REACH]: what is cut off is below 1e-17

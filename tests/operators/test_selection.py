@@ -8,11 +8,11 @@ from streamveil.mechanisms.counters import (
     BltCounter,
     Counter,
     HonakerCounter,
-    skip,
 )
 from streamveil.mechanisms.counters import kernels as blt_kernels
+from streamveil.mechanisms.counters.skip import skip_with
 from streamveil.operators.selection import FINE, Address, GaussianSelection
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import Place, SeededNoise
 from tests.mechanisms.counters.oracle import factors
 from tests.statistics import DETECTABLE, SAMPLES, assert_rate, assert_rejects_rate
 
@@ -144,12 +144,14 @@ def test_a_run_has_the_bits_of_its_steps(counter, named, monkeypatch):
     monkeypatch.setattr(blt_kernels, "WORDS", 1000)  # several parts
     keys, steps, draws = 70, 31, SeededNoise(8).at("run")
     ids = IDS[:keys] if named else None
-    _, begun = counter.step(counter.init(keys), np.arange(keys), SeededNoise(8).at("first"), ids)
+    _, begun = counter.step(
+        counter.init(keys), np.arange(keys), Place(SeededNoise(8), "first"), ids
+    )
     state = begun
     for i in range(steps):
         each = OneWordEach(draws, i, steps)
-        _, state = counter.step(state, np.zeros(keys, np.int64), each, ids)
-    found = skip(counter, begun, steps, draws, ids)
+        _, state = counter._advance(state, np.zeros(keys, np.int64), each, ids)
+    found = skip_with(counter, begun, steps, draws, ids)
     np.testing.assert_array_equal(found.whole, state.whole)
     np.testing.assert_array_equal(found.real, state.real)
     assert found.t == state.t
@@ -160,7 +162,7 @@ def test_a_run_settles_what_float64_cannot_decide(named, monkeypatch):
     """Every draw is called unsure: multiprecision must find the same integers."""
     counter, draws, keys = BltCounter(horizon=9, sigma=50), SeededNoise(2).at("run"), 3
     ids = IDS[:keys] if named else None
-    plain = skip(counter, counter.init(keys), 8, draws, ids)
+    plain = skip_with(counter, counter.init(keys), 8, draws, ids)
     honest, calls = blt_kernels._run, []
 
     def doubtful(*arguments):
@@ -175,7 +177,7 @@ def test_a_run_settles_what_float64_cannot_decide(named, monkeypatch):
     monkeypatch.setattr(blt_kernels, "_run", doubtful)
     monkeypatch.setattr(blt_kernels, "settle", asked)
     monkeypatch.setattr(blt_kernels, "rounded_gaussian_word", lambda *a: (word(*a)[0] + 99, False))
-    settled = skip(counter, counter.init(keys), 8, draws, ids)
+    settled = skip_with(counter, counter.init(keys), 8, draws, ids)
     assert len(calls) == 8 * keys
     np.testing.assert_array_equal(settled.whole, plain.whole)
     np.testing.assert_array_equal(settled.real, plain.real)

@@ -88,14 +88,14 @@ def draws(records: int) -> tuple[float, str]:
 def counter_step(records: int) -> tuple[float, str]:
     """One step of the default counter for many keys, noise included."""
     from streamveil.mechanisms.counters import BltCounter
-    from streamveil.privacy.noise import KeyedNoise
+    from streamveil.privacy.noise import KeyedNoise, Place
 
     counter, noise = BltCounter(horizon=1000, sigma=50), KeyedNoise.fresh()
     increments = np.ones(KEYS, np.int64)
     ids = np.arange(2 * KEYS, dtype=np.uint64).reshape(-1, 2)
 
     def step() -> None:
-        counter.step(counter.init(KEYS), increments, noise.at("bench", 1), ids)
+        counter.step(counter.init(KEYS), increments, Place(noise, "bench"), ids)
 
     return cpu(step) / KEYS * 1e9, "ns per key"
 

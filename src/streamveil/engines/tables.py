@@ -10,9 +10,9 @@ from streamveil.errors import PlanError
 from streamveil.mechanisms.dynamic.choose import Candidate, Choice, Preset, Workload, choose
 from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Share
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.mechanisms.linear.sums import Sums
+from streamveil.mechanisms.shares import Share
 from streamveil.operators.table import Attribute, Bind, ChangingTable
 from streamveil.privacy.budget import Budget
 from streamveil.queries.expr import compile_predicate

@@ -43,7 +43,7 @@ from numba import njit
 
 from streamveil.errors import require_positive
 from streamveil.mechanisms import crossing_kernels as kernels
-from streamveil.privacy.noise import Draws
+from streamveil.privacy.noise import Draws, Place, require_place
 from streamveil.privacy.samplers import gaussian_table
 from streamveil.types import Array, Float64, Int64, UInt64
 
@@ -83,11 +83,11 @@ class CrossingState:
 class Crossing:
     """Haar noise and the thresholds it is compared with.
 
-    >>> from streamveil.privacy.noise import SeededNoise
+    >>> from streamveil.privacy.noise import Place, SeededNoise
     >>> test = Crossing(top=4.0, spreads=(1.0, 1.0, 1.0), thresholds=(9.0,) * 8)
     >>> ids = np.arange(6, dtype=np.uint64).reshape(3, 2)
     >>> state = test.init(3)
-    >>> state = test.touch(state, 2, np.array([1, 5, 19]), SeededNoise(1).at("doc", 2), ids)
+    >>> state = test.touch(state, 2, np.array([1, 5, 19]), Place(SeededNoise(1), "doc"), ids)
     >>> state.wake
     array([0, 0, 2])
     """
@@ -142,12 +142,12 @@ class Crossing:
         return CrossingState(rows, np.zeros((keys, self.width, 3)), counts, wake)
 
     def touch(
-        self, state: CrossingState, t: int, counts: Int64[Array, " keys"], draws: Draws, ids: Ids
+        self, state: CrossingState, t: int, counts: Int64[Array, " keys"], place: Place, ids: Ids
     ) -> CrossingState:
         """The keys' counts became `counts` at trigger t; finds their next crossing, t included.
 
-        `draws` must be an address of its own for every trigger, where a key is touched at most
-        once. A replay of a touch with the same state gives the same state.
+        `place` is the same at every trigger, which draws at its own number, where a key is touched
+        at most once. A replay of a touch with the same state gives the same state.
         """
         counts = np.asarray(counts, np.int64)
         last = np.where(state.rows > 0, state.points[:, 0, 0], 0)
@@ -155,6 +155,7 @@ class Crossing:
             raise ValueError(f"t must be after the last touch and at most {self.horizon}, not {t}")
         if bool(np.any((state.wake > 0) & (state.wake < t))) or bool(np.any(counts < state.counts)):
             raise ValueError("keys that have crossed cannot be touched, and counts only grow")
+        draws = require_place(place).draws(t)
         if draws.silent:
             return self._silent(t, counts)
         out = CrossingState(

@@ -13,10 +13,10 @@ from fractions import Fraction
 from typing import ClassVar, Protocol, runtime_checkable
 
 from streamveil.errors import HorizonError, require_between, require_positive
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.sparse_vector import AboveState, AboveThreshold
 from streamveil.privacy.guarantee import Guarantee, Pure
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 from streamveil.types import Exact
 
 EVENT = Neighbours("event", relation="event")

@@ -15,9 +15,10 @@ from typing import Literal
 import numpy as np
 
 from streamveil.errors import require_one_of, require_positive
-from streamveil.mechanisms.linear.shares import Meter, Place, Share, ceil_root
+from streamveil.mechanisms.shares import Meter, Share, ceil_root
 from streamveil.privacy.guarantee import Guarantee, Loss, Pure
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 from streamveil.privacy.samplers import discrete_laplace
 from streamveil.types import Array, Exact, Int64
 

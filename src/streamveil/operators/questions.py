@@ -24,8 +24,8 @@ from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.dynamic.pack import pack, unpack
 from streamveil.mechanisms.dynamic.pmwg import PmwgState
 from streamveil.mechanisms.dynamic.protocol import Changes
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.linear.structured import Marginals
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Bool, Float64
 
 SPREAD = 0.01  # of each released marginal, when the synthetic table is fitted to it

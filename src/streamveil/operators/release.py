@@ -19,6 +19,7 @@ from streamveil.operators.rows import Lane
 from streamveil.operators.selection import Address, GaussianSelection, Selection
 from streamveil.operators.shown import ShownKeys
 from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
@@ -208,13 +209,13 @@ def _advance(
         if place == totalling.shared:
             estimate[place], variance[place] = _shared(totalling, state)
             continue
-        draws = at.noise.at("group-by/lane", at.job, place, at.window, trigger)
         blt, counted = blt_of(counter), state.lanes[place]
+        address = Place(at.noise, "group-by/lane", (at.job, place, at.window))
         if blt is None:  # `weighted_loss` refuses a rule without BLT
             counted = counted.grow(shown - counted.keys)
-            noisy, after = counter.step(counted, increments[place], draws, names)
+            noisy, after = counter.step(counted, increments[place], address, names)
         else:
-            noisy, after = weighted_step(blt, counted, increments[place], (draws, names), share)
+            noisy, after = weighted_step(blt, counted, increments[place], (address, names), share)
         state.lanes[place] = after
         quantum = float(lane.quantum)
         np.multiply(noisy, quantum, out=estimate[place])

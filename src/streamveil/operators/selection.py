@@ -11,11 +11,11 @@ import numpy as np
 
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.counters.protocol import State as CounterState
-from streamveil.mechanisms.counters.skip import skip
+from streamveil.mechanisms.counters.skip import skip_with
 from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.privacy.calibrate import root_up
 from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.noise import Draws, Noise
+from streamveil.privacy.noise import Noise, Place
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible
@@ -134,17 +134,15 @@ class GaussianSelection:
             counted = join(counted, self._catch_up(new, trigger, at))
         added = units * FINE
         units[:] = 0
-        estimate, counted = self.counter.step(counted, added, self._draws(trigger, at), names)
+        place = Place(at.noise, "group-by/select", (at.job, at.window))
+        estimate, counted = self.counter.step(counted, added, place, names)
         passing = np.flatnonzero(estimate > self.threshold(trigger) * FINE)
         return counted.to_arrays() | {"estimate": np.asarray(estimate)}, passing
 
     def _catch_up(self, names: UInt64[Array, "new 2"], trigger: int, at: Address) -> CounterState:
         """New keys after the triggers before their first row, run with zero input."""
         missed = at.noise.at("group-by/missed", at.job, at.window)
-        return skip(self.counter, self.counter.init(len(names)), trigger - 1, missed, names)
-
-    def _draws(self, trigger: int, at: Address) -> Draws:
-        return at.noise.at("group-by/select", at.job, at.window, trigger)
+        return skip_with(self.counter, self.counter.init(len(names)), trigger - 1, missed, names)
 
     def counts(self, state: dict[str, Array]) -> Float64[Array, " keys"]:
         """The latest estimates, in units."""

@@ -25,12 +25,11 @@ from streamveil.mechanisms.dynamic.pack import pack, unpack
 from streamveil.mechanisms.dynamic.protocol import Changes, DynamicMechanism
 from streamveil.mechanisms.dynamic.records import Records, RecordsState, protected
 from streamveil.mechanisms.dynamic.signed_counter import SignedCounter, TreeCounter
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.operators.hashing import name_column
 from streamveil.operators.questions import QUESTION, Asked, Asking, Questions
 from streamveil.privacy.guarantee import Guarantee
-from streamveil.privacy.noise import Noise, SilentNoise
+from streamveil.privacy.noise import Noise, Place, SilentNoise
 from streamveil.types import Array, Bool, Int64
 
 Arrays = dict[str, Array]

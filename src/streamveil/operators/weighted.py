@@ -16,9 +16,10 @@ from streamveil.mechanisms.counters import AnytimeBltCounter, BltCounter, feedba
 from streamveil.mechanisms.counters.kernels import Coefficients, blt_step
 from streamveil.mechanisms.counters.protocol import Counter, Ids, Increments, next_step
 from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.stream import draws_at
 from streamveil.mechanisms.portable import portable
 from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.noise import Draws
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
 
@@ -81,7 +82,7 @@ def weighted_step(
     counter: BltCounter,
     state: CounterState,
     increments: Increments,
-    at: tuple[Draws, Ids],
+    at: tuple[Place, Ids],
     share: Float64[Array, " keys"] | None,
 ) -> tuple[Array, CounterState]:
     """One step with the noise of every key divided by its share (its weight, at most 1; None: 1).
@@ -94,7 +95,9 @@ def weighted_step(
     scale, noise = plan.scales(t)
     spread = counter.noise_scale * (noise * scale)
     step = Coefficients(plan.keep, plan.drain, scale, spread, share)
-    total, real = blt_step(state.whole[0], state.real, increments, step, *at)
+    place, ids = at
+    draws = draws_at(counter, place, t)
+    total, real = blt_step(state.whole[0], state.real, increments, step, draws, ids)
     return total, CounterState(t, total[None, :], real)
 
 

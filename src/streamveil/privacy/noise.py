@@ -9,8 +9,11 @@ so addresses are separated by a pseudo-random function. Under one address there 
   noise of a key depends on the key and never on which other keys are present or their order.
 
 A replay after a crash asks for the same addresses and gets the same words. Drawing twice at one
-address for *different* data would reveal their difference: whoever owns the path must make it
-unique (job epoch, window, key, step), and must commit the data before anything is published.
+address for *different* data would reveal their difference. So mechanisms are not given draws but a
+`Place`, which hands out each address once; they name their steps in it themselves. A new `Place` at
+an old address is a replay: whoever makes one must choose a unique path (job epoch, window, key) and
+commit the data before anything is published. What the library opens for its users, `Place.opened`,
+has a random part in its address.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import index
 from typing import Protocol, runtime_checkable
@@ -25,9 +29,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from streamveil.errors import ReusedNoiseError, StoreError
 from streamveil.types import Array, UInt64
 
 SECRET_BYTES = 32
+ONCE_BYTES = 16  # of an address that is opened once: two meet with chance 2^-64 after 2^32 of them
 CHUNK = 4096  # ids or words per call of the cipher: fits into the first cache
 ZEROS = bytes(8 * CHUNK)
 
@@ -189,6 +195,100 @@ class KeyedNoise:
             digest_size=32,
             person=b"streamveil/other",
         ).digest()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a mechanism draws its noise: each address at and below it, once.
+
+    A place and all places inside it share a memory of what was handed out. An address asked for
+    again is refused: two releases with the same noise reveal the difference of their data.
+
+    >>> place = Place(SeededNoise(1), "doc")
+    >>> _ = place.draws(1), place.inside(2).draws(1)
+    >>> place.inside(2).draws(1)
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.ReusedNoiseError: the noise at address doc/2/1 was drawn before: ...
+    """
+
+    noise: Noise
+    purpose: str
+    path: tuple[int | bytes, ...] = ()
+    drawn: set[tuple[int | bytes, ...]] = field(default_factory=set, compare=False, repr=False)
+
+    @classmethod
+    def opened(cls, noise: Noise, purpose: str, *path: int | bytes) -> Place:
+        """A place that nobody else has: under secure noise its address ends in 16 random bytes."""
+        return cls.reopened(os.urandom(ONCE_BYTES) if noise.secure else b"", noise, purpose, *path)
+
+    @classmethod
+    def reopened(cls, once: bytes, noise: Noise, purpose: str, *path: int | bytes) -> Place:
+        """The place that was opened with this `once`, to go on with what was saved."""
+        if len(once) != (ONCE_BYTES if noise.secure else 0):
+            raise StoreError(
+                "this state was saved under another kind of noise: it does not hold the address"
+                " its noise was drawn at.\n"
+                "  to fix  resume it with the noise it was opened with"
+            )
+        return cls(noise, purpose, (*path, once) if once else path)
+
+    @property
+    def once(self) -> bytes:
+        """What makes the address of an opened place its own: to be saved; no secret."""
+        return bytes(self.path[-1]) if self.noise.secure else b""
+
+    def again(self) -> Place:
+        """The same place without its memory: for who counts its own steps, and for replays."""
+        return Place(self.noise, self.purpose, self.path)
+
+    def inside(self, *more: int | bytes) -> Place:
+        """A place below this one."""
+        return Place(self.noise, self.purpose, (*self.path, *more), self.drawn)
+
+    def draws(self, *more: int | bytes) -> Draws:
+        """The draws of one release. An address is given once."""
+        return self._given(self.noise.at(self.purpose, *self.path, *more), *more)
+
+    def lasting(self, *more: int | bytes) -> Draws:
+        """The draws of the place itself, for a release that computes its noise from `more` below.
+
+        Keyed counters do: step t of theirs is a function of the same draws and of t.
+        """
+        return self._given(self.noise.at(self.purpose, *self.path), *more)
+
+    def _given(self, draws: Draws, *more: int | bytes) -> Draws:
+        address = (*self.path, *more)
+        if address in self.drawn:
+            raise ReusedNoiseError(self.purpose, address)
+        if not draws.silent:
+            self.drawn.add(address)
+        return draws
+
+
+ADDRESS = "address"  # among saved arrays
+
+
+def saved_once(place: Place) -> dict[str, Array]:
+    """The array to save beside a state whose place was opened."""
+    return {ADDRESS: np.frombuffer(place.once, np.uint8)}
+
+
+def once_of(saved: Mapping[str, Array]) -> bytes:
+    """The inverse of `saved_once`; nothing when it was never saved."""
+    return saved[ADDRESS].astype(np.uint8).tobytes() if ADDRESS in saved else b""
+
+
+def require_place(place: Place) -> Place:
+    """Refuses draws where a mechanism names its steps itself."""
+    if not isinstance(place, Place):
+        raise TypeError(
+            f"noise must be a Place, not {type(place).__name__}: the same draws at two steps would"
+            " reveal what came between them.\n"
+            "  to fix  let the library own the noise (counter.stream(...)), or pass"
+            " Place(noise, purpose), the same at every step"
+        )
+    return place
 
 
 def SeededNoise(seed: int) -> KeyedNoise:  # noqa: N802  (reads as a kind of noise)

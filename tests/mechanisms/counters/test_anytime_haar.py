@@ -40,8 +40,8 @@ def test_the_far_end_is_read_as_well_as_the_start():
     """Paths of 40 levels: exact sums without noise, and noise of the stated size with it."""
     counter, totals = AnytimeHaarCounter(sigma=50, tuned=1000), np.zeros(20_000, np.int64)
     for t in (1, 3 * 10**11 + 1, 2**40):
-        assert not counter.read(totals, t, SilentNoise().at("x")).any()
-        noise = counter.read(totals, t, SeededNoise(7).at("x"))
+        assert not counter._read(totals, t, SilentNoise().at("x")).any()
+        noise = counter._read(totals, t, SeededNoise(7).at("x"))
         stated = float(counter.std(np.array([t]))[0])
         # a sample variance of 20,000 Gaussians is off by 1 % per standard deviation
         assert noise.var() == pytest.approx(stated**2, rel=0.08)

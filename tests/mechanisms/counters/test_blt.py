@@ -8,7 +8,7 @@ import pytest
 
 from streamveil.mechanisms.counters import Blt, BltCounter, best_blt, kernels
 from streamveil.mechanisms.counters.feedback import U
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from streamveil.privacy.samplers import Asked
 
 # (1 - theta), omega, (1 - theta_hat), beta, sensitivity: computed independently by autodiff
@@ -185,9 +185,9 @@ def centres(counter, stream, released, monkeypatch) -> np.ndarray:
         return fresh
 
     monkeypatch.setattr(kernels, "gaussian_about", forced)
-    state, draws = counter.init(1), SilentNoise().at("x")
+    state, place = counter.init(1), Place(SilentNoise(), "x")
     for t, increment in enumerate(stream):
-        estimates, state = counter.step(state, np.array([increment]), draws)
+        estimates, state = counter.step(state, np.array([increment]), place)
         assert estimates[0] == released[t]
     return np.array(found)
 

@@ -20,7 +20,7 @@ from streamveil.mechanisms.counters import (
     compare,
 )
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.mechanisms.counters.examples import NAMES, examples
 from tests.statistics import SAMPLES
 
@@ -85,11 +85,11 @@ def test_vectors_are_counted_by_coordinate(name):
     steps = np.random.default_rng(1).integers(-5, 5, (9, 2, 3))
     states = vectors.init(2)
     for t in range(9):
-        noisy, states = vectors.step(states, steps[t], SilentNoise().at("x"))
+        noisy, states = vectors.step(states, steps[t], Place(SilentNoise(), "x"))
         np.testing.assert_array_equal(noisy, steps[: t + 1].sum(axis=0))
     assert vectors.loss(2).rho() == vectors.counter.loss(2).rho()
     with pytest.raises(ValueError, match="3 columns"):
-        vectors.step(states, steps[0][:, :2], SilentNoise().at("x"))
+        vectors.step(states, steps[0][:, :2], Place(SilentNoise(), "x"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,13 +101,13 @@ def test_real_vectors_through_every_counter(name):
     values[3, 0, 1] = np.nan
     exact = np.cumsum(grams.encode(values), axis=0)
     silent, noisy = vectors.init(keys), vectors.init(keys)
+    place = Place(SeededNoise(7), "v")
     for t in range(9):
         rows = grams.encode(values[t])
         assert np.abs(rows).max() <= grams.largest
-        plain, silent = vectors.step(silent, rows, SilentNoise().at("x"))
+        plain, silent = vectors.step(silent, rows, Place(SilentNoise(), "x"))
         np.testing.assert_array_equal(grams.decode(plain), exact[t] / 8)
-        draws = SeededNoise(7).at("v") if counter.keyed else SeededNoise(7).at("v", t)
-        released, noisy = vectors.step(noisy, rows, draws)
+        released, noisy = vectors.step(noisy, rows, place)
     error = grams.decode(released) - exact[-1] / 8
     stated = float(counter.std(np.array([9]))[0]) / 8
     assert np.abs(error.std(axis=0) / stated - 1).max() < 0.075  # eight deviations, kurtosis 6
@@ -120,7 +120,7 @@ def test_coordinates_have_independent_noise(name):
     vectors = VectorCounter(counter=examples(9)[name], width=2)
     ids = np.arange(2 * SAMPLES, dtype=np.uint64).reshape(-1, 2)
     zero = np.zeros((SAMPLES, 2), np.int64)
-    noisy, _ = vectors.step(vectors.init(SAMPLES), zero, SeededNoise(1).at("x"), ids)
+    noisy, _ = vectors.step(vectors.init(SAMPLES), zero, Place(SeededNoise(1), "x"), ids)
     assert abs(np.corrcoef(noisy.T)[0, 1]) < 7 / np.sqrt(SAMPLES)
     np.testing.assert_allclose(noisy.std(axis=0), vectors.counter.std(np.array([1, 1])), rtol=0.1)
 

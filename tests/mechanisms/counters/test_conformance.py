@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from streamveil.errors import HorizonError
-from streamveil.mechanisms.counters import COUNTERS, Counter, State, draws_for, fit
+from streamveil.mechanisms.counters import COUNTERS, Counter, State, fit
 from streamveil.mechanisms.counters.kary import blocks_of
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import Noise, SeededNoise, SilentNoise
+from streamveil.privacy.noise import Noise, Place, SeededNoise, SilentNoise
 from tests.mechanisms.counters.examples import NAMES, examples
 from tests.mechanisms.counters.oracle import factors
 from tests.statistics import (
@@ -50,10 +50,9 @@ RELEASES = {  # of the first version with all counters
 
 def run(counter: Counter, streams: np.ndarray, noise: Noise, ids=None, state=None) -> np.ndarray:
     state = state or counter.init(streams.shape[1])
-    released = []
+    released, place = [], Place(noise, "counter")
     for increments in streams[state.t :]:
-        draws = draws_for(counter, noise, "counter", t=state.t + 1)
-        estimates, state = counter.step(state, increments, draws, ids)
+        estimates, state = counter.step(state, increments, place, ids)
         released.append(estimates)
     return np.array(released)
 
@@ -91,13 +90,11 @@ def test_without_noise_it_is_a_running_sum(name, horizon):
 def test_save_and_resume_at_every_step_equals_the_unbroken_run(name):
     counter, xs, noise = examples(HORIZON)[name], streams(4), SeededNoise(3)
     unbroken = run(counter, xs, noise)
-    state = counter.init(4)
+    state, place = counter.init(4), Place(noise, "counter")
     for t in range(HORIZON):
         again = State.from_arrays({k: v.copy() for k, v in state.to_arrays().items()})
         np.testing.assert_array_equal(run(counter, xs, noise, state=again), unbroken[t:])
-        released, state = counter.step(
-            frozen(state), xs[t], draws_for(counter, noise, "counter", t=t + 1)
-        )
+        released, state = counter.step(frozen(state), xs[t], place)
         np.testing.assert_array_equal(released, unbroken[t])
 
 
@@ -115,9 +112,9 @@ def test_keys_may_leave_and_may_start_late(name):
     counter, xs, ids = examples(HORIZON)[name], streams(6), some_ids(6)
     noise = SeededNoise(3)
     whole = run(counter, xs, noise, ids)
-    state = counter.init(6)
+    state, place = counter.init(6), Place(noise, "counter")
     for t in range(9):
-        _, state = counter.step(state, xs[t], draws_for(counter, noise, "counter", t=t + 1), ids)
+        _, state = counter.step(state, xs[t], place, ids)
     kept = np.array([5, 2])
     later = state.take(kept).grow(1)
     np.testing.assert_array_equal(later.take(np.array([2])).whole, counter.init(1, t=9).whole)
@@ -134,7 +131,7 @@ def test_no_step_is_taken_beyond_the_horizon(name):
     assert counter.horizon == 3 or not counter.needs_horizon
     with pytest.raises(HorizonError):
         counter.step(
-            counter.init(1, t=counter.horizon), np.zeros(1, np.int64), SilentNoise().at("x")
+            counter.init(1, t=counter.horizon), np.zeros(1, np.int64), Place(SilentNoise(), "x")
         )
 
 
@@ -287,10 +284,10 @@ def test_loss_is_never_smaller_than_enumeration_finds(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_arguments_are_named(name):
     counter = examples(4)[name]
-    draws = SilentNoise().at("x")
+    place = Place(SilentNoise(), "x")
     with pytest.raises(ValueError, match="sigma"):
         type(counter)(**{**vars(counter), "sigma": 0})
     with pytest.raises(ValueError, match="integers"):
-        counter.step(counter.init(2), np.zeros(2), draws)
+        counter.step(counter.init(2), np.zeros(2), place)
     with pytest.raises(ValueError, match="one entry per key"):
-        counter.step(counter.init(2), np.zeros(3, np.int64), draws)
+        counter.step(counter.init(2), np.zeros(3, np.int64), place)

@@ -24,7 +24,7 @@ from streamveil.mechanisms.counters import (
 )
 from streamveil.mechanisms.counters.haar import haar_path
 from streamveil.mechanisms.counters.kary import blocks_of
-from streamveil.privacy.noise import SilentNoise
+from streamveil.privacy.noise import Place, SilentNoise
 from tests.mechanisms.counters.oracle import factors
 
 SIGMA = 4.0
@@ -57,7 +57,7 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
     state, estimates = counter.init(horizon), []
     for t in range(horizon):
         unit.step = t
-        noisy, state = counter.step(state, np.zeros(horizon, np.int64), SilentNoise().at("x"))
+        noisy, state = counter.step(state, np.zeros(horizon, np.int64), Place(SilentNoise(), "x"))
         estimates.append(noisy)
     decoder, _ = factors(counter, horizon)
     np.testing.assert_allclose(np.array(estimates) / SIGMA, decoder, atol=1e-8)
@@ -87,7 +87,7 @@ def test_stored_tree_noise_has_the_covariance_of_the_dense_decoder(name, monkeyp
         monkeypatch.setattr(module, "gaussian_rows", unit)
     state, estimates, nothing = counter.init(NODES), [], np.zeros(NODES, np.int64)
     for _ in range(counter.horizon):
-        noisy, state = counter.step(state, nothing, SilentNoise().at("x"))
+        noisy, state = counter.step(state, nothing, Place(SilentNoise(), "x"))
         estimates.append(noisy / UNIT)
     assert drawn[0] <= NODES
     assert_same_covariance(np.array(estimates), factors(counter, counter.horizon)[0])

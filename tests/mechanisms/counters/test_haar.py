@@ -12,7 +12,7 @@ from streamveil.mechanisms.counters import HaarCounter, KaryTreeCounter
 from streamveil.mechanisms.counters import haar as module
 from streamveil.mechanisms.counters.haar import gaussian_between, haar_path, settle
 from streamveil.mechanisms.counters.keyed import node_words
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import Place, SeededNoise
 from streamveil.privacy.samplers import exact
 
 KEYS = 40
@@ -25,7 +25,7 @@ def test_float64_and_multiprecision_agree(sigma, named, monkeypatch):
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 2**63, (KEYS, 2)).astype(np.uint64) if named else None
     draws, totals = SeededNoise(4).at("x"), np.zeros(KEYS, np.int64)
-    fast = counter.read(totals, t, draws, ids)
+    fast = counter._read(totals, t, draws, ids)
     compiled = module._path_sum
 
     def doubtful(*args):
@@ -35,7 +35,7 @@ def test_float64_and_multiprecision_agree(sigma, named, monkeypatch):
         args[-2][:] = 10**9
 
     monkeypatch.setattr(module, "_path_sum", doubtful)
-    np.testing.assert_array_equal(counter.read(totals, t, draws, ids), fast)
+    np.testing.assert_array_equal(counter._read(totals, t, draws, ids), fast)
     assert np.any(fast != 0)
 
 
@@ -65,25 +65,25 @@ def test_a_draw_on_a_rounding_boundary_asks_for_more_bits():
 
 @pytest.mark.parametrize("kind", [HaarCounter, KaryTreeCounter])
 def test_any_step_can_be_read_without_the_others(kind):
-    counter, draws = kind(horizon=50, sigma=5), SeededNoise(1).at("z")
+    counter, place = kind(horizon=50, sigma=5), Place(SeededNoise(1), "z")
     xs = np.random.default_rng(0).integers(0, 9, (50, 3))
     state, released = counter.init(3), []
     for increments in xs:
-        estimates, state = counter.step(state, increments, draws)
+        estimates, state = counter.step(state, increments, place)
         released.append(estimates)
-    totals = np.cumsum(xs, axis=0)
+    totals, draws = np.cumsum(xs, axis=0), SeededNoise(1).at("z")
     for t in (50, 7, 23):
-        np.testing.assert_array_equal(counter.read(totals[t - 1], t, draws), released[t - 1])
+        np.testing.assert_array_equal(counter._read(totals[t - 1], t, draws), released[t - 1])
 
 
 @pytest.mark.parametrize("kind", [HaarCounter, KaryTreeCounter])
 def test_a_second_address_is_refused(kind):
     """Fresh noise about one total at every step would average away."""
-    counter, noise = kind(horizon=50, sigma=5), SeededNoise(1)
-    _, state = counter.step(counter.init(2), np.ones(2, np.int64), noise.at("z", 1))
-    with pytest.raises(ValueError, match="two addresses"):
-        counter.step(state, np.ones(2, np.int64), noise.at("z", 2))
-    counter.step(state.grow(1), np.ones(3, np.int64), noise.at("z", 1))
+    counter, place = kind(horizon=50, sigma=5), Place(SeededNoise(1), "z")
+    _, state = counter.step(counter.init(2), np.ones(2, np.int64), place)
+    with pytest.raises(ValueError, match="two places"):
+        counter.step(state, np.ones(2, np.int64), Place(SeededNoise(1), "another"))
+    counter.step(state.grow(1), np.ones(3, np.int64), place)
 
 
 def test_nodes_have_words_of_their_own():

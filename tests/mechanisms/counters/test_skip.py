@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from streamveil.errors import HorizonError
-from streamveil.mechanisms.counters import best_blt, draws_for, skip
+from streamveil.mechanisms.counters import best_blt, skip
 from streamveil.mechanisms.counters.skip import blt_jump
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.mechanisms.counters.examples import NAMES, examples
 from tests.mechanisms.counters.oracle import factors
 from tests.mechanisms.counters.test_conformance import spread
@@ -19,18 +19,14 @@ HORIZON = 21
 
 def run(counter, plan, increments, noise, keys):
     """`plan` alternates numbers of steps taken and skipped."""
-    state, released, times = counter.init(keys), [], []
+    state, released, times, place = counter.init(keys), [], [], Place(noise, "c")
     for taken, skipped in plan:
         for _ in range(taken):
             t = state.t + 1
-            draws = draws_for(counter, noise, "c", t=t)
-            estimates, state = counter.step(state, increments[t - 1], draws)
+            estimates, state = counter.step(state, increments[t - 1], place)
             released.append(estimates)
             times.append(t)
-        draws = draws_for(counter, noise, "skip", t=state.t)
-        if counter.keyed:
-            draws = draws_for(counter, noise, "c", t=0)
-        state = skip(counter, state, skipped, draws)
+        state = skip(counter, state, skipped, place)
     return np.array(released), np.array(times)
 
 
@@ -60,9 +56,9 @@ def test_the_joint_law_after_skips_is_that_of_taking_every_step(name):
 def test_no_skipping_beyond_the_horizon():
     counter = examples(4)["haar"]
     with pytest.raises(HorizonError):
-        skip(counter, counter.init(1), 5, SilentNoise().at("x"))
+        skip(counter, counter.init(1), 5, Place(SilentNoise(), "x"))
     with pytest.raises(ValueError, match="steps"):
-        skip(counter, counter.init(1), -1, SilentNoise().at("x"))
+        skip(counter, counter.init(1), -1, Place(SilentNoise(), "x"))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7, 100, 12345])

@@ -18,9 +18,9 @@ from streamveil.mechanisms.dynamic.erm import (
     unit_rows,
 )
 from streamveil.mechanisms.dynamic.schedulers import BBScheduler, DisjointDoubling
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.statistics import ALPHA
 
 RNG = np.random.default_rng(5)

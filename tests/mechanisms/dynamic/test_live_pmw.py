@@ -8,8 +8,8 @@ import pytest
 from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.dynamic.pack import pack, unpack
 from streamveil.mechanisms.dynamic.protocol import Changes
-from streamveil.mechanisms.linear.shares import Place, Share
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.mechanisms.shares import Share
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 
 PURE, ZCDP = Share("pure", 1), Share("zcdp", Fraction(1, 10))
 N = 12
@@ -124,15 +124,15 @@ def test_a_growing_table_pays_less_for_each_doubling():
 
 def test_saving_anywhere_changes_nothing():
     live = made(ZCDP)
-    place = Place(SeededNoise(2), "t")
+    place, replayed = Place(SeededNoise(2), "t"), Place(SeededNoise(2), "t")
     state = live.init(place)
     rng = np.random.default_rng(0)
     for changes, here in steps(4, 8):
         twin = unpack(pack([state]), list)[0]
         query = (rng.random(N) < 0.3).astype(float)
-        for one in (state, twin):
-            live.step(one, changes, here.sum(), place)
-        assert live.ask(state, query, place) == live.ask(twin, query, place)
+        for one, at in ((state, place), (twin, replayed)):
+            live.step(one, changes, here.sum(), at)
+        assert live.ask(state, query, place) == live.ask(twin, query, replayed)
         assert (state.weights == twin.weights).all()
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from streamveil.mechanisms.dynamic.pmwg import Pmwg, PmwgState, first_share
 from streamveil.mechanisms.linear import Pmw
 from streamveil.mechanisms.linear.queries import LARGEST, counted
-from streamveil.mechanisms.linear.shares import Meter, Place, Share
-from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.mechanisms.shares import Meter, Share
+from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 
 QUIET, PURE, ZCDP = Place(SilentNoise(), "t"), Share("pure", 1), Share("zcdp", Fraction(1, 50))
 
@@ -104,16 +104,16 @@ def test_theorem_settings_satisfy_their_own_conditions():
 
 def test_saving_anywhere_changes_nothing():
     pmwg = Pmwg.practical(PURE, start=200, domain=16, halts=20, threshold=0.02)
-    place = Place(SeededNoise(4), "t")
+    place, replayed = Place(SeededNoise(4), "t"), Place(SeededNoise(4), "t")
     rng = np.random.default_rng(0)
     state = pmwg.init(rng.multinomial(200, np.ones(16) / 16), place)
     for _ in range(30):
         twin = pmwg.load(state.to_arrays())
         points = rng.integers(0, 4, 25)
         query = (rng.random(16) < 0.5).astype(float)
-        for one in (state, twin):
-            pmwg.arrive(one, points, place)
-        assert pmwg.ask(state, query, place) == pmwg.ask(twin, query, place)
+        for one, at in ((state, place), (twin, replayed)):
+            pmwg.arrive(one, points, at)
+        assert pmwg.ask(state, query, place) == pmwg.ask(twin, query, replayed)
         np.testing.assert_array_equal(state.weights, twin.weights)
 
 

@@ -10,9 +10,8 @@ from streamveil.mechanisms.dynamic.schedulers import (
     DisjointDoubling,
     Reruns,
 )
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SilentNoise
+from streamveil.privacy.noise import Place, SilentNoise
 
 PURE, ZCDP = Budget(epsilon=1), Budget(rho="0.5")
 

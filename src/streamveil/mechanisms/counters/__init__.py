@@ -15,12 +15,12 @@ from streamveil.mechanisms.counters.haar import HaarCounter
 from streamveil.mechanisms.counters.hybrid import HybridCounter
 from streamveil.mechanisms.counters.inputs import Quanta, VectorCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
-from streamveil.mechanisms.counters.keyed import draws_for
 from streamveil.mechanisms.counters.participation import Participation, moved_by
 from streamveil.mechanisms.counters.protocol import Counter, State
 from streamveil.mechanisms.counters.rational import Blt, best_blt
 from streamveil.mechanisms.counters.skip import skip
 from streamveil.mechanisms.counters.smooth import SmoothTreeCounter
+from streamveil.mechanisms.counters.stream import CounterStream
 from streamveil.mechanisms.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.mechanisms.counters.tree import BinaryTreeCounter, HonakerCounter
 
@@ -48,6 +48,7 @@ __all__ = [
     "Choice",
     "Comparison",
     "Counter",
+    "CounterStream",
     "DenseCounter",
     "HaarCounter",
     "HonakerCounter",
@@ -62,7 +63,6 @@ __all__ = [
     "best_blt",
     "choose",
     "compare",
-    "draws_for",
     "fit",
     "moved_by",
     "skip",

@@ -14,6 +14,7 @@ from streamveil.mechanisms.counters import rational
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.protocol import Estimates, Ids, Increments, State
 from streamveil.mechanisms.counters.rational import Blt, check_buffers
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.mechanisms.counters.toeplitz import root_coefficients
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
@@ -44,7 +45,7 @@ MILLION = Blt(  # what `searched` finds for 2^20 steps and 6 buffers: 20 bits of
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnytimeBltCounter:
+class AnytimeBltCounter(Stepping):
     """Running totals whose horizon nobody knows: the error at every t is near what T = t allows.
 
     Algorithm: a BLT (see `BltCounter`) whose infinite columns have finite norm, with the rates that
@@ -112,11 +113,11 @@ class AnytimeBltCounter:
         """See `Counter.init`."""
         return self.inner.init(keys, t)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
-        return self.inner.step(state, increments, draws, ids)
+        """See `Steppable`."""
+        return self.inner._advance(state, increments, draws, ids)
 
 
 def anytime_buffers(tuned: int) -> int:

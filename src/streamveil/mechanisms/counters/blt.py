@@ -31,13 +31,14 @@ from streamveil.mechanisms.counters.schedule import (
     prepare,
     unit_variances,
 )
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, Int64
 
 
 @dataclass(frozen=True, kw_only=True)
-class BltCounter:
+class BltCounter(Stepping):
     """Running totals with d buffers per key and near-optimal error.
 
     Algorithm: buffered linear Toeplitz factorization (Dvijotham, McMahan, Pillutla, Steinke &
@@ -130,10 +131,10 @@ class BltCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.buffers)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
+        """See `Steppable`."""
         t, plan = next_step(self.horizon, state), self.schedule
         scale, noise = plan.scales(t)
         spread = self.noise_scale * (noise * scale)

@@ -16,14 +16,13 @@ from streamveil.mechanisms.counters.fit import fit
 from streamveil.mechanisms.counters.haar import HaarCounter
 from streamveil.mechanisms.counters.hybrid import HybridCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
-from streamveil.mechanisms.counters.keyed import draws_for
 from streamveil.mechanisms.counters.participation import Participation, moved_by
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.counters.smooth import SmoothTreeCounter
 from streamveil.mechanisms.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.mechanisms.counters.tree import BinaryTreeCounter, HonakerCounter
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.noise import Place, SeededNoise
 from streamveil.types import Array, Int64
 
 SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
@@ -178,12 +177,12 @@ def compare(
 
 def time_of(counter: Counter, horizon: int, clock: Callable[[], float]) -> float:
     """Nanoseconds per key and step: the best of a few steps in the middle of the horizon."""
-    state, noise = counter.init(TIMED_KEYS, max(0, horizon // 2 - 1)), SeededNoise(0)
+    state = counter.init(TIMED_KEYS, max(0, horizon // 2 - 1))
+    place = Place(SeededNoise(0), "compare")
     increments, ids = np.ones(TIMED_KEYS, np.int64), np.arange(2 * TIMED_KEYS, dtype=np.uint64)
     spent = []
     for _ in range(min(TIMED_STEPS, horizon - state.t)):
-        draws = draws_for(counter, noise, "compare", t=state.t + 1)
         start = clock()
-        _, state = counter.step(state, increments, draws, ids.reshape(-1, 2))
+        _, state = counter.step(state, increments, place, ids.reshape(-1, 2))
         spent.append(clock() - start)
     return min(spent) / TIMED_KEYS * 1e9

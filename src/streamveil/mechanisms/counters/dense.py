@@ -21,6 +21,7 @@ from streamveil.mechanisms.counters.protocol import (
     zeros,
 )
 from streamveil.mechanisms.counters.schedule import check_horizon
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.mechanisms.counters.toeplitz import weighted_history
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
@@ -42,7 +43,7 @@ class Factorization:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseCounter:
+class DenseCounter(Stepping):
     """Running totals with the least maximal error that any factorization has.
 
     Algorithm: alternating reweighting (see `best_factorization`), made lower triangular and run in
@@ -121,10 +122,10 @@ class DenseCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.horizon)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
+        """See `Steppable`."""
         t, differences = next_step(self.horizon, state), _prepared(self.horizon)[0]
         scale = float(differences[t - 1, t - 1])
         offset = weighted_history(differences[t - 1, : t - 1], state.real)

@@ -63,7 +63,7 @@ class KeyedHaar(Keyed):
         """See `Counter.std`."""
         return haar_std(checked_times(t, self.horizon), self.weights, self.sigma)
 
-    def read(
+    def _read(
         self: HaarBasis,
         totals: Int64[Array, " keys"],
         t: int,

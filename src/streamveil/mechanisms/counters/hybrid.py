@@ -23,6 +23,7 @@ from streamveil.mechanisms.counters.protocol import (
     next_step,
     zeros,
 )
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, Int64
@@ -33,7 +34,7 @@ SCHEDULED = 20  # epochs with a column schedule inside; longer ones gain nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridCounter:
+class HybridCounter(Stepping):
     """Running totals as noisy sums of past epochs plus a counter inside the current one.
 
     Algorithm: the hybrid mechanism of Chan, Shi & Song (2011, doi:10.1145/2043621.2043626): epoch e
@@ -114,15 +115,15 @@ class HybridCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=3, real=BUFFERS)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`. Rows: released past epochs, exact current epoch, inner total."""
+        """See `Steppable`. Rows: released past epochs, exact current epoch, inner total."""
         t = next_step(self.horizon, state)
         epoch, added = epoch_of(t), column(increments, state.keys)
         past, exact = state.whole[0], state.whole[1] + added
         inside = State(t - 2**epoch, state.whole[2:], state.real)
-        estimate, inside = self.inner(epoch).step(inside, added, draws, ids)
+        estimate, inside = self.inner(epoch)._advance(inside, added, draws, ids)
         released = past + np.asarray(estimate, np.int64)
         if epoch_of(t + 1) == epoch:
             whole = np.concatenate([past[None], exact[None], inside.whole])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.counters.protocol import Counter, Ids, State
+from streamveil.mechanisms.counters.protocol import Counter, Ids, State, column, next_step
+from streamveil.mechanisms.counters.stream import Stepping, draws_at
 from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.noise import Draws
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64, Int64
 
 LARGEST_QUANTA = 2**52  # of one row: float64 holds it exactly, and 2^10 of them fit an int64
 
 
 @dataclass(frozen=True, kw_only=True)
-class VectorCounter:
+class VectorCounter(Stepping):
     """Running totals of integer vectors: one counter per key and coordinate.
 
     Protects: `moved` of `loss` is the L2 norm (L1 for Laplace counters), over keys and coordinates,
@@ -29,9 +31,9 @@ class VectorCounter:
     Memory: width times that of the counter inside.
 
     >>> from streamveil.mechanisms.counters import BltCounter
-    >>> from streamveil.privacy.noise import SilentNoise
+    >>> from streamveil.privacy.noise import Place, SilentNoise
     >>> totals = VectorCounter(counter=BltCounter(horizon=9, sigma=2), width=3)
-    >>> noisy, _ = totals.step(totals.init(1), np.array([[1, 0, 7]]), SilentNoise().at("doc"))
+    >>> noisy, _ = totals.step(totals.init(1), np.array([[1, 0, 7]]), Place(SilentNoise(), "doc"))
     >>> noisy
     array([[1, 0, 7]])
     """
@@ -46,23 +48,45 @@ class VectorCounter:
         """See `Counter.loss`."""
         return self.counter.loss(moved, None if keys is None else keys * self.width)
 
+    @property
+    def horizon(self) -> int:
+        """Steps the guarantee covers."""
+        return self.counter.horizon
+
     def init(self, keys: int, t: int = 0) -> tuple[State, ...]:
         """One state per coordinate."""
         return (self.counter.init(keys, t),) * self.width
 
-    def step(
+    def dump(self, states: tuple[State, ...]) -> dict[str, Array]:
+        """See `Stepping.dump`."""
+        found = (state.to_arrays().items() for state in states)
+        return {f"{i}/{name}": array for i, part in enumerate(found) for name, array in part}
+
+    def load(self, saved: Mapping[str, Array]) -> tuple[State, ...]:
+        """See `Stepping.load`."""
+        parts: list[dict[str, Array]] = [{} for _ in range(self.width)]
+        for name, array in saved.items():
+            place, _, part = name.partition("/")
+            if part and int(place) < self.width:
+                parts[int(place)][part] = array
+        return tuple(State.from_arrays(part) for part in parts)
+
+    def step(  # type: ignore[override]  # the state is one per coordinate
         self,
         states: tuple[State, ...],
         increments: Int64[Array, "keys width"],
-        draws: Draws,
+        place: Place,
         ids: Ids | None = None,
     ) -> tuple[Array, tuple[State, ...]]:
         """See `Counter.step`; every coordinate draws below an address of its own."""
         rows = np.asarray(increments)
         if rows.ndim != 2 or rows.shape[1] != self.width:
             raise ValueError(f"increments must have {self.width} columns, not {rows.shape}")
+        t = next_step(self.counter.horizon, states[0])
+        columns = [column(row, states[0].keys) for row in rows.T]
+        draws = draws_at(self.counter, place, t)
         stepped = [
-            self.counter.step(state, rows[:, i], draws.at("coordinate", i), ids)
+            self.counter._advance(state, columns[i], draws.at("coordinate", i), ids)
             for i, state in enumerate(states)
         ]
         return np.stack([one[0] for one in stepped], axis=1), tuple(one[1] for one in stepped)

@@ -86,7 +86,7 @@ class KaryTreeCounter(Keyed):
         blocks = np.abs(balanced_digits(times, self.arity, self.levels)).sum(axis=0)
         return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
 
-    def read(
+    def _read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
     ) -> Int64[Array, " keys"]:
         """The release of step t from the exact totals alone: no state, no earlier step needed."""

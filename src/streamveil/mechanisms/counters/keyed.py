@@ -1,9 +1,8 @@
 """Noise that is computed from an address instead of stored: for counters with random access.
 
 A keyed counter draws the noise of a tree node from an address that names the node, so nothing is
-stored and any step can be read at any time. All its steps must be given draws of ONE address: new
-noise about the same totals at every step would average away. The state holds a mark of the address
-and every step compares it.
+stored. All its steps must have ONE place: new noise about the same totals at every step would
+average away. The state holds a mark of the address and every step compares it.
 """
 
 from __future__ import annotations
@@ -13,38 +12,28 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from streamveil.mechanisms.counters.protocol import (
-    Counter,
     Estimates,
     Ids,
     Increments,
     State,
     column,
-    next_step,
     zeros,
 )
-from streamveil.privacy.noise import Draws, Noise
+from streamveil.mechanisms.counters.stream import Stepping
+from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Int64, UInt64
-
-
-def draws_for(counter: Counter, noise: Noise, purpose: str, *path: int | bytes, t: int) -> Draws:
-    """The draws to give to step t of a counter: fresh per step, or one address for keyed ones."""
-    return noise.at(purpose, *path) if counter.keyed else noise.at(purpose, *path, t)
 
 
 class Readable(Protocol):
     """What `Keyed` needs of the counter it is part of."""
 
-    @property
-    def horizon(self) -> int:
-        """Steps the guarantee covers."""
-
-    def read(
+    def _read(
         self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
     ) -> Int64[Array, " keys"]:
         """The release of step t from the exact totals alone."""
 
 
-class Keyed:
+class Keyed(Stepping):
     """The state and the step of every keyed counter: the exact total (row 0), the mark (row 1)."""
 
     keyed: ClassVar[bool] = True
@@ -58,14 +47,14 @@ class Keyed:
         """See `Counter.init`."""
         return zeros(t, keys, whole=2, real=0)
 
-    def step(
-        self: Readable, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self: Readable, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`; `draws` must have the same address at every step."""
-        t = next_step(self.horizon, state)
+        """See `Steppable`; `draws` have the same address at every step."""
         total = state.whole[0] + column(increments, state.keys)
         marks = check_mark(state.whole[1], mark_of(draws))
-        return self.read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
+        t = state.t + 1
+        return self._read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
 
 
 def node_words(
@@ -85,7 +74,7 @@ def check_mark(marks: Int64[Array, " keys"], mark: int) -> Int64[Array, " keys"]
     """The marks after a step; raises when a column was fed from another address before."""
     if np.any((marks != 0) & (marks != mark)):
         raise ValueError(
-            "a keyed counter was given draws of two addresses: its noise would average away.\n"
-            "  to fix  pass draws of the same address at every step (see draws_for)"
+            "a keyed counter was given two places: its noise would average away.\n"
+            "  to fix  pass the same place at every step, or let counter.stream(...) own the noise"
         )
     return np.full(len(marks), mark, np.int64)

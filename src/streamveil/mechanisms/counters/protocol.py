@@ -10,7 +10,7 @@ import numpy as np
 
 from streamveil.errors import HorizonError, StoreError
 from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.noise import Draws
+from streamveil.privacy.noise import Draws, Place
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 Ids = UInt64[Array, "keys 2"]
@@ -70,7 +70,7 @@ class Counter(Protocol):
     with at most C rows, at most c of them per key, moves it by sqrt(C c) (Gaussian) or C (Laplace).
     """
 
-    keyed: ClassVar[bool]  # True: noise is computed from one address, the same at every step
+    keyed: ClassVar[bool]  # True: the noise of all steps is computed from one address
 
     @property
     def horizon(self) -> int:
@@ -102,14 +102,18 @@ class Counter(Protocol):
         """No counts yet; `t` steps of the horizon are already over."""
 
     def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+        self, state: State, increments: Increments, place: Place, ids: Ids | None = None
     ) -> tuple[Estimates, State]:
         """Adds one increment to every key; returns the noisy totals and the next state.
 
-        `draws` must be a fresh address at every step, or one address for all steps of a `keyed`
-        counter (see `keyed.draws_for`). With `ids` the noise of a key depends on its
-        id alone and not on its column.
+        `place` is the same at every step, and this run's alone: step t draws at the address t below
+        it. With `ids` the noise of a key depends on its id alone and not on its column; ids differ.
         """
+
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, State]:
+        """A step with given draws: for counters inside counters."""
 
 
 def zeros(t: int, keys: int, whole: int, real: int) -> State:

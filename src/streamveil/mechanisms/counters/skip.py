@@ -25,19 +25,29 @@ from streamveil.mechanisms.counters.protocol import Counter, Ids, State
 from streamveil.mechanisms.counters.rational import Blt
 from streamveil.mechanisms.counters.smooth import SmoothTreeCounter, word_at
 from streamveil.mechanisms.counters.tree import BinaryTreeCounter
-from streamveil.privacy.noise import Draws
+from streamveil.privacy.noise import Draws, Place, SilentDraws, require_place
 from streamveil.types import Array, Exact, Float64
 
 DIGITS = 60
 
 
-def skip(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None = None) -> State:
+def skip(counter: Counter, state: State, steps: int, place: Place, ids: Ids | None = None) -> State:
     """The state after `steps` steps without increments whose estimates nobody saw.
 
     The law of everything released later is that of taking the steps one by one. Whether steps were
     skipped may depend on the data: the noise of a block is drawn once, whoever asks first.
-    `draws` as for a step: fresh, or the one address of a keyed counter.
+    `place` is the one of the counter's steps.
     """
+    if counter.keyed or not steps:  # a keyed counter draws nothing here
+        return skip_with(counter, state, steps, SilentDraws(), ids)
+    draws = require_place(place).draws(b"skip", state.t + 1)
+    return skip_with(counter, state, steps, draws, ids)
+
+
+def skip_with(
+    counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None = None
+) -> State:
+    """`skip` with given draws: for who owns addresses, each used once for each key."""
     if steps < 0:
         raise ValueError(f"steps must be at least 0, not {steps}")
     if state.t + steps > counter.horizon:
@@ -50,7 +60,7 @@ def _skipped(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids 
     """Counters that must take every step: the noise of each is used by all later ones."""
     for step in range(1, steps + 1):
         nothing = np.zeros(state.keys, np.int64)
-        _, state = counter.step(state, nothing, draws.at("skipped", step), ids)
+        _, state = counter._advance(state, nothing, draws.at("skipped", step), ids)
     return state
 
 

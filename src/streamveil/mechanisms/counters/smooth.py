@@ -23,13 +23,14 @@ from streamveil.mechanisms.counters.protocol import (
     zeros,
 )
 from streamveil.mechanisms.counters.schedule import check_horizon
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, Int64
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothTreeCounter:
+class SmoothTreeCounter(Stepping):
     """Running totals over the leaves of a binary tree whose paths have equally many ones.
 
     Algorithm: Andersson & Pagh 2023, arXiv:2306.09666: step t sits at leaf t-1 among the words of
@@ -90,10 +91,10 @@ class SmoothTreeCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.shape[0] + 1, real=0)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
+        """See `Steppable`."""
         t, (height, ones) = next_step(self.horizon, state), self.shape
         before, word = word_at(t - 1, height, ones), word_at(t, height, ones)
         changed = next(i for i in range(height) if word[i] != before[i])

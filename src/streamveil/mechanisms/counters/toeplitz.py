@@ -22,6 +22,7 @@ from streamveil.mechanisms.counters.protocol import (
     zeros,
 )
 from streamveil.mechanisms.counters.schedule import MARGIN, check_horizon
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, Int64
@@ -31,7 +32,7 @@ WEIGHTINGS = ("none", "columns")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqrtToeplitzCounter:
+class SqrtToeplitzCounter(Stepping):
     """Running totals with C = B = the square root of the running-sum matrix.
 
     Algorithm: Bennett (1977); Fichtenberger, Henzinger & Upadhyay 2023, arXiv:2202.11205; with
@@ -106,10 +107,10 @@ class SqrtToeplitzCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.horizon)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
+        """See `Steppable`."""
         t = next_step(self.horizon, state)
         scale = float(self._scales()[t - 1])
         weights = np.ascontiguousarray(inverse_coefficients(self.horizon)[t - 1 : 0 : -1])

@@ -22,6 +22,7 @@ from streamveil.mechanisms.counters.protocol import (
     zeros,
 )
 from streamveil.mechanisms.counters.schedule import check_horizon
+from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Draws
 from streamveil.types import Array, Exact, Float64, Int64
@@ -30,7 +31,7 @@ ROUNDING = 1 / 12  # variance of rounding a draw to an integer
 
 
 @dataclass(frozen=True, kw_only=True)
-class BinaryTreeCounter:
+class BinaryTreeCounter(Stepping):
     """Running totals from noisy sums of dyadic blocks.
 
     Algorithm: the binary mechanism (Dwork, Naor, Pitassi & Rothblum 2010,
@@ -90,10 +91,10 @@ class BinaryTreeCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.levels + 1, real=0)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
+        """See `Steppable`."""
         t = next_step(self.horizon, state)
         level = trailing_zeros(t)
         whole = state.whole.copy()
@@ -104,7 +105,7 @@ class BinaryTreeCounter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonakerCounter:
+class HonakerCounter(Stepping):
     """Running totals from dyadic blocks, each block's sum refined by the blocks inside it.
 
     Algorithm: the bottom-up estimator of Honaker (2015), used by DP-SQLP; the best linear unbiased
@@ -169,10 +170,10 @@ class HonakerCounter:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.levels, real=self.levels)
 
-    def step(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None = None
+    def _advance(
+        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, State]:
-        """See `Counter.step`."""
+        """See `Steppable`."""
         t = next_step(self.horizon, state)
         level, top = trailing_zeros(t), self.levels - 1
         done = min(level, top)

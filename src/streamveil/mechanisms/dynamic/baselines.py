@@ -12,8 +12,9 @@ from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, error_of, released
 from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.noise import Place
 
 
 @dataclass(repr=False)  # secret

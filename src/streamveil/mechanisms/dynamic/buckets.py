@@ -18,8 +18,9 @@ from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, relea
 from streamveil.mechanisms.linear.additive import noisy_queries
 from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Matrix
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.mechanisms.sparse_vector import AboveState, AboveThreshold
+from streamveil.privacy.noise import Place
 from streamveil.types import Exact
 
 ORIGIN = np.zeros(1, np.int64)

@@ -23,8 +23,8 @@ from streamveil.mechanisms.dynamic.trees import levels
 from streamveil.mechanisms.dynamic.triggered import TriggeredSnapshots
 from streamveil.mechanisms.linear.mwem import Mwem
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Share
 from streamveil.mechanisms.linear.through import best_strategy
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.budget import Budget
 from streamveil.types import Exact
 

@@ -7,9 +7,9 @@ import numpy as np
 from streamveil.errors import PlanError, require_positive
 from streamveil.mechanisms.dynamic.erm import Trainer, trainer, unit_rows
 from streamveil.mechanisms.dynamic.schedulers import Reruns, Schedule
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
-from streamveil.privacy.noise import Noise
+from streamveil.privacy.noise import Noise, Place
 from streamveil.types import Array, Float64
 
 Data = tuple[Array, Array]
@@ -24,7 +24,7 @@ class GrowingClassifier:
         predictions are post-processing of its coefficients.
 
     The number of features and both labels are declared: taking them from data would leak them.
-    Models that take their noise from one source need names of their own, or they share it.
+    Every model draws at addresses of its own; seeded ones (tests) need names of their own for that.
 
     >>> from streamveil.mechanisms.dynamic.schedulers import DisjointDoubling
     >>> from streamveil.privacy.budget import Budget
@@ -50,7 +50,8 @@ class GrowingClassifier:
         self.trainer = trainer(method) if isinstance(method, str) else method
         width = features + intercept
         self._parts: list[Data] = [(np.zeros((0, width)), np.zeros(0))]
-        self._reruns: Reruns[Data] = Reruns(schedule, self._train, self._slice, Place(noise, name))
+        place = Place.opened(noise, name)
+        self._reruns: Reruns[Data] = Reruns(schedule, self._train, self._slice, place)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -21,10 +21,11 @@ from streamveil.mechanisms.dynamic.signed_counter import (
 from streamveil.mechanisms.linear.mwem import measure_worst
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.queries import Matrix, Queries
-from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.linear.strategies import Direct
 from streamveil.mechanisms.linear.weights import Weights
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from streamveil.errors import require_one_of, require_positive
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
+from streamveil.privacy.noise import Place
 from streamveil.privacy.samplers import rounded_gaussian, rounded_laplace
 from streamveil.types import Array, Float64
 
@@ -273,10 +274,11 @@ def gamma_vector(d: int, scale: float, place: Place) -> Coefficients:
     variables; a direction is a normalised Gaussian vector. All are within 2^-41 of exact ones, also
     far out, where a logarithm of 53 random bits would end. Silent noise gives the zero vector.
     """
-    if place.draws(0).silent:
+    lengths = place.draws(0)
+    if lengths.silent:
         return np.zeros(d)
     fine = 2.0**40
-    exponentials = np.abs(rounded_laplace(place.draws(0), np.zeros(d), fine)) / fine
+    exponentials = np.abs(rounded_laplace(lengths, np.zeros(d), fine)) / fine
     length = float(exponentials.sum()) * scale
     direction = rounded_gaussian(place.draws(1), np.zeros(d), fine) / fine
     unit: Coefficients = direction / np.linalg.norm(direction)

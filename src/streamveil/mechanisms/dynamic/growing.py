@@ -13,8 +13,9 @@ from streamveil.mechanisms.dynamic.trees import Accumulator, released
 from streamveil.mechanisms.linear.additive import Additive
 from streamveil.mechanisms.linear.protocol import Answers, ErrorBound, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Int64
 
 

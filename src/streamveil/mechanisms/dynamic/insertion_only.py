@@ -12,7 +12,6 @@ from streamveil.mechanisms.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, error_of
 from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.partition import (
     EVENT,
     Partition,
@@ -20,8 +19,10 @@ from streamveil.mechanisms.partition import (
     TimeVarying,
     updates,
 )
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 from streamveil.types import Exact
 
 SPARSE = (Fraction(3, 10), Fraction(7, 10))  # partition, accumulator

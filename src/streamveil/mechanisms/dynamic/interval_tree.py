@@ -16,10 +16,11 @@ from streamveil.mechanisms.dynamic.protocol import EMPTY, Bag, Changes
 from streamveil.mechanisms.dynamic.trees import error_of
 from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.partition import Partition, PartitionState, Squaring, TimeVarying
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 from streamveil.types import Array
 
 Matching = Literal["ids", "labels"]

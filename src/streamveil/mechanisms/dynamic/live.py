@@ -15,9 +15,8 @@ from streamveil.mechanisms.dynamic.records import (
     protected,
 )
 from streamveil.mechanisms.linear.protocol import Answers
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.privacy.guarantee import Guarantee
-from streamveil.privacy.noise import Noise
+from streamveil.privacy.noise import Noise, Place
 from streamveil.types import Array, Int64
 
 
@@ -53,14 +52,14 @@ class LiveTable:
     def open(
         cls, mechanism: DynamicMechanism, noise: Noise, name: str, *, matching: str = "ids"
     ) -> LiveTable:
-        """An empty table. `name` is part of every noise address: one per secret."""
+        """An empty table, whose noise has addresses of its own; `name` is part of them."""
         protects = protected(mechanism.guarantee.protects, matching)
         records = Records(
             matching=matching,  # type: ignore[arg-type]  # checked by Records
             domain=mechanism.queries.domain,
             counts_no_ops=protects.relation == "update",
         )
-        place = Place(noise, "changing table", (name.encode(),))
+        place = Place.opened(noise, "changing table", name.encode())
         return cls(mechanism, records, place, mechanism.init(place), records.init())
 
     def insert(self, label: int, rid: int = 0) -> bool:

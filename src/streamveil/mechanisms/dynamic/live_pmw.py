@@ -12,9 +12,10 @@ import numpy as np
 from streamveil.errors import require_between, require_positive
 from streamveil.mechanisms.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
 from streamveil.mechanisms.dynamic.protocol import Changes
-from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.mechanisms.shares import Meter, Share
 from streamveil.mechanisms.sparse_vector import Answer, epoch_share
 from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64
 
 CLEAR = 5.0  # thresholds clear the scale of the noise of comparisons by this factor
@@ -40,7 +41,7 @@ class LivePmw:
         may grow with it; otherwise `halts` corrections are paid for in all.
     Memory: two histograms.
 
-    >>> from streamveil.privacy.noise import SilentNoise
+    >>> from streamveil.privacy.noise import Place, SilentNoise
     >>> live = LivePmw(share=Share("pure", 1), start=1000, domain=4, halts=5)
     >>> place = Place(SilentNoise(), "doc")
     >>> state = live.init(place)

@@ -25,8 +25,8 @@ from streamveil.mechanisms.dynamic.signed_counter import RootState, TreeCounterS
 from streamveil.mechanisms.dynamic.trees import HybridState, Node, TreeState
 from streamveil.mechanisms.dynamic.triggered import TriggeredState
 from streamveil.mechanisms.linear.protocol import Answers
-from streamveil.mechanisms.linear.shares import Meter, Share
 from streamveil.mechanisms.partition import PartitionState
+from streamveil.mechanisms.shares import Meter, Share
 from streamveil.mechanisms.sparse_vector import AboveState
 from streamveil.types import Array
 

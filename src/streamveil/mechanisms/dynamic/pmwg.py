@@ -10,7 +10,7 @@ import numpy as np
 
 from streamveil.errors import require_between, require_positive
 from streamveil.mechanisms.linear.queries import counted, require_room, whole_quanta
-from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.mechanisms.shares import Meter, Share
 from streamveil.mechanisms.sparse_vector import (
     AboveState,
     AboveThreshold,
@@ -20,6 +20,7 @@ from streamveil.mechanisms.sparse_vector import (
 )
 from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 from streamveil.privacy.samplers import discrete_laplace
 from streamveil.types import Array, Float64, Int64
 
@@ -72,7 +73,7 @@ class Pmwg:
         each later one. `theorem` solves for the least alpha at which noise bounds and plan agree.
     Memory: two histograms.
 
-    >>> from streamveil.privacy.noise import SilentNoise
+    >>> from streamveil.privacy.noise import Place, SilentNoise
     >>> share = Share("pure", 1)
     >>> pmwg = Pmwg.practical(share, start=100_000, domain=4)
     >>> place = Place(SilentNoise(), "doc")

@@ -15,8 +15,8 @@ import numpy as np
 
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place
 from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Int64
 
 EMPTY = np.zeros(0, np.int64)

@@ -14,10 +14,11 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from streamveil.errors import require_between, require_positive
-from streamveil.mechanisms.linear.shares import Meter, Place, Share
+from streamveil.mechanisms.shares import Meter, Share
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 
 Data = TypeVar("Data")
 ROUNDING = 1 - 1e-12  # far more than the rounding errors of all weights together

@@ -16,10 +16,11 @@ from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree
 from streamveil.mechanisms.linear.additive import Additive, grain
 from streamveil.mechanisms.linear.protocol import Answers
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.linear.strategies import Strategy
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import Place
 from streamveil.privacy.samplers import rounded_gaussian
 from streamveil.types import Array, Float64, Int64
 

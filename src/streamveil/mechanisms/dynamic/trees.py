@@ -14,8 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 from streamveil.errors import HorizonError, require_positive
 from streamveil.mechanisms.dynamic.protocol import Bag
 from streamveil.mechanisms.linear.protocol import Answers, Part, StaticMechanism, combine
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.noise import Place
 from streamveil.types import Exact
 
 

@@ -14,9 +14,10 @@ from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.trees import Hybrid, HybridState, error_of, released
 from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Place, Share
+from streamveil.mechanisms.shares import Share
 from streamveil.mechanisms.sparse_vector import AboveState, AboveThreshold
 from streamveil.privacy.guarantee import Guarantee
+from streamveil.privacy.noise import Place
 
 SPLIT = (Fraction(9, 20), Fraction(1, 20), Fraction(9, 40), Fraction(9, 40), Fraction(1, 20))
 CLEAR = 8  # a snapshot waits for this many noise scales of updates at least

@@ -5,7 +5,6 @@ from streamveil.mechanisms.linear.mwem import Mwem
 from streamveil.mechanisms.linear.pmw import Pmw, PmwRelease
 from streamveil.mechanisms.linear.protocol import Answers, ErrorBound, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Matrix, Queries, functions
-from streamveil.mechanisms.linear.shares import Meter, Place, Share
 from streamveil.mechanisms.linear.smalldb import SmallDb
 from streamveil.mechanisms.linear.strategies import (
     Dense,
@@ -18,6 +17,8 @@ from streamveil.mechanisms.linear.strategies import (
 from streamveil.mechanisms.linear.structured import Halfspaces, Marginals, Ranges
 from streamveil.mechanisms.linear.sums import Sums
 from streamveil.mechanisms.linear.through import Through, best_strategy
+from streamveil.mechanisms.shares import Meter, Share
+from streamveil.privacy.noise import Place
 
 __all__ = [
     "Additive",

@@ -9,8 +9,9 @@ import numpy as np
 
 from streamveil.mechanisms.linear.protocol import Answers, NoiseBound
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
-from streamveil.mechanisms.linear.shares import Kind, Place, Share
 from streamveil.mechanisms.linear.strategies import Direct, Points, Strategy
+from streamveil.mechanisms.shares import Kind, Share
+from streamveil.privacy.noise import Place
 from streamveil.privacy.samplers import rounded_gaussian, rounded_laplace
 from streamveil.types import Array, Float64, Int64
 

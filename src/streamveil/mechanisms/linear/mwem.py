@@ -11,8 +11,9 @@ import numpy as np
 from streamveil.errors import require_positive
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
-from streamveil.mechanisms.linear.shares import Meter, Place, Share, on_lattice
 from streamveil.mechanisms.linear.weights import Weights
+from streamveil.mechanisms.shares import Meter, Share, on_lattice
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64, Int64
 
 QUIET = 1 / 64  # noise of a measurement, as a fraction of all records, that replays bear

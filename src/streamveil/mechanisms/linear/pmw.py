@@ -17,9 +17,10 @@ from streamveil.mechanisms.linear.queries import (
     require_room,
     whole_quanta,
 )
-from streamveil.mechanisms.linear.shares import Place, Share
 from streamveil.mechanisms.linear.weights import Weights
+from streamveil.mechanisms.shares import Share
 from streamveil.mechanisms.sparse_vector import Answer, Sparse, SparseState
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64, Int64
 
 SPLIT = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))  # threshold, questions, measurement

@@ -16,7 +16,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Kind, Place, Share
+from streamveil.mechanisms.shares import Kind, Share
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64, Int64
 
 SMALLEST = 0.25  # where `rounded_scale` is smallest

@@ -11,7 +11,8 @@ import numpy as np
 
 from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
-from streamveil.mechanisms.linear.shares import Place, Share, on_lattice
+from streamveil.mechanisms.shares import Share, on_lattice
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64, Int64
 
 CANDIDATES = 10**6

@@ -18,8 +18,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.mechanisms.linear.queries import Matrix, Queries, widths
-from streamveil.mechanisms.linear.shares import Kind
 from streamveil.mechanisms.linear.structured import Marginals
+from streamveil.mechanisms.shares import Kind
 from streamveil.types import Array, Float64, Int64
 
 SLACK = 1 + 1e-9  # covers the rounding of scales that are computed in floating point

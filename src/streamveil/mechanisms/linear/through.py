@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from streamveil.mechanisms.linear.queries import Queries
-from streamveil.mechanisms.linear.shares import Kind
 from streamveil.mechanisms.linear.strategies import Direct, Points, Residuals, Strategy
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.mechanisms.linear.sums import Sums
+from streamveil.mechanisms.shares import Kind
 from streamveil.types import Array, Float64, Int64
 
 ENTRIES = 1 << 24  # of the matrix from measured rows to answers

@@ -26,7 +26,7 @@ from streamveil.mechanisms.sketches.table import Arrays, SketchTable, cell_types
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import KeyedNoise, Noise
+from streamveil.privacy.noise import KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.types import Array, Float64, UInt64
 
 Search = Literal["descent", "inverse"]
@@ -165,7 +165,8 @@ class HeavyHitters:
     def open(self, noise: Noise | None = None, name: str = "heavy-hitters") -> LiveHeavyHitters:
         """Empty and counting. Without `noise`, under a fresh key of the operating system."""
         state = [table.init() for table in self.tables]
-        return LiveHeavyHitters(self, state, noise or KeyedNoise.fresh(), name)
+        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
+        return LiveHeavyHitters(self, state, place)
 
     def resume(self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters") -> LiveHeavyHitters:
         """Counting again from `LiveHeavyHitters.save`, under the same noise and name."""
@@ -175,7 +176,8 @@ class HeavyHitters:
             )
             for i, table in enumerate(self.tables)
         ]
-        return LiveHeavyHitters(self, state, noise, name)
+        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
+        return LiveHeavyHitters(self, state, place)
 
 
 class _Fields(NamedTuple):
@@ -192,12 +194,10 @@ class _Fields(NamedTuple):
 class LiveHeavyHitters:
     """A hierarchy that is counting. Secret but for `published`."""
 
-    def __init__(self, config: HeavyHitters, state: list[Any], noise: Noise, name: str) -> None:
+    def __init__(self, config: HeavyHitters, state: list[Any], place: Place) -> None:
         self.config = config
-        self._state = state
-        self._keys = [
-            key_schedule(noise.at("sketch", name.encode(), level)) for level in range(len(state))
-        ]
+        self._state, self._place = state, place
+        self._keys = [key_schedule(place.draws(level)) for level in range(len(state))]
 
     def __repr__(self) -> str:
         return f"LiveHeavyHitters(time={int(self._state[0].clock[0])})"
@@ -233,11 +233,12 @@ class LiveHeavyHitters:
 
     def save(self) -> Arrays:
         """The state, to be kept as secret as the data."""
-        return {
+        arrays = {
             f"{i}/{name}": array.copy()
             for i, state in enumerate(self._state)
             for name, array in save(state).items()
         }
+        return {**arrays, **saved_once(self._place)}
 
 
 @dataclass(frozen=True)

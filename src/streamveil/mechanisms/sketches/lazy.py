@@ -21,7 +21,7 @@ from streamveil.mechanisms.sketches.table import Arrays, SketchTable, cell_types
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import KeyedNoise, Noise
+from streamveil.privacy.noise import ADDRESS, KeyedNoise, Noise, Place, once_of, saved_once
 from streamveil.types import Array
 
 ROUNDS = 256  # rounds in a horizon when the round is left to us: noise and lag are both small there
@@ -131,11 +131,14 @@ class LazySketch:
 
     def open(self, noise: Noise | None = None, name: str = "sketch") -> LiveSketch:
         """An empty running sketch. Without `noise`, under a fresh key of the operating system."""
-        return LiveSketch(self, self.table.init(), noise or KeyedNoise.fresh(), name)
+        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
+        return LiveSketch(self, self.table.init(), place)
 
     def resume(self, arrays: Arrays, noise: Noise, name: str = "sketch") -> LiveSketch:
         """A running sketch from `LiveSketch.save`, under the same noise and name."""
-        return LiveSketch(self, self.table.load(arrays), noise, name)
+        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
+        tables = {name: array for name, array in arrays.items() if name != ADDRESS}
+        return LiveSketch(self, self.table.load(tables), place)
 
 
 def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
@@ -163,10 +166,10 @@ def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
 class LiveSketch:
     """A sketch that is counting. Secret but for `published`."""
 
-    def __init__(self, config: LazySketch, tables: Tables, noise: Noise, name: str) -> None:
+    def __init__(self, config: LazySketch, tables: Tables, place: Place) -> None:
         self.config = config
-        self._tables = tables
-        self._keys = key_schedule(noise.at("sketch", name.encode()))
+        self._tables, self._place = tables, place
+        self._keys = key_schedule(place.draws())
 
     def __repr__(self) -> str:
         return f"LiveSketch(time={int(self._tables.clock[0])})"
@@ -193,7 +196,8 @@ class LiveSketch:
 
     def save(self) -> Arrays:
         """The state, to be kept as secret as the data."""
-        return {name: array.copy() for name, array in save(self._tables).items()}
+        arrays = {name: array.copy() for name, array in save(self._tables).items()}
+        return {**arrays, **saved_once(self._place)}
 
 
 def make_schedule(config: Any) -> Schedule:

@@ -1,4 +1,4 @@
-"""Parts of a budget, the filter that enforces them, and the place where a mechanism draws noise.
+"""Parts of a budget, and the filter that enforces them.
 
 Inside a mechanism privacy is counted in one of two currencies, pure epsilon or rho of zero-
 concentrated DP; both simply add up over releases. Conversion to (epsilon, delta) happens once, at
@@ -19,7 +19,7 @@ from streamveil.errors import BudgetError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu, zcdp_rho
 from streamveil.privacy.guarantee import Gdp, Loss, Pure, Zcdp
-from streamveil.privacy.noise import Draws, Noise
+from streamveil.privacy.noise import Draws
 from streamveil.privacy.samplers import discrete_laplace, exponential_choice, rounded_gaussian
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -176,20 +176,3 @@ class Meter:
             )
         self.spent += Fraction(share.amount)
         return share
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a job a mechanism stands: every release inside must use a place of its own."""
-
-    noise: Noise
-    purpose: str
-    path: tuple[int | bytes, ...] = ()
-
-    def inside(self, *more: int | bytes) -> Place:
-        """A place below this one."""
-        return Place(self.noise, self.purpose, (*self.path, *more))
-
-    def draws(self, *more: int | bytes) -> Draws:
-        """The draws of one release. Ask once for each address."""
-        return self.noise.at(self.purpose, *self.path, *more)
