@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 BASE = {"batch", "errors", "types"}  # importable by all, import nothing
+TERMINAL = "terminal"  # the only way to one
 
 ARROWS = {
     "privacy": set(),
@@ -14,7 +15,8 @@ ARROWS = {
     "operators": {"mechanisms", "privacy"},
     "queries": {"mechanisms", "privacy"},
     "engines": {"operators", "queries", "mechanisms", "privacy", "connectors"},
-    "connectors": set(),
+    "connectors": {TERMINAL},
+    TERMINAL: set(),
     "runtime": {"engines", "connectors", "queries", "operators", "privacy", "derived"},
     "audit": {"privacy", "mechanisms", "operators", "queries", "engines", "runtime", "connectors",
               "datasets"},

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import TextIOWrapper
@@ -19,8 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -44,6 +43,7 @@ from streamveil.errors import (
     nearest,
 )
 from streamveil.queries.plan import Plan
+from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
     from streamveil.queries.explain_memory import Limit
@@ -74,8 +74,10 @@ app = typer.Typer(
 def main() -> None:
     """Runs the command line; every error on purpose is one block of text, without a traceback.
 
-    A character that the terminal does not have (or a file's name that is no text) is spelled out.
+    A character that the terminal does not have (or a file's name that is no text) is spelled out;
+    so is one that it would obey, in warnings of other packages as well.
     """
+    warnings.showwarning = warned
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -86,7 +88,7 @@ def main() -> None:
     except SystemExit as left:
         if left.code == INTERRUPTED:  # Ctrl-C: typer turns it into this
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one waits for no thread
-            typer.echo("interrupted; what is committed stays. Run again to resume.", err=True)
+            say("interrupted; what is committed stays. Run again to resume.", err=True)
         raise
     except Exception as error:
         if os.environ.get(DEBUG):
@@ -94,11 +96,16 @@ def main() -> None:
         unexpected(error)
 
 
+def warned(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
+    """Shows a warning; `place`: file and line."""
+    say(warnings.formatwarning(message, category, *place[:2]), err=True, nl=False)
+
+
 def unexpected(error: Exception) -> None:
     """Reports a bug by its type and place alone: its message might quote somebody's row."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "streamveil" in f.filename]
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
+    Terminal(stderr=True, highlight=False, soft_wrap=True).print(
         f"[bold red]unexpected failure[/]: {type(error).__name__} at {' > '.join(places[-3:])}.\n"
         "  why     a bug; the message is withheld because it could hold a value from the data\n"
         f"  to fix  where that does not matter, set {DEBUG}=1 to see everything, and report it"
@@ -108,7 +115,7 @@ def unexpected(error: Exception) -> None:
 
 def fail(error: StreamveilError) -> None:
     """Prints an error and leaves with its code."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Terminal(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
     console.print(str(error), markup=False)
     sys.exit(next((code for kind, code in CODES.items() if isinstance(error, kind)), 1))
@@ -199,7 +206,7 @@ def run(
                 last = release
     if not quiet:
         done = "nothing left to do: everything that is there was read before"
-        typer.echo(seen[0].summary() if seen else done, err=True)
+        say(seen[0].summary() if seen else done, err=True)
         could = engine != "spark" and rejects is None
         show_unusable(seen[0].unusable if seen else {}, could_keep=could)
     show_last(last, planned.plan)
@@ -222,7 +229,7 @@ def print_answer(plan: Plan, question: str, state: Path, secret: str | None) -> 
     """Asks a changing table at rest, and shows what it says."""
     from streamveil.runtime.ask import ask as answer
 
-    typer.echo(str(answer(plan, question, state=state, secret=secret)))
+    say(str(answer(plan, question, state=state, secret=secret)))
 
 
 @app.command(
@@ -252,7 +259,7 @@ def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
     if rows:
         by_reason = ", ".join(f"{count:,} {reason}" for reason, count in rows.items())
         way = " (--rejects DIR keeps such rows)" if could_keep else ""
-        typer.echo(f"could not be used: {by_reason}{way}", err=True)
+        say(f"could not be used: {by_reason}{way}", err=True)
 
 
 def show_last(last: Release | None, plan: Plan) -> None:
@@ -267,7 +274,7 @@ def progress_bar(plan: Plan, last: list[Any], *, quiet: bool) -> Iterator[Any]:
 
     Only where somebody watches: in a log it would be noise.
     """
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -343,13 +350,13 @@ def print_explanation(
     """Text for people, or JSON for programs."""
     from streamveil.queries.explain import explain as describe
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     watched: AbstractContextManager[Any] = nullcontext()
     if console.is_terminal:
         watched = console.status("choosing the noise")  # seconds, for a small epsilon
     with watched:
         made = describe(plan, forecast=forecast, limit=limit)
-    typer.echo(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
+    say(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
 
 
 @app.command()
@@ -374,12 +381,12 @@ def inspect(
 
     summary = describe(state)
     if as_json:
-        typer.echo(json.dumps(summary.to_dict(), indent=2))
+        say(json.dumps(summary.to_dict(), indent=2))
         return
     table = Table(show_header=False, box=None)
     for row in summary.rows():
-        table.add_row(*(escape(text) for text in row))
-    Console(soft_wrap=True, highlight=False).print(table)
+        table.add_row(*(label(text) for text in row))
+    Terminal(soft_wrap=True, highlight=False).print(table)
 
 
 app.add_typer(ledger.app, name="ledger")
@@ -397,7 +404,7 @@ app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"streamveil {__version__}")
+        say(f"streamveil {__version__}")
         raise typer.Exit
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
@@ -23,6 +22,7 @@ from rich.syntax import Syntax
 from streamveil.errors import MissingExtraError
 from streamveil.queries.builder import sql
 from streamveil.runtime.run import run
+from streamveil.terminal import Terminal
 
 QUERY = """\
 CREATE STREAM flights WITH (
@@ -47,9 +47,9 @@ SHOWN = 4  # destinations in the picture
 DAYS = 7
 
 
-def main(folder: str = "demo-out", console: Console | None = None) -> Path:
+def main(folder: str = "demo-out", console: Terminal | None = None) -> Path:
     """Makes the data file, runs the query, draws the picture; returns the picture's path."""
-    console = console or Console()
+    console = console or Terminal()
     home = Path(folder)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)

@@ -1,13 +1,45 @@
-"""Errors a caller can handle. No message ever holds a value taken from the data."""
+"""Errors a caller can handle. No message ever holds a value taken from the data.
+
+Nor does one hold a command to the terminal it is shown on: names in it are spelled out.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+
+# C0, DEL and C1; marks of direction; ends of lines and paragraphs; halves of surrogate pairs
+COMMANDS = (
+    "\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
+)
+ONE_LINE, LINES = re.compile(f"[{COMMANDS}]"), re.compile(f"(?!\\n)[{COMMANDS}]")
+
+
+def visible(text: str) -> str:
+    r"""A name as one line that a terminal shows and does not obey.
+
+    >>> visible("a\x1b[2J\n\u202e\x9b"), visible("größe 数 👩‍🚀")
+    ('a\\x1b[2J\\n\\u202e\\x9b', 'größe 数 👩‍🚀')
+    """
+    return ONE_LINE.sub(spelled, text)
+
+
+def visible_lines(text: str) -> str:
+    """The same of text that may have several lines."""
+    return LINES.sub(spelled, text)
+
+
+def spelled(found: re.Match[str]) -> str:
+    """A character as Python writes it in a text."""
+    return found[0].encode("unicode_escape").decode()
 
 
 class StreamveilError(Exception):
     """Base of every error this package raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(visible_lines(str(message)))
 
 
 class PlanError(StreamveilError, ValueError):
@@ -92,8 +124,8 @@ def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 def nearest(word: str, known: Collection[str]) -> str:
     """A sentence end: '; did you mean X?' or the list of what is known."""
-    spelled = {name.lower(): name for name in sorted(known)}
-    close = get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    spelling = {name.lower(): name for name in sorted(known)}
+    close = get_close_matches(word.lower(), spelling, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean '{spelled[close[0]]}'?"
+        return f"; did you mean '{spelling[close[0]]}'?"
     return f"; known: {', '.join(sorted(known))}"

@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -124,3 +125,27 @@ def test_no_group_stops_a_publication(kind, key, tmp_path):
             b'"\\xff\x00",1.5',
             b'"plain",2.5',
         ]
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_escaped_where_that_is_asked_for(tmp_path):
+    texts = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "'=1", "plain", "a=b", None]
+    table = pa.table({"=key": texts, "raw": [t and t.encode() for t in texts], "n": [-1.0] * 10})
+    for escape in (False, True):
+        folder = tmp_path / str(escape)
+        FilesSink(str(folder), "csv", escape_formulas=escape).write("job", 0, 1, table)
+        (told,) = written(folder).values()
+        lines = told.split(b"\n")
+        assert lines[0].startswith(b'"\'=key"' if escape else b'"=key"')
+        read = pyarrow.csv.read_csv(
+            pa.BufferReader(told), parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True),
+        )  # fmt: skip
+        for column in read.columns[:2]:
+            found = column.to_pylist()
+            assert any(text and text[0] in "=+-@\t\r" for text in found) == (not escape)
+            if escape:  # and nothing is lost
+                found = [text and text.removeprefix("'") for text in found]
+            assert found == texts
+        assert set(read.column(2).to_pylist()) == {-1}  # numbers are numbers
+    with pytest.raises(SourceError, match="escape_formulas is for format = 'csv'"):
+        FilesSink(str(tmp_path), escape_formulas=True)

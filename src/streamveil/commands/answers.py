@@ -9,6 +9,7 @@ import typer
 
 from streamveil.commands.common import Out, Releases, Sql, query_of, show_or_write
 from streamveil.errors import PlanError
+from streamveil.terminal import say
 
 if TYPE_CHECKING:
     from streamveil.derived import Answers, Derived
@@ -51,7 +52,7 @@ def read(
     releases = published.opened(source)
     if listing:
         for place in releases.moments:
-            typer.echo(f"{place.window}/{place.trigger}")
+            say(f"{place.window}/{place.trigger}")
         return
     wanted = dict(pair(item) for item in key or [])
     release = published.pick(releases, window, trigger, wanted)
@@ -154,4 +155,4 @@ def show(found: Derived, title: str, out: Path | None) -> None:
     """The rows and what to know about them."""
     show_or_write(found.table, f"{title} ({100 * found.confidence:.4g} % intervals)", out, MOST)
     for note in found.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")

@@ -6,12 +6,12 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
 from streamveil.errors import PlanError
+from streamveil.terminal import Terminal, say
 
 REFUTED = 6  # exit code: the claim does not stand
 
@@ -45,7 +45,7 @@ def audit(
     change = reduced.halved if plant else (lambda operator: operator)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
+        console=Terminal(stderr=True), transient=True,
     )  # fmt: skip
     found = []
     with bar:
@@ -67,7 +67,7 @@ def audit(
             "stands" if one.stands else "REFUTED",
         )  # fmt: skip
     print_whole(shown)
-    typer.echo(
+    say(
         "the claim is refuted" + (", as it must be: half of the noise was taken away" if plant
                                   else "; please report this query")
         if refuted

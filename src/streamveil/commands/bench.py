@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from streamveil.errors import PlanError
+from streamveil.terminal import Terminal, say
 
 REPEATS = 3
 DRAWS, KEYS, TRIGGERS = 1_000_000, 200_000, 20
@@ -39,20 +39,20 @@ def bench(
         raise PlanError("--records must be at least 10,000 for a figure that means something")
     found: dict[str, Any] = {"machine": machine()}
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), transient=True,
-                  console=Console(stderr=True)) as bar:  # fmt: skip
+                  console=Terminal(stderr=True)) as bar:  # fmt: skip
         task = bar.add_task("")
         for name, measure in MEASURES.items():
             bar.update(task, description=name)
             found[name] = measure(records)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
         return
-    shown = Table(title=found.pop("machine"))
+    shown = Table(title=label(found.pop("machine")))
     for column, side in (("what", "left"), ("figure", "right"), ("unit", "left")):
         shown.add_column(column, justify="right" if side == "right" else "left")
     for name, (value, unit) in found.items():
         shown.add_row(name, f"{value:,.1f}" if value < 1000 else f"{value:,.0f}", unit)
-    Console(soft_wrap=True).print(shown)
+    Terminal(soft_wrap=True).print(shown)
 
 
 def machine() -> str:

@@ -14,8 +14,6 @@ from typing import Annotated, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -25,6 +23,7 @@ from streamveil.errors import PlanError
 from streamveil.queries.plan import SourceSpec
 from streamveil.queries.query import Query
 from streamveil.queries.sql import Planned, Script, parse_script
+from streamveil.terminal import Terminal, label, say
 
 SHOWN_ROWS = 10
 LONG = 1e15  # numbers from here on are not written out
@@ -102,10 +101,10 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
     names = table.column_names
     answers = [name for name in names if {name + "_low", name + "_high"} <= set(names)]
     ends = {name + end for name in answers for end in ("_sd", "_low", "_high")}
-    shown = Table(title=title)
+    shown = Table(title=label(title))
     columns = [name for name in names if name not in ends and name not in FACTS]
     for name in columns:
-        shown.add_column(escape(name), justify="right" if name in answers else "left")
+        shown.add_column(label(name), justify="right" if name in answers else "left")
         if name in answers:
             shown.add_column("interval", justify="right")
     for row in rows_of(table.slice(0, most)):
@@ -114,15 +113,15 @@ def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:
             cells.append(text_of(row[name]) if name in answers else name_of(row[name]))
             if name in answers:
                 cells.append(f"{text_of(row[name + '_low'])} … {text_of(row[name + '_high'])}")
-        shown.add_row(*(escape(text) for text in cells))  # a key may look like markup
+        shown.add_row(*(label(text) for text in cells))  # a key may look like markup
     print_whole(shown)
     if table.num_rows > most:
-        Console().print(f"… and {table.num_rows - most:,} more rows")
+        Terminal().print(f"… and {table.num_rows - most:,} more rows")
 
 
 def print_whole(table: Table) -> None:
     """A table of which no cell is cut; a terminal folds lines that are too long for it."""
-    console = Console()
+    console = Terminal()
     needs = Measurement.get(console, console.options.update_width(WIDEST), table).maximum
     console.width = max(console.width, needs)
     console.print(table)
@@ -191,7 +190,7 @@ def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHO
         return
     write_rows(table, out)
     word = "row" if table.num_rows == 1 else "rows"
-    typer.echo(f"{table.num_rows:,} {word}: {out}")
+    say(f"{table.num_rows:,} {word}: {out}")
 
 
 def open_ledger(path: Path) -> Any:

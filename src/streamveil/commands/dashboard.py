@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from streamveil.commands.common import Releases, Sql, query_of, writing
+from streamveil.terminal import say
 
 
 def dashboard(
@@ -29,6 +30,6 @@ def dashboard(
 
     with writing(out):
         path = write(source, out, ledger, query_of(sql)).absolute()
-    typer.echo(f"page: {path}")
+    say(f"page: {path}")
     if show:
         webbrowser.open(path.as_uri())

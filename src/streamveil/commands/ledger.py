@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from streamveil.commands.common import StateFolder, open_ledger, print_whole, typed
 from streamveil.errors import PlanError, StoreError
+from streamveil.terminal import Terminal, label, say
 
 app = typer.Typer(
     help="What was spent, by what, and what it means.",
@@ -55,20 +54,20 @@ def create(
     if not unit.strip():
         raise PlanError("--unit is empty; name the privacy unit as the queries do")
     with Ledger.open(path, limit, Neighbours(unit, period=period)) as ledger:
-        typer.echo(f"limit {ledger.limit}, {ledger.protects.phrase}: {path}")
+        say(f"limit {ledger.limit}, {ledger.protects.phrase}: {path}")
 
 
 @app.command("show", epilog="Example: streamveil ledger show pages.veil")
 def show(state: StateFolder) -> None:
     """Every charge, what is spent and what is left."""
     with open_ledger(state) as ledger:
-        table = Table(title=escape(f"limit {ledger.limit}, {ledger.protects.phrase}"))
+        table = Table(title=label(f"limit {ledger.limit}, {ledger.protects.phrase}"))
         for column in ("charge", "loss", "range"):
             table.add_column(column)
         for entry in ledger.entries():
-            table.add_row(escape(entry.name), str(entry.loss), "all" if entry.range is None
+            table.add_row(label(entry.name), label(str(entry.loss)), "all" if entry.range is None
                           else f"periods {entry.range[0]} to {entry.range[1] - 1}")  # fmt: skip
-        console = Console(soft_wrap=True)
+        console = Terminal(soft_wrap=True)
         print_whole(table)
         delta = ledger.limit.delta or 0
         console.print(f"spent: epsilon = {ledger.spent().epsilon(delta):.6g} at delta = "
@@ -86,7 +85,7 @@ def verify(
     Note the hash somewhere else: given as --head later, it shows that no record was cut off.
     """
     with open_ledger(state) as ledger:
-        typer.echo(ledger.verify(head))
+        say(ledger.verify(head))
 
 
 @app.command("convert", epilog="Example: streamveil ledger convert pages.veil --to user-year")
@@ -99,11 +98,11 @@ def convert(
         with typed():
             guarantee = ledger.convert(to)
         delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
-        typer.echo(guarantee.sentence(float(delta) or 1e-9))
+        say(guarantee.sentence(float(delta) or 1e-9))
 
 
 @app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")
 def export(state: StateFolder) -> None:
     """The deployment as a JSON record for registries and audits (see docs/ledger.md)."""
     with open_ledger(state) as ledger:
-        typer.echo(json.dumps(ledger.export(), indent=2, allow_nan=False))
+        say(json.dumps(ledger.export(), indent=2, allow_nan=False))

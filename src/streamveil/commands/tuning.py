@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from streamveil.commands.common import (
@@ -22,6 +21,7 @@ from streamveil.commands.common import (
 )
 from streamveil.errors import PlanError, require_one_of
 from streamveil.queries.plan import Plan
+from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from streamveil.privacy.budget import Budget
@@ -101,14 +101,14 @@ def from_sample(
     fraction, metric, over = asked
     if target is not None:
         least, made = tuner.solve_epsilon(plan, rows, target, fraction=fraction, metric=metric)
-        typer.echo(f"epsilon = {least:.4g} forecasts {metric} = {abs(made.cost(metric)):,.4g}")
+        say(f"epsilon = {least:.4g} forecasts {metric} = {abs(made.cost(metric)):,.4g}")
         return
     tuning = tune_over(plan, rows, over, fraction=fraction, metric=metric)
     print_tuning(tuning)
     if plot is not None:
         with writing(plot):
             draw(tuning, str(plot))
-        typer.echo(f"plot: {plot}")
+        say(f"plot: {plot}")
 
 
 def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> None:
@@ -118,7 +118,7 @@ def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> N
     if target is None or units is None:
         raise PlanError("tune needs --sample, or --private, or --target with --units")
     least = epsilon_for(plan, units, target)
-    typer.echo(f"epsilon = {least:.4g} forecasts an error of {target:.2%} at {units:,} units")
+    say(f"epsilon = {least:.4g} forecasts an error of {target:.2%} at {units:,} units")
 
 
 def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None) -> None:
@@ -133,20 +133,20 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
 
     paid = None if ledger is None else Ledger.load(ledger)
     learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)
-    typer.echo(promise.sentence(budget.delta or 0))
-    typer.echo("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
+    say(promise.sentence(budget.delta or 0))
+    say("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
     if learned.rows is None:
-        typer.echo("too few units for this price: nothing can be said of them")
+        say("too few units for this price: nothing can be said of them")
         return
     for option, value in learned.options.items():
-        typer.echo(f"  {option} = {value:g}")
+        say(f"  {option} = {value:g}")
     if learned.high is not None:
-        typer.echo(f"  99 of 100 values are at most {learned.high:g}")
+        say(f"  99 of 100 values are at most {learned.high:g}")
     tried = replace(plan, options=plan.options | learned.options, bounding=Bounding())
-    typer.echo("with these options and no bound, the forecast chooses")
+    say("with these options and no bound, the forecast chooses")
     for default in compile_plan(tried).defaults:
         if "forecast" in default.reason:
-            typer.echo(f"  {default.name} = {float(default.value):.4g}")
+            say(f"  {default.name} = {float(default.value):.4g}")
 
 
 def print_tuning(tuning: Any) -> None:
@@ -165,4 +165,4 @@ def print_tuning(tuning: Any) -> None:
             *(f"{v:,.4g}" for v in (one.l1, one.l2, one.linf, one.sd)),
         )  # fmt: skip
     print_whole(shown)
-    Console(soft_wrap=True).print(f"The first line {tuning.reason}.")
+    Terminal(soft_wrap=True).print(f"The first line {tuning.reason}.")

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from streamveil.batch import rows_of
@@ -28,17 +27,33 @@ from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.errors import SourceError, require_one_of
+from streamveil.terminal import Terminal, label
 
 SHOWN = "backslashreplace"
+FORMULA = r"\A(['=+\-@\t\r\n])"
 MOST = 2  # bytes of a file per byte of a table, nearly always
 
 
 class FilesSink:
-    """Writes `<path>/<job>/window=W/trigger=T.<format>`."""
+    """Writes `<path>/<job>/window=W/trigger=T.<format>`.
 
-    def __init__(self, path: str, format: str = "parquet") -> None:
+    `escape_formulas`: see `without_formulas`; for CSV, which spreadsheets open.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        format: str = "parquet",
+        escape_formulas: bool = False,  # noqa: FBT001,FBT002  (an option of SQL, given by name)
+    ) -> None:
         require_one_of("format", format, WRITERS)
+        if escape_formulas and format != "csv":
+            raise SourceError(
+                f"escape_formulas is for format = 'csv', and this sink writes '{format}'.\n"
+                "  to fix  leave it out: only spreadsheets compute cells, and they read CSV"
+            )
         self.path, self.format = Path(path), format
+        self.escape_formulas = escape_formulas
         self._named: Path | None = None  # the last folder whose own name is durable
 
     @property
@@ -62,7 +77,8 @@ class FilesSink:
         final = folder / f"trigger={trigger:06d}.{self.format}"
         partial = final.with_suffix(final.suffix + ".partial")
         with room(MOST * table.nbytes + ROOM_BYTES) as own:
-            data = WRITERS[self.format](table, own)
+            cells = without_formulas(as_text(table)) if self.escape_formulas else table
+            data = WRITERS[self.format](cells, own)
             if final.exists() and final.read_bytes() != data:
                 self._require_same(final, table)
             else:
@@ -97,14 +113,36 @@ class FilesSink:
 
 def to_csv(table: pa.Table, _own: memoryview | None = None) -> memoryview:
     """Comma-separated values with a line of names; bytes that are no text as in Python."""
+    out = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(as_text(table), out)
+    return memoryview(out.getvalue()).cast("B")
+
+
+def as_text(table: pa.Table) -> pa.Table:
+    """The same with bytes as text."""
     for place, field in enumerate(table.schema):
-        if pa.types.is_binary(field.type):
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
             cells = table.column(place).to_pylist()
             shown = [None if cell is None else cell.decode(errors=SHOWN) for cell in cells]
             table = table.set_column(place, field.name, pa.array(shown, pa.string()))
-    out = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(table, out)
-    return memoryview(out.getvalue()).cast("B")
+    return table
+
+
+def without_formulas(table: pa.Table) -> pa.Table:
+    """The same with ' before each name and text that a spreadsheet would compute.
+
+    Those begin with = + - @, a tab or an end of line. A text that begins with ' gets one as well,
+    so that nothing is lost: take one ' away from every text that begins with it.
+    """
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            table = table.set_column(place, field.name, harmless(table.column(place)))
+    return table.rename_columns(harmless(pa.array(table.column_names, pa.string())).to_pylist())
+
+
+def harmless(texts: Any) -> Any:
+    """Texts that are no formulas."""
+    return pc.replace_substring_regex(texts, FORMULA, r"'\1")
 
 
 def to_json(table: pa.Table, _own: memoryview | None = None) -> memoryview:
@@ -142,19 +180,19 @@ class MemorySink:
 class ConsoleSink:
     """Prints the first rows of each release."""
 
-    def __init__(self, rows: int = 10, console: Console | None = None) -> None:
-        self.rows, self.console = rows, console or Console()
+    def __init__(self, rows: int = 10, console: Terminal | None = None) -> None:
+        self.rows, self.console = rows, console or Terminal()
 
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
         head = table.slice(0, self.rows)
         shown = Table(
-            title=f"{escape(job)} · window {window} · trigger {trigger} · {table.num_rows} rows"
+            title=f"{label(job)} · window {window} · trigger {trigger} · {table.num_rows} rows"
         )
         for name in head.column_names:
-            shown.add_column(escape(name), justify="right" if is_number(head, name) else "left")
+            shown.add_column(label(name), justify="right" if is_number(head, name) else "left")
         for row in rows_of(head):
-            shown.add_row(*[escape(cell(value)) for value in row.values()])  # no markup
+            shown.add_row(*[label(cell(value)) for value in row.values()])  # no markup
         self.console.print(shown)
 
     def close(self) -> None:

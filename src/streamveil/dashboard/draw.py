@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.dashboard.series import Chart, Line
-from streamveil.errors import MissingExtraError
+from streamveil.errors import MissingExtraError, visible
 from streamveil.types import Array
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3c896d", "#edae49", "#7d5ba6", "#5c6b73")
@@ -70,7 +70,7 @@ def positions(chart: Chart) -> Array:
 def draw(axes: Any, places: Array, line: Line, colour: str) -> None:
     """One group, broken where a window ends."""
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
-    label: str | None = line.label.replace("$", r"\$")
+    label: str | None = visible(line.label).replace("$", r"\$")
     if line.label.startswith("_"):  # which matplotlib leaves out of a legend
         label = f"\N{ZERO WIDTH SPACE}{label}"
     for part in np.split(np.arange(len(places)), cuts):

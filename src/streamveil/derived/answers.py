@@ -16,7 +16,7 @@ from streamveil.derived.intervals import Interval, deviations, plain, ratio
 from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
-from streamveil.errors import PlanError
+from streamveil.errors import PlanError, visible
 from streamveil.operators.facts import Facts, read_note
 from streamveil.types import Array
 
@@ -50,7 +50,7 @@ class Derived:
         return self.table
 
     def __str__(self) -> str:
-        rows = [self.table.column_names]
+        rows = [[visible(name) for name in self.table.column_names]]
         rows += [[cell(value) for value in row.values()]
                  for row in rows_of(self.table.slice(0, SHOWN))]  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -63,7 +63,7 @@ class Derived:
 
 def cell(value: Any) -> str:
     """One value, for people."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else visible(str(value))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr
 
+from streamveil.errors import visible_lines
 from streamveil.queries import explain_table as tables
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.explain_memory import Limit, Sizes, unit_rows
@@ -54,7 +55,7 @@ class Explanation:
     def __str__(self) -> str:
         parts = [f"PROMISE\n  {self.promise}"]
         parts += [_text(section) for section in self.sections]
-        return "\n\n".join(parts) + "\n"
+        return visible_lines("\n\n".join(parts)) + "\n"
 
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:

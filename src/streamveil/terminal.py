@@ -1,0 +1,65 @@
+"""The only way to a terminal: names may hold anything, a terminal obeys some of it.
+
+Groups come from other people's rows. A terminal takes ESC and its like as commands (to move, to
+rewrite what stands above, to answer into the shell), and marks of direction turn what is read
+around. Nothing but this module opens a console: ruff refuses `rich.console.Console` and
+`typer.echo` elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import (
+    Console,  # noqa: TID251  (the one place)
+    ConsoleOptions,
+    RenderableType,
+)
+from rich.markup import escape
+from rich.segment import Segment
+from rich.text import Text
+
+from streamveil.errors import visible, visible_lines
+
+
+class Terminal(Console):
+    """A console to which no text gives commands, however it is laid out.
+
+    Texts are spelled out before they are measured, and again as they leave, wherever they come
+    from; what a console sends by itself (colours, the moves of a progress line) is no text.
+    """
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
+        super().__init__(stderr=stderr, emoji=False, **options)  # ':x:' is a name as well
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See `Console.render_str`."""
+        return super().render_str(visible_lines(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See `Console.render`."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=visible_lines(segment.text))
+
+
+def label(name: str) -> str:
+    r"""A name, for a title, a cell or the head of a column: one line that is no markup.
+
+    >>> label("[bold]\x1b[2J\n")
+    '\\[bold]\\x1b[2J\\n'
+    """
+    return escape(visible(name))
+
+
+def say(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Lines of plain text."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(visible_lines(str(text)) + "\n" * nl)
+    stream.flush()
