@@ -8,15 +8,17 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 BASE = {"batch", "errors", "types"}  # importable by all, import nothing
 TERMINAL = "terminal"  # the only way to one
+FRAMES = "frames"  # tables of other packages
 
 ARROWS = {
     "privacy": set(),
     "mechanisms": {"privacy"},
     "operators": {"mechanisms", "privacy"},
-    "queries": {"mechanisms", "privacy"},
-    "engines": {"operators", "queries", "mechanisms", "privacy", "connectors"},
-    "connectors": {TERMINAL},
+    "queries": {"mechanisms", "privacy", FRAMES},
+    "engines": {"operators", "queries", "mechanisms", "privacy", "connectors", FRAMES},
+    "connectors": {TERMINAL, FRAMES},
     TERMINAL: set(),
+    FRAMES: set(),
     "runtime": {"engines", "connectors", "queries", "operators", "privacy", "derived"},
     "audit": {"privacy", "mechanisms", "operators", "queries", "engines", "runtime", "connectors",
               "datasets"},

@@ -81,6 +81,10 @@ class Release:
         """The released rows as an Arrow table."""
         return self.table
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For other packages: `polars.DataFrame(release)`, `duckdb.sql("from release")`."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
 
 def whole(column: pa.ChunkedArray) -> Any:
     """A column in one piece, where one array can hold it."""

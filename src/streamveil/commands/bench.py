@@ -18,7 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from streamveil.errors import PlanError
-from streamveil.terminal import Terminal, say
+from streamveil.terminal import Terminal, label, say
 
 REPEATS = 3
 DRAWS, KEYS, TRIGGERS = 1_000_000, 200_000, 20

@@ -44,6 +44,7 @@ from streamveil.connectors.names import (
 )
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows, json_rows
 from streamveil.errors import SourceError, require_one_of
+from streamveil.frames import plain, plain_schema
 from streamveil.types import Array, Int64
 
 
@@ -202,7 +203,7 @@ class ParquetReader(Reader):
 
     def schema(self, path: Path) -> pa.Schema:
         """From the footer."""
-        return guarded(path, lambda: pq.read_schema(path)).remove_metadata()
+        return plain_schema(guarded(path, lambda: pq.read_schema(path)).remove_metadata())
 
     def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`."""
@@ -221,7 +222,7 @@ class ParquetReader(Reader):
         )
         skip -= passed
         while (batch := guarded(path, lambda: next(batches, None))) is not None:
-            table = pa.Table.from_batches([batch]).select(wanted.names)
+            table = plain(pa.Table.from_batches([batch]).select(wanted.names))
             kept, skip = table.slice(skip), max(0, skip - table.num_rows)
             for part in slices(kept, max_rows):
                 rows, rejected = fit(part, wanted)

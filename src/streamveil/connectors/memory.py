@@ -1,4 +1,4 @@
-"""An Arrow table (or anything Arrow can read: pandas, Polars, a dict of lists) as a source."""
+"""A table in memory as a source: of Arrow, pandas, Polars, DuckDB, or a dict of lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, select, slices
-from streamveil.errors import SourceError
+from streamveil.frames import as_table
 
 
 class MemorySource:
@@ -33,16 +33,3 @@ class MemorySource:
         for rows in slices(table.slice(start), max_rows):
             start += rows.num_rows
             yield Chunk(rows, json.dumps(start))
-
-
-def as_table(data: Any) -> pa.Table:
-    """An Arrow table from Arrow, a dict of columns, or an object with the Arrow C interface."""
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    if isinstance(data, dict):
-        return pa.table(data)
-    if hasattr(data, "__arrow_c_stream__"):
-        return pa.table(data)
-    raise SourceError(f"cannot read a {type(data).__name__} as an Arrow table")

@@ -49,6 +49,10 @@ class Derived:
         """The rows as an Arrow table."""
         return self.table
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For other packages: `polars.DataFrame(answer)`."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
     def __str__(self) -> str:
         rows = [[visible(name) for name in self.table.column_names]]
         rows += [[cell(value) for value in row.values()]

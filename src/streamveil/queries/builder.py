@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-import pyarrow as pa
-
 from streamveil.errors import PlanError, nearest
+from streamveil.frames import as_table
 from streamveil.privacy.budget import Budget
 from streamveil.queries.assemble import Draft, assemble
 from streamveil.queries.options import OPTIONS
@@ -224,8 +223,8 @@ def files(
 
 
 def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -> Stream:
-    """Rows of an Arrow table, or of anything Arrow can read."""
-    rows = pa.table(table) if isinstance(table, dict) else table
+    """Rows of a table: of Arrow, pandas, Polars, DuckDB, or a dict of columns."""
+    rows = as_table(table)
     return Stream(
         SourceSpec(name=name, kind="memory", options={"table": rows}, event_time=event_time)
     )

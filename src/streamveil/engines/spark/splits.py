@@ -22,6 +22,7 @@ from streamveil.connectors.base import micros, select
 from streamveil.connectors.files import FilesSource, fit
 from streamveil.connectors.names import guarded
 from streamveil.errors import PlanError, SourceError
+from streamveil.frames import plain
 from streamveil.queries.plan import Clock
 
 ALL = 2**62  # more than there are
@@ -242,7 +243,7 @@ def rows_of(
     Counted too, by reason: fields that were no values. `at`: the column of arrivals, for the
     'event' clock, and the step.
     """
-    table = guarded(Path(split.path), lambda: read_group(split, schema.names))
+    table = plain(guarded(Path(split.path), lambda: read_group(split, schema.names)))
     table, rejected = fit(table.slice(split.skip, split.rows), schema)
     rows, left_out = of_step(table, clock, at)
     return rows, {**rejected, **left_out} if split.counts else {}
