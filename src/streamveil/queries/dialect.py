@@ -23,6 +23,12 @@ MAX_TEXT = 1_000_000  # characters of one script
 MAX_ECHO = 40  # characters of the query repeated in a message
 MAX_DEPTH = 120  # nesting: deeper queries are not written by people
 
+_NOT_WORDS = (
+    "ALTER DESCRIBE DROP GLOB ILIKE LOCK NOTNULL PARTITIONED_BY REGEXP RETURNING REVOKE RLIKE "
+    "ROLLBACK UNCACHE XOR"
+)
+NOT_WORDS = frozenset(_NOT_WORDS.split())
+
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns before we refuse
 T = TypeVar("T")
 
@@ -41,9 +47,15 @@ class VeilParser(BigQueryParser):  # type: ignore[misc]  # sqlglot is untyped he
 
 
 class VeilTokenizer(BigQuery.Tokenizer):  # type: ignore[misc]  # sqlglot is untyped here
-    """BigQuery's tokens; EXPLAIN does not swallow the rest of its statement."""
+    """BigQuery's tokens; EXPLAIN does not swallow the rest of its statement.
+
+    Words of other databases that GoogleSQL knows as nothing but names are names.
+    """
 
     COMMANDS: ClassVar[set[Any]] = set()
+    KEYWORDS: ClassVar[dict[str, Any]] = {
+        word: kind for word, kind in BigQuery.Tokenizer.KEYWORDS.items() if word not in NOT_WORDS
+    }
 
 
 class Veil(BigQuery):  # type: ignore[misc]  # sqlglot is untyped here
@@ -62,11 +74,24 @@ def tokenize(text: str, what: str) -> list[Token]:
 
 
 def parse_tokens(tokens: list[Token], text: str, what: str) -> exp.Expr:
-    """The single expression or statement these tokens spell."""
+    """The single expression these tokens spell.
+
+    They are never read as a statement: a column may be called COMMIT or LOAD.
+    """
     check_depth(tokens, what)
-    trees = guarded(lambda: Veil().parser().parse(tokens, text), what)
-    if len(trees) != 1 or trees[0] is None:
-        raise PlanError(f"{what} must be one expression, not {len([t for t in trees if t])}")
+    return _single(lambda: Veil().parser().parse_into(exp.Condition, tokens, text), what)
+
+
+def parse_query(tokens: list[Token], text: str, what: str) -> exp.Expr:
+    """The single SELECT these tokens spell, with its WITH."""
+    check_depth(tokens, what)
+    return _single(lambda: Veil().parser().parse(tokens, text), what)
+
+
+def _single(parse: Callable[[], list[exp.Expr | None]], what: str) -> exp.Expr:
+    trees = [tree for tree in guarded(parse, what) if tree is not None]
+    if len(trees) != 1:
+        raise PlanError(f"{what} must be one expression, not {len(trees)}")
     return trees[0]
 
 

@@ -14,11 +14,13 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from streamveil.errors import PlanError, nearest
-from streamveil.queries.dialect import parse_tokens, shown, tokenize
+from streamveil.queries.dialect import parse_query, parse_tokens, shown, tokenize
 
 Pairs = list[tuple[str, exp.Expr]]
 NAMES = {TokenType.VAR, TokenType.IDENTIFIER}
 STARTS = ("CREATE", "INSERT", "SELECT", "EXPLAIN", "ASK", "WITH")
+_AFTER_A_COLUMN = "AND AS BETWEEN DIV EMIT FROM GROUP HAVING IN IS LIKE LIMIT NOT OR ORDER WHERE"
+AFTER_A_COLUMN = frozenset(_AFTER_A_COLUMN.split())  # tells a column emit from the word EMIT
 KINDS = ("STREAM", "TABLE", "SINK")
 
 
@@ -84,13 +86,14 @@ class Cursor:
 
     def name(self, what: str) -> str:
         """A name, possibly quoted."""
-        if self.at >= len(self.tokens) or not self._is_name(self.tokens[self.at]):
+        if self.at >= len(self.tokens) or not self.is_name(self.tokens[self.at]):
             raise PlanError(f"expected {what}{self.place()}")
         self.at += 1
         return str(self.tokens[self.at - 1].text)
 
     @staticmethod
-    def _is_name(token: Token) -> bool:
+    def is_name(token: Token) -> bool:
+        """Whether a token can be a name: quoted, or a word of any kind."""
         return token.token_type in NAMES or str(token.text).replace("_", "a").isalnum()
 
     def inside(self, what: str) -> list[Token]:
@@ -261,7 +264,7 @@ def _private(cursor: Cursor, sink: str | None, *, explain: bool) -> Private:
             "  to fix  SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = ..., delta = ..., "
             "privacy_unit_column = ...)"
         )
-    return Private(parse_tokens(kept, cursor.source, "the query"), pairs, emit, sink, explain)
+    return Private(parse_query(kept, cursor.source, "the query"), pairs, emit, sink, explain)
 
 
 def _clause(cursor: Cursor) -> Pairs:
@@ -285,7 +288,7 @@ def _is_table_word(cursor: Cursor, kept: Sequence[Token]) -> bool:
         and bool(kept)
         and kept[-1].token_type in (TokenType.L_PAREN, TokenType.COMMA)
         and cursor.at + 1 < len(cursor.tokens)
-        and cursor.tokens[cursor.at + 1].token_type in NAMES
+        and cursor.is_name(cursor.tokens[cursor.at + 1])
     )
 
 
@@ -294,10 +297,8 @@ def _cut_emit(tokens: Sequence[Token]) -> tuple[list[Token], list[Token]]:
     for place, token in enumerate(tokens):
         depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
         is_word = token.token_type == TokenType.VAR and str(token.text).upper() == "EMIT"
-        follows = place + 1 < len(tokens) and tokens[place + 1].token_type not in (
-            TokenType.COMMA, TokenType.R_PAREN, TokenType.EQ, TokenType.ALIAS,
-        )  # fmt: skip
-        if is_word and depth == 0 and place and follows:
+        after = str(tokens[place + 1].text).upper() if place + 1 < len(tokens) else ""
+        if is_word and depth == 0 and place and after.isalnum() and after not in AFTER_A_COLUMN:
             return list(tokens[:place]), list(tokens[place + 1 :])
     return list(tokens), []
 
