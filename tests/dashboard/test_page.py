@@ -8,8 +8,11 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.batch import Release
 from streamveil.connectors.sinks import FilesSink
 from streamveil.dashboard import draw, page, series, write
+from streamveil.derived.answers import Answers
+from streamveil.derived.releases import of_releases
 from streamveil.errors import MissingExtraError
 from streamveil.privacy.noise import SeededNoise
 from tests.derived.streams import released
@@ -140,3 +143,36 @@ def test_a_group_whose_name_begins_with_an_underscore_is_in_the_legend():
     lines = tuple(series.Line(name, value, value - 1, value + 1) for name in ("_home", "news"))
     drawn = draw.svg(series.Chart("n", ("1", "2"), (), lines, ""))
     assert [name for name in ("_home", "news") if name in drawn] == ["_home", "news"]
+
+
+def windows(*counts):
+    """Releases of windows, each with so many groups: the k-th of them counts k."""
+    return [
+        Release(window=window, trigger=1, step=1, table=pa.table({
+            "page": pa.array([f"page {i}" for i in range(n)], pa.string()),
+            "n": pa.array(range(n), pa.float64()), "n_sd": pa.array([1.0] * n, pa.float64()),
+            "n_low": pa.array(range(n), pa.float64()), "n_high": pa.array(range(n), pa.float64()),
+            "window_start": pa.array([f"day {window}"] * n, pa.string()),
+        }))
+        for window, n in enumerate(counts)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counts", "labels"), [
+    ((9, 8, 0), [f"page {i}" for i in (7, 6, 5, 4, 3, 2)]),
+    ((8, 2, 0, 0), [f"page {i}" for i in (1, 0, 7, 6, 5, 4)]),
+    ((2, 0), ["page 1", "page 0"]), ((0, 0), []),
+])  # fmt: skip
+def test_a_last_window_without_groups_leaves_the_others_on_the_page(counts, labels, tmp_path):
+    answers = Answers(of_releases(windows(*counts)))
+    (chart,) = series.charts(answers)
+    assert [line.label for line in chart.lines] == labels
+    for line in chart.lines:
+        group = int(line.label.split()[1])
+        shown = [group if group < n else np.nan for n in counts]
+        np.testing.assert_array_equal(line.value, shown)
+    text = page.html(answers, None)
+    last = max((window for window, n in enumerate(counts) if n), default=None)
+    if last is not None:
+        assert f"Largest groups at day {last} · 1" in text
+        assert f"<td>page {counts[last] - 1}</td>" in text

@@ -68,7 +68,7 @@ def html(found: Answers, record: dict[str, Any] | None) -> str:
         f'<p class="soft">{escape(promise(record))}</p>',
         tiles(found, record),
         *(chart_of(chart, facts) for chart in series.charts(found)),
-        table_of("Largest groups now", *series.last_release(found)),
+        table_of(*series.last_release(found)),
     ]
     changed = series.changes(found)
     if changed is not None:

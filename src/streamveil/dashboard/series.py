@@ -80,11 +80,8 @@ def evenly(things: list[T], most: int) -> list[T]:
 
 def chart(releases: Releases, name: str, moments: list[Moment]) -> Chart:
     """The groups with the largest last values."""
-    last = releases.moments[-1]
-    order = np.argsort(-releases.column(last, name), kind="stable")[:LINES]
-    keys = releases.keys(last).take(pa.array(order))
-    labels = key_labels(releases.table(last).take(pa.array(order)), releases.key_names)
-    found = {end: np.full((len(order), len(moments)), np.nan) for end in ("", "_low", "_high")}
+    keys, labels = lately(releases, name, moments)
+    found = {end: np.full((len(keys), len(moments)), np.nan) for end in ("", "_low", "_high")}
     for place, moment in enumerate(moments):
         at = pa.compute.index_in(keys, value_set=releases.keys(moment))
         shown = at.is_valid().to_numpy(zero_copy_only=False)
@@ -99,6 +96,24 @@ def chart(releases: Releases, name: str, moments: list[Moment]) -> Chart:
         breaks = []
     ticks = tuple(tick(releases, moment) for moment in moments)
     return Chart(name, ticks, tuple(breaks), lines, bias_of(releases, name))
+
+
+def lately(releases: Releases, name: str, moments: list[Moment]) -> tuple[pa.Array, list[str]]:
+    """Keys and labels of the groups of a chart: the largest of the last release that shows any.
+
+    Where it shows too few, the largest of the releases before it follow.
+    """
+    found: dict[bytes, str] = {}
+    for moment in reversed(moments):
+        order = pa.array(np.argsort(-releases.column(moment, name), kind="stable"))
+        keys = releases.keys(moment).take(order).to_pylist()[: LINES + len(found)]
+        labels = key_labels(releases.table(moment).take(order[: len(keys)]), releases.key_names)
+        for key, label in zip(keys, labels, strict=True):
+            found.setdefault(key, label)
+        if len(found) >= LINES:
+            break
+    chosen_keys = list(found)[:LINES]
+    return pa.array(chosen_keys, pa.large_binary()), [found[key] for key in chosen_keys]
 
 
 def key_labels(table: pa.Table, names: list[str]) -> list[str]:
@@ -124,11 +139,17 @@ def bias_of(releases: Releases, name: str) -> str:
     return next((str(one.get("bias", "")) for one in outputs if one["name"] == name), "")
 
 
-def last_release(answers: Answers) -> tuple[pa.Table, tuple[str, ...]]:
-    """The largest groups of the last release by its first number, and notes."""
-    name = answers.releases.answers[0]
-    found = answers.top(name, ROWS)
-    return found.table.slice(0, ROWS), found.notes
+def last_release(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]]:
+    """The largest groups of the last release that shows any, by its first number.
+
+    A heading, the groups, and notes.
+    """
+    name, releases, heading = answers.releases.answers[0], answers.releases, "Largest groups now"
+    last = next((one for one in reversed(releases.moments) if releases.table(one).num_rows), None)
+    if last not in (None, releases.moments[-1]):
+        heading = f"Largest groups at {tick(releases, last)}: no release since then shows any"
+    found = answers.top(name, ROWS, last)
+    return heading, found.table.slice(0, ROWS), found.notes
 
 
 def changes(answers: Answers) -> tuple[pa.Table, tuple[str, ...]] | None:
