@@ -97,7 +97,8 @@ def test_every_word_is_a_name_in_every_place(quote, words):
 
 
 FORMS = (
-    "{0}", "-{0} + {0} - {0}", "NOT {0} = 1 AND {0} BETWEEN {0} AND {0} OR {0} IN (2) OR {0} IS NULL",
+    "{0}", "-{0} + {0} - {0}",
+    "NOT {0} = 1 AND {0} BETWEEN {0} AND {0} OR {0} IN (2) OR {0} IS NULL",
     "IF({0} > 0, CASE WHEN {0} > 1 THEN {0} ELSE {0} END, CASE {0} WHEN {0} THEN {0} END)",
     "COALESCE(CAST({0} AS STRING), LOWER(CAST(({0}) AS STRING)))",
 )  # fmt: skip
