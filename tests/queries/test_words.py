@@ -7,7 +7,6 @@ import pytest
 from sqlglot.dialects.bigquery import BigQuery
 
 import streamveil as sv
-from streamveil.errors import PlanError
 from streamveil.queries.dialect import VeilParser
 from streamveil.queries.expr import columns_of, compile_expression, normalize_expression
 from streamveil.queries.names import KEYWORDS
