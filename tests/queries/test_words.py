@@ -80,7 +80,7 @@ def names_of(plan):
 
 
 def said(words, number):
-    """The words by place, so that each is in every place once; what releases need is left to them."""
+    """A word for each place; over all numbers, each is in every place."""
     step = len(words) // len(PLACES)
     chosen = {place: words[(number + i * step) % len(words)] for i, place in enumerate(PLACES)}
     return {place: word for place, word in chosen.items() if word not in TAKEN.get(place, ())}
