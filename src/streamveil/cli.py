@@ -25,7 +25,7 @@ from rich.table import Table
 
 from streamveil import __version__
 from streamveil.batch import Release
-from streamveil.commands import answers, audit, bench, dashboard, ledger, tuning
+from streamveil.commands import answers, audit, bench, dashboard, ledger, tuning, verify
 from streamveil.commands.common import (
     QueryFile,
     StateFolder,
@@ -161,6 +161,12 @@ def run(
             help="Keep rows that cannot be used, as they came, in this directory. They are private."
         ),
     ] = None,
+    keep_releases: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep so many of the newest releases in STATE, at least; default: all.", min=1
+        ),
+    ] = None,
 ) -> None:
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
@@ -184,7 +190,7 @@ def run(
     if planned.asks and engine == "spark":
         raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
     own: dict[str, dict[str, Any]] = {
-        "embedded": {"--memory": memory},
+        "embedded": {"--memory": memory, "--keep-releases": keep_releases},
         "spark": {"--master": master, "--shards": shards, "--storage": storage},
     }
     require_read(engine, own)
@@ -200,7 +206,7 @@ def run(
             on = spark(master=master or LOCAL, shards=shards, storage=storage)
             job: Any = on.start(planned.plan, once=once, **common)
         else:
-            job = start(planned.plan, pace=pace, **common)
+            job = start(planned.plan, pace=pace, keep_releases=keep_releases, **common)
         with job:
             for release in job:
                 last = release
@@ -391,6 +397,7 @@ def inspect(
 
 app.add_typer(ledger.app, name="ledger")
 app.command("tune", epilog="Example: streamveil tune q.sql --sample public.parquet")(tuning.tune)
+app.command("verify", epilog="Example: streamveil verify pages.veil")(verify.verify)
 app.add_typer(answers.app, name="derive")
 app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --key url=/home")(
     answers.read

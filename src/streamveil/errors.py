@@ -35,6 +35,10 @@ def spelled(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
+LONGEST_NAME = 200  # bytes; a file system takes 255
+PARENTS = ("", ".", "..")
+
+
 class StreamveilError(Exception):
     """Base of every error this package raises on purpose."""
 
@@ -120,6 +124,22 @@ def require_one_of(name: str, value: str, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:
         raise ValueError(f"unknown {name} '{value}'{nearest(value, known)}")
+
+
+def require_file_name(what: str, name: str) -> str:
+    """The name, if a folder of that name lies where it is put; else raises PlanError.
+
+    >>> require_file_name("query", "pages per day")
+    'pages per day'
+    """
+    plain = visible(name) == name and not {"/", "\\"} & set(name) and name.strip(" ") not in PARENTS
+    if not plain or len(name.encode()) > LONGEST_NAME:
+        raise PlanError(
+            f"{name[:LONGEST_NAME]!a} cannot be the name of a {what}: a folder is named after it.\n"
+            f"  to fix  use at most {LONGEST_NAME} bytes of text, not . or .., without / \\ or"
+            " control characters"
+        )
+    return name
 
 
 def nearest(word: str, known: Collection[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+import streamveil as sv
 from streamveil.connectors import sinks
 from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
-from streamveil.errors import SourceError
+from streamveil.errors import PlanError, SourceError
+from streamveil.queries.sql import parse_script
 
 TABLE = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 6.5]})
 OTHER = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 7.5]})
@@ -149,3 +152,31 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_where_that_is_asked_
         assert set(read.column(2).to_pylist()) == {-1}  # numbers are numbers
     with pytest.raises(SourceError, match="escape_formulas is for format = 'csv'"):
         FilesSink(str(tmp_path), escape_formulas=True)
+
+
+ELSEWHERE = ["../../esc", "..", ".", "", "/tmp/esc", "a/b", "a\\b", "a\0b", "a\x1b[2Jb", "x" * 300]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_no_name_leads_out_of_the_folder_of_a_sink(tmp_path: Path, name: str) -> None:
+    sink = FilesSink(str(tmp_path / "in" / "out"), "json")
+    with pytest.raises(PlanError, match="cannot be the name") as caught:
+        sink.write(name, 0, 1, pa.table({"n": [1]}))
+    assert "\x1b" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../../esc", "..", ".", "/tmp/esc", "a/b"])
+def test_no_name_that_a_query_gives_is_a_path(name: str) -> None:
+    text = f"""CREATE STREAM s WITH (source = 'files', path = 'x.parquet', event_time = 'ts');
+    CREATE SINK `{name}` WITH (sink = 'files', path = 'out');
+    INSERT INTO `{name}` SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,
+      privacy_unit_column = user, max_rows_contributed = 1) page, COUNT(*) AS n FROM s
+    GROUP BY page"""
+    with pytest.raises(PlanError, match="cannot be the name"):
+        parse_script(text)
+    stream = sv.memory(pa.table({"user": [1], "page": ["a"]})).protect(unit="user")
+    with pytest.raises(PlanError, match="cannot be the name"):
+        stream.group_by("page").agg(n=sv.count()).bound(max_rows=1).release(
+            budget=sv.Budget(epsilon=1, delta=1e-6), name=name
+        )

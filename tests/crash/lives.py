@@ -25,8 +25,9 @@ from streamveil.engines.embedded import group_by
 from streamveil.privacy import spending
 from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import describe, frame
+from streamveil.runtime.archive import ARCHIVE, committed, contents
 from streamveil.runtime.job import Job
-from streamveil.runtime.published import ARCHIVE, committed, index, of_state
+from streamveil.runtime.published import of_state
 from streamveil.runtime.store import LEDGER, CheckpointPolicy, read_header
 from streamveil.runtime.tables import settled, to_bytes
 from tests.crash import streams
@@ -178,8 +179,9 @@ def archived(folder: Path) -> dict[Moment, bytes]:
     """Every release that can be read again, as committed; every one must read back whole."""
     state = folder / "state"
     releases = of_state(state)
-    entries, _ = index(state / ARCHIVE, str(read_header(state).epoch))  # type: ignore[union-attr]  # there is one
-    found = {place: committed(state / ARCHIVE, entries[place]) for place in releases.moments}
+    held = contents(state / ARCHIVE, str(read_header(state).epoch))  # type: ignore[union-attr]  # there is one
+    assert sorted(one.place for one in held.entries) == releases.moments
+    found = {one.place: committed(state / ARCHIVE, one) for one in held.entries}
     for place, (known, table) in found.items():
         assert settled(Release(table, *place, known.step))[1] == known
     return {place: bytes(to_bytes(table)) for place, (_, table) in found.items()}

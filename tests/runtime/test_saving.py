@@ -95,7 +95,7 @@ def test_nobody_waits_for_memory_after_a_failure(
     draft = store.begin_checkpoint(checkpoint.Saved(Record(Place(1), {})))
     for _ in range(9):
         draft.add({"x": np.zeros(BLOCK, np.uint8)}, ring)
-    store.finish_checkpoint(draft, 1)
+    store.finish_checkpoint(draft, 1, None)
     with pytest.raises(StoreError, match="earlier write"):
         store.wait()
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,12 +42,21 @@ def put(folder: Path, batch: int, until: int = 0) -> None:
     ring = Ring(8192)
     draft.add({"x": np.arange(batch)}, ring)
     draft.add({"y": np.arange(2 * batch)}, ring)
-    draft.finish(until or batch)
+    needs = checkpoint.Needs(wal.Until(until or batch, hash_after(folder, until or batch)), None)
+    draft.finish(needs)
     draft.close()
+
+
+def hash_after(folder: Path, batch: int) -> str:
+    """The hash of the log after a batch, or some other where there is none."""
+    parts = wal.linked(wal.kept(folder), EPOCH, wal.heads_only)
+    return next((one.hash for one in parts if one.batch == batch), frame.first_hash(EPOCH))
 
 
 def write(folder: Path, batches: range) -> None:
     log = wal.Log(folder, EPOCH)
+    if batches.start > 1 and wal.kept(folder):
+        log.hash = hash_after(folder, batches.start - 1)
     log.start(batches.start - 1)
     for batch in batches:
         log.append(record(batch))
@@ -95,7 +105,7 @@ def test_a_changed_bit_is_damage_unless_it_is_in_the_tail(tmp_path: Path) -> Non
     write(tmp_path, range(1, 4))
     path = segment(tmp_path)
     whole = path.read_bytes()
-    with wal.to_frame(record(3)) as buffers:
+    with wal.to_frame(record(3), hash_after(tmp_path, 2)) as buffers:
         last = len(whole) - sum(map(len, buffers))
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -133,7 +143,7 @@ def test_another_run_and_another_version_are_refused(
     with pytest.raises(StoreError, match="another run"):
         list(wal.Log(tmp_path, "other").replay(0))
     monkeypatch.setattr(wal, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 3; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 4; this streamveil reads version 7"):
         read(tmp_path)
 
 
@@ -165,7 +175,7 @@ def test_a_checkpoint_of_another_run_or_version_is_refused(
     with pytest.raises(StoreError, match="another run"):
         checkpoint.read(tmp_path, "other")
     monkeypatch.setattr(checkpoint, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 5; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 6; this streamveil reads version 7"):
         checkpoint.read(tmp_path, EPOCH)
 
 
@@ -192,14 +202,50 @@ def test_a_checkpoint_needs_the_log_up_to_its_last_portion(tmp_path: Path) -> No
     put(tmp_path, 2, until=4)
     saved = checkpoint.read(tmp_path, EPOCH)
     assert saved is not None
-    assert saved.until == 4
+    assert saved.needs is not None
+    until = saved.needs.log
+    assert until.batch == 4
     log = wal.Log(tmp_path, EPOCH)
-    assert [one.place.batch for one in log.replay(2, 4)] == [3, 4]
+    assert [one.place.batch for one in log.replay(2, until)] == [3, 4]
     log.close()
     size = segment(tmp_path).stat().st_size
     with pytest.raises(StoreError, match="lost its log after batch 4"):
-        list(wal.Log(tmp_path, EPOCH).replay(2, 5))
+        list(wal.Log(tmp_path, EPOCH).replay(2, wal.Until(5, until.hash)))
+    with pytest.raises(StoreError, match="damaged"):
+        list(wal.Log(tmp_path, EPOCH).replay(2, wal.Until(4, "00")))
     assert segment(tmp_path).stat().st_size == size
+
+
+def test_a_record_of_another_job_or_another_place_is_damage(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 4))
+    path, other = segment(tmp_path), tmp_path / "other"
+    other.mkdir()
+    log = wal.Log(other, EPOCH)
+    log.start(0)
+    log.append(replace(record(1), delta={}))
+    log.append(record(2))
+    log.close()
+    mine, theirs = (frames(one) for one in (path, segment(other)))
+    for wrong in (
+        [mine[0], mine[1], theirs[2], mine[3]],
+        [mine[0], mine[2], mine[1], mine[3]],
+        [mine[0], mine[1], mine[1], mine[2], mine[3]],
+        [mine[0], mine[1], mine[3]],
+        mine[1:],
+    ):
+        path.write_bytes(b"".join(wrong))
+        with pytest.raises(StoreError, match=r"damaged|version None"):
+            read(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match="damaged"):
+        read(tmp_path)
+
+
+def frames(path: Path) -> list[bytes]:
+    """The frames of a file, each as it is."""
+    with path.open("rb") as file:
+        places = [(offset, sizes.frame) for offset, _, sizes in frame.heads(file)]
+    return [path.read_bytes()[start : start + size] for start, size in places]
 
 
 def test_files_are_for_their_owner_only(tmp_path: Path) -> None:

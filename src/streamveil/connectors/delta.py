@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.connectors.base import signed
-from streamveil.errors import MissingExtraError, SourceError
+from streamveil.errors import MissingExtraError, SourceError, require_file_name
 
 
 class DeltaSink:
@@ -28,7 +28,8 @@ class DeltaSink:
 
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
-        app, digest = f"streamveil/{job}/{window}", digest_of(table)
+        app = f"streamveil/{require_file_name('job', job)}/{window}"
+        digest = digest_of(table)
         if self._last(app) >= trigger:
             self._require_same(f"{app}/{trigger}", digest)
             return

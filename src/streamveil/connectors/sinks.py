@@ -26,7 +26,7 @@ from streamveil.batch import rows_of
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
-from streamveil.errors import SourceError, require_one_of
+from streamveil.errors import SourceError, require_file_name, require_one_of
 from streamveil.terminal import Terminal, label
 
 SHOWN = "backslashreplace"
@@ -64,7 +64,8 @@ class FilesSink:
     def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
         """See `Sink.write`."""
         try:
-            self._write(self.path / job / f"window={window}", trigger, table)
+            folder = self.path / require_file_name("job", job) / f"window={window}"
+            self._write(folder, trigger, table)
         except OSError as error:
             raise SourceError(
                 f"the sink cannot write to '{self.path}': {error.strerror}.\n"

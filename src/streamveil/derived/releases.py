@@ -45,7 +45,10 @@ class Releases:
     Their facts come with them, or from the `operator` of their query.
     """
 
-    def __init__(self, loads: Mapping[Moment, Load], operator: GroupBy | None = None) -> None:
+    def __init__(
+        self, loads: Mapping[Moment, Load], operator: GroupBy | None = None, dropped: int = 0
+    ) -> None:
+        """`dropped`: earlier releases that are not kept any more."""
         if not loads:
             raise SourceError(
                 "there is no release to answer from.\n"
@@ -54,7 +57,7 @@ class Releases:
         self.loads = dict(sorted(loads.items()))
         self._held: OrderedDict[Moment, pa.Table] = OrderedDict()
         self._keys: dict[Moment, pa.Array] = {}
-        self.operator = operator
+        self.operator, self.dropped = operator, dropped
         told = None if operator is None else facts_of(operator)
         self.facts = read_facts(self.table(self.moments[0]).schema) or told
 
@@ -80,8 +83,9 @@ class Releases:
                 f"window {moment.window} has triggers {inside[0]} to {inside[-1]}" if inside
                 else f"there are windows {self.moments[0].window} to {self.moments[-1].window}"
             )  # fmt: skip
+            gone = f"; {self.dropped:,} earlier ones are not kept any more" if self.dropped else ""
             raise PlanError(
-                f"there is no release {moment.trigger} of window {moment.window}; {known}"
+                f"there is no release {moment.trigger} of window {moment.window}; {known}{gone}"
             )
         return moment
 

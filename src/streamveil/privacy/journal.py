@@ -83,6 +83,7 @@ class Journal:
         if not self._at:
             self._require_ours(data)
         whole = data[: data.rfind(b"\n") + 1]  # a torn tail was never acknowledged
+        self._require_torn(data[len(whole) :])
         found = []
         for line in whole.splitlines():
             record, self.head = self._checked(line)
@@ -100,6 +101,12 @@ class Journal:
                 f"{self.path} is no ledger of streamveil; it was left as it is.\n"
                 "  to fix  name the ledger's own file, or one that does not exist yet"
             )
+
+    def _require_torn(self, tail: bytes) -> None:
+        """Refuses a whole record whose last byte is another than it was: it was acknowledged."""
+        with suppress(ValueError):
+            json.loads(tail[:-1])
+            raise self._altered()
 
     def append(self, records: Sequence[Record]) -> None:
         """Adds records with one write and one sync: all of them are durable, or none is.
@@ -152,11 +159,14 @@ class Journal:
         except (ValueError, KeyError, TypeError):
             record, claimed = {}, ""
         if chain(self.head, ENCODER.encode(record)) != claimed:
-            raise StoreError(
-                f"{self.path} was altered: a record does not match its hash.\n"
-                "  to fix  restore it from a copy; nothing more may be charged to it"
-            )
+            raise self._altered()
         return record, claimed
+
+    def _altered(self) -> StoreError:
+        return StoreError(
+            f"{self.path} was altered: a record does not match its hash.\n"
+            "  to fix  restore it from a copy; nothing more may be charged to it"
+        )
 
     def _open(self) -> int:
         if self._file is None:

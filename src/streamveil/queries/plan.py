@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
+from streamveil.errors import require_file_name
 from streamveil.privacy.budget import Budget
 
 MICROS = 1_000_000
@@ -165,6 +166,9 @@ class Plan:
     sink: SinkSpec | None = None
     options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
     sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
+
+    def __post_init__(self) -> None:
+        require_file_name("query", self.name)
 
     @cached_property
     def fingerprint(self) -> str:

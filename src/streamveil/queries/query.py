@@ -30,8 +30,8 @@ class Query:
         """Runs or resumes the query with its durable state in the directory `state`.
 
         Options are those of `streamveil.runtime.run.run`: secret, noise, engine, ledger, rejects,
-        insecure, progress, pace. With engine=streamveil.spark(session) it runs on Spark; options
-        are then secret, noise, insecure, ledger, progress and once.
+        insecure, progress, pace, keep_releases. With engine=streamveil.spark(session) it runs on
+        Spark; options are then secret, noise, insecure, ledger, progress and once.
         """
         from streamveil.runtime.on_spark import SparkEngine
         from streamveil.runtime.run import run  # the runtime sits above the queries

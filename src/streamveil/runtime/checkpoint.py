@@ -4,18 +4,19 @@
 its releases as Arrow streams, since there is no log left to make them from and they may still have
 to be published again. Then come the operator's arrays, in portions: what was copied at batch N,
 and what was copied after later ones (`docs/decisions/0023-checkpoints-in-portions.md`). The last
-says how many there are and up to which batch the log must be there. The file appears under its name
-only when it is durable, and so is that batch.
+says what it needs beside itself (`Needs`): the log up to some batch, and the archive of releases up
+to its own batch, each by its length and its hash. The file appears under its name only when it is
+durable, and so is all that it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,7 @@ from streamveil.runtime.ring import Ring
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
 
-VERSION = 5
+VERSION = 6
 CHECKPOINT = "checkpoint-"
 PORTION_BYTES = 8 << 20  # arrays are put together up to this
 Work = Callable[[], None]
@@ -40,13 +41,29 @@ class Behind(Protocol):
         """Takes a piece of work."""
 
 
+@dataclass(frozen=True)
+class Extent:
+    """The archive of releases up to some moment."""
+
+    releases: int  # how many, with those that were dropped since
+    hash: str  # of these
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be there beside a checkpoint, and be what it was."""
+
+    log: wal.Until
+    archive: Extent | None  # None: releases are kept by the sink alone
+
+
 @dataclass(frozen=True, repr=False)  # secret: holds private state
 class Saved:
     """A checkpoint."""
 
     record: wal.Record  # of its batch, with the operator's whole state in place of the delta
     tables: tuple[pa.Table, ...] = ()  # its releases, one for each mark
-    until: int = 0  # the log must be there up to this batch
+    needs: Needs | None = None  # None: not yet known
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -64,6 +81,7 @@ class Draft:
         self._batch = saved.record.place.batch
         self._portions = 0
         self._file: disk.Unnamed | None = None
+        self._hash = frame.first_hash(epoch)  # of all frames so far
         behind(partial(self._begin, epoch, saved))
 
     def _begin(self, epoch: str, saved: Saved) -> None:
@@ -90,15 +108,15 @@ class Draft:
                 head = {"portion": number, "arrays": layout, "blobs": [rest]}
                 self._behind(partial(self._put, head, [copy.data], copy.crc), ring.give_back)
 
-    def finish(self, until: int) -> None:
+    def finish(self, needs: Needs) -> None:
         """Gives the file its name, once it is durable, and removes what it replaces.
 
-        The log must be durable up to `until`, the batch after which something was added last.
+        The log must be durable up to the batch after which something was added last.
         """
-        self._behind(partial(self._finish, until))
+        self._behind(partial(self._finish, needs))
 
-    def _finish(self, until: int) -> None:
-        self._write({"portions": self._portions, "until": until}, {})
+    def _finish(self, needs: Needs) -> None:
+        self._write({"portions": self._portions, **asdict(needs)}, {})
         assert self._file is not None  # noqa: S101  (begin came first)
         self._file.name()
         old = [path for number, path in kept(self._directory) if number < self._batch]
@@ -113,7 +131,9 @@ class Draft:
 
     def _put(self, head: frame.Head, body: list[memoryview], crc: int | None = None) -> None:
         assert self._file is not None  # noqa: S101  (begin came first)
-        self.bytes += self._file.write(frame.seal(head, body, crc, large=0))
+        buffers = frame.seal({**head, frame.BEFORE: self._hash}, body, crc, large=0)
+        self._hash = frame.chain(self._hash, buffers[0])
+        self.bytes += self._file.write(buffers)
 
     def close(self) -> None:
         """Gives up what has no name yet; after all work behind."""
@@ -128,35 +148,50 @@ def read(directory: Path, epoch: str) -> Saved | None:
         return None
     _, path = paths[-1]
     try:
-        with disk.crash_only("read", path):
-            frames = list(frames_of(path, epoch))
+        with disk.crash_only("read", path), path.open("rb") as file:
+            frames = list(frames_of(path, file))
     except frame.TornFrameError:
         raise wal.damaged(path) from None
-    first, *portions, last = frames if len(frames) > 1 else 2 * frames
-    numbers = [one.head.get("portion") for one in portions]
-    if numbers != list(range(last.head.get("portions", -1))):
+    needs = checked(path, epoch, [(one.head, one.prefix) for one in frames])
+    arrays = {name: array for one in frames[1:-1] for name, array in one.arrays.items()}
+    record = replace(wal.from_frame(frames[0]), delta=arrays)
+    return Saved(record, tuple(map(from_bytes, frames[0].blobs)), needs)
+
+
+def frames_of(path: Path, file: BinaryIO) -> Iterator[frame.Frame]:
+    """All frames of a file."""
+    left = path.stat().st_size
+    while left:
+        read = frame.read(file, left, mapped=True)
+        yield read
+        left -= read.size
+
+
+def heads_of(path: Path, epoch: str) -> tuple[list[frame.Head], Needs]:
+    """The heads of all frames of a checkpoint, and what it needs. Arrays are not read."""
+    try:
+        with disk.crash_only("read", path), path.open("rb") as file:
+            found = [(head, sizes.prefix) for _, head, sizes in frame.heads(file)]
+    except frame.TornFrameError:
+        raise wal.damaged(path) from None
+    return [head for head, _ in found], checked(path, epoch, found)
+
+
+def checked(path: Path, epoch: str, found: Sequence[tuple[frame.Head, bytes]]) -> Needs:
+    """What the last frame of a checkpoint says, if all are there in their order."""
+    if not found:
         raise wal.damaged(path)
-    arrays = {name: array for one in portions for name, array in one.arrays.items()}
-    record = replace(wal.from_frame(first), delta=arrays)
-    return Saved(record, tuple(map(from_bytes, first.blobs)), last.head["until"])
-
-
-def frames_of(path: Path, epoch: str) -> Iterator[frame.Frame]:
-    """All frames of a file that is this job's."""
-    with path.open("rb") as file:
-        size = left = path.stat().st_size
-        while left:
-            read = frame.read(file, left, mapped=True)
-            if left == size:
-                wal.require_mine(path, read.head, VERSION, epoch)
-            yield read
-            left -= read.size
-
-
-def heads_of(path: Path) -> list[frame.Head]:
-    """The heads of all frames of a checkpoint."""
-    with disk.crash_only("read", path), path.open("rb") as file:
-        return [head for _, head, _ in frame.heads(file)]
+    first, last = found[0][0], found[-1][0]
+    wal.require_mine(path, first, VERSION, epoch)
+    known = frame.first_hash(epoch)
+    for head, prefix in found:
+        if head[frame.BEFORE] != known:
+            raise wal.damaged(path)
+        known = frame.chain(known, prefix)
+    if last.get("portions") != len(found) - 2 or name(first["batch"]) != path.name:
+        raise wal.damaged(path)
+    archive = last["archive"]
+    return Needs(wal.Until(**last["log"]), None if archive is None else Extent(**archive))
 
 
 def kept(directory: Path) -> list[tuple[int, Path]]:

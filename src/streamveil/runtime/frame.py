@@ -9,15 +9,22 @@ name, dtype, shape and stored dtype and each blob's length; the body is their by
 stored in the fewest bytes that hold them all, and a constant array as one item: a log of deltas
 shrinks to a third for one pass over memory. Nothing is ever unpickled: a dtype outside `DTYPES` is
 refused when written and when read.
+
+Frames that follow each other form a chain: a head names the hash of all frames before its own
+(`BEFORE`), so that none can be changed, dropped, repeated, reordered or come from another job
+unseen. What the last hash is must be known from elsewhere, and a file may end in a torn frame:
+bytes that were being written when a process died. Bytes that do not check out and are followed by a
+whole frame are damage (`heads`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, TypeAlias
@@ -38,6 +45,8 @@ SIZES = struct.Struct("<4sIQQI")  # all of the prefix but the head's checksum
 CRC = struct.Struct("<I")
 PREFIX_SIZE = SIZES.size + CRC.size
 ALIGNMENT = 8
+HASH_BYTES = 16
+BEFORE = "before"  # in a head: the hash of the frames before it
 SAMPLE = 64  # items looked at before all of them
 MAPPED_BYTES = 1 << 20  # arrays below this are read, not mapped
 PIECE_BYTES = 1 << 18  # copied at once: less than a cache
@@ -61,6 +70,7 @@ class Frame:
     arrays: dict[str, Array]
     blobs: list[memoryview]
     size: int  # bytes of the whole frame
+    prefix: bytes
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Sizes:
     head: int
     body: int
     body_crc: int
+    prefix: bytes
 
     @property
     def frame(self) -> int:
@@ -209,7 +220,7 @@ def read(file: BinaryIO, available: int, *, mapped: bool = False) -> Frame:
         crc = fill(file, blob, crc)
     if crc != sizes.body_crc:
         raise TornFrameError("a frame does not match its checksum")
-    return Frame(head, arrays, blobs, sizes.frame)
+    return Frame(head, arrays, blobs, sizes.frame, sizes.prefix)
 
 
 def read_head(file: BinaryIO, available: int) -> tuple[Head, Sizes]:
@@ -218,7 +229,7 @@ def read_head(file: BinaryIO, available: int) -> tuple[Head, Sizes]:
     if len(prefix) < PREFIX_SIZE:
         raise TornFrameError("a frame is cut short")
     magic, version, head_size, body_size, body_crc = SIZES.unpack(prefix[: SIZES.size])
-    sizes = Sizes(head_size, body_size, body_crc)
+    sizes = Sizes(head_size, body_size, body_crc, prefix)
     if magic != MAGIC or sizes.frame > available:
         raise TornFrameError("a frame is cut short or damaged")
     text = file.read(head_size)
@@ -230,16 +241,49 @@ def read_head(file: BinaryIO, available: int) -> tuple[Head, Sizes]:
 
 
 def heads(file: BinaryIO) -> Iterator[tuple[int, Head, Sizes]]:
-    """Where each frame starts, its head and its sizes, up to a torn tail. Bodies are not read."""
+    """Where each frame starts, its head and its sizes, up to a torn tail. Bodies are not read.
+
+    Raises `TornFrameError` where a whole frame follows what does not check out.
+    """
     size, offset = os.fstat(file.fileno()).st_size, 0
     while offset < size:
         file.seek(offset)
         try:
             head, sizes = read_head(file, size - offset)
         except TornFrameError:
+            require_torn(file, offset)
             return
         yield offset, head, sizes
         offset += sizes.frame
+
+
+def require_torn(file: BinaryIO, offset: int) -> None:
+    """Raises `TornFrameError` if a checked head lies beyond an offset: no process died there."""
+    file.seek(offset + 1)
+    rest = file.read()
+    found = rest.find(MAGIC)
+    while found >= 0:
+        with suppress(TornFrameError):
+            read_head(BytesIO(rest[found:]), len(rest) - found)
+            break
+        found = rest.find(MAGIC, found + 1)
+    else:
+        return
+    raise TornFrameError("a frame is damaged, and whole ones follow it")
+
+
+def chain(before: str, prefix: Buffer) -> str:
+    """The hash of all frames up to the one with this prefix; `before`: of those that precede it.
+
+    A prefix holds the checksums of its head and body, and the head holds `before`.
+    """
+    whole = bytes.fromhex(before) + bytes(prefix[:PREFIX_SIZE])
+    return hashlib.blake2b(whole, digest_size=HASH_BYTES).hexdigest()
+
+
+def first_hash(epoch: str) -> str:
+    """The hash before the first frame of a job."""
+    return hashlib.blake2b(epoch.encode(), digest_size=HASH_BYTES).hexdigest()
 
 
 def fill(file: BinaryIO, target: memoryview, crc: int) -> int:

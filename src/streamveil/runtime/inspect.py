@@ -13,7 +13,7 @@ from typing import Any
 
 from streamveil.errors import StoreError
 from streamveil.privacy.ledger import Ledger
-from streamveil.runtime import checkpoint, disk, frame, wal
+from streamveil.runtime import checkpoint, frame, wal
 from streamveil.runtime.secret import SECRET
 from streamveil.runtime.store import LEDGER, VERSION, Header, read_header
 
@@ -85,8 +85,8 @@ def inspect(directory: str | Path) -> Summary:
         raise StoreError(f"'{folder}' is not a state directory")
     saved = checkpoint.kept(folder)
     after, path = saved[-1] if saved else (0, None)
-    parts = [] if path is None else checkpoint.heads_of(path)
-    log = logged(folder, after)
+    parts = [] if path is None else checkpoint.heads_of(path, header.epoch)[0]
+    log = logged(folder, header.epoch, after)
     heads = parts[:1] + [head for head, _ in log]
     places = [wal.Place(**head["place"]) for head in heads] or [wal.Place()]
     place, before = places[-1], places[-2] if len(places) > 1 else None
@@ -158,17 +158,10 @@ def size_text(size: float) -> str:
     return f"{size:,.1f} GB"
 
 
-def logged(folder: Path, after: int) -> list[tuple[frame.Head, int]]:
+def logged(folder: Path, epoch: str, after: int) -> list[tuple[frame.Head, int]]:
     """Head and size of every record after a batch; a torn tail or one being written is left out."""
-    found: list[tuple[frame.Head, int]] = []
-    for _, path in wal.kept(folder):
-        with disk.crash_only("read", path), path.open("rb") as file:
-            found += [
-                (head, sizes.frame)
-                for _, head, sizes in frame.heads(file)
-                if head.get("batch", 0) > after
-            ]
-    return found
+    parts = wal.linked(wal.kept(folder), epoch, wal.heads_only)
+    return [(one.head, one.size) for one in parts if one.is_record and one.batch > after]
 
 
 def sizes(heads: list[frame.Head]) -> dict[str, int]:

@@ -27,11 +27,12 @@ from streamveil.operators.protocol import Operator
 from streamveil.privacy.budget import Budget
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
+from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import Draft, Saved
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.published import Archive, of_state, pick
+from streamveil.runtime.published import of_state, pick
 from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
 from streamveil.runtime.ring import Ring
 from streamveil.runtime.saving import Saving
@@ -55,6 +56,7 @@ class Work:
     sink: Sink | None = None
     ledger: Path | None = None  # shared with other jobs over the same data; charged as well
     rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
+    keep_releases: int | None = None  # in the archive, of the newest; None: all
     limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
 
@@ -107,8 +109,7 @@ class Job:
             self._open_ledger()
             header = self._store.header
             assert header is not None  # noqa: S101  (the noise was checked against it)
-            self._archive = Archive(self._store.directory, header.epoch, work.sink)
-            self._recover()
+            self._recover(header.epoch)
             self._rejects = self._open_rejects(header.epoch)
         except BaseException:
             self._store.close()
@@ -140,14 +141,17 @@ class Job:
             account.charge(path, header.epoch)
             self._store.finish()
 
-    def _recover(self) -> None:
+    def _recover(self, epoch: str) -> None:
         """Rebuilds the state: checkpoint, then the same operator over the logged deltas."""
-        operator = self.work.operator
+        operator, directory = self.work.operator, self._store.directory
         saved, records = self._store.recover()
+        extent = saved.needs.archive if saved and saved.needs else None
+        self._archive = Archive(directory, epoch, self.work.sink, extent, self.work.keep_releases)
         self._state = operator.load(saved.record.delta) if saved else operator.init()
         self._last = replace(saved.record, delta={}) if saved else Record(Place(), {})
         self._latest = saved.releases if saved else ()
-        self._archive.keep(self._latest, self._last.releases)
+        if extent is None:
+            self._latest = self._archive.restore(self._latest, self._last.releases)
         started = time.thread_time()
         for record in records:
             operator.apply(self._state, record.delta)
@@ -155,6 +159,7 @@ class Job:
             require_same(record.releases, known)
             self._latest = self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
+        self._archive.settle()
         self._effort = time.thread_time() - started
 
     def _open_rejects(self, epoch: str) -> Rejects | None:
@@ -200,7 +205,7 @@ class Job:
             )
         answer, delta = ask(self._state, question, self._noise)
         if delta is not None:
-            self._publish(self._last, self._latest)
+            self._send(self._latest)
             place = replace(self.place, batch=self.place.batch + 1, closed=False)
             self._last, self._latest = Record(place, {}), ()
             self._store.commit(replace(self._last, delta=delta))
@@ -240,7 +245,7 @@ class Job:
         return pick(of_state(self._store.directory), window, trigger, key)
 
     def _run(self) -> Generator[Release]:
-        yield from self._publish(self._last, self._latest)
+        yield from self._send(self._latest)
         feed = self.work.feed(self.place.position)
         batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
         committer = ThreadPoolExecutor(1, "commit")
@@ -261,7 +266,7 @@ class Job:
                 yield from pending.result()
             if self._saving is not None:
                 self._saving.go_on(1)
-                self._store.finish_checkpoint(self._saving.draft, self.place.batch)
+                self._finish_checkpoint(self._saving.draft, self.place.batch)
             self._store.wait()
         finally:
             batches.close()
@@ -314,18 +319,21 @@ class Job:
         if self._rejects is not None:
             self._rejects.write(record.place.batch, aside)
         self._store.commit(record)
-        self._publish(record, releases)
+        self._archive.keep(releases, record.releases)
+        self._send(releases)
         if begins:
             self._archive.sync()  # the log that leads to these releases goes
             self._store.start_segment(record.place.batch)
         if whole is not None:
-            self._store.finish_checkpoint(whole, record.place.batch)
+            self._finish_checkpoint(whole, record.place.batch)
         self._report(record)
         return releases
 
-    def _publish(self, record: Record, releases: tuple[Release, ...]) -> tuple[Release, ...]:
-        """Keeps what a durable record leads to and sends it to the sink; safe to repeat."""
-        self._archive.keep(releases, record.releases)
+    def _finish_checkpoint(self, draft: Draft, until: int) -> None:
+        self._store.finish_checkpoint(draft, until, self._archive.extent)
+
+    def _send(self, releases: tuple[Release, ...]) -> tuple[Release, ...]:
+        """Sends what a durable record leads to to the sink; safe to repeat."""
         if self.work.sink is not None:
             for release in releases:
                 self.work.sink.write(self.work.name, release.window, release.trigger, release.table)

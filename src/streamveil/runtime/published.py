@@ -1,20 +1,15 @@
 """What was published, to be read again: the same bytes, no noise drawn, nothing charged.
 
-`releases` in a state directory holds every release as committed, one frame each, in order: number
-columns as arrays in the fewest bytes, all others as a compressed Arrow stream. It is appended to
-when a release is published and synced before a checkpoint lets the log go, so that the archive and
-a replay of the log together always give all of them; a restart adds what the archive has lost. A
-sink that keeps releases itself and gives them back (Parquet files) is read instead, and noted in
-`sink.json`.
+Releases come from the archive of a state directory (see `archive`), or from a sink that keeps them
+itself and gives them back (Parquet files), which is noted in `sink.json`. A read gives every
+release that was committed, or says why not.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,150 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Release
-from streamveil.connectors.base import Sink
-from streamveil.connectors.blocks import write_all
 from streamveil.derived.releases import Load, Moment, Releases, of_folder
-from streamveil.errors import PlanError, StoreError, nearest
+from streamveil.errors import PlanError, StoreError, nearest, require_file_name
 from streamveil.queries.kernels import INT_MAX
-from streamveil.runtime import disk, frame, wal
-from streamveil.runtime.store import HEADER, read_header
-from streamveil.runtime.tables import Mark, from_parts, to_parts
+from streamveil.runtime import checkpoint, notes, wal
+from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
+from streamveil.runtime.checkpoint import Extent
+from streamveil.runtime.store import HEADER, Header, read_header
+from streamveil.runtime.tables import Mark
 
-VERSION = 3
-COMPRESSION = "lz4"  # of columns that are no plain numbers
-ARCHIVE, ELSEWHERE = "releases", "sink.json"
 SPARK = "spark.json"  # the header of a state of the Spark engine
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a release lies in the archive."""
-
-    step: int
-    offset: int
-
-
-class Archive:
-    """The archive of an open state directory."""
-
-    def __init__(self, directory: Path, epoch: str, sink: Sink | None) -> None:
-        self.path, self.epoch = directory / ARCHIVE, epoch
-        self._fd = -1
-        self._end = 0  # of the file
-        self._held: dict[Moment, Entry] = {}
-        self.active = not keeps(sink)
-        if self.active:
-            self._open()
-        else:
-            assert sink is not None  # noqa: S101  (it keeps releases)
-            note = {"path": str(Path(str(getattr(sink, "path", ""))).absolute())}
-            disk.create(directory / ELSEWHERE, [memoryview(json.dumps(note).encode())])
-
-    def _open(self) -> None:
-        if not self.path.exists():
-            head = {"version": VERSION, "epoch": self.epoch}
-            disk.create(self.path, frame.encode(head, {}))
-        self._held, end = index(self.path, self.epoch)
-        with disk.crash_only("open", self.path):
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        self._cut(end)
-
-    def _cut(self, end: int) -> None:
-        """Drops what lies at or after an offset; writing goes on there."""
-        self._held = {place: entry for place, entry in self._held.items() if entry.offset < end}
-        with disk.crash_only("repair", self.path):
-            os.ftruncate(self._fd, end)
-            os.lseek(self._fd, end, os.SEEK_SET)
-        self._end = end
-
-    def restore(self, releases: Sequence[Release], known: Sequence[Mark]) -> tuple[Release, ...]:
-        """As `keep`, for releases that the log makes again; returns them as they were published.
-
-        What a power failure left is compared. The archive is in the order of the log and whole up
-        to its last sync, so from the first frame that does not read back, everything is written
-        again.
-        """
-        held = [
-            self._as_published(release, one) for release, one in zip(releases, known, strict=True)
-        ]
-        self.keep(held, known)
-        return tuple(held)
-
-    def _as_published(self, release: Release, known: Mark) -> Release:
-        """A release with the table that the archive holds, to the last digit; else as it is."""
-        entry = self._held.get(Moment(known.window, known.trigger)) if self.active else None
-        if entry is None:
-            return release
-        try:
-            mark, table = committed(self.path, entry)
-        except StoreError:
-            mark = None
-        if mark == known:
-            return replace(release, table=table)
-        self._cut(entry.offset)
-        return release
-
-    def keep(self, releases: Sequence[Release], known: Sequence[Mark]) -> None:
-        """Adds what is not there yet; each release comes with its mark."""
-        if not self.active:
-            return
-        for release, one in zip(releases, known, strict=True):
-            place = Moment(one.window, one.trigger)
-            if place not in self._held:
-                laid = frame.laid_out(asdict(one), *to_parts(release.table, COMPRESSION))
-                with (
-                    disk.crash_only("write the releases in", self.path.parent),
-                    frame.gathered(*laid, start=self._end) as buffers,
-                ):
-                    size = write_all(self._fd, buffers)
-                self._held[place] = Entry(one.step, self._end)
-                self._end += size
-
-    def sync(self) -> None:
-        """Makes everything durable; the log may then be dropped."""
-        if self._fd >= 0:
-            with disk.crash_only("write the releases in", self.path.parent):
-                os.fdatasync(self._fd)
-
-    def close(self) -> None:
-        """Gives the file back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def keeps(sink: Sink | None) -> bool:
-    """Whether a sink gives back what it was given."""
-    return bool(getattr(sink, "keeps", False))
-
-
-def index(path: Path, epoch: str) -> tuple[dict[Moment, Entry], int]:
-    """What an archive holds, and where its last whole frame ends. Bodies are not read."""
-    found: dict[Moment, Entry] = {}
-    with disk.crash_only("read", path), path.open("rb") as file:
-        end = 0
-        for offset, head, sizes in frame.heads(file):
-            if "window" in head:
-                place = Moment(head["window"], head["trigger"])
-                found[place] = Entry(head["step"], offset)
-            else:
-                wal.require_mine(path, head, VERSION, epoch)
-            end = offset + sizes.frame
-    if not end:
-        raise wal.damaged(path)
-    return found, end
-
-
-def committed(path: Path, entry: Entry) -> tuple[Mark, pa.Table]:
-    """One release, as committed."""
-    try:
-        with disk.crash_only("read", path), path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(entry.offset)
-            read = frame.read(file, size - entry.offset)
-    except frame.TornFrameError:
-        raise wal.damaged(path) from None
-    return Mark(**read.head), from_parts(read.arrays, read.blobs)
+ATTEMPTS, PAUSE = 6, 0.1  # a job that runs commits, then publishes; seconds
 
 
 def is_state(path: str | Path) -> bool:
@@ -187,24 +49,93 @@ def of_state(path: str | Path) -> Releases:
     header = read_header(home) if home.is_dir() else None
     if header is None:
         raise StoreError(f"'{home.name}' is not a state directory")
+    for attempt in range(ATTEMPTS):
+        try:
+            return _of_state(home, header)
+        except StoreError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(PAUSE)
+    raise AssertionError
+
+
+def _of_state(home: Path, header: Header) -> Releases:
+    """The releases of a state as it is now."""
     archive, loads = home / ARCHIVE, dict[Moment, Load]()
-    if archive.exists():
-        entries, _ = index(archive, header.epoch)
-        loads = {place: _load(archive, entry) for place, entry in entries.items()}
-    if (home / ELSEWHERE).exists():
-        folder = Path(json.loads(disk.read(home / ELSEWHERE))["path"]) / header.identity.job
-        if folder.is_dir():
-            loads = of_folder(folder).loads | loads
+    needed, marks = led_to(home, header)
+    elsewhere, dropped = kept_by_sink(home), 0
+    if archive.exists() or needed is not None or (marks and elsewhere is None):
+        held = contents(archive, header.epoch)
+        require_all(archive, held, needed, marks)
+        loads, dropped = (
+            {one.place: _load(archive, header.epoch, one) for one in held.entries},
+            held.dropped,
+        )
+    folder = elsewhere and elsewhere / require_file_name("job", header.identity.job)
+    if folder and folder.is_dir():
+        loads = of_folder(folder).loads | loads
     if not loads:
         raise StoreError(
             f"the job in '{home.name}' has not released anything yet.\n"
             "  to fix  run it until its first trigger"
         )
-    return Releases(loads)
+    return Releases(loads, dropped=dropped)
 
 
-def _load(path: Path, entry: Entry) -> Load:
-    return lambda: committed(path, entry)[1]
+def led_to(home: Path, header: Header) -> tuple[Extent | None, list[Mark]]:
+    """What the checkpoint knew of the archive, and the marks of all releases committed after it."""
+    saved = checkpoint.kept(home)
+    after, extent, marks = 0, None, list[Mark]()
+    if saved:
+        heads, needs = checkpoint.heads_of(saved[-1][1], header.epoch)
+        after, extent = saved[-1][0], needs.archive
+        if extent is None:
+            marks = wal.marks_of(heads[0])
+    if header.ready:
+        for part in wal.linked(wal.kept(home), header.epoch, wal.heads_only):
+            if part.is_record and part.batch > after:
+                marks += wal.marks_of(part.head)
+    return extent, marks
+
+
+def require_all(path: Path, held: Contents, needed: Extent | None, marks: list[Mark]) -> None:
+    """Refuses an archive that lacks a release that was committed, or holds another there."""
+    first = (needed.releases if needed else 0) - held.dropped
+    found = held.entries[max(first, 0) :]
+    wanted = [Moment(one.window, one.trigger) for one in marks[max(-first, 0) :]]
+    if held.is_damaged or (needed is not None and not held.holds(needed)):
+        raise wal.damaged(path)
+    if [one.place for one in found[: len(wanted)]] != wanted:
+        raise StoreError(
+            f"'{path.name}' in the state directory lacks releases that were committed: it is"
+            " damaged, or the job died before it wrote them.\n"
+            "  to fix  run the job again, which writes them from its log, or restore the whole"
+            " directory from a backup of one moment"
+        )
+
+
+def kept_by_sink(home: Path) -> Path | None:
+    """The folder of a sink that keeps the releases of a state, if there is one."""
+    path = home / ELSEWHERE
+    return Path(notes.read(path, "sink", 1)["path"]) if path.exists() else None
+
+
+def _load(path: Path, epoch: str, entry: Entry) -> Load:
+    def load() -> pa.Table:
+        try:
+            return committed(path, entry)[1]
+        except StoreError:  # a running job may have dropped old releases, and moved the others
+            again = {one.place: one for one in contents(path, epoch).entries}.get(entry.place)
+            if again == entry:
+                raise
+        if again is None:
+            raise StoreError(
+                f"release {entry.place.trigger} of window {entry.place.window} has been dropped"
+                " from the archive meanwhile.\n  to fix  read a newer one"
+            )
+        return committed(path, again)[1]
+
+    return load
 
 
 def read(

@@ -14,7 +14,6 @@ are never touched again, and may be moved or deleted at any time.
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,11 +28,10 @@ import pyarrow.parquet as pq
 from streamveil.batch import Batch, Refused
 from streamveil.connectors.aside import rows_aside, schema_of
 from streamveil.errors import PlanError, StoreError
-from streamveil.runtime import disk, frame
+from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import Unnamed
-from streamveil.runtime.wal import damaged
 
-VERSION = 1
+VERSION = 2
 OWNER = "_owner.json"  # readers of a directory of Parquet files pass over such names
 WHERE = "rejects.json"  # in the state directory
 BATCH, ENDING = "batch-", ".parquet"
@@ -92,10 +90,9 @@ class Routing:
         with naming(where):
             disk.make_directory(where)
             if owner_of(where) != owner:
-                content = {"format": "streamveil rejects", "version": VERSION}
-                note(where / OWNER, {**content, **owner._asdict()})
+                notes.write(where / OWNER, "rejects", VERSION, owner._asdict())
         if told(state) != where:
-            note(state / WHERE, {"directory": str(where)})
+            notes.write(state / WHERE, "place of rejects", VERSION, {"directory": str(where)})
             sweep(where, owner, committed)
         return Rejects(where, self)
 
@@ -139,7 +136,8 @@ class Rejects:
         with naming(self.where):
             file = Unnamed(self.where / f"{BATCH}{number:012d}{ENDING}")
             try:
-                with pq.ParquetWriter(pa.PythonFile(Stream(file), "w"), self.schema) as writer:
+                out = pa.PythonFile(Stream(file), "w")
+                with pq.ParquetWriter(out, self.schema, write_page_checksum=True) as writer:
                     for table in chain([first], full):
                         writer.write_table(table)
                 file.name()
@@ -166,32 +164,18 @@ class Stream:
         """The file gets its name, or none, elsewhere."""
 
 
-def note(path: Path, content: dict[str, object]) -> None:
-    """Writes a small file durably."""
-    disk.create(path, [memoryview(json.dumps(content).encode() + b"\n")])
-
-
 def told(state: Path) -> Path | None:
     """Where a state says its rejected rows are."""
     path = state / WHERE
-    try:
-        return Path(json.loads(disk.read(path))["directory"]) if path.exists() else None
-    except (ValueError, KeyError, TypeError):
-        raise damaged(path) from None
+    return (
+        Path(notes.read(path, "place of rejects", VERSION)["directory"]) if path.exists() else None
+    )
 
 
 def owner_of(where: Path) -> Owner | None:
     """The state whose rejected rows a directory holds."""
     path = where / OWNER
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(disk.read(path))
-        version, owner = content["version"], Owner(content["epoch"], content["state"])
-    except (ValueError, KeyError, TypeError):
-        return None
-    frame.require_version("directory of rejected rows", version, VERSION)
-    return owner
+    return Owner(**notes.read(path, "rejects", VERSION)) if path.exists() else None
 
 
 def require_writable(columns: pa.Schema) -> None:

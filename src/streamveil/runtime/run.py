@@ -64,6 +64,7 @@ def run(  # noqa: PLR0913  (the public signature)
     pace: Pace | None = None,
     ledger: str | Path | None = None,
     rejects: str | Path | None = None,
+    keep_releases: int | None = None,
 ) -> Job:
     """Creates or resumes the job of a plan; iterating over it yields its releases.
 
@@ -73,11 +74,14 @@ def run(  # noqa: PLR0913  (the public signature)
     limit several jobs over the same data share: a new job is charged there too, or refused.
     `rejects` is a directory for rows that cannot be used, as they came, with the reason and their
     place in the source (`docs/rejects.md`). It is private: whoever reads it sees people's rows.
+    `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
+    are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
     keys = Keys(secret, noise, insecure)
     work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
     shared = None if ledger is None else Path(ledger)
-    return Job(state, replace(work, ledger=shared), keys, progress=progress)
+    work = replace(work, ledger=shared, keep_releases=keep_releases)
+    return Job(state, work, keys, progress=progress)
 
 
 def engine_for(pace: Pace | None, state: str | Path) -> Engine:

@@ -11,19 +11,20 @@ import os
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from streamveil.engines.spark.shards import Shards, share_of
 from streamveil.errors import PlanError, StoreError
 from streamveil.privacy.noise import KeyedNoise, Noise
-from streamveil.runtime import disk
+from streamveil.runtime import notes
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.account import Account
 from streamveil.runtime.keys import Keys, check
 from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, require_empty
+from streamveil.runtime.wal import damaged
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 7
+VERSION = 8
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")
@@ -90,23 +91,13 @@ class Header:
     epoch: str
     noise_check: str
     ready: bool = False  # whether the charge was taken
-    version: int = VERSION
 
     @classmethod
     def read(cls, path: Path) -> Header | None:
         """The header of a state, if it is one."""
         if not path.exists():
             return None
-        try:
-            found: dict[str, Any] = json.loads(path.read_text())
-            if found.get("version") != VERSION:
-                raise StoreError(
-                    "the state was written by another version of streamveil.\n"
-                    "  to fix  finish the job with that version, or start a new state"
-                )
-            return cls(**found)
-        except (ValueError, TypeError, AttributeError):
-            raise StoreError(f"'{path.name}' of the state is damaged") from None
+        return cls(**notes.read(path, "state on Spark", VERSION))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +120,19 @@ class Home:
     def mark(self) -> Mark:
         """What is committed."""
         path = self.path / MARK
-        return Mark(**json.loads(path.read_text())) if path.exists() else Mark()
+        return Mark(**notes.read(path, "mark on Spark", VERSION)) if path.exists() else Mark()
 
     def commit(self, mark: Mark) -> None:
         """Says durably that a step is published."""
-        durable(self.path / MARK, json.dumps(asdict(mark)))
+        notes.write(self.path / MARK, "mark on Spark", VERSION, asdict(mark))
 
     def step_of(self, batch: int) -> int:
         """The step that Spark logged for a batch before running it."""
         log = self.path / CHECKPOINT / "offsets" / str(batch)
-        return int(json.loads(log.read_text().splitlines()[-1])["step"])
+        try:
+            return int(json.loads(log.read_text().splitlines()[-1])["step"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise damaged(log) from None
 
     def logged(self) -> int:
         """The last step in Spark's offset log."""
@@ -238,7 +232,7 @@ class Home:
             self._write(replace(header, ready=True))
 
     def _write(self, header: Header) -> None:
-        durable(self.path / HEADER, json.dumps(asdict(header), indent=2))
+        notes.write(self.path / HEADER, "state on Spark", VERSION, asdict(header))
 
     def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
         """Refuses to go on when a part is missing or of another moment.
@@ -312,8 +306,3 @@ def require_present(path: Path, what: str) -> None:
     """Raises StoreError when a part of a state is gone."""
     if not path.exists():
         raise missing(what)
-
-
-def durable(path: Path, text: str) -> None:
-    """Writes a small file whole; after a power failure it is there or not at all."""
-    disk.create(path, [memoryview(text.encode())])

@@ -6,7 +6,7 @@
     lock              held by the one process that runs the job
     log-N             the micro-batches committed after batch N
     checkpoint-N      the whole state after batch N, parts of it after later ones
-    releases          every release as committed, to be read again (see `published`)
+    releases          every release as committed, to be read again (see `archive`)
     sink.json         instead of it: where a sink keeps them
     rejects.json      where rows are kept that could not be used, if somebody asked
     scratch/          swept partitions of a state larger than memory, while a job runs
@@ -17,7 +17,6 @@ so a job whose state was lost starts again with other noise and a new charge.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,10 +25,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
-from streamveil.connectors.checksum import crc32
 from streamveil.errors import StoreError
 from streamveil.privacy.noise import KeyedNoise
-from streamveil.runtime import checkpoint, disk, frame, wal
+from streamveil.runtime import checkpoint, disk, frame, notes, wal
 from streamveil.runtime.checkpoint import Saved, Work
 from streamveil.runtime.lock import LOCK, Lock
 from streamveil.runtime.secret import SECRET
@@ -153,13 +151,14 @@ class Store:
         """The last checkpoint, and the records after it; the log is open once they are read."""
         saved = checkpoint.read(self.directory, self._log.epoch)
         after = saved.record.place.batch if saved else 0
+        needs = saved.needs if saved else None
         arrays = saved.record.delta.values() if saved else ()
         self.checkpoint_bytes = sum(array.nbytes for array in arrays)
-        return saved, self._replay(after, saved.until if saved else 0)
+        return saved, self._replay(after, needs.log if needs else None)
 
-    def _replay(self, after: int, least: int) -> Iterator[wal.Record]:
+    def _replay(self, after: int, until: wal.Until | None) -> Iterator[wal.Record]:
         with self._fatal():
-            yield from self._log.replay(after, least)
+            yield from self._log.replay(after, until)
 
     def commit(self, record: wal.Record) -> None:
         """Makes one micro-batch durable. On return it survives any crash."""
@@ -192,9 +191,14 @@ class Store:
         self._draft = checkpoint.Draft(self.directory, self._log.epoch, saved, self._behind)
         return self._draft
 
-    def finish_checkpoint(self, draft: checkpoint.Draft, until: int) -> None:
-        """Makes a checkpoint durable in the background, after the log up to a batch is."""
-        draft.finish(until)
+    def finish_checkpoint(
+        self, draft: checkpoint.Draft, until: int, archive: checkpoint.Extent | None
+    ) -> None:
+        """Makes a checkpoint durable in the background; it needs the log, up to now, and releases.
+
+        `until`: the last batch in the log.
+        """
+        draft.finish(checkpoint.Needs(wal.Until(until, self._log.hash), archive))
         self._behind(self._finished)
 
     def _finished(self) -> None:
@@ -261,9 +265,7 @@ def new_epoch() -> bytes:
 
 def write_header(directory: Path, header: Header) -> None:
     """Writes `state.json` durably."""
-    content = {"format": "streamveil state", "version": VERSION, **asdict(header)}
-    text = json.dumps({**content, "crc32": crc(content)}, indent=2) + "\n"
-    disk.create(directory / HEADER, [memoryview(text.encode())])
+    notes.write(directory / HEADER, "state", VERSION, asdict(header))
 
 
 def read_header(directory: Path) -> Header | None:
@@ -271,15 +273,10 @@ def read_header(directory: Path) -> Header | None:
     path = directory / HEADER
     if not path.exists():
         return None
+    content = notes.read(path, "state", VERSION)
     try:
-        content = json.loads(disk.read(path))
-        version = content.pop("version")
-        frame.require_version("state directory", version, VERSION)
-        stored = content.pop("crc32")
-        if stored != crc({"format": content.pop("format"), "version": version, **content}):
-            raise ValueError
         return Header(**{**content, "identity": Identity(**content["identity"])})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError):
         raise wal.damaged(path) from None
 
 
@@ -287,11 +284,6 @@ def epoch_of(directory: Path) -> str | None:
     """The epoch of a state; None where there is none."""
     header = read_header(directory)
     return None if header is None else header.epoch
-
-
-def crc(content: dict[str, object]) -> int:
-    """A checksum that does not depend on how the JSON is laid out."""
-    return crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def require_empty(directory: Path, header: str = HEADER, parts: tuple[str, ...] = PARTS) -> None:

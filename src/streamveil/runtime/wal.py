@@ -5,20 +5,21 @@ itself again, and the mark tells whether it is the same (`docs/decisions/0017-lo
 
 The log is a chain of segment files, `log-N` holding the records after batch N; a checkpoint at
 batch N starts a new segment, so that the older ones can be dropped once it is durable. Records
-are numbered without gaps. A torn frame at the very end of the last segment is a commit that never
-finished and is cut; anything else that does not check out is damage and is refused.
+are numbered without gaps and form a chain (`frame.chain`) across segments; a checkpoint holds the
+hash that its last record must have. A torn frame at the very end of the last segment, after every
+record that a checkpoint or a release vouches for, is a commit that never finished and is cut;
+anything else that does not check out is damage and is refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, astuple, dataclass, field
 from errno import EIO
-from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 from streamveil.connectors.blocks import write_all
 from streamveil.errors import StoreError
@@ -26,8 +27,9 @@ from streamveil.runtime import disk, frame
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
-VERSION = 3
+VERSION = 4
 SEGMENT = "log-"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Place:
     closed: bool = True  # whether it closed its step
     position: str | None = None  # where the source resumes
     rejected: dict[str, int] = field(default_factory=dict)  # rows by reason so far; operator-only
+
+
+@dataclass(frozen=True)
+class Until:
+    """Up to where a checkpoint needs the log."""
+
+    batch: int
+    hash: str  # of all records until then
 
 
 @dataclass(frozen=True, repr=False)  # secret: holds private state
@@ -56,15 +66,22 @@ def to_head(record: Record, owner: frame.Head) -> frame.Head:
     return {**owner, **place, "releases": [astuple(one) for one in record.releases]}
 
 
-def to_frame(record: Record, start: int = 0) -> AbstractContextManager[list[memoryview]]:
-    """The frame of a record that begins at `start` in its file."""
-    return frame.gathered(*frame.laid_out(to_head(record, {}), record.delta), start=start)
+def to_frame(
+    record: Record, before: str, start: int = 0
+) -> AbstractContextManager[list[memoryview]]:
+    """The frame of a record that begins at `start` in its file, after frames of a hash."""
+    head = to_head(record, {frame.BEFORE: before})
+    return frame.gathered(*frame.laid_out(head, record.delta), start=start)
 
 
 def from_frame(read: frame.Frame) -> Record:
     """The record of a frame."""
-    releases = tuple(Mark(*values) for values in read.head["releases"])
-    return Record(Place(**read.head["place"]), read.arrays, releases)
+    return Record(Place(**read.head["place"]), read.arrays, tuple(marks_of(read.head)))
+
+
+def marks_of(head: frame.Head) -> list[Mark]:
+    """What a record's head says of the releases that it led to."""
+    return [Mark(*values) for values in head["releases"]]
 
 
 class Log:
@@ -74,6 +91,7 @@ class Log:
         self.directory = directory
         self.epoch = epoch
         self.size = 0  # bytes of the records after the last checkpoint
+        self.hash = frame.first_hash(epoch)  # of all records so far
         self._end = 0  # of the open segment
         self._fd = -1
 
@@ -81,7 +99,7 @@ class Log:
         """Begins a segment and makes it durable; the log goes on there."""
         self.close()
         path = self.directory / f"{SEGMENT}{after:012d}"
-        head = {"version": VERSION, "epoch": self.epoch, "after": after}
+        head = {"version": VERSION, "epoch": self.epoch, "after": after, frame.BEFORE: self.hash}
         disk.create(path, frame.encode(head, {}))
         with disk.crash_only("open", path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -92,60 +110,39 @@ class Log:
         """Writes one record and makes it durable. Returns its size in bytes."""
         with (
             disk.crash_only("write the log in", self.directory),
-            to_frame(record, self._end) as buffers,
+            to_frame(record, self.hash, self._end) as buffers,
         ):
+            after = frame.chain(self.hash, buffers[0])
             size = write_all(self._fd, buffers)
             os.fdatasync(self._fd)
+        self.hash = after
         self.size += size
         self._end += size
         return size
 
-    def replay(self, after: int, least: int = 0) -> Iterator[Record]:
+    def replay(self, after: int, until: Until | None = None) -> Iterator[Record]:
         """Every record after a batch, in order; then cuts a torn tail and opens for appending.
 
-        Records up to `least` must be there.
+        Up to `until` records must be there, and be those that a checkpoint knew.
         """
         segments = kept(self.directory)
         if not any(first <= after for first, _ in segments):
-            raise self._lost(after)
-        start, end, batch = 0, 0, after
-        for _, path in segments:
-            last = path == segments[-1][1]
-            for offset, read in self._frames(path, may_be_torn=last):
-                start, end = offset, offset + read.size
-                if "batch" not in read.head or read.head["batch"] <= after:
-                    continue
-                record = from_frame(read)
-                batch += 1
-                if record.place.batch != batch:
-                    raise damaged(path)
-                self.size += read.size
-                yield record
-        if batch < least:
-            raise self._lost(batch)
+            raise lost(self.directory, after)
+        start, end, batch = 0, 0, 0
+        for part in linked(segments, self.epoch, whole_frames):
+            start, end, batch, self.hash = (
+                part.offset,
+                part.offset + part.size,
+                part.batch,
+                part.hash,
+            )
+            part.require(until)
+            if part.is_record and batch > after:
+                self.size += part.size
+                yield from_frame(part.read)
+        if batch < max(after, until.batch if until else 0):
+            raise lost(self.directory, batch)
         self._resume(segments[-1][1], start, end)
-
-    def _lost(self, after: int) -> StoreError:
-        return StoreError(
-            f"the state directory '{self.directory.name}' has lost its log after batch"
-            f" {after}.\n  to fix  restore the whole directory from a backup of one moment"
-        )
-
-    def _frames(self, path: Path, *, may_be_torn: bool) -> Iterator[tuple[int, frame.Frame]]:
-        """The frames of a segment, each with its offset; the first one is the segment's own."""
-        with disk.crash_only("read", path), path.open("rb") as file:
-            size, offset = os.fstat(file.fileno()).st_size, 0
-            while offset < size:
-                try:
-                    read = frame.read(file, size - offset)
-                except frame.TornFrameError:
-                    if offset and may_be_torn and not holds_frame(file, offset + 1):
-                        return
-                    raise damaged(path) from None
-                if not offset:
-                    require_mine(path, read.head, VERSION, self.epoch)
-                yield offset, read
-                offset += read.size
 
     def _resume(self, path: Path, start: int, end: int) -> None:
         """Cuts what follows `end` and opens for appending.
@@ -176,19 +173,102 @@ def kept(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name[len(SEGMENT) :]), path) for path in paths)
 
 
-def holds_frame(file: BinaryIO, offset: int) -> bool:
-    """Whether a checked head follows anywhere: then what precedes it is damage, no torn tail."""
-    file.seek(offset)
-    rest = file.read()
-    found = rest.find(frame.MAGIC)
-    while found >= 0:
+@dataclass(frozen=True, repr=False)  # secret: holds private state
+class Part(Generic[T]):
+    """A frame of the log: the first one of a segment, or a record."""
+
+    path: Path
+    offset: int
+    size: int
+    head: frame.Head
+    batch: int  # records until here
+    hash: str  # of these
+    read: T
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it is not the first one of a segment."""
+        return "batch" in self.head
+
+    def require(self, until: Until | None) -> None:
+        """Refuses another log than the one that a checkpoint knew."""
+        if until is not None and self.batch == until.batch and self.hash != until.hash:
+            raise damaged(self.path)
+
+
+Read = Callable[[BinaryIO], Iterator[tuple[int, frame.Head, bytes, int, T]]]
+
+
+def linked(segments: list[tuple[int, Path]], epoch: str, read: Read[T]) -> Iterator[Part[T]]:
+    """All frames of the log up to a torn tail, in the order of their chain; damage is refused.
+
+    `read` gives offset, head, prefix, size and content of each frame of a file.
+    """
+    batch, known = -1, frame.first_hash(epoch)
+    for first, path in segments:
+        found = False
+        for offset, head, prefix, size, content in frames_of(path, read, path != segments[-1][1]):
+            if not offset:
+                require_mine(path, head, VERSION, epoch)
+                if batch < 0:  # what came before is behind a checkpoint
+                    batch, known = first, head[frame.BEFORE] if first else known
+                number = head["after"] if head["after"] == first else -1
+            else:
+                batch, number = batch + 1, head["batch"]
+            if number != batch or head[frame.BEFORE] != known:
+                raise damaged(path)
+            if offset:
+                known = frame.chain(known, prefix)
+            found = True
+            yield Part(path, offset, size, head, batch, known, content)
+        if not found:
+            raise damaged(path)
+
+
+def frames_of(
+    path: Path,
+    read: Read[T],
+    must_be_whole: bool,  # noqa: FBT001
+) -> Iterator[tuple[int, frame.Head, bytes, int, T]]:
+    """The frames of a segment; a torn tail, where there may be one, is left out."""
+    end = 0
+    try:
+        with disk.crash_only("read", path), path.open("rb") as file:
+            for found in read(file):
+                yield found
+                end = found[0] + found[3]
+            if must_be_whole and end != os.fstat(file.fileno()).st_size:
+                raise damaged(path)
+    except frame.TornFrameError:
+        raise damaged(path) from None
+
+
+def whole_frames(file: BinaryIO) -> Iterator[tuple[int, frame.Head, bytes, int, frame.Frame]]:
+    """Every frame with its body."""
+    size, offset = os.fstat(file.fileno()).st_size, 0
+    while offset < size:
+        file.seek(offset)
         try:
-            frame.read_head(BytesIO(rest[found:]), len(rest) - found)
+            read = frame.read(file, size - offset)
         except frame.TornFrameError:
-            found = rest.find(frame.MAGIC, found + 1)
-        else:
-            return True
-    return False
+            frame.require_torn(file, offset)
+            return
+        yield offset, read.head, read.prefix, read.size, read
+        offset += read.size
+
+
+def heads_only(file: BinaryIO) -> Iterator[tuple[int, frame.Head, bytes, int, None]]:
+    """Every frame without its body."""
+    for offset, head, sizes in frame.heads(file):
+        yield offset, head, sizes.prefix, sizes.frame, None
+
+
+def lost(directory: Path, after: int) -> StoreError:
+    """What to say when records are gone that a checkpoint needs."""
+    return StoreError(
+        f"the state directory '{directory.name}' has lost its log after batch {after}.\n"
+        "  to fix  restore the whole directory from a backup of one moment"
+    )
 
 
 def read_all(fd: int, size: int) -> memoryview:

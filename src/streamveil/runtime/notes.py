@@ -1,0 +1,38 @@
+"""Small JSON files of a state, each with its format, its version and a checksum."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from streamveil.connectors.checksum import crc32
+from streamveil.runtime import disk, frame
+from streamveil.runtime.wal import damaged
+
+Content = dict[str, Any]
+
+
+def write(path: Path, kind: str, version: int, content: Content) -> None:
+    """Writes a note durably."""
+    whole = {"format": f"streamveil {kind}", "version": version, **content}
+    text = json.dumps({**whole, "crc32": crc(whole)}, indent=2) + "\n"
+    disk.create(path, [memoryview(text.encode())])
+
+
+def read(path: Path, kind: str, version: int) -> Content:
+    """What a note says; refuses one that is damaged, or of another format."""
+    try:
+        content: Content = json.loads(disk.read(path))
+        frame.require_version(f"file '{path.name}'", content["version"], version)
+        if content.pop("crc32") != crc(content) or content["format"] != f"streamveil {kind}":
+            raise damaged(path)
+        del content["format"], content["version"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise damaged(path) from None
+    return content
+
+
+def crc(content: Content) -> int:
+    """A checksum that does not depend on how the JSON is laid out."""
+    return crc32(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,213 @@
+"""Reads all of a state directory and says what is whole, for `streamveil verify DIR`.
+
+Nothing is changed, no secret is needed and no row is shown. Every checksum is computed again, and
+what vouches for what: the header for the secret, the checkpoint for log and archive, the log for
+the releases after the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamveil.errors import SourceError, StoreError, StreamveilError
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.noise import KeyedNoise
+from streamveil.runtime import checkpoint, rejects, wal
+from streamveil.runtime import secret as secrets
+from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents
+from streamveil.runtime.inspect import size_text
+from streamveil.runtime.keys import check
+from streamveil.runtime.lock import Lock
+from streamveil.runtime.published import SPARK, kept_by_sink, led_to, of_state, require_all
+from streamveil.runtime.spark_state import Header as SparkHeader
+from streamveil.runtime.spark_state import Home
+from streamveil.runtime.store import LEDGER, Header, read_header
+
+Words = str  # what was found whole
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one part of a state."""
+
+    part: str
+    is_whole: bool
+    words: str
+
+
+def verify(directory: str | Path) -> list[Finding]:
+    """Reads everything in a state directory; no job may be running in it."""
+    home = Path(directory).absolute()
+    if (home / SPARK).is_file():
+        lock = Lock(home)
+        try:
+            return [examine(name, home, part) for name, part in SPARK_PARTS.items()]
+        finally:
+            lock.close()
+    found: list[Header] = []
+
+    def identity(home: Path) -> Words:
+        header = read_header(home) if home.is_dir() else None
+        if header is None:
+            raise StoreError(f"'{home.name}' is not a state directory")
+        found.append(header)
+        return f"job '{header.identity.job}', epoch {header.epoch}"
+
+    first = examine("identity", home, identity)
+    if not found:
+        return [first]
+    lock = Lock(home)
+    try:
+        parts = {name: bound(part, found[0]) for name, part in PARTS.items()}
+        return [first, *(examine(name, home, part) for name, part in parts.items())]
+    finally:
+        lock.close()
+
+
+def bound(part: Callable[[Path, Header], Words], header: Header) -> Callable[[Path], Words]:
+    """A part of a state with this header."""
+    return lambda home: part(home, header)
+
+
+def examine(name: str, home: Path, part: Callable[[Path], Words]) -> Finding:
+    """One part, and why it is not whole if it is not."""
+    try:
+        return Finding(name, True, part(home))  # noqa: FBT003
+    except StreamveilError as error:
+        return Finding(name, False, str(error))  # noqa: FBT003
+
+
+def secret(home: Path, header: Header) -> Words:
+    """The secret is the one that the noise was drawn with."""
+    if not (home / secrets.SECRET).exists():
+        return "not kept here"
+    if not header.secure:
+        return "not used: the noise is for tests"
+    noise = KeyedNoise(secrets.kept(home), bytes.fromhex(header.epoch))
+    if check(noise) != header.noise_check:
+        raise StoreError("the secret is not the one that this state was created with")
+    return "the one that this state was created with"
+
+
+def ledger(home: Path, header: Header | SparkHeader) -> Words:
+    """All records of the ledger, and this job's charge."""
+    if not header.ready:
+        return "not charged yet"
+    with Ledger.load(home / LEDGER) as opened:
+        head = opened.verify()
+        opened.require_charged(header.epoch)
+        return f"{len(opened.entries())} charge(s), hash {head}"
+
+
+def saved(home: Path, header: Header) -> Words:
+    """The newest checkpoint, with all arrays."""
+    found = checkpoint.read(home, header.epoch)
+    if found is None:
+        return "none yet"
+    size = sum(array.nbytes for array in found.record.delta.values())
+    return f"after micro-batch {found.record.place.batch:,}, {size_text(size)} of state"
+
+
+def log(home: Path, header: Header) -> Words:
+    """Every record since the checkpoint."""
+    if not header.ready:
+        return "not begun"
+    paths = checkpoint.kept(home)
+    after, until = 0, None
+    if paths:
+        after, until = paths[-1][0], checkpoint.heads_of(paths[-1][1], header.epoch)[1].log
+    batch, end, segments = 0, 0, wal.kept(home)
+    if not any(first <= after for first, _ in segments):
+        raise wal.lost(home, after)
+    for part in wal.linked(segments, header.epoch, wal.whole_frames):
+        part.require(until)
+        batch, end = part.batch, part.offset + part.size
+    if batch < max(after, until.batch if until else 0):
+        raise wal.lost(home, batch)
+    torn = segments[-1][1].stat().st_size - end
+    rest = f"; {torn:,} bytes after it are of none, and will be cut" if torn else ""
+    return f"micro-batches {after + 1:,} to {batch:,}{rest}" if batch > after else f"empty{rest}"
+
+
+def archive(home: Path, header: Header) -> Words:
+    """Every release, all that were committed and no more."""
+    path = home / ARCHIVE
+    needed, marks = led_to(home, header)
+    if not path.exists() and needed is None and (not marks or kept_by_sink(home) is not None):
+        return "none: nothing was released yet, or the sink keeps releases"
+    held = contents(path, header.epoch)
+    require_all(path, held, needed, marks)
+    if held.goes_beyond((needed.releases if needed else 0) + len(marks)):
+        raise ahead(home)
+    for entry in held.entries:
+        committed(path, entry)
+    dropped = f", {held.dropped:,} older ones were dropped" if held.dropped else ""
+    return f"{len(held.entries):,} release(s){dropped}"
+
+
+def sink(home: Path, _: Header) -> Words:
+    """Every release that a sink keeps for this state."""
+    if kept_by_sink(home) is None:
+        return "keeps nothing for this state"
+    try:
+        releases = of_state(home)
+    except SourceError:
+        return "no release yet"
+    for moment in releases.moments:
+        releases.table(moment)
+    return f"{len(releases.moments):,} release(s) can be read"
+
+
+def rejected(home: Path, header: Header) -> Words:
+    """Every file of rejected rows that is still there."""
+    where = rejects.told(home)
+    if where is None:
+        return "not kept"
+    owner = rejects.owner_of(where) if where.is_dir() else None
+    if owner is None or owner.epoch != header.epoch:
+        raise StoreError(f"the directory of rejected rows '{where.name}' is not of this state")
+    paths = sorted(where.glob(f"{rejects.BATCH}*{rejects.ENDING}"))
+    for path in paths:
+        try:
+            pq.ParquetFile(path, page_checksum_verification=True).read()
+        except (OSError, pa.ArrowException):
+            raise StoreError(f"'{path.name}' of the rejected rows is damaged") from None
+    return f"{len(paths):,} file(s)"
+
+
+def spark_identity(home: Path) -> Words:
+    """The header of a state of the Spark engine."""
+    header = spark_header(home)
+    return f"epoch {header.epoch}, {header.shards} shards"
+
+
+def spark_header(home: Path) -> SparkHeader:
+    """The header; raises where there is none."""
+    header = SparkHeader.read(home / SPARK)
+    if header is None:
+        raise StoreError(f"'{home.name}' is not a state directory")
+    return header
+
+
+def spark_ledger(home: Path) -> Words:
+    """Its ledger."""
+    return ledger(home, spark_header(home))
+
+
+def spark_mark(home: Path) -> Words:
+    """The last step that was published."""
+    return f"step {Home(home).mark.step:,}; its shards are checked when the job starts"
+
+
+PARTS: dict[str, Callable[[Path, Header], Words]] = {
+    "secret": secret, "ledger": ledger, "checkpoint": saved, "log": log, "archive": archive,
+    "sink": sink, "rejected rows": rejected,
+}  # fmt: skip
+SPARK_PARTS: dict[str, Callable[[Path], Words]] = {
+    "identity": spark_identity, "ledger": spark_ledger, "mark": spark_mark,
+}  # fmt: skip

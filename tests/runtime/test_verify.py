@@ -1,0 +1,126 @@
+"""`streamveil verify` reads everything, and names what is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from streamveil.cli import app
+from streamveil.connectors.sinks import FilesSink
+from streamveil.errors import StoreError
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.guarantee import Gdp
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.runtime.job import Job
+from streamveil.runtime.keys import Keys
+from streamveil.runtime.rejects import Routing
+from streamveil.runtime.spark_state import Home, Mark
+from streamveil.runtime.store import CheckpointPolicy
+from streamveil.runtime.verify import verify
+from tests.runtime.toy import COLUMNS, Stream, work
+
+ONCE = CheckpointPolicy(log_bytes=4000, log_per_state=100)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job that keeps releases, and rejected rows in another directory."""
+    routing = Routing(directory=tmp_path / "aside", columns=COLUMNS)
+    done = replace(work(Stream(batches=24)), rejects=routing)
+    with Job(tmp_path / "s", done, Keys(), policy=ONCE) as job:
+        list(job)
+    return tmp_path / "s"
+
+
+def damaged(folder: Path) -> set[str]:
+    return {one.part for one in verify(folder) if not one.is_whole}
+
+
+def test_a_whole_state_is_said_to_be_whole_and_is_not_changed(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = {one.part: one.words for one in verify(folder) if one.is_whole}
+    assert words.keys() == {
+        "identity", "secret", "ledger", "checkpoint", "log", "archive", "sink", "rejected rows"
+    }  # fmt: skip
+    assert "12 release(s)" in words["archive"]
+    assert "8 file(s)" in words["rejected rows"]
+    assert "to 24" in words["log"]
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("state.json", {"identity"}),
+        ("secret", {"secret"}),
+        ("ledger", {"ledger"}),
+        ("checkpoint-", {"checkpoint", "log", "archive", "sink"}),
+        ("log-", {"log", "archive"}),
+        ("releases", {"archive", "sink"}),
+        ("rejects.json", {"rejected rows"}),
+        ("../aside/batch-000000000004.parquet", {"rejected rows"}),
+        ("../aside/_owner.json", {"rejected rows"}),
+    ],
+)
+def test_every_damaged_file_is_named_and_the_exit_code_tells(
+    folder: Path, name: str, parts: set[str]
+) -> None:
+    assert CliRunner().invoke(app, ["verify", str(folder)]).exit_code == 0
+    path = next(iter(folder.glob(f"{name}*")), folder / name)
+    data = bytearray(path.read_bytes())
+    data[40 if path.suffix == ".parquet" else len(data) // 2] ^= 8
+    path.write_bytes(data)
+    found = damaged(folder)
+    assert found
+    assert found <= parts
+    told = CliRunner().invoke(app, ["verify", str(folder)])
+    assert told.exit_code == 4
+    assert "damaged" in told.output
+
+
+def test_releases_of_a_sink_are_read_too(tmp_path: Path) -> None:
+    with Job(tmp_path / "s", replace(work(), sink=FilesSink(str(tmp_path / "out")))) as job:
+        list(job)
+    assert not damaged(tmp_path / "s")
+    path = next((tmp_path / "out").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-9])
+    assert damaged(tmp_path / "s") == {"sink"}
+    (tmp_path / "s" / "sink.json").write_text("{}")
+    assert "sink" in damaged(tmp_path / "s")
+
+
+def test_what_runs_or_is_no_state_is_not_verified(tmp_path: Path) -> None:
+    assert [one.is_whole for one in verify(tmp_path)] == [False]
+    with Job(tmp_path / "s", work()), pytest.raises(StoreError, match="another process"):
+        verify(tmp_path / "s")
+
+
+def test_damaged_notes_of_a_state_on_spark_are_named(tmp_path: Path) -> None:
+    home, mark = Home(tmp_path), Mark(step=3, rows=20, tags=9)
+    home.commit(mark)
+    assert home.mark == mark
+    path = tmp_path / "committed"
+    path.write_text(path.read_text().replace('"step": 3', '"step": 2'))
+    for text in (path.read_text(), "", "[]", "{}", path.read_text()[:30]):
+        path.write_text(text)
+        with pytest.raises(StoreError, match="'committed' in the state directory is damaged"):
+            assert home.mark
+    (tmp_path / "spark.json").write_text("null")
+    assert damaged(tmp_path) == {"identity", "ledger", "mark"}
+
+
+def test_a_charge_whose_last_byte_changed_is_not_taken_for_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with Ledger.open(path, Budget(mu=1), Neighbours("user")) as ledger:
+        ledger.charge("a", Gdp(0.9))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"\x0b")
+    with pytest.raises(StoreError, match="was altered"), Ledger.load(path) as ledger:
+        ledger.charge("b", Gdp(0.9))
+    path.write_bytes(whole + whole[-90:-40])  # a record that was never acknowledged
+    with Ledger.load(path) as ledger:
+        assert [one.name for one in ledger.entries()] == ["a"]
