@@ -63,25 +63,30 @@ class FullyDynamic:
         still alive become one bucket, which replaces the buckets of those segments and lives for
         lowbit(q) segments. Every living record is in exactly one bucket; at most log2(q) + 1 are
         alive. Known lives and an even split over levels replace the published infinite ones. With
-        an unknown horizon, epoch e holds segments 2^e .. 2^(e+1) - 1 in a tree of its own and is
-        frozen at its end into one bucket that lives for ever.
+        an unknown horizon and ids, epoch e holds segments 2^e .. 2^(e+1) - 1 in a tree of its own
+        and is frozen at its end into one bucket that lives for ever; with labels there is one tree
+        without an end, whose level l gets 1 / (l (l + 1)).
     Protects: by ids, 'record': one record with its insertion and its deletion; by labels, 'update':
         one of the two. A deletion names a record, or a label, whose last inserted copy goes. Other
         ways to pick the copy break the proof: first-in first-out moves t / 2^l buckets of level l.
     Guarantee: the share, all included: levels, the label factor, and twice the partition for
         'record'.
     Proof: a record's label is in at most one bucket of each level, because blocks of a level are
-        disjoint, and levels add up. With labels last-in first-out, two runs that differ in one
-        update differ by one copy at any time, and that copy moves to older ones only; buckets of
-        one level live one after another over increasing blocks, so it meets at most one of them.
-        What a bucket costs: see its plan.
+        disjoint, and levels add up: L / L for a known horizon, the sum of 1 / (l (l + 1)) = 1
+        without one; with epochs, a record is in the tree of one epoch and in one frozen bucket.
+        With labels last-in first-out, two runs that differ in one update differ by one copy at any
+        time, and that copy moves to older ones only. A bucket of level l that opens at q is merged
+        at q + 2^l at the latest, when the next one of its level opens over later segments: buckets
+        of one level live one after another over increasing blocks, so the copy meets at most one
+        of them. Frozen buckets would all live at once, and it could meet one after another: labels
+        have none. What a bucket costs: see its plan.
     Error: `bound`.
     Memory: every living record's label once, the raw blocks of the accumulators.
     """
 
     static: StaticMechanism
     share: Share  # for everything
-    horizon: int | None  # segments; None: unknown, in frozen epochs
+    horizon: int | None  # segments; None: unknown
     bucket: BucketPlan
     partition: Partition | None = None
     partition_part: Share | None = None  # what of `share` the partition spends
@@ -167,6 +172,11 @@ class FullyDynamic:
         bounded = self.horizon if self.partition is None else None
         return Guarantee(self.protects, cost, bounded)
 
+    @property
+    def freezes(self) -> bool:
+        """Whether epochs end in buckets that live for ever."""
+        return self.horizon is None and self.plan == "even" and self.matching == "ids"
+
     def level_share(self, level: int, epoch: int) -> Share:
         """What a bucket of a level spends (from 1); level 0: a frozen one."""
         whole = self.tree_share
@@ -174,6 +184,8 @@ class FullyDynamic:
             return whole.scale(6 / (math.pi * level) ** 2 * (1 - 1e-12))
         if self.horizon is not None:
             return whole.scale(Fraction(1, self.horizon.bit_length()))
+        if not self.freezes:
+            return whole.scale(Fraction(1, level * (level + 1)))
         if level == 0:
             return whole.scale(ROOT)
         return whole.scale((1 - ROOT) / max(epoch, 1))
@@ -230,7 +242,7 @@ class FullyDynamic:
 
     def _block(self, q: int) -> tuple[int, bool]:
         """The segment before the block that closes with q, and whether it is frozen."""
-        if self.plan == "published" or self.horizon is not None:
+        if not self.freezes:
             return q - (q & -q), False
         start = 1 << (q.bit_length() - 1)  # the epoch's first segment
         u = q - start + 1
