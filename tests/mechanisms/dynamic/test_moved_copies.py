@@ -259,4 +259,4 @@ def test_no_short_stream_moves_more_than_the_claim(name, script):
 @pytest.mark.parametrize("name", [name for name in MODES if "labels" in name])
 def test_no_copy_that_moves_from_bucket_to_bucket_costs_more_than_the_claim(name, script):
     """With frozen epochs and additive noise: 1.32 for 63 steps, and growing."""
-    assert 0 < worst(name, staircases(63 if "unknown" in name else 31), script, 8) <= 1
+    assert 0 < worst(name, staircases(63 if "unknown a" in name else 31), script, 8) <= 1
