@@ -8,6 +8,7 @@ to Spark's log before any message is read. The canonical order is (partition, of
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from streamveil.queries.plan import Clock
 
 PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
 WAIT = 30.0  # seconds without an answer before a step fails, to be repeated
+POLL = 0.1  # seconds between two looks at how far a range is read
 AT_ONCE = 50_000  # messages
 
 
@@ -56,6 +58,7 @@ class Topic:
         return Consumer({
             **self._settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
             "enable.auto.commit": False, "auto.offset.reset": "error",
+            "enable.partition.eof": True,
         })  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
@@ -151,26 +154,48 @@ class KafkaReading:
         return Read(table, (part.partition << PARTITION_BITS) + part.start, rejected)
 
     def _messages(self, part: Range) -> Iterator[bytes]:
-        """The values of a range; offsets that hold no message (transactions) are passed over."""
+        """The values of a range.
+
+        Not every offset holds a message: markers of transactions, aborted and compacted messages
+        do not. So a range ends when the consumer's position, which moves past markers, or the
+        partition's end has reached its stop, not when so many messages have come.
+        """
         from confluent_kafka import TopicPartition
 
         consumer = self.topic.consumer()
         try:
             here = TopicPartition(self.topic.topic, part.partition, part.start)
             consumer.assign([here])
-            place = part.start
+            place, late = part.start, time.monotonic() + WAIT
             while place < part.stop:
-                messages = consumer.consume(min(AT_ONCE, part.stop - place), timeout=WAIT)
-                for message in messages:
-                    if message.error():
-                        raise SourceError(
-                            "a range of the topic cannot be read; was it deleted by retention?\n"
-                            "  to fix  keep messages longer than a job may stand still"
-                        )
-                    if message.offset() < part.stop:
-                        yield message.value() or b"null"
-                place = consumer.position([here])[0].offset
-                if not messages and place < part.stop:
+                messages = consumer.consume(min(AT_ONCE, part.stop - place), timeout=POLL)
+                yield from (
+                    message.value() or b"null"
+                    for message in messages
+                    if not at_end(message) and message.offset() < part.stop
+                )
+                reached = max(
+                    consumer.position([here])[0].offset,  # negative before the first message
+                    *(message.offset() for message in messages if at_end(message)),
+                    place,
+                )
+                if reached > place:
+                    place, late = reached, time.monotonic() + WAIT
+                elif time.monotonic() > late:
                     raise SourceError("the brokers do not answer; the step will be repeated")
         finally:
             consumer.close()
+
+
+def at_end(message: Any) -> bool:
+    """Whether it tells, instead of a message, that the partition ends at its offset."""
+    from confluent_kafka import KafkaError
+
+    if not message.error():
+        return False
+    if message.error().code() == KafkaError._PARTITION_EOF:
+        return True
+    raise SourceError(
+        "a range of the topic cannot be read; was it deleted by retention?\n"
+        "  to fix  keep messages longer than a job may stand still"
+    )
