@@ -1,3 +1,4 @@
+import bz2
 import gzip
 import hashlib
 import json
@@ -9,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+import streamveil as sv
 from streamveil.connectors import names as naming
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.files import CsvReader, FilesSource
@@ -60,8 +62,8 @@ def test_a_folder_of_names_that_tell_no_format_is_refused(tmp_path, columns):
     live, source = (FilesSource(str(tmp_path), columns=columns, follow=True) for _ in range(2))
     if columns:
         assert live.schema().names == ["user", "page"]  # files may come
-    (tmp_path / "part-1.csv.gz").write_bytes(gzip.compress(b"user,page\n1,a\n"))
-    with pytest.raises(SourceError, match=r"tells its format; there are others: \*\.gz"):
+    (tmp_path / "part-1.csv.xz").write_bytes(gzip.compress(b"user,page\n1,a\n"))
+    with pytest.raises(SourceError, match=r"tells its format; there are others: \*\.xz"):
         source.schema()
     if columns:
         assert live.schema().names == ["user", "page"]  # and what runs goes on
@@ -353,3 +355,86 @@ def test_a_folder_of_many_files_is_read_in_time_that_follows_their_number(tmp_pa
     _, chunks = rows(source)
     assert len(chunks) == 300
     assert Counted.hashed < 4 * sum(len(name) for name in map(str, source.files()))
+
+
+PACKED = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+    ".GZ": lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:]),  # of two members
+}
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize("ending", PACKED)
+def test_packed_text_is_read_by_its_name_and_resumes_at_any_row(tmp_path, form, ending):
+    plain = write(tmp_path, form)
+    expected, _ = rows(FilesSource(str(plain), columns=COLUMNS), size=100)
+    data = plain.read_bytes()
+    plain.unlink()
+    (tmp_path / f"part-1.{form}{ending}").write_bytes(PACKED[ending](data))
+    source = FilesSource(str(tmp_path), columns=COLUMNS)
+    found, chunks = rows(source, size=2)
+    assert found == expected
+    done = 0
+    for chunk in chunks:
+        done += chunk.rows.num_rows
+        assert rows(source, chunk.position, 100)[0] == expected[done:]
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_packed_text_that_is_damaged_or_named_otherwise_is_refused_in_words(tmp_path, form):
+    data = gzip.compress(write(tmp_path, form).read_bytes() * 1000)
+    for path, content, words in (
+        (tmp_path / f"cut.{form}.gz", data[:-20], "cannot read 'cut"),
+        (tmp_path / f"odd.{form}.gz", b"no gzip", "cannot read 'odd"),
+        (tmp_path / f"named.{form}", data, "'named.* is compressed, and its name does not say so"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=words):
+            rows(FilesSource(str(path), columns=COLUMNS), size=100_000)
+
+
+def test_a_schema_given_in_part_leaves_the_other_columns_as_they_are(tmp_path):
+    table = pa.table({"user": ["1", "2"], "page": ["a", "b"], "n": [3, 4]})
+    pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+    pq.write_table(table, tmp_path / "t.parquet")
+    for name, kind in (("t.csv", pa.string()), ("t.parquet", pa.int64())):
+        source = FilesSource(str(tmp_path / name), columns={"user": "INT64"})
+        assert source.schema() == pa.schema([
+            ("user", pa.int64()), ("page", pa.string()), ("n", kind),
+        ])  # fmt: skip
+        [chunk] = source.read(None, 10, ["n", "user"])
+        assert chunk.rows.schema == pa.schema([("n", kind), ("user", pa.int64())])
+        assert chunk.rows["user"].to_pylist() == [1, 2]
+    (tmp_path / "empty.csv").touch()
+    assert FilesSource(str(tmp_path / "empty.csv"), columns=COLUMNS).schema().names == [*COLUMNS]
+
+
+def test_declared_columns_need_no_file_opened_to_be_read(tmp_path, monkeypatch):
+    path = write(tmp_path, "csv")
+    source = FilesSource(str(path), columns=COLUMNS)
+    source.schema()
+    monkeypatch.setattr(FilesSource, "schema", None)
+    opened = []
+    monkeypatch.setattr(CsvReader, "schema", lambda self, p: opened.append(p) or source.known)
+    list(source.read(None, 100, ["user"]))
+    assert len(opened) == 1  # the file that is read, for its own header
+
+
+@pytest.mark.parametrize("declared", [{}, {"columns": {"user": "INT64"}}])
+def test_a_column_of_text_that_a_query_reads_as_times_need_not_be_declared(tmp_path, declared):
+    lines = ["user,At,k", *(f"{i},2026-01-01T0{i % 4}:30:00+00:00,a" for i in range(400))]
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    query = (
+        sv.files(str(tmp_path / "t.csv.gz"), event_time="at", **declared)
+        .protect(unit="user")
+        .window(sv.tumble("4 hours"))
+        .group_by("k")
+        .agg(n=sv.count())
+        .bound(max_rows=1, max_rows_per_group=1)
+        .release(every="1 hour", budget=sv.Budget(epsilon=50, delta=1e-6),
+                 start="2026-01-01", end="2026-01-01 04:00:00")
+    )  # fmt: skip
+    *_, last = query.run(state=tmp_path / "s")
+    assert abs(last.to_arrow()["n"][0].as_py() - 400) < 40

@@ -1,10 +1,14 @@
 """Time columns of every unit as microseconds: order is kept, nothing wraps."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamveil.connectors.base import FAR_US, micros
+from streamveil.connectors.files import FilesSource
 from streamveil.errors import SourceError
 
 EXTREMES = [-(2**63), -(2**63) + 1, -(2**62), -1501, -1500, -1, 0, 1, 999, 1500, 2**62, 2**63 - 1]
@@ -43,3 +47,43 @@ def test_days_in_milliseconds_need_not_be_whole():
 def test_a_column_of_text_is_refused_by_name():
     with pytest.raises(SourceError, match="'t' must hold timestamps"):
         micros(pa.chunked_array([["2026-01-01"]]), "t")
+
+
+ZONED = [
+    ("2026-01-01T00:00:00Z", 0), ("2026-01-01 00:00:00+00:00", 0), ("2026-01-01T00:00:00+00", 0),
+    ("2026-01-01T02:00:00+02:00", 0), ("2025-12-31T18:30:00-0530", 0), ("2026-01-01", 0),
+    ("2026-01-01 00:00", 0), ("2026-01-01T00:00:00.5Z", 500_000), ("2026-01-01t00:00:00z", 0),
+    ("2026-01-01T00:00:00.123456789Z", 123_456), ("2026-01-01 00:00:00.123456789", 123_456),
+    ("2026-01-01T05:30:00,25+05:30", 250_000), (" 2026-01-01T00:00:00Z ", 0),
+]  # fmt: skip
+EPOCH = 1_767_225_600_000_000
+
+
+@pytest.mark.parametrize("texts", [[one] for one in ZONED] + [ZONED])
+def test_times_of_any_offset_and_form_are_the_instants_they_name(texts, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("at,n\n" + "".join(f'"{text}",1\n' for text, _ in texts))
+    source = FilesSource(str(path), columns={"at": "TIMESTAMP"})
+    [chunk] = source.read(None, 100)
+    assert chunk.rejected == {}
+    found = chunk.rows["at"].cast(pa.int64()).to_pylist()
+    assert found == [EPOCH + micros for _, micros in texts]
+
+
+@pytest.mark.parametrize("text", ["", "x", "2026-13-01", "2026-01-01T25:00:00Z", "12:00"])
+def test_what_is_no_time_is_null_and_spoils_no_other(text, tmp_path):
+    path = tmp_path / "t.jsonl"
+    rows = [json.dumps({"at": one}) for one in (ZONED[0][0], text, ZONED[3][0], ZONED[6][0])]
+    path.write_text("\n".join(rows))
+    [chunk] = FilesSource(str(path), columns={"at": "TIMESTAMP"}).read(None, 100)
+    assert chunk.rows["at"].cast(pa.int64()).to_pylist() == [EPOCH, None, EPOCH, EPOCH]
+    assert sum(chunk.rejected.values()) == 1
+
+
+def test_a_parquet_column_of_nanoseconds_is_rounded_down_to_what_is_declared(tmp_path):
+    path = tmp_path / "t.parquet"
+    nanos = [1, 999, -1, 1_000, None]
+    pq.write_table(pa.table({"at": pa.array(nanos, pa.timestamp("ns", "Europe/Oslo"))}), path)
+    [chunk] = FilesSource(str(path), columns={"at": "TIMESTAMP"}).read(None, 100)
+    assert chunk.rejected == {}
+    assert chunk.rows["at"].cast(pa.int64()).to_pylist() == [0, 0, -1, 1, None]

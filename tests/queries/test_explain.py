@@ -1,5 +1,6 @@
 """EXPLAIN: computed from the mechanisms, complete, and without reading data."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -143,3 +144,19 @@ def test_the_selection_does_not_depend_on_the_units_that_do_not_count():
             for least in (1, 20, 200)
         }
         assert len(kinds) == 1
+
+
+def test_the_longest_line_that_is_read_is_told_where_files_of_text_may_come():
+    from streamveil.connectors.lines import MOST_LINE
+
+    def told(path, **options):
+        query = sv.files(path, event_time="ts", **options).protect("u").agg(n=sv.count())
+        return str(
+            query.bound(max_rows=2).release(budget=sv.Budget(epsilon=1, delta=1e-6)).explain()
+        )
+
+    line = rf"max_line_bytes +{MOST_LINE:,} +longer lines"
+    assert re.search(line, told("a/*"))
+    assert re.search(line, told("a.csv.gz"))
+    assert "max_line_bytes" not in told("a.parquet") + told("a/*", format="parquet")
+    assert "max_line_bytes" not in told("a.csv", max_line_bytes=1000)

@@ -76,13 +76,17 @@ def tune(
         from_sample(plan, rows_of(plan, sample), (fraction, metric, over), target, plot)
 
 
+SAME = ("format", "columns", "max_line_bytes")  # of a sample, as of the source
+
+
 def rows_of(plan: Plan, path: str) -> pa.Table:
     """All rows of the files at a path, read as the query reads its own."""
     from streamveil.connectors import open_source
 
     given = plan.source.options if plan.source.kind == "files" else {}
-    options = {key: value for key, value in given.items() if key in ("format", "columns")}
-    source = open_source("files", {**options, "path": path})
+    options = {key: value for key, value in given.items() if key in SAME}
+    times = plan.source.event_time, plan.clock.arrival
+    source = open_source("files", {**options, "path": path}, *times)
     chunks = [chunk.rows for chunk in source.read(None, 1_000_000)]
     return pa.concat_tables([source.schema().empty_table(), *chunks])
 

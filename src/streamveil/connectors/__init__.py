@@ -26,9 +26,15 @@ SINKS: dict[str, Callable[..., Sink]] = {
 }
 
 
-def open_source(kind: str, options: dict[str, Any]) -> Source:
-    """The source of a plan; unknown kinds and options fail with the nearest known name."""
-    return opened("source", SOURCES, kind, options)
+def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
+    """The source of a plan; unknown kinds and options fail with the nearest known name.
+
+    `times`: columns that the query reads as times, so that files of text need not declare them.
+    """
+    source = opened("source", SOURCES, kind, options)
+    if isinstance(source, FilesSource):
+        source.times = tuple(name for name in times if name is not None)
+    return source
 
 
 def open_sink(kind: str, options: dict[str, Any]) -> Sink:

@@ -23,6 +23,7 @@ PLACE = "streamveil place"  # column of a traced row: number of its file, and of
 NUMBER_BITS = 40
 MOST_LINE = 1 << 16  # bytes of a line that are kept
 MALFORMED = "malformed row"
+TOO_LONG = "line too long"
 MISFIT = "field of the wrong type (read as null)"
 
 Numbers = Int64[Array, " rows"]
@@ -87,14 +88,22 @@ def schema_of(columns: pa.Schema) -> pa.Schema:
 
 
 def lines_aside(
-    columns: pa.Schema, file: str, reason: str, numbers: Numbers, lines: list[bytes]
+    columns: pa.Schema,
+    file: str,
+    reason: str,
+    numbers: Numbers,
+    lines: list[bytes],
+    size: int | None = None,
 ) -> pa.Table:
-    """Lines that are set aside, by their numbers in a file. Long ones are cut."""
+    """Lines that are set aside, by their numbers in a file. Long ones are cut.
+
+    `size`: bytes of a line of which no more than its start was kept.
+    """  # fmt: skip
     schema = schema_of(columns)
     return pa.table([
         pa.repeat(reason, len(lines)), pa.repeat(file, len(lines)), pa.array(numbers, pa.int64()),
         pa.array([line[:MOST_LINE] for line in lines], pa.binary()),
-        pa.array([len(line) for line in lines], pa.int64()),
+        pa.array([len(line) if size is None else size for line in lines], pa.int64()),
         pa.nulls(len(lines), schema.field("row").type),
     ], schema)  # fmt: skip
 

@@ -6,43 +6,48 @@ appears before the position, or a file that changed after it was read in part, i
 skipping or re-reading it would lose or double rows.
 
 Types are never guessed from values, because one person's odd value could then change how everybody
-is read. Parquet carries types; CSV and JSON lines take them from declared columns (undeclared CSV
-columns are text). A field that does not fit its declared type becomes null and is counted.
+is read. Parquet carries types; CSV and JSON lines take them from declared columns. Undeclared CSV
+columns are text, and times where the query reads them as such. A field that does not fit its type
+becomes null and is counted. Text may be compressed: places are numbers of rows in any case.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamveil.connectors.aside import (
     MALFORMED,
     MISFIT,
+    TOO_LONG,
     as_lines,
     lines_aside,
     misfits,
     with_places,
 )
-from streamveil.connectors.base import Chunk, declared_schema, select, slices
+from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select, slices
+from streamveil.connectors.fit import TIME, fit, is_text_or_bytes
+from streamveil.connectors.json_lines import json_block
+from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_line, opened
 from streamveil.connectors.names import (
     FORMATS,
     digest,
     digests,
+    format_of,
     found,
     guarded,
     require_formats,
     shown,
 )
-from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows, json_rows
+from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError, require_one_of
 from streamveil.frames import plain, plain_schema
 from streamveil.types import Array, Int64
@@ -78,15 +83,20 @@ class FilesSource:
         columns: dict[str, str] | None = None,
         *,
         follow: bool = False,
+        max_line_bytes: int = MOST_LINE,
     ) -> None:
+        if isinstance(max_line_bytes, bool) or not 1 <= max_line_bytes <= MOST_BYTES:
+            raise SourceError(f"max_line_bytes is from 1 to {MOST_BYTES:,}, not {max_line_bytes}")
         self.patterns = [path] if isinstance(path, str) else list(path)
         if format is not None:
             require_one_of("format", format, set(FORMATS.values()))
         self.format = format
         self.declared = declared_schema(columns) if columns else None
         self.bounded = not follow
+        self.max_line_bytes = max_line_bytes
+        self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
         self.traced = False  # see `connectors.aside`
-        self.looked = False  # for files, to know the columns
+        self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
         self.names: list[str] = []  # of the files, when they were last looked for
 
     def files(self) -> list[Path]:
@@ -94,17 +104,25 @@ class FilesSource:
         return [Path(name) for name in found(self.patterns)]
 
     def schema(self) -> pa.Schema:
-        """Declared columns, or those of the first file that has any bytes."""
-        if self.declared is not None and self.looked:
-            return self.declared  # without a listing
-        self.looked, names = True, found(self.patterns)
+        """Declared columns, and the others of the first file that has any bytes."""
+        if self.known is not None:
+            return self.known  # without a listing
+        names = found(self.patterns)
         if not names:
             require_formats(self.patterns)
-        return self._schema(names)
+        made = self._schema(names)
+        self.known = None if self.declared is None else made
+        return made
 
-    def _schema(self, names: list[str]) -> pa.Schema:
-        if self.declared is not None:
-            return self.declared
+    def _schema(self, names: list[str], columns: list[str] | None = None) -> pa.Schema:
+        """All columns; where all `columns` are declared, those: no file need be opened."""
+        if self.known is not None:
+            return self.known
+        declared = self.declared
+        if declared is not None and (
+            not names or (columns is not None and {*columns} <= {*declared.names})
+        ):
+            return declared
         if not names:
             raise SourceError(
                 f"no file matches {', '.join(self.patterns)}.\n"
@@ -112,14 +130,26 @@ class FilesSource:
             )
         files = map(Path, names)  # a followed folder has many: no further than to the first
         first = next((path for path in files if guarded(path, path.stat).st_size), Path(names[0]))
-        return self._reader(first).schema(first)
+        if declared is not None and not guarded(first, first.stat).st_size:
+            return declared
+        own = self._reader(first).schema(first)
+        fields = [field for field in own if declared is None or field.name not in declared.names]
+        return pa.schema([*(declared or ()), *map(self._timed, fields)])
+
+    def _timed(self, field: pa.Field) -> pa.Field:
+        """A column of text that a query reads as times holds times: no value has a say in it."""
+        named = field.name.lower() in {name.lower() for name in self.times}
+        return field.with_type(TIME) if named and pa.types.is_string(field.type) else field
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
         names = found(self.patterns)
-        place, wanted = Place.parse(position), select(self._schema(names), columns, "the source")
+        place, wanted = (
+            Place.parse(position),
+            select(self._schema(names, columns), columns, "the source"),
+        )
         self.names = [shown(name) for name in names]
         first = check_prefix(names, place)
         for index, before in enumerate(digests(names, first), start=first):
@@ -145,14 +175,14 @@ class FilesSource:
                 yield Chunk(rows, here, part.rejected, aside)
 
     def _reader(self, path: Path) -> Reader:
-        form = self.format or FORMATS.get(path.suffix.lower())
+        form = self.format or format_of(path.name)
         if form is None:
             raise SourceError(
                 f"the format of '{shown(path.name)}' is not known from its name.\n"
                 "  to fix  give format = 'parquet', 'csv' or 'json'"
             )
         return {"parquet": ParquetReader, "csv": CsvReader, "json": JsonReader}[form](
-            self.declared, self.traced
+            self.declared, self.traced, self.max_line_bytes
         )
 
 
@@ -173,6 +203,15 @@ def check_prefix(names: list[str], place: Place) -> int:
 Numbers = Int64[Array, " rows"]
 
 
+class Aside(NamedTuple):
+    """What of a file is set aside."""
+
+    reason: str
+    numbers: Numbers
+    lines: list[bytes]
+    size: int | None = None  # of a line of which only the start is here
+
+
 class Part(NamedTuple):
     """Rows of a file."""
 
@@ -180,14 +219,19 @@ class Part(NamedTuple):
     rejected: dict[str, int]
     malformed: int = 0  # lines of the file that were no rows, up to here
     numbers: Numbers | None = None  # of the rows in the file, from 1; None: nobody asked
-    aside: Sequence[tuple[str, Numbers, list[bytes]]] = ()  # reason, where, what: if asked for
+    aside: Sequence[Aside] = ()  # if asked for
 
 
 class Reader:
     """One file format. `read` goes on at a place and yields parts of `max_rows`."""
 
-    def __init__(self, declared: pa.Schema | None, traced: bool = False) -> None:  # noqa: FBT001,FBT002
-        self.declared, self.traced = declared, traced
+    def __init__(
+        self,
+        declared: pa.Schema | None,
+        traced: bool = False,  # noqa: FBT001,FBT002
+        most_line: int = MOST_LINE,
+    ) -> None:
+        self.declared, self.traced, self.most_line = declared, traced, most_line
 
     def schema(self, path: Path) -> pa.Schema:
         """Columns of one file."""
@@ -196,6 +240,21 @@ class Reader:
     def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """Rows of one file."""
         raise NotImplementedError
+
+    def _pieces(
+        self, path: Path, file: BinaryIO, size: int, read: Callable[[bytes], Lines]
+    ) -> Iterator[Lines]:
+        """Lines of a file of text, some at a time; those that are too long by themselves."""
+        found = blocks(file, size, self.most_line)
+
+        def lines(block: bytes | Long) -> Lines:
+            if isinstance(block, Long):
+                one = np.zeros(1, np.int64)
+                return Lines(read(b"").rows, one, lambda: [block.start], block.size)
+            return guarded(path, partial(read, block))
+
+        some: Iterator[bytes | Long] = iter(lambda: guarded(path, partial(next, found, None)), None)
+        return ahead(lines, some)
 
 
 class ParquetReader(Reader):
@@ -234,7 +293,7 @@ class ParquetReader(Reader):
                 aside = []
                 if rejected:
                     odd = misfits(part, rows)
-                    aside = [(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))]
+                    aside = [Aside(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))]
                 yield Part(rows, rejected, 0, numbers, aside)
 
 
@@ -248,9 +307,11 @@ class CsvReader(Reader):
 
     def schema(self, path: Path) -> pa.Schema:
         """The header's names; text unless declared."""
-        with guarded(path, lambda: path.open("rb")) as file:
-            header = file.readline()
+        with opened(path) as file:
+            header = guarded(path, lambda: first_line(file, self.most_line))
         try:
+            if header is None:
+                raise HeaderError(f"has a header of more than {self.most_line:,} bytes")
             names = csv_names(header)
         except HeaderError as error:
             raise SourceError(f"'{shown(path.name)}' {error}") from None
@@ -262,12 +323,11 @@ class CsvReader(Reader):
             return
         own = self.schema(path)
         select(own, wanted.names, f"'{shown(path.name)}'")
-        with guarded(path, lambda: path.open("rb")) as file:
-            file.readline()
-            blocks = iter(lambda: file.read(self.BYTES) + file.readline(), b"")
-            typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
-            read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
-            pieces = (guarded(path, partial(read, block)) for block in blocks)
+        typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
+        read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
+        with opened(path) as file:
+            guarded(path, lambda: first_line(file, self.most_line))
+            pieces = self._pieces(path, file, self.BYTES, read)
             fitting = Fitting(wanted, max_rows, first=2 if self.traced else None)
             yield from fitting.parts(pieces, start)
 
@@ -275,7 +335,7 @@ class CsvReader(Reader):
 class JsonReader(Reader):
     """JSON lines: one object a line. Columns must be declared."""
 
-    LINES = 65_536
+    BYTES = 1 << 20
 
     def schema(self, path: Path) -> pa.Schema:
         """Always declared: reading it from values would let one row decide everybody's types."""
@@ -289,9 +349,9 @@ class JsonReader(Reader):
 
     def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
         """See `Reader.read`. A line that is no JSON object is counted, never raised."""
-        with guarded(path, lambda: path.open("rb")) as file:
-            blocks = iter(lambda: file.readlines(1 << 24), [])
-            pieces = (json_rows(lines, wanted.names) for lines in blocks)
+        read = partial(json_block, wanted=wanted)
+        with opened(path) as file:
+            pieces = self._pieces(path, file, self.BYTES, read)
             fitting = Fitting(wanted, max_rows, first=1 if self.traced else None)
             yield from fitting.parts(pieces, start)
 
@@ -303,9 +363,12 @@ class Origin(NamedTuple):
     lines: list[bytes]
     rows: Numbers
 
-    def aside(self, reason: str, which: Numbers) -> tuple[str, Numbers, list[bytes]]:
+    size: int | None  # see `Lines`
+
+    def aside(self, reason: str, which: Numbers) -> Aside:
         """Some of the lines, set aside."""
-        return reason, which + self.first, [self.lines[line] for line in which]
+        lines = [self.lines[line] for line in which]
+        return Aside(reason, which + self.first, lines, self.size)
 
     def after(self, rows: int) -> Origin:
         """The same behind some rows."""
@@ -331,68 +394,22 @@ class Fitting:
             origin = None
             if line is not None:
                 gone = piece.rows.num_rows - rest.num_rows
-                origin = Origin(line, piece.all(), piece.of_rows()[gone:])
+                origin = Origin(line, piece.all(), piece.of_rows()[gone:], piece.size)
                 line += len(origin.lines)
             for part in slices(rest, self.max_rows) if rest.num_rows else [rest][: len(odd)]:
-                yield self._part(part, odd, max(malformed, told or 0), origin)
+                reason = MALFORMED if piece.size is None else TOO_LONG
+                yield self._part(part, (reason, odd), max(malformed, told or 0), origin)
                 odd, origin = odd[:0], origin and origin.after(part.num_rows)
 
-    def _part(self, part: pa.Table, odd: Numbers, malformed: int, origin: Origin | None) -> Part:
-        rows, rejected = fit(part, self.wanted)
+    def _part(
+        self, part: pa.Table, unread: tuple[str, Numbers], malformed: int, origin: Origin | None
+    ) -> Part:
+        (reason, odd), (rows, rejected) = unread, fit(part, self.wanted)
         if len(odd):
-            rejected = {**rejected, MALFORMED: len(odd)}
+            rejected = {**rejected, reason: len(odd)}
         if origin is None:
             return Part(rows, rejected, malformed)
         mine = origin.rows[: part.num_rows]
         wrong = mine[misfits(part, rows)] if rejected else mine[:0]
-        found = [origin.aside(MALFORMED, odd), origin.aside(MISFIT, wrong)]
+        found = [origin.aside(reason, odd), origin.aside(MISFIT, wrong)]
         return Part(rows, rejected, malformed, mine + origin.first, found)
-
-
-def fit(table: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
-    """Casts every column to its wanted type; what does not fit becomes null and is counted."""
-    arrays, lost = [], 0
-    for field in wanted:
-        column = table.column(field.name)
-        if column.type != field.type:
-            cast = cast_or_null(column, field.type)
-            lost += cast.null_count - column.null_count
-            column = cast
-        arrays.append(column)
-    table = pa.Table.from_arrays(arrays, schema=pa.schema(wanted))
-    return table, ({MISFIT: lost} if lost else {})
-
-
-def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Whether a column takes fields as they are."""
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
-
-
-def cast_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """`column` as `target`, with null where a value cannot be read."""
-    try:
-        return parse(column, target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        pass  # some value does not fit; find which without letting it into a message
-    values = column.combine_chunks()
-    if len(values) <= 1:
-        return pa.chunked_array([pa.nulls(len(values), target)], target)
-    half = len(values) // 2  # bisection: a few bad values cost a few logarithms of casts
-    parts = [cast_or_null(pa.chunked_array([part]), target)
-             for part in (values.slice(0, half), values.slice(half))]  # fmt: skip
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], target)
-
-
-def parse(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """One strict cast; text to timestamps accepts ISO 8601 with or without an offset (UTC)."""
-    if pa.types.is_binary(column.type) and target != pa.binary():
-        return parse(column.cast(pa.string()), target)  # refuses what is not UTF-8
-    if pa.types.is_timestamp(target) and pa.types.is_string(column.type):
-        zoned = pc.match_substring_regex(column, r"(Z|[+-]\d\d:?\d\d)\s*$")
-        some = pc.any(zoned).as_py()
-        if some and pc.all(pc.fill_null(zoned, True)).as_py():  # noqa: FBT003  (the fill value)
-            return column.cast(pa.timestamp("us", tz="UTC"))
-        if some:
-            raise pa.ArrowInvalid("mixed")  # bisection separates the two forms
-        return column.cast(pa.timestamp("us")).cast(target)
-    return column.cast(target)

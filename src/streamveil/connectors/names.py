@@ -15,6 +15,7 @@ from streamveil.errors import SourceError
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json",
            ".json": "json"}  # fmt: skip
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # of text
 T = TypeVar("T")
 
 
@@ -39,8 +40,21 @@ def require_formats(patterns: Iterable[str]) -> None:
         raise SourceError(
             f"no file in {', '.join(shown(path.name) for path in folders)} has a name that tells"
             f" its format; there are others: {', '.join(f'*{shown(one)}' for one in others[:5])}.\n"
-            "  to fix  unpack what is compressed, or say path = 'folder/*' and format = 'csv'"
+            "  to fix  give them such names (.csv.gz), or say path = 'folder/*' and format = 'csv'"
         )
+
+
+def format_of(name: str) -> str | None:
+    """The format that a file's name tells.
+
+    >>> format_of("a.CSV"), format_of("a.jsonl.gz"), format_of("a.parquet.gz"), format_of("a.gz")
+    ('csv', 'json', None, None)
+    """
+    stem, end = os.path.splitext(name.lower())
+    if end not in COMPRESSIONS:
+        return FORMATS.get(end)
+    inner = FORMATS.get(os.path.splitext(stem)[1])
+    return None if inner == "parquet" else inner
 
 
 def matching(pattern: str) -> Iterator[str]:
@@ -50,7 +64,7 @@ def matching(pattern: str) -> Iterator[str]:
         before = str(path / "x")[:-1]
         with guarded(path, lambda: os.scandir(path)) as entries:
             for entry in entries:
-                known = os.path.splitext(entry.name)[1].lower() in FORMATS
+                known = format_of(entry.name) is not None
                 if known and not entry.name.startswith(".") and guarded(path, entry.is_file):
                     yield before + entry.name
         return

@@ -1,11 +1,10 @@
-"""Lines of text as rows of fields, not yet of any type; and which lines are no rows.
+"""Lines of CSV as rows of fields, not yet of any type; and which lines are no rows.
 
 One line is one row. No line takes another with it, ends a job, or shows in a message.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ class Lines(NamedTuple):
     rows: pa.Table  # their fields, as text or bytes
     malformed: Places  # lines that are no rows
     all: Callable[[], list[bytes]]  # the lines themselves, without their ends; b"" is neither
+    size: int | None = None  # bytes of the one line that is here: it was too long to be read
 
     def of_rows(self) -> Places:
         """Which line each row is."""
@@ -38,8 +38,8 @@ class Lines(NamedTuple):
 
 FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
 PAIRED = f"^{FIELD}(?:,{FIELD})*$"
-QUOTED = re.compile(rb'(^|,)"(?:[^"]|"")*"')
-BOM, GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
+QUOTED = re.compile(rb'(^|,)"(?:[^"]++|"")*+"')  # without a step back, which takes memory
+BOM = b"\xef\xbb\xbf"
 NULLS = pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
 
 
@@ -54,8 +54,6 @@ def csv_names(header: bytes) -> list[str]:
     ['user', 'a "b", c']
     """
     line = header.removeprefix(BOM).removesuffix(b"\n").removesuffix(b"\r")
-    if line.startswith(GZIP):
-        raise HeaderError("is compressed.\n  to fix  unpack it: gunzip")
     if not line.strip():
         raise HeaderError("has no header line: its first line must name the columns")
     if not is_text(line) or b"\0" in line:
@@ -182,42 +180,3 @@ def fields_in(line: bytes) -> int:
     3
     """
     return QUOTED.sub(rb"\1", line).count(b",") + 1
-
-
-def json_rows(lines: list[bytes], names: list[str]) -> Lines:
-    """The named fields of every line that is a JSON object, as text."""
-    fields: dict[str, list[str | None]] = {name: [] for name in names}
-    malformed = []
-    for place, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-            found = [json_text(row.get(name)) for name in names] if isinstance(row, dict) else None
-        except (ValueError, RecursionError):  # the latter: nested without end
-            found = None
-        if found is None:
-            if line.strip():
-                malformed.append(place)
-            continue
-        for values, text in zip(fields.values(), found, strict=True):
-            values.append(text)
-    table = pa.table({name: text_array(values) for name, values in fields.items()})
-    return Lines(table, np.array(malformed, np.int64), partial(without_ends, lines))
-
-
-def without_ends(lines: list[bytes]) -> list[bytes]:
-    """Lines without what ends them; those of white space alone are empty."""
-    return [line.rstrip(b"\r\n") if line.strip() else b"" for line in lines]
-
-
-def json_text(value: Any) -> str | None:
-    """A field as text."""
-    return value if isinstance(value, str) or value is None else json.dumps(value)
-
-
-def text_array(values: list[str | None]) -> pa.Array:
-    """Text; as bytes where some is no Unicode (half a surrogate pair), for `fit` to find."""
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:
-        raw = [None if text is None else text.encode("utf-8", "surrogatepass") for text in values]
-        return pa.array(raw, pa.binary())

@@ -49,10 +49,13 @@ EMIT EVERY INTERVAL 15 MINUTE;
 | statement | meaning |
 |---|---|
 | `CREATE STREAM name (column TYPE, ...) WITH (source = '...', ...)` | rows to read; \
-`CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; an \
-empty field of CSV is null, and so are words such as NA and NULL, but not in texts. All \
-options but `source` and `event_time` are the connector's own. Sources: `files`; `rate`, made-up \
-rows for tests and demonstrations; `kafka` on Spark (both in [spark.md](spark.md)) |
+`CREATE TABLE` without `changelog` is the same. Column types are for CSV and JSON lines; \
+columns of CSV without one are texts, `event_time` and `arrival` times (ISO 8601; without an \
+offset in UTC). An empty field of CSV is null, and so are words such as NA and NULL, but not in \
+texts. Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
+(16 MiB), and JSON nested deeper than 500 or of more than 1,048,576 values, are counted, not \
+read. All options but `source` and `event_time` are the connector's own. Sources: `files`; `rate`, \
+made-up rows for tests and demonstrations; `kafka` on Spark (both in [spark.md](spark.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
 changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \

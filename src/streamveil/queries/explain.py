@@ -6,6 +6,7 @@ noise of a release from their matrices, the thresholds from the selection. Nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -44,6 +45,9 @@ class Section:
     heading: Row | None = None
 
 
+MOST_LINE = "16,777,216"  # of the source 'files'
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The description of one query. `str` of it is what `streamveil explain` prints."""
@@ -75,7 +79,7 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
         noise_section(operator, triggers),
         Section("BIAS (not in the intervals)", bias_rows(operator)),
         Section("MEMORY", memory_rows(plan, operator, limit or Limit())),
-        Section("DEFAULTS", tuple(default_rows(plan, operator)), ("setting", "value", "why")),
+        _defaults(plan, default_rows(plan, operator)),
     ]
     if forecast:
         sections.insert(3, forecast_section(operator, triggers))
@@ -101,7 +105,7 @@ def explain_table(plan: Plan) -> Explanation:
         Section("NOISE", tables.noise_rows(design, triggers), heading),
         Section("QUESTIONS", tables.question_rows(design)),
         Section("BIAS (not in the intervals)", tables.bias_rows(plan)),
-        Section("DEFAULTS", tables.default_rows(plan, design), ("setting", "value", "why")),
+        _defaults(plan, tables.default_rows(plan, design)),
     )  # fmt: skip
     delta, guarantee = shown_delta(plan), design.operator.guarantee
     facts = {
@@ -122,7 +126,7 @@ def explain_sketch(plan: Plan, operator: SketchQuery) -> Explanation:
         Section("QUERY", query_rows(plan)),
         Section("MECHANISM", sketch_rows(plan, operator)),
         noise,
-        Section("DEFAULTS", sketch_defaults(plan), ("setting", "value", "why")),
+        _defaults(plan, sketch_defaults(plan)),
     )
     delta = shown_delta(plan)
     facts = {"epsilon": operator.guarantee.epsilon(delta), "delta": float(delta),
@@ -454,6 +458,19 @@ def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
          ("clock", "event", "a bounded source is replayed by its own times")),
     ]  # fmt: skip
     return rows + [row for holds, row in quiet if holds]
+
+
+def _defaults(plan: Plan, rows: Iterable[Row]) -> Section:
+    return Section("DEFAULTS", (*rows, *source_defaults(plan)), ("setting", "value", "why"))
+
+
+def source_defaults(plan: Plan) -> list[Row]:
+    """What was left open of how rows are read."""
+    options, path = plan.source.options, plan.source.options.get("path")
+    text = options.get("format") != "parquet" and not str(path).endswith(".parquet")
+    if plan.source.kind != "files" or not text or "max_line_bytes" in options:
+        return []
+    return [("max_line_bytes", MOST_LINE, "longer lines of CSV and JSON are counted, not read")]
 
 
 def _short(value: Any) -> str:

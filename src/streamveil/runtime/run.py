@@ -106,7 +106,9 @@ def work_of(
     """Everything a job does, from its plan. Opens the source but reads no row."""
     inner = combined_plan(plan)
     operator: Operator = (engine or operator_of)(inner)
-    source = opened = open_source(plan.source.kind, plan.source.options)
+    source = opened = open_source(
+        plan.source.kind, plan.source.options, plan.source.event_time, plan.clock.arrival
+    )
     if rejects is not None:
         source = opened = traced(source)
     if inner is not plan:

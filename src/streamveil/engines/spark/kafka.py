@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.connectors.aside import MALFORMED
-from streamveil.connectors.files import fit
-from streamveil.connectors.text import json_rows
+from streamveil.connectors.fit import fit
+from streamveil.connectors.json_lines import json_messages
 from streamveil.engines.spark.feeds import PIECE, Read, Seen
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.queries.plan import Clock
@@ -147,7 +147,7 @@ class KafkaReading:
     def rows(self, split: str, step: int) -> Read:
         """See `Reading`. A message that is no JSON object is counted."""
         part = Range(**json.loads(split))
-        lines = json_rows(list(self._messages(part)), self.schema.names)
+        lines = json_messages(list(self._messages(part)), self.schema)
         table, rejected = fit(lines.rows, self.schema)
         if len(lines.malformed):
             rejected = {**rejected, MALFORMED: len(lines.malformed)}

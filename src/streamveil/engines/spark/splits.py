@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from streamveil.connectors.arrival import arrivals
 from streamveil.connectors.base import micros, select
-from streamveil.connectors.files import FilesSource, fit
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.fit import fit
 from streamveil.connectors.names import guarded
 from streamveil.errors import PlanError, SourceError
 from streamveil.frames import plain

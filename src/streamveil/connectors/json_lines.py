@@ -1,0 +1,246 @@
+"""JSON lines as rows of fields; and which lines are no rows.
+
+Arrow reads a block at once, eight times as fast as Python reads its lines. It is asked first, and
+its word counts only where both must say the same: every line a row of its own, of values that are
+of the column's type as they stand. Any other block is divided, and at the end its lines are read
+one by one, which decides what they mean.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from streamveil.connectors.text import Lines
+from streamveil.types import Array, Int64
+
+MOST_DEPTH = 500  # of values in values; below what Python's own stack ends at
+MOST_VALUES = 1 << 20  # in one line: each takes up to 80 bytes when it is read
+PARTS = 8  # of a block that Arrow does not read
+LEAST = 4096  # bytes of a block that is not divided
+NATIVE = (pa.int64(), pa.float64(), pa.bool_())  # what Arrow and a cast of text read alike
+LONELY = re.compile(rb"Inf(?!inity)|-NaN")  # numbers for Arrow, and for nobody else
+NEWLINE, RETURN, OPEN, CLOSE, QUOTE, COMMA = b'\n\r{}",'
+DEEPER = np.zeros(256, np.int8)
+DEEPER[[*b"[{"]], DEEPER[[*b"]}"]] = 1, -1
+
+
+class Piece(NamedTuple):
+    """Some lines of a block."""
+
+    rows: pa.Table
+    malformed: Int64[Array, " some"]  # from 0
+    lines: int
+
+
+def json_block(block: bytes, wanted: pa.Schema) -> Lines:
+    r"""The wanted fields of whole lines: each column as text, or as it is wanted.
+
+    >>> wanted = pa.schema([("n", pa.int64()), ("t", pa.string())])
+    >>> found = json_block(b'{"n": 1}\n[]\n\n{"n": "2", "t": 3}\n', wanted)
+    >>> found.rows.to_pylist(), found.malformed.tolist()
+    ([{'n': '1', 't': None}, {'n': '2', 't': '3'}], [1])
+    """
+    pieces = list(parsed(block, wanted))
+    first = np.cumsum([0, *(piece.lines for piece in pieces)])
+    odd = [piece.malformed + at for piece, at in zip(pieces, first, strict=False)]
+    rows = joined([piece.rows for piece in pieces], wanted)
+    return Lines(rows, np.concatenate(odd), lambda: without_ends(lines_of(block)))
+
+
+def json_messages(messages: list[bytes], wanted: pa.Schema) -> Lines:
+    """The same of messages, each of which is a line of its own whatever it holds."""
+    block = b"\n".join(messages)
+    if messages and block.count(b"\n") == len(messages) - 1:
+        return json_block(block + b"\n", wanted)
+    return json_rows(messages, wanted.names)
+
+
+def parsed(block: bytes, wanted: pa.Schema) -> Iterator[Piece]:
+    """A block in as few pieces as Arrow reads."""
+    rows = native_rows(block, wanted)
+    if rows is not None:
+        yield Piece(rows, np.zeros(0, np.int64), rows.num_rows)
+        return
+    parts = list(divided(block)) if len(block) > LEAST else []
+    if len(parts) > 1 and native_rows(block[: block.index(b"\n") + 1], wanted) is not None:
+        for part in parts:
+            yield from parsed(part, wanted)
+        return
+    lines = lines_of(block)  # where the first line is odd, others are likely to be
+    found = json_rows(lines, wanted.names)
+    yield Piece(found.rows, found.malformed, len(lines))
+
+
+def divided(block: bytes) -> Iterator[bytes]:
+    """Parts of about one size, of whole lines."""
+    size, begin = len(block) // PARTS, 0
+    while begin < len(block):
+        end = block.find(b"\n", begin + size) + 1 or len(block)
+        yield block[begin:end]
+        begin = end
+
+
+def lines_of(block: bytes) -> list[bytes]:
+    """The lines, with their ends."""
+    return io.BytesIO(block).readlines()
+
+
+def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table | None:
+    """The rows of a block as Arrow reads them; None where it might read anything otherwise.
+
+    A line that begins with { and ends with } shares no object with the next one: within an object
+    what follows } is no {. So with as many objects as lines, each line is one object.
+    """
+    if not block.endswith(b"\n"):
+        block += b"\n"
+    lines = plain_lines(block)
+    if not lines:
+        return None
+    try:
+        rows = pyarrow.json.read_json(
+            pa.BufferReader(block),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema([
+                    (f.name, f.type if f.type in NATIVE else pa.string()) for f in wanted
+                ]),
+                unexpected_field_behavior="ignore",
+            ),
+        )  # fmt: skip
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
+        return None
+    if rows.num_rows != lines or rows.schema.names != wanted.names:
+        return None
+    return None if any(map(has_negative_zero, rows.columns)) else rows
+
+
+def plain_lines(block: bytes) -> int:
+    """How many lines there are; 0 unless each begins and ends as an object that Arrow may read.
+
+    They are text, not nested deeply, and hold no number that is one for Arrow alone.
+    """
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == NEWLINE)
+    last = data[ends - 1]
+    if last[0] == RETURN:
+        last = np.where(last == RETURN, data[ends - 2], 0)
+    if data[0] != OPEN or (last != CLOSE).any() or (data[ends[:-1] + 1] != OPEN).any():
+        return 0
+    longest = int(np.diff(ends, prepend=-1).max())
+    if longest > MOST_VALUES or (longest > 2 * MOST_DEPTH and most_opened(data, ends) > MOST_DEPTH):
+        return 0
+    if not block.isascii() and not is_unicode(block):
+        return 0
+    if (b"I" in block or b"N" in block) and LONELY.search(block):
+        return 0
+    return len(ends)
+
+
+def most_opened(data: Array, ends: Array) -> int:
+    """The most brackets that a line opens, also in its texts: at least its depth."""
+    opened = np.flatnonzero((data | 32) == OPEN)  # [ and { differ in that bit
+    return int(np.diff(np.searchsorted(opened, ends), prepend=0).max())
+
+
+def is_unicode(block: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def has_negative_zero(column: pa.ChunkedArray) -> bool:
+    """Whether a column of real numbers holds -0, which is 0 where it was written as an integer."""
+    if not pa.types.is_floating(column.type):
+        return False
+    return any(
+        bool((np.signbit(values) & (values == 0)).any())
+        for values in (chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks)
+    )
+
+
+def joined(pieces: Sequence[pa.Table], wanted: pa.Schema) -> pa.Table:
+    """Pieces as one table: as text where one of them is, as bytes where one is no Unicode."""
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = []
+    for name in wanted.names:
+        parts = [piece.column(name) for piece in pieces]
+        kinds = {part.type for part in parts}
+        if len(kinds) > 1:
+            common = pa.binary() if pa.binary() in kinds else pa.string()
+            parts = [part.cast(pa.string()).cast(common) if part.type != common else part
+                     for part in parts]  # fmt: skip
+        columns.append(pa.chunked_array([chunk for part in parts for chunk in part.chunks],
+                                        parts[0].type))  # fmt: skip
+    return pa.table(columns, wanted.names)
+
+
+def json_rows(lines: list[bytes], names: list[str]) -> Lines:
+    """The named fields of every line that is a JSON object, as text: this decides what it means."""
+    fields: dict[str, list[str | None]] = {name: [] for name in names}
+    malformed = []
+    for place, line in enumerate(lines):
+        try:
+            row = None if is_excessive(line) else json.loads(line)
+            found = [json_text(row.get(name)) for name in names] if isinstance(row, dict) else None
+        except (ValueError, RecursionError):
+            found = None
+        if found is None:
+            if line.strip():
+                malformed.append(place)
+            continue
+        for values, text in zip(fields.values(), found, strict=True):
+            values.append(text)
+    table = pa.table({name: text_array(values) for name, values in fields.items()})
+    return Lines(table, np.array(malformed, np.int64), partial(without_ends, lines))
+
+
+def is_excessive(line: bytes) -> bool:
+    r"""Whether a line nests values too deeply, or has too many of them.
+
+    >>> deep = b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}"
+    >>> is_excessive(deep), is_excessive(deep.replace(b"[]", b"0")), is_excessive(b'"[' * 600)
+    (True, False, False)
+    """
+    if len(line) <= 2 * MOST_DEPTH:
+        return False
+    if line.count(b"[") + line.count(b"{") <= MOST_DEPTH and len(line) <= MOST_VALUES:
+        return False
+    plain = line.replace(b"\\\\", b"").replace(b'\\"', b"")  # a quote now ends or begins a text
+    data = np.frombuffer(plain, np.uint8)
+    bare = data[~np.logical_xor.accumulate(data == QUOTE)]
+    change = DEEPER[bare]
+    if np.count_nonzero(bare == COMMA) + np.count_nonzero(change > 0) > MOST_VALUES:
+        return True
+    return int(np.cumsum(change, dtype=np.int32).max(initial=0)) > MOST_DEPTH
+
+
+def without_ends(lines: list[bytes]) -> list[bytes]:
+    """Lines without what ends them; those of white space alone are empty."""
+    return [line.rstrip(b"\r\n") if line.strip() else b"" for line in lines]
+
+
+def json_text(value: Any) -> str | None:
+    """A field as text."""
+    return value if isinstance(value, str) or value is None else json.dumps(value)
+
+
+def text_array(values: list[str | None]) -> pa.Array:
+    """Text; as bytes where some is no Unicode (half a surrogate pair), for `fit` to find."""
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        raw = [None if text is None else text.encode("utf-8", "surrogatepass") for text in values]
+        return pa.array(raw, pa.binary())
