@@ -13,7 +13,11 @@ dominate both and the factor is below 2.
 Starting a job (calibrating its noise, creating its state) takes a constant, here spread over few
 records; rates are given with it and once started.
 
-    python benchmarks/throughput.py [--full] [--ids int text] [--repeats 5] [--data DIR]
+With `--json`: how fast are JSON lines read, against `pyarrow.json` with the same columns? Expected:
+0.7 to 0.8 of it per CPU second, since a block is read by Arrow after a look at each byte; above it
+in time, as the next blocks are read meanwhile.
+
+    python benchmarks/throughput.py [--full] [--ids int text] [--repeats 5] [--data DIR] [--json]
 """
 
 from __future__ import annotations
@@ -38,9 +42,11 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.json
 import pyarrow.parquet as pq
 from numba import njit
 
+from streamveil.connectors.files import FilesSource
 from streamveil.datasets import Clicks
 from streamveil.privacy.budget import Budget
 from streamveil.queries.plan import (
@@ -265,6 +271,78 @@ def machine() -> dict[str, Any]:
     }
 
 
+JSON_LINES = 400_000
+JSON_COLUMNS = {"user": "INT64", "page": "STRING", "ms": "FLOAT64", "ok": "BOOL", "ts": "TIMESTAMP"}
+
+
+def json_lines(path: Path, odd: int) -> None:
+    """Writes lines with numbers, texts, a time and a field that nobody reads; `odd`: malformed."""
+    rng = random.Random(1)
+    spoilt = set(rng.sample(range(JSON_LINES), odd))
+    with path.open("w") as file:
+        for i in range(JSON_LINES):
+            row = {
+                "user": i * 7919 % 100_000, "page": f"/page/{i % 1000}",
+                "ms": round(rng.random() * 1e4, 3), "ok": i % 3 == 0,
+                "ts": f"2026-01-01T{i // 3600 % 24:02}:{i // 60 % 60:02}:{i % 60:02}.123456Z",
+                "other": {"a": [1, 2, 3], "b": "xyz"},
+            }  # fmt: skip
+            line = json.dumps(row)
+            if i in spoilt:
+                line = line[:30] if i % 2 else line.replace(": ", " ", 1)
+            file.write(line + "\n")
+
+
+def compare_json(folder: Path, repeats: int) -> dict[str, Any]:
+    """Shares of the speed of `pyarrow.json`, in time and in CPU time; each repeat shuffled."""
+    clean, spoilt = folder / "clean.jsonl", folder / "spoilt.jsonl"
+    json_lines(clean, 0)
+    json_lines(spoilt, JSON_LINES // 1000)
+    source = FilesSource(str(clean), columns=JSON_COLUMNS)
+    parse = pyarrow.json.ParseOptions(
+        explicit_schema=source.schema(), unexpected_field_behavior="ignore"
+    )
+
+    def arrow(threads: bool) -> None:
+        options = pyarrow.json.ReadOptions(use_threads=threads)
+        assert pyarrow.json.read_json(clean, options, parse).num_rows == JSON_LINES
+
+    def ours(path: Path, rows: int) -> None:
+        chunks = FilesSource(str(path), columns=JSON_COLUMNS).read(None, 1 << 20)
+        assert sum(chunk.rows.num_rows for chunk in chunks) == rows
+
+    ways = {
+        "pyarrow.json, one thread": lambda: arrow(False),
+        "pyarrow.json": lambda: arrow(True),
+        "streamveil": lambda: ours(clean, JSON_LINES),
+        "streamveil, 1 line of 1,000 malformed": lambda: ours(
+            spoilt, JSON_LINES - JSON_LINES // 1000
+        ),
+    }
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name in random.sample(list(ways), len(ways)):
+            wall, cpu = time.perf_counter(), time.process_time()
+            ways[name]()
+            if repeat:
+                seen[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    middle = {name: [statistics.median(t) for t in zip(*runs, strict=True)]
+              for name, runs in seen.items()}  # fmt: skip
+    found: dict[str, Any] = {
+        name: {"seconds": wall, "CPU seconds": cpu, "bytes": clean.stat().st_size,
+               "slowest": max(t for t, _ in seen[name]), "fastest": min(t for t, _ in seen[name])}
+        for name, (wall, cpu) in middle.items()
+    }  # fmt: skip
+    found["ratios"] = {
+        f"{mine}, of {theirs}, {what}": middle[theirs][k] / middle[mine][k]
+        for mine in list(ways)[2:] for theirs in list(ways)[:2]
+        for k, what in enumerate(("in time", "per CPU second"))
+    }  # fmt: skip
+    for name, value in found["ratios"].items():
+        print(f"  {value:.2f}  {name}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="10 million users, 59 million records")
@@ -273,12 +351,18 @@ def main() -> None:
     parser.add_argument("--ids", nargs="+", default=["int", "text"], choices=["int", "text"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data", type=Path, help="keep the generated files here")
+    parser.add_argument("--json", action="store_true", help="JSON lines, and nothing else")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     users = 10_000_000 if options.full else options.users
     folder = options.data or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.json:
+        found = compare_json(folder, options.repeats)
+        kept["JSON lines"] = {"machine": {**machine(), "load": os.getloadavg()[0]}, **found}
+        RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
+        return
     result = kept.setdefault(f"{users} users, clumpy {options.clumpy}", {})
     result["machine"] = {**machine(), "load": os.getloadavg()[0]}
     for ids in options.ids:

@@ -13,12 +13,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from streamveil.connectors.fit import parse
 from streamveil.connectors.text import Lines
 from streamveil.types import Array, Int64
 
@@ -27,6 +29,7 @@ MOST_VALUES = 1 << 20  # in one line: each takes up to 80 bytes when it is read
 PARTS = 8  # of a block that Arrow does not read
 LEAST = 4096  # bytes of a block that is not divided
 NATIVE = (pa.int64(), pa.float64(), pa.bool_())  # what Arrow and a cast of text read alike
+ROW = re.compile(r"in row (\d+)")  # at the end of what Arrow says
 LONELY = re.compile(rb"Inf(?!inity)|-NaN")  # numbers for Arrow, and for nobody else
 NEWLINE, RETURN, OPEN, CLOSE, QUOTE, COMMA = b'\n\r{}",'
 DEEPER = np.zeros(256, np.int8)
@@ -66,18 +69,69 @@ def json_messages(messages: list[bytes], wanted: pa.Schema) -> Lines:
 
 def parsed(block: bytes, wanted: pa.Schema) -> Iterator[Piece]:
     """A block in as few pieces as Arrow reads."""
-    rows = native_rows(block, wanted)
-    if rows is not None:
-        yield Piece(rows, np.zeros(0, np.int64), rows.num_rows)
-        return
-    parts = list(divided(block)) if len(block) > LEAST else []
-    if len(parts) > 1 and native_rows(block[: block.index(b"\n") + 1], wanted) is not None:
-        for part in parts:
-            yield from parsed(part, wanted)
-        return
-    lines = lines_of(block)  # where the first line is odd, others are likely to be
-    found = json_rows(lines, wanted.names)
-    yield Piece(found.rows, found.malformed, len(lines))
+    todo = [block]
+    while todo:
+        block = todo.pop()
+        try:
+            rows = native_rows(block, wanted)
+            yield Piece(rows, np.zeros(0, np.int64), rows.num_rows)
+        except OddError as odd:
+            piece = sifted_rows(block, wanted) if odd.line is None else None
+            parts = parts_of(block, odd.line, wanted) if piece is None else []
+            todo += reversed(parts)
+            if piece is not None:
+                yield piece
+            elif not parts:
+                lines = lines_of(block)
+                found = json_rows(lines, wanted.names)
+                yield Piece(typed(found.rows, wanted), found.malformed, len(lines))
+
+
+def parts_of(block: bytes, odd: int | None, wanted: pa.Schema) -> list[bytes]:
+    """A block in several parts; none where its lines are to be read one by one.
+
+    Where Arrow tells which line is odd, that comes by itself, if the part before it is worth that.
+    """
+    count = block.count(b"\n") + 1
+    if len(block) <= LEAST or count <= PARTS:
+        return []
+    if odd is not None and count > odd >= count // (2 * PARTS):
+        lines = lines_of(block)
+        parts = [b"".join(lines[:odd]), b"".join(lines[odd : odd + 1]), b"".join(lines[odd + 1 :])]
+        return [part for part in parts if part]
+    try:
+        native_rows(block[: block.index(b"\n") + 1], wanted)
+    except OddError:
+        return []  # others are likely to be odd as well
+    return list(divided(block))
+
+
+def sifted_rows(block: bytes, wanted: pa.Schema) -> Piece | None:
+    """A block of which some lines do not even look like objects, if none of those is a row."""
+    lines = lines_of(block)
+    odd = np.array(
+        [not (line.startswith(b"{") and line.rstrip(b"\r\n").endswith(b"}")) for line in lines]
+    )
+    if not odd.any() or odd.all():
+        return None
+    found = json_rows([*compress(lines, odd)], wanted.names)
+    if found.rows.num_rows:
+        return None
+    rest = json_block(b"".join(compress(lines, ~odd)), wanted)
+    malformed = [np.flatnonzero(odd)[found.malformed], np.flatnonzero(~odd)[rest.malformed]]
+    return Piece(rest.rows, np.sort(np.concatenate(malformed)), len(lines))
+
+
+def typed(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """Rows of text as Arrow would have read them, where every value fits."""
+    try:
+        columns = [
+            parse(rows.column(f.name), f.type) if f.type in NATIVE else rows.column(f.name)
+            for f in wanted
+        ]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return rows
+    return pa.table(columns, wanted.names)
 
 
 def divided(block: bytes) -> Iterator[bytes]:
@@ -94,8 +148,16 @@ def lines_of(block: bytes) -> list[bytes]:
     return io.BytesIO(block).readlines()
 
 
-def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table | None:
-    """The rows of a block as Arrow reads them; None where it might read anything otherwise.
+class OddError(Exception):
+    """A block that Arrow might read otherwise than line by line; `line`: which one, if it tells."""
+
+    def __init__(self, line: int | None = None) -> None:
+        super().__init__()
+        self.line = line
+
+
+def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table:
+    """The rows of a block as Arrow reads them; OddError where it might read anything otherwise.
 
     A line that begins with { and ends with } shares no object with the next one: within an object
     what follows } is no {. So with as many objects as lines, each line is one object.
@@ -104,7 +166,7 @@ def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table | None:
         block += b"\n"
     lines = plain_lines(block)
     if not lines:
-        return None
+        raise OddError
     try:
         rows = pyarrow.json.read_json(
             pa.BufferReader(block),
@@ -116,11 +178,14 @@ def native_rows(block: bytes, wanted: pa.Schema) -> pa.Table | None:
                 unexpected_field_behavior="ignore",
             ),
         )  # fmt: skip
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
-        return None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+        told = ROW.search(str(error))  # a hint, and no more: any cut gives the same rows
+        raise OddError(min(int(told[1]), lines - 1) if told else lines) from None
     if rows.num_rows != lines or rows.schema.names != wanted.names:
-        return None
-    return None if any(map(has_negative_zero, rows.columns)) else rows
+        raise OddError(lines)
+    if any(map(has_negative_zero, rows.columns)):
+        raise OddError(lines)
+    return rows
 
 
 def plain_lines(block: bytes) -> int:
@@ -172,6 +237,7 @@ def has_negative_zero(column: pa.ChunkedArray) -> bool:
 
 def joined(pieces: Sequence[pa.Table], wanted: pa.Schema) -> pa.Table:
     """Pieces as one table: as text where one of them is, as bytes where one is no Unicode."""
+    pieces = [piece for piece in pieces if piece.num_rows] or list(pieces[:1])
     if len(pieces) == 1:
         return pieces[0]
     columns = []
