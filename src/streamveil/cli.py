@@ -1,8 +1,8 @@
 """The command line. Every command is a few lines over the library.
 
 Exit codes: 0 done, 1 unexpected failure, 2 wrong use or a refused query, 3 over budget, 4 state or
-ledger, 5 source, 6 an audit refuted the claim, 130 interrupted (what is committed stays; run again
-to resume).
+ledger, 5 source, 6 an audit refuted the claim, 130 and 143 stopped by Ctrl-C and by SIGTERM (what
+is committed stays; run again to resume).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from streamveil.commands.common import (
     print_rows,
     read_query,
 )
+from streamveil.commands.stopping import Stopped, stop, stopping
 from streamveil.errors import (
     BudgetError,
     PlanError,
@@ -63,7 +64,8 @@ app = typer.Typer(
     name="streamveil",
     help="Differentially private answers over data that never stops changing.",
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
-    "4 state or ledger, 5 source, 6 refuted by an audit, 130 interrupted.",
+    "4 state or ledger, 5 source, 6 refuted by an audit, 130 interrupted, "
+    "143 stopped by SIGTERM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -81,10 +83,14 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, stop)
     try:
         app()
     except StreamveilError as error:
         fail(error)
+    except Stopped as left:
+        say(left, err=True)
+        raise
     except SystemExit as left:
         if left.code == INTERRUPTED:  # Ctrl-C: typer turns it into this
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one waits for no thread
@@ -171,7 +177,8 @@ def run(
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
     Kill it at any moment and run the same command again: nothing is lost, nothing is counted
-    twice, and every release has the same bytes.
+    twice, and every release has the same bytes. SIGTERM and Ctrl-C end it in order, within eight
+    seconds, and say what is committed.
     """
     from streamveil.runtime.run import Pace
     from streamveil.runtime.run import run as start
@@ -197,7 +204,7 @@ def run(
     last = None
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
-    with progress_bar(planned.plan, seen, quiet=quiet) as listen:
+    with stopping(seen), progress_bar(planned.plan, seen, quiet=quiet) as listen:
         common = {"state": state, "secret": secret, "progress": listen, "ledger": shared,
                   "rejects": rejects}  # fmt: skip
         if engine == "spark":

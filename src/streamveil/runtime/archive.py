@@ -268,7 +268,7 @@ def contents(path: Path, epoch: str) -> Contents:
                     if not dropped and before != frame.first_hash(epoch):
                         raise wal.damaged(path)
                     continue
-                if head[frame.BEFORE] != held.hash:
+                if head.get(frame.BEFORE) != held.hash or "window" not in head:
                     raise frame.TornFrameError("a frame is of another chain")
                 place, after = (
                     Moment(head["window"], head["trigger"]),

@@ -185,10 +185,10 @@ def checked(path: Path, epoch: str, found: Sequence[tuple[frame.Head, bytes]]) -
     wal.require_mine(path, first, VERSION, epoch)
     known = frame.first_hash(epoch)
     for head, prefix in found:
-        if head[frame.BEFORE] != known:
+        if head.get(frame.BEFORE) != known:
             raise wal.damaged(path)
         known = frame.chain(known, prefix)
-    if last.get("portions") != len(found) - 2 or name(first["batch"]) != path.name:
+    if last.get("portions") != len(found) - 2 or name(first.get("batch", -1)) != path.name:
         raise wal.damaged(path)
     archive = last["archive"]
     return Needs(wal.Until(**last["log"]), None if archive is None else Extent(**archive))

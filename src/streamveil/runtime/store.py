@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ HEADER = "state.json"
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
 EPOCH_BYTES = 16
+CLOSING_SECONDS = 4.0  # a container gives ten in all
 BEFORE_CREATION = frozenset([LOCK, SECRET, SCRATCH])  # what may be there before the header
 PARTS = (LEDGER, wal.SEGMENT, checkpoint.CHECKPOINT)  # what is there after it
 
@@ -250,8 +251,13 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Lets go of the directory. Nothing is written: everything durable already is."""
-        self._writer.shutdown()
+        """Lets go of the directory; everything durable already is.
+
+        A checkpoint that is being written gets a few seconds. Without it a restart repeats more.
+        """
+        if self._written is not None:
+            wait([self._written], CLOSING_SECONDS)
+        self._writer.shutdown(cancel_futures=True)
         if self._draft is not None:
             self._draft.close()
         self._log.close()

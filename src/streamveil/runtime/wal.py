@@ -214,8 +214,8 @@ def linked(segments: list[tuple[int, Path]], epoch: str, read: Read[T]) -> Itera
                     batch, known = first, head[frame.BEFORE] if first else known
                 number = head["after"] if head["after"] == first else -1
             else:
-                batch, number = batch + 1, head["batch"]
-            if number != batch or head[frame.BEFORE] != known:
+                batch, number = batch + 1, head.get("batch")
+            if number != batch or head.get(frame.BEFORE) != known:
                 raise damaged(path)
             if offset:
                 known = frame.chain(known, prefix)

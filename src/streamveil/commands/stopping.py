@@ -1,0 +1,84 @@
+"""SIGTERM and Ctrl-C end a job in order: after a commit, with everything given back, and in words.
+
+The first one stops the job where it is: the micro-batch being committed is committed and published,
+the one after it is given up and read again by the next run. What takes longer than `SECONDS` is
+given up too (a container is killed ten seconds after it was told to stop): a kill at any moment
+loses nothing that was committed. A second Ctrl-C ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from streamveil.terminal import say
+
+if TYPE_CHECKING:
+    from streamveil.runtime.progress import Progress
+
+SECONDS = 8.0
+SIGNALED = 128  # and the number of the signal: the exit code
+LATE = "not all could be finished in time; what is committed stays. Run again to resume."
+
+
+class Stopped(SystemExit):
+    """Raised where a signal finds the process; the exit code is 143 or 130."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(SIGNALED + number)
+        self.name, self.done = signal.Signals(number).name, "nothing was begun"
+
+    def __str__(self) -> str:
+        """What to say at the end."""
+        return f"stopped by {self.name}: {self.done}. Run again to resume."
+
+
+@contextmanager
+def stopping(seen: list[Progress]) -> Iterator[None]:
+    """Ends in order what runs inside, and knows what is committed; `seen`: the last progress."""
+    before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except Stopped as stopped:
+        stopped.done = committed(seen)
+        before = {}
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop(number: int, _: FrameType | None) -> None:
+    """The handler of the first signal."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    timer = threading.Timer(SECONDS, give_up, (number,))
+    timer.daemon = True
+    timer.start()
+    raise Stopped(number)
+
+
+def give_up(number: int) -> None:
+    """Ends the process without waiting for anything."""
+    say(LATE, err=True)
+    os._exit(SIGNALED + number)
+
+
+def committed(seen: list[Progress]) -> str:
+    """What stays, from the last progress.
+
+    >>> committed([])
+    'this run committed nothing'
+    """
+    if not seen:
+        return "this run committed nothing"
+    last = seen[0]
+    return (
+        f"{last.batch:,} micro-batches up to step {last.step:,} are committed, and"
+        f" {last.releases:,} releases of this run are published"
+    )

@@ -1,0 +1,118 @@
+"""SIGTERM and Ctrl-C end a run in order, in time and in words; the next run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamveil import cli
+from streamveil.runtime.archive import ARCHIVE
+from streamveil.runtime.published import of_state
+from streamveil.runtime.verify import verify
+
+ROWS = 12_000
+QUERY = """
+CREATE STREAM visits WITH (source = 'files', path = '{folder}/visits.parquet', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column = person,
+    max_rows_contributed = 1, public_groups = ['north', 'south'], steps = 600)
+  ward, COUNT(*) AS n FROM visits GROUP BY ward EMIT EVERY 20 ROWS
+"""
+LIVE = """
+CREATE STREAM visits WITH (source = 'files', path = '{folder}/visits.parquet', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-6, privacy_unit_column = person,
+    max_rows_contributed = 1, public_groups = ['north', 'south'], clock = 'wall',
+    start = '2026-01-01', steps = 1000000)
+  ward, COUNT(*) AS n FROM visits GROUP BY ward EMIT EVERY INTERVAL 1 HOUR
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pq.write_table(
+        pa.table({
+            "ts": pa.array(range(ROWS), pa.timestamp("us", "UTC")),
+            "person": range(ROWS), "ward": ["north", "south"] * (ROWS // 2),
+        }),
+        tmp_path / "visits.parquet",
+    )  # fmt: skip
+    (tmp_path / "q.sql").write_text(QUERY.format(folder=tmp_path))
+    (tmp_path / "live.sql").write_text(LIVE.format(folder=tmp_path))
+    return tmp_path
+
+
+def start(folder: Path, query: str = "q.sql", state: str = "s") -> subprocess.Popen[str]:
+    where = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "streamveil", "run", query, "--state", state, "--quiet"],
+        cwd=folder, env=where, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(path: Path, size: int = 1) -> None:
+    """Waits for a file that grows while a job runs."""
+    end = time.monotonic() + 60
+    while not path.exists() or path.stat().st_size < size:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_after_a_commit_and_says_what_is_committed(
+    folder: Path, number: signal.Signals
+) -> None:
+    job = start(folder)
+    wait_for(folder / "s" / ARCHIVE, 10_000)
+    job.send_signal(number)
+    began = time.monotonic()
+    told = job.communicate(timeout=30)[1]
+    assert time.monotonic() - began < 8
+    assert job.returncode == 128 + number
+    assert f"stopped by {number.name}: " in told
+    done = int(told.split("releases of this run")[0].split()[-1].replace(",", ""))
+    assert len(of_state(folder / "s").moments) == done, "no release is published but not told"
+    assert all(one.is_whole for one in verify(folder / "s"))
+    again = start(folder)
+    assert (again.communicate(timeout=60)[1], again.returncode) == ("", 0)
+    assert len(of_state(folder / "s").moments) == ROWS // 20
+
+
+def test_a_run_that_waits_for_the_clock_ends_too(folder: Path) -> None:
+    job = start(folder, "live.sql")
+    wait_for(folder / "s" / "log-000000000000")
+    time.sleep(1)
+    job.send_signal(signal.SIGTERM)
+    told = job.communicate(timeout=9)[1]
+    assert job.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM: " in told
+
+
+SLOW = """
+import signal, sys, time
+from streamveil import cli
+from streamveil.commands import stopping
+from streamveil.runtime.job import Job
+
+stopping.SECONDS = 0.5
+Job.close = lambda job: time.sleep(60)  # a disk that does not answer
+sys.argv = ["streamveil", "run", "q.sql", "--state", "s", "--quiet"]
+cli.main()
+"""
+
+
+def test_what_does_not_end_in_time_is_given_up_in_words(folder: Path) -> None:
+    job = subprocess.Popen(
+        [sys.executable, "-c", SLOW], cwd=folder, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )  # fmt: skip
+    wait_for(folder / "s" / ARCHIVE, 10_000)
+    job.send_signal(signal.SIGTERM)
+    assert "not all could be finished in time" in job.communicate(timeout=20)[1]
+    assert job.returncode == 128 + signal.SIGTERM
