@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -116,3 +117,31 @@ def test_what_does_not_end_in_time_is_given_up_in_words(folder: Path) -> None:
     job.send_signal(signal.SIGTERM)
     assert "not all could be finished in time" in job.communicate(timeout=20)[1]
     assert job.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        pa.ArrowMemoryError("malloc of size 64 failed"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("x.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        OSError("Could not find/load shared object file 'libllvmlite.so'"),  # as Numba says it
+    ],
+)
+def test_too_little_memory_is_said_in_words(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "read_query", fails)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["streamveil", "run", "q.sql", "--state", "s"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("not enough memory for this process")
+    assert "bug" not in told

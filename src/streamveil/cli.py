@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from errno import ENOMEM
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +57,14 @@ CODES: dict[type[StreamveilError], int] = {
     SourceError: 5,
 }
 INTERRUPTED = 130
+MEMORY_SIGNS = ("cannot allocate memory", "failed to map segment", "can't start new thread",
+                "could not find/load shared object")  # fmt: skip
+NO_MEMORY = (
+    "not enough memory for this process; what is committed stays.\n"
+    "  to fix  give it more (a start needs about 1 GB), lower --memory, which bounds the state,"
+    " or lift a limit on its address space (ulimit -v); then run again to resume. If there is enough,\n"
+    "          a library of the installation cannot be loaded: install streamveil again"
+)
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
 ENGINES = ("embedded", "spark")
 LOCAL = "local[*]"
@@ -99,7 +108,23 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
+        if is_of_memory(error):
+            say(NO_MEMORY, err=True)
+            sys.exit(1)
         unexpected(error)
+
+
+def is_of_memory(error: BaseException | None) -> bool:
+    """Whether something failed for lack of memory, however a library says it.
+
+    >>> is_of_memory(MemoryError()), is_of_memory(OSError(12, "")), is_of_memory(OSError(2, ""))
+    (True, True, False)
+    """
+    if error is None:
+        return False
+    words = str(error).lower() if isinstance(error, (ImportError, OSError, RuntimeError)) else ""
+    told = any(sign in words for sign in MEMORY_SIGNS) or getattr(error, "errno", 0) == ENOMEM
+    return told or isinstance(error, MemoryError) or is_of_memory(error.__cause__)
 
 
 def warned(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
