@@ -62,8 +62,8 @@ MEMORY_SIGNS = ("cannot allocate memory", "failed to map segment", "can't start 
 NO_MEMORY = (
     "not enough memory for this process; what is committed stays.\n"
     "  to fix  give it more (a start needs about 1 GB), lower --memory, which bounds the state,"
-    " or lift a limit on its address space (ulimit -v); then run again to resume. If there is enough,\n"
-    "          a library of the installation cannot be loaded: install streamveil again"
+    " or lift a limit on its address space (ulimit -v); then run again to resume.\n"
+    "          If there is enough, a library cannot be loaded: install streamveil again"
 )
 DEBUG = "STREAMVEIL_DEBUG"  # set: show tracebacks, which may hold values from the data
 ENGINES = ("embedded", "spark")
