@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from streamveil.errors import MissingExtraError, PlanError
+from streamveil.errors import PlanError
 
 if TYPE_CHECKING:
     from streamveil.privacy.noise import Noise
@@ -42,12 +42,12 @@ class SparkEngine:
                 "  to fix  leave rejects out (they are counted by reason all the same), or use the"
                 " embedded engine"
             )
-        try:
-            import pyspark  # noqa: F401
-        except ImportError:
-            raise MissingExtraError("the Spark engine", "spark") from None
         from streamveil.connectors import FilesSource, open_source
-        from streamveil.engines.spark.session import session
+        from streamveil.engines.spark.session import require_pyspark, require_session, session
+
+        require_pyspark()  # what follows imports what other versions do not have
+        if self.session is not None:
+            require_session(self.session)
         from streamveil.engines.spark.splits import require_parquet
         from streamveil.runtime.keys import Keys
         from streamveil.runtime.spark import SparkJob

@@ -63,6 +63,25 @@ POLL = 0.05  # seconds
 ATTEMPTS = 4  # at a step, on a machine too busy for Spark's Python workers
 REST = 3.0  # seconds between them
 LATE = "Python worker failed to connect back"  # Spark gives a new one ten seconds
+RESUMES = "then run again: the job resumes from its last step"
+ENDS = {  # what Spark, Java and py4j say of memory that is not there -> what it means, the way out
+    r"Python worker exited unexpectedly|\bMemoryError\b": (
+        "a Python worker of Spark ended or ran out of memory; most often the system or the"
+        " container killed it for the memory it took.",
+        "give Spark fewer cores or executors more memory (spark.executor.memoryOverhead),"
+        f" {RESUMES}",
+    ),
+    r"java\.lang\.OutOfMemoryError|Cannot allocate memory|error=12\b": (
+        "Spark's Java ran out of memory.",
+        f"give it more (SPARK_DRIVER_MEMORY, spark.executor.memory) or free some, {RESUMES}",
+    ),
+    r"Py4JNetworkError|ConnectionRefusedError|Answer from Java side is empty|SparkContext was shut"
+    r" down|Cannot call methods on a stopped SparkContext": (
+        "Spark's Java process is gone, or its session was stopped; where nobody ended it, the"
+        " system or the container killed it for the memory it took.",
+        f"give it more memory or fewer cores, {RESUMES}",
+    ),
+}
 PATIENCE = 10.0  # seconds for executors to clean up; a cluster that is gone does not answer
 CONF = {  # of the job's own Spark session; the user's stays as it is
     "spark.sql.adaptive.enabled": "false",  # shards must stay where their state is written
@@ -118,6 +137,12 @@ class SparkJob:
 
     def __iter__(self) -> Iterator[Release]:
         """Runs to the end of what is there, or of a live schedule; gives releases as they come."""
+        try:
+            yield from self._attempts()
+        except Exception as error:  # Java may go at any moment, and every call to it fails then
+            raise explained(error) from None
+
+    def _attempts(self) -> Iterator[Release]:
         session, self.ran = self.session.newSession(), True
         for name, value in CONF.items():
             session.conf.set(name, value)
@@ -342,8 +367,12 @@ def explained(error: Exception) -> StreamveilError:
             "  to fix  free it or give Spark fewer cores, then run again: the job resumes from its"
             " last step"
         )
+    told = f"{type(error).__name__} {error}"
     found = re.search(r"streamveil\.errors\.(\w+): (.+?)(?:\n\s*\n|\n\s+at |\Z)", str(error), re.S)
     if found is None:
+        for pattern, (what, way_out) in ENDS.items():
+            if re.search(pattern, told):
+                return StreamveilError(f"{what}\n  to fix  {way_out}")
         return StreamveilError(
             f"Spark stopped the job ({type(error).__name__}); the message is withheld because it"
             " could hold a value from the data.\n  to fix  see Spark's own log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -20,18 +21,19 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.io.encryption.enabled": "true",  # shuffle files hold raw rows
 }
+FIRST, BELOW = (4, 2), (5, 0)  # versions of Spark, as in the extra 'spark'
 WAITABLE = 1024  # `select`, with which py4j waits for Spark's calls, knows descriptors below this
 
 
 def session(master: str = "local[2]", **settings: str) -> Any:
     """A SparkSession on `master`, with a Java runtime found or packaged.
 
-    Further settings override ours. Raises MissingExtraError without pyspark.
+    Further settings override ours. Raises MissingExtraError without pyspark, StreamveilError for
+    another version of it and where Java does not start.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise MissingExtraError("the Spark engine", "spark") from None
+    require_pyspark()
+    from pyspark.sql import SparkSession
+
     os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers import the same packages
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -40,9 +42,65 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     builder = SparkSession.builder.master(master).appName("streamveil")
     for name, value in wanted.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
+    try:
+        made = builder.getOrCreate()
+    except Exception as error:  # no row was read yet: what it says is Spark's and Java's own
+        raise not_started(error) from None
     made.sparkContext.setLogLevel("ERROR")
     return made
+
+
+def require_pyspark() -> None:
+    """Refuses to start without pyspark, or with one whose sources know no public times."""
+    try:
+        import pyspark
+    except ImportError:
+        raise MissingExtraError("the Spark engine", "spark") from None
+    require_version("pyspark", pyspark.__version__)
+
+
+def require_version(what: str, version: str) -> None:
+    """Refuses a version of Spark that is too old, or newer than any that was tried.
+
+    >>> require_version("pyspark", "4.3.0")
+    """
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if FIRST <= numbers < BELOW:
+        return
+    first, below = (".".join(map(str, bound)) for bound in (FIRST, BELOW))
+    raise StreamveilError(
+        f"{what} {version} cannot run streamveil's jobs: they need Spark {first} or later, below"
+        f" {below}. Nothing was charged.\n"
+        "  to fix  pip install 'streamveil[spark]', on a cluster of that version; or use the"
+        " embedded engine"
+    )
+
+
+def require_session(session: Any) -> None:
+    """Refuses a session of the caller's on a Spark that cannot run jobs, before any is made."""
+    require_version("the session's Spark", session.version)
+    if "pyspark.sql.connect" in type(session).__module__:
+        raise StreamveilError(
+            "a session of Spark Connect cannot run streamveil's jobs: the driver must be in this"
+            " process. Nothing was charged.\n"
+            "  to fix  give a session without .remote(...), or none and a master"
+        )
+
+
+def not_started(error: Exception) -> StreamveilError:
+    """The error for a Spark that ended while it was starting.
+
+    What Java prints goes to the terminal, not into the exception.
+    """
+    said = re.search(r"(?:System memory|Executor memory) \d+ must be at least \d+", str(error))
+    reason = f": {said[0]} bytes" if said else "; what Java said stands above"
+    return StreamveilError(
+        f"Spark did not start ({type(error).__name__}){reason}. Nothing was charged.\n"
+        "  why     most often memory: Java could not reserve its heap, or the system killed it;"
+        " else a Java that is not 17 or 21\n"
+        "  to fix  free memory or raise the limit of the container, or give Spark another heap:"
+        " SPARK_DRIVER_MEMORY=1g, at least 512m"
+    )
 
 
 def require_callbacks(session: Any) -> None:
