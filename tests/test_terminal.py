@@ -42,6 +42,8 @@ SHOWN = [
     (("run", "q.sql", "--state", "q.veil"), True),
     (("run", "wrong.sql", "--state", "w.veil"), False),
     (("inspect", "q.veil"), None),
+    (("verify", "q.veil"), None),
+    (("verify", HOSTILE), None),
     (("read", "q.veil"), True),
     (("read", "q.veil", "--key", f"{COLUMN}={HOSTILE[:-1]}"), False),
     (("read", "q.veil", "--key", f"{HOSTILE}=1"), False),
