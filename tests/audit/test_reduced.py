@@ -54,6 +54,21 @@ def test_claims_stand(name):
     assert all(0 <= verdict.proven < verdict.claimed for verdict in found)
 
 
+@pytest.mark.parametrize("bounds", [
+    {"max_rows": 10**9}, {"max_rows": 5_000, "max_rows_per_group": 2_500},
+    {"max_squared_rows": 10**9},
+], ids=str)  # fmt: skip
+def test_bounds_of_any_size_are_attacked(bounds, monkeypatch):
+    """Fewer copies run than public groups are named for, since each of them has many rows."""
+    monkeypatch.setattr("streamveil.audit.reduced.FEWEST", 8)
+    monkeypatch.setattr("streamveil.audit.reduced.MOST_ROWS", 30_000)
+    monkeypatch.setattr("streamveil.audit.reduced.MOST_ADDED", 1_500)
+    plan = query(PUBLIC, sv.Budget(mu=0.5, delta=1e-6), **bounds).plan
+    found = list(attacks(plan, 50, 1e-6, tell=lambda text: None))
+    assert len(found) == 10
+    assert all(verdict.stands for verdict in found)
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 9), (-9, 0), (-9, 2)])
 def test_the_added_unit_reaches_both_bounds_with_values_of_its_own(low, high):
     measures = {"n": sv.count(), "ms": sv.sum("ms", bounds=(low, high))}

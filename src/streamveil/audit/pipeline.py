@@ -134,7 +134,7 @@ def features(
                 cell = found.setdefault(
                     (int(number), *place, name, seen[place]), np.full(copies, np.nan)
                 )
-                mine = key == number
+                mine = (key == number) & (copy < copies)  # public keys are named for more copies
                 cell[copy[mine]] = values[mine]
     return found
 

@@ -32,6 +32,8 @@ STEPS, WINDOW = 6, 3  # triggers of the job, and of a window where there are win
 MOST_KEYS = 8  # that the added unit enters
 MOST_UNITS = 990  # in the background; numbers below 1000 are one copy's
 MOST_ROWS = 4_000_000  # of one run, all copies together
+FEWEST = 1000  # copies of a scenario that are run in any case
+MOST_ADDED = MOST_ROWS // FEWEST // 2  # rows of the added unit, beside those of the background
 LEVELS = 2  # of a quantile's tree
 RUNS: dict[str, Run] = {"unbroken": unbroken, "restarted": restarted}
 
@@ -115,10 +117,11 @@ def window_of(window: Window) -> Window:
 def scenarios(plan: Plan, operator: GroupBy) -> list[Scenario]:
     """Where one more unit could show: on many keys, on one, on keys of its own, late.
 
-    Its values are at the end of the bounds that is farther from zero, and once at the other.
+    Its values are at the end of the bounds that is farther from zero, and once at the other. It has
+    as many rows as bounds let in, up to what a run can hold: fewer prove less, and nothing false.
     """
     bounding = plan.bounding
-    rows = bounding.max_rows or isqrt(bounding.quadratic or 1)
+    rows = min(bounding.max_rows or isqrt(bounding.quadratic or 1), MOST_ADDED)
     far, near = extremes(plan)
     crowd = min(around(operator), MOST_UNITS)
     many = range(min(rows, MOST_KEYS, bounding.quadratic or rows, max(1, MOST_UNITS // crowd)))
@@ -206,7 +209,7 @@ def attacks(
     delta = max(float(plan.budget.delta or 0), min(DELTAS))
     for scenario in scenarios(small_plan, operator):
         rows = len(scenario.background) + len(scenario.added)
-        some = min(copies, max(1000, MOST_ROWS // max(rows, 1)))
+        some = min(copies, max(FEWEST, MOST_ROWS // max(rows, 1)))
         for name, run in RUNS.items():
             tell(f"{scenario.name}, {name}")
             noises = KeyedNoise.fresh(), KeyedNoise.fresh()
