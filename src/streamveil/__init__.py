@@ -24,6 +24,7 @@ from streamveil.errors import (
     SourceError,
     StoreError,
     StreamveilError,
+    nearest,
 )
 from streamveil.privacy.budget import Budget
 from streamveil.queries.builder import (
@@ -71,7 +72,8 @@ def __getattr__(name: str) -> Any:
         return import_module(_MECHANISMS[name])
     if name in _READERS:
         return getattr(import_module(_READERS[name]), name)
-    raise AttributeError(f"module 'streamveil' has no attribute '{name}'")
+    known = [*__all__, *_MECHANISMS]
+    raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
 
 
 if TYPE_CHECKING:

@@ -6,8 +6,14 @@ Nor does one hold a command to the terminal it is shown on: names in it are spel
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # C0, DEL and C1; marks of direction; ends of lines and paragraphs; halves of surrogate pairs
 COMMANDS = (
@@ -149,3 +155,53 @@ def nearest(word: str, known: Collection[str]) -> str:
     if close:
         return f"; did you mean '{spelling[close[0]]}'?"
     return f"; known: {', '.join(sorted(known))}"
+
+
+def fitting(form: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Refuses calls that do not fit a function, by the name of the argument and the right form.
+
+    >>> @fitting("area(width=2, height=3)")
+    ... def area(*, width: int, height: int) -> int:
+    ...     return width * height
+    >>> area(width=2, heigth=3)
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.PlanError: area() has no argument 'heigth'; did you mean 'height'?
+      to fix  area(width=2, height=3)
+    """
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        known = signature(function)
+
+        @wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            try:
+                known.bind(*args, **named)
+            except TypeError:
+                fault = misfit(known, len(args), named)
+                name = form.partition("(")[0]
+                raise PlanError(f"{name}() {fault}\n  to fix  {form}") from None
+            return function(*args, **named)
+
+        return call
+
+    return wrap
+
+
+def misfit(known: Signature, given: int, named: Collection[str]) -> str:
+    """What is wrong with a call: an argument that is unknown, given by place, or missing."""
+    arguments = [one for one in known.parameters.values() if one.name != "self"]
+    given -= len(known.parameters) - len(arguments)
+    names = [one.name for one in arguments if one.kind is not Parameter.VAR_KEYWORD]
+    placed = [one.name for one in arguments if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    for name in named:
+        if name not in names and len(names) == len(arguments):
+            return f"has no argument '{name}'{nearest(name, names)}"
+        if name in placed[:given]:
+            return f"is given '{name}' twice, by place and by name"
+    if given > len(placed):
+        most = f"at most {len(placed)} arguments" if placed else "no argument"
+        return f"takes {most} by place, and {given} are given: name them"
+    needed = [one.name for one in arguments if one.default is Parameter.empty]
+    missing = [n for n in needed if n in names and n not in named and n not in placed[:given]]
+    return f"needs {', '.join(repr(name) for name in missing)}"

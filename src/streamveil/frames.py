@@ -21,7 +21,15 @@ def as_table(data: Any) -> pa.Table:
 
     A stream that can be read once is read here, once.
     """
-    if isinstance(data, dict) or hasattr(data, STREAM):
+    if isinstance(data, dict):
+        try:
+            return plain(pa.table(data))
+        except (pa.ArrowException, TypeError, ValueError, AttributeError):  # may show a value
+            raise SourceError(
+                "this dict is no table.\n"
+                "  to fix  give lists of one length, of one type: {'user': [1, 2], 'ms': [3, 4]}"
+            ) from None
+    if hasattr(data, STREAM):
         return plain(pa.table(data))
     if hasattr(data, "__arrow_c_array__"):
         return plain(pa.Table.from_batches([pa.record_batch(data)]))

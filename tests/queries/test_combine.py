@@ -97,7 +97,7 @@ def test_any_aggregates_with_any_bounds_are_the_two_step_query(rows, asked, most
     key = ["place"] if grouped else []
     by = "GROUP BY place" if grouped else ""
     text = f"""
-        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 60, delta = 0.4, privacy_unit_column = id,
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (mu = 60, delta = 0.1, privacy_unit_column = id,
             max_groups_contributed = 3 {", public_groups = [0.0, 1.5, NULL]" if grouped else ""})
             {", ".join(key + ours)} FROM t {by}"""
     plan = sv.sql(text, {"t": table}).plan

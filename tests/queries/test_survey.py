@@ -14,6 +14,7 @@ from streamveil.privacy.noise import SeededNoise, SilentNoise
 from streamveil.queries.survey import (
     REPEAT_EDGES,
     ROW_EDGES,
+    VAGUE,
     Survey,
     histograms,
     learn,
@@ -80,11 +81,14 @@ def test_without_noise_it_says_what_is_there():
     learned, _ = survey(asked(table), table, sv.Budget(mu=50, delta=1e-9), SilentNoise())
     user = table["user"].to_numpy()
     per_unit = np.unique(user, return_counts=True)[1]
-    assert learned.units == pytest.approx(len(per_unit), rel=0.01)
-    assert learned.most == pytest.approx(np.quantile(per_unit, 0.99), rel=0.35)
-    assert 0.1 < learned.repeats < 0.5  # of a unit with few rows and a favourite among 12 groups
+    assert learned.sure
+    assert learned.units.value == pytest.approx(len(per_unit), rel=0.01)
+    assert learned.most.value == pytest.approx(np.quantile(per_unit, 0.99), rel=0.35)
+    assert (
+        0.1 < learned.repeats.value < 0.5
+    )  # of a unit with few rows and a favourite among 12 groups
     high = np.quantile(table["ms"].to_numpy().clip(0, 100), 0.99)
-    assert high <= learned.high <= 2 * high
+    assert high <= learned.high.value <= 2 * high
 
 
 def test_the_ledger_pays_before_anything_is_drawn():
@@ -145,3 +149,56 @@ def test_texts_are_refused_by_their_type_and_never_quoted(texts):
     with pytest.raises(PlanError, match="adds up values of type string") as refused:
         survey(made.plan, table, PRICE, SeededNoise(1))
     assert "jane" not in str(refused.value)
+
+
+def rows_of_units(kind, units, rng):
+    """How many rows each unit has: Zipf's tail, a few heavy units, or all alike."""
+    if kind == "tail":
+        return np.minimum(rng.zipf(1.7, units), 5_000)
+    return np.where(rng.random(units) < 0.03, 900, 1) if kind == "heavy" else np.full(units, 27)
+
+
+def binned(rows, rng, sigma):
+    """The noisy histograms of units with so many rows, of which a third repeat."""
+    exact = [np.bincount(np.searchsorted(ROW_EDGES, rows, side="right") - 1,
+                         minlength=len(ROW_EDGES)), np.zeros(len(REPEAT_EDGES))]  # fmt: skip
+    exact[1][4] = len(rows)
+    return [np.round(one + rng.normal(0, sigma, len(one))).astype(np.int64) for one in exact]
+
+
+@pytest.mark.parametrize("kind", ["tail", "heavy", "alike"])
+@pytest.mark.parametrize("units", [2_000, 100_000])
+@pytest.mark.parametrize("sigma", [1.0, 30.0, 1_000.0])
+def test_the_truth_lies_in_the_intervals(kind, units, sigma):
+    """60 surveys, each wrong with 5 % at most: 20 misses have a chance below 1e-11."""
+    rng, missed, said = np.random.default_rng(7), 0, 0
+    for _ in range(60):
+        rows = rows_of_units(kind, units, rng)
+        found = learn(binned(rows, rng, sigma), sigma)
+        truths = {"units": units, "repeats": 0.35}
+        if found.cap is not None:
+            truths |= {"rows": np.minimum(rows, found.cap).mean(),
+                       "most": np.quantile(rows, 0.99, method="inverted_cdf")}  # fmt: skip
+        known = [(getattr(found, name), truth) for name, truth in truths.items()]
+        known = [(one, truth) for one, truth in known if one is not None]
+        missed += any(not one.low <= truth <= one.high for one, truth in known)
+        assert all(one.low <= one.value <= one.high for one, _ in known if one is not found.units)
+        said += bool(found.options)
+        if found.options:  # and what is chosen from is within the factor that is promised
+            assert VAGUE**-1 <= found.options["expected_rows"] / truths["rows"] <= VAGUE
+    assert missed < 20
+    if sigma == 1.0 and units == 100_000:
+        assert said == 60  # a quiet survey does answer
+    if sigma == 1_000.0 and units == 2_000:
+        assert said == 0  # and a loud one does not
+
+
+def test_noise_that_hides_heavy_units_chooses_no_bound():
+    """Means of 27.2 rows were printed as 2.01, since bins with few units counted as empty."""
+    rng = np.random.default_rng(1)
+    rows = np.where(rng.random(3_000) < 0.03, 840, 2)
+    assert rows.mean() == pytest.approx(27.2, abs=4)
+    for _ in range(20):
+        found = learn(binned(rows, rng, 80.0), 80.0)
+        assert found.options == {}
+        assert found.rows is None or found.rows.high >= rows.mean()

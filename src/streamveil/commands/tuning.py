@@ -139,13 +139,16 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
     learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)
     say(promise.sentence(budget.delta or 0))
     say("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
-    if learned.rows is None:
-        say("too few units for this price: nothing can be said of them")
+    for name, found in learned.numbers:
+        say(f"  {name} = {found.value:g}, with 95 % between {found.low:.3g} and {found.high:.3g}")
+    if learned.cap is not None:
+        say(f"  (rows of a unit beyond {learned.cap:g} are not in its average)")
+    if not learned.sure:
+        say(
+            "the noise is too large to choose from: nothing is recommended.\n"
+            "  to fix  a larger --epsilon, more rows, or expected_rows by what is publicly known"
+        )
         return
-    for option, value in learned.options.items():
-        say(f"  {option} = {value:g}")
-    if learned.high is not None:
-        say(f"  99 of 100 values are at most {learned.high:g}")
     tried = replace(plan, options=plan.options | learned.options, bounding=Bounding())
     say("with these options and no bound, the forecast chooses")
     for default in compile_plan(tried).defaults:

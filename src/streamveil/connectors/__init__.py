@@ -24,6 +24,7 @@ SINKS: dict[str, Callable[..., Sink]] = {
     "delta": DeltaSink,
     "memory": MemorySink,
 }
+SPARK_ONLY = ("kafka",)
 
 
 def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
@@ -47,6 +48,12 @@ T = TypeVar("T")
 
 def opened(what: str, known: dict[str, Callable[..., T]], kind: str, options: dict[str, Any]) -> T:
     """Builds one connector from its registry."""
+    if what == "source" and kind in SPARK_ONLY:
+        raise SourceError(
+            f"source '{kind}' is read on Spark alone.\n"
+            f"  to fix  streamveil run --engine spark, in Python run(state, "
+            "engine=streamveil.spark(session))"
+        )
     if kind not in known:
         raise SourceError(f"unknown {what} '{kind}'{nearest(kind, known)}")
     allowed = known[kind].__init__.__annotations__.keys() - {"return"}

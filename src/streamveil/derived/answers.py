@@ -16,7 +16,7 @@ from streamveil.derived.intervals import Interval, deviations, plain, ratio
 from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
-from streamveil.errors import PlanError, visible
+from streamveil.errors import PlanError, fitting, visible
 from streamveil.operators.facts import Facts, read_note
 from streamveil.types import Array
 
@@ -340,6 +340,7 @@ def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
     return table.take(pa.array(ranked.order))
 
 
+@fitting('answers("clicks.veil"), or answers(releases)')
 def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
     """Questions across releases of one job: those in memory, a sink's folder, a state directory.
 
@@ -352,6 +353,11 @@ def answers(source: Iterable[Release] | str | Path, *, query: Query | None = Non
         from streamveil.queries.combine import combined_plan
 
         operator = compile_plan(combined_plan(query.plan))
+    if not isinstance(source, str | Path | Iterable):
+        raise PlanError(
+            "answers takes releases, the folder of a sink or a state directory, not "
+            f"{type(source).__name__}"
+        )
     if not isinstance(source, str | Path):
         return Answers(of_releases(source, operator))
     from streamveil.runtime.published import is_state, of_state

@@ -154,7 +154,10 @@ def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
     """What the files sink wrote: `<path>/<job>/window=W/trigger=T.parquet` (or csv, json)."""
     home = Path(path)
     if not home.is_dir():
-        raise SourceError(f"there is no folder '{home}'")
+        raise SourceError(
+            f"there is no folder '{home}'.\n"
+            "  to fix  give the folder that a sink wrote, or the state directory of a job"
+        )
     found: dict[Path, dict[Moment, Load]] = {}
     for file in sorted(home.rglob("trigger=*")):
         name, window = NAME.search(file.name), WINDOW.search(file.parent.name)

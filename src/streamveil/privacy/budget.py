@@ -7,6 +7,8 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TypeAlias
 
+from streamveil.errors import fitting
+
 Number: TypeAlias = int | float | Fraction | Decimal | str
 
 
@@ -58,6 +60,7 @@ class Budget:
     rho: Fraction | None
     mu: Fraction | None
 
+    @fitting("Budget(epsilon=1, delta=1e-9), or rho=..., or mu=...")
     def __init__(
         self,
         *,

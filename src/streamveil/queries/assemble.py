@@ -21,6 +21,7 @@ from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
 from streamveil.queries.dialect import shown
 from streamveil.queries.expr import conjunction
+from streamveil.queries.options import require_kinds
 from streamveil.queries.parts import Ticks, finish
 from streamveil.queries.plan import (
     Aggregate,
@@ -80,6 +81,7 @@ class Draft:
 
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     """The checked plan of a draft and its option values."""
+    require_kinds(values)
     unit = values.get("privacy_unit_column")
     if unit is None and isinstance(draft.source, TableSource):
         unit = draft.source.record or ""  # '': a row of a table that only grows

@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.privacy.budget import Budget
 from streamveil.queries.assemble import Draft, assemble
@@ -82,15 +83,18 @@ class Stream:
     limits: Mapping[str, int | None] = field(default_factory=dict)
     sink: SinkSpec | None = None
 
+    @fitting('protect(unit="user_id", per="1 day")')
     def protect(self, unit: str, per: Duration | None = None) -> Stream:
         """Who is protected: a column or expression, over the whole stream or per period."""
         period = None if per is None else duration_us(per, "per")
         return replace(self, unit=unit, period_us=period)
 
+    @fitting("where(\"ms > 0 AND url LIKE '/shop%'\")")
     def where(self, condition: str) -> Stream:
         """Keeps rows for which a per-row SQL condition holds; several are joined by AND."""
         return replace(self, conditions=(*self.conditions, condition))
 
+    @fitting('window(tumble("1 day"))')
     def window(self, shape: Window) -> Stream:
         """Tumbling, hopping or cumulating windows of event time."""
         if not isinstance(shape, Window):
@@ -102,9 +106,10 @@ class Stream:
         plain = [KeyColumn(name=column, expression=quoted(column)) for column in columns]
         computed = [KeyColumn(name=name, expression=text) for name, text in named.items()]
         if keys is not None and not isinstance(keys, Keys):
-            raise PlanError("keys is discover(min_units=...) or public([...])")
+            raise PlanError("keys must be discover(min_units=...) or public([...])")
         return replace(self, groups=(*plain, *computed), keys=keys or Keys())
 
+    @fitting('agg(n=count(), seconds=sum("ms / 1000.0", bounds=(0, 60)))')
     def agg(self, **measures: Measure) -> Stream:
         """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000))."""
         for name, measure in measures.items():
@@ -116,6 +121,7 @@ class Stream:
             per_group=frozenset(name for name, measure in measures.items() if measure.per_group),
         )
 
+    @fitting("bound(max_rows=8)")
     def bound(
         self,
         max_rows: int | None = None,
@@ -133,10 +139,15 @@ class Stream:
         }
         return replace(self, limits=limits)
 
+    @fitting('to("files", path="out/", format="csv")')
     def to(self, kind: str, name: str | None = None, **options: Any) -> Stream:
         """Names the sink for releases, such as "files" with path="out/" and format="parquet"."""
         return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
 
+    @fitting(
+        'release(every="1 hour", start="2026-01-01", '
+        'end="2026-02-01", budget=Budget(epsilon=1, delta=1e-9))'
+    )
     def release(
         self, *, budget: Budget, every: Duration | Rows | None = None, **options: Any
     ) -> Query:
@@ -193,16 +204,17 @@ RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
 
 def endless(source: SourceSpec) -> bool:
     """Whether more rows may always come."""
-    return source.options.get("follow") is True or source.kind in ("kafka", "postgres")
+    return source.options.get("follow") is True or source.kind == "kafka"
 
 
 def quoted(column: str) -> str:
     """A column name as an expression."""
     if not isinstance(column, str) or not column:
-        raise PlanError("a column is named by a text")
+        raise PlanError("a column must be named by a text, such as group_by('url', 'country')")
     return "`" + column.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
+@fitting('files("clicks/*.parquet", event_time="ts")')
 def files(
     path: str | list[str],
     *,
@@ -211,17 +223,24 @@ def files(
     **options: Any,
 ) -> Stream:
     """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory."""
-    first = PurePath(path if isinstance(path, str) else (path or ["files"])[0])
+    paths = [str(path)] if isinstance(path, str | PurePath) else path
+    if not (isinstance(paths, list | tuple) and paths and all(isinstance(p, str) for p in paths)):
+        raise PlanError(
+            "files takes a path, a folder, a pattern or a list of them.\n"
+            "  to fix  files('clicks/*.parquet', event_time='ts')"
+        )
+    first = PurePath(paths[0])
     stem = first.parent.name if "*" in first.stem else first.stem
     spec = SourceSpec(
         name=name or stem or "files",
         kind="files",
-        options={"path": path, **options},
+        options={"path": str(path) if isinstance(path, PurePath) else path, **options},
         event_time=event_time,
     )
     return Stream(spec)
 
 
+@fitting('memory(table, event_time="ts")')
 def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -> Stream:
     """Rows of a table: of Arrow, pandas, Polars, DuckDB, or a dict of columns."""
     rows = as_table(table)
@@ -230,16 +249,19 @@ def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -
     )
 
 
+@fitting('source("rate", name="clicks", event_time="ts")')
 def source(kind: str, name: str, *, event_time: str | None = None, **options: Any) -> Stream:
     """Rows of any connector, by its name."""
     return Stream(SourceSpec(name=name, kind=kind, options=options, event_time=event_time))
 
 
+@fitting('tumble("1 day")')
 def tumble(size: Duration) -> Window:
     """Windows of one length, side by side."""
     return Window(kind="tumble", size_us=duration_us(size, "size"))
 
 
+@fitting('hop("1 day", "1 hour")')
 def hop(size: Duration, slide: Duration) -> Window:
     """Overlapping windows: one of `size` starts every `slide`."""
     return Window(
@@ -247,6 +269,7 @@ def hop(size: Duration, slide: Duration) -> Window:
     )
 
 
+@fitting('cumulate("1 day", "1 hour")')
 def cumulate(size: Duration, step: Duration) -> Window:
     """Windows that share a start and grow by `step` up to `size`."""
     return Window(
@@ -254,18 +277,33 @@ def cumulate(size: Duration, step: Duration) -> Window:
     )
 
 
+@fitting("discover(min_units=20)")
 def discover(min_units: int = 1) -> Keys:
     """Groups appear by a private threshold, well above `min_units` privacy units."""
     return Keys(min_units=min_units)
 
 
+@fitting('public(["a", "b"])')
 def public(groups: Iterable[Any] | str) -> Keys:
     """Groups that are public anyway: values (tuples for several columns), or a file of them."""
     if isinstance(groups, str):
         return Keys(public=groups)
-    return Keys(public=tuple(g if isinstance(g, tuple) else (g,) for g in groups))
+    if not isinstance(groups, Iterable) or isinstance(groups, bytes | Mapping):
+        raise PlanError(
+            "public takes a list of groups, or the path of a file of them.\n"
+            "  to fix  public(['a', 'b']), for two columns public([('a', 1), ('b', 1)])"
+        )
+    found = tuple(tuple(g) if isinstance(g, tuple | list) else (g,) for g in groups)
+    for value in itertools.chain.from_iterable(found):
+        if not isinstance(value, Hashable):
+            raise PlanError(
+                f"a public group is a value, or a tuple of one for each column, not a "
+                f"{type(value).__name__}.\n  to fix  public([('a', 1), ('b', 1)])"
+            )
+    return Keys(public=found)
 
 
+@fitting("rows(1000)")
 def rows(n: int) -> Rows:
     """A release every n source rows."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -273,26 +311,33 @@ def rows(n: int) -> Rows:
     return Rows(n)
 
 
+@fitting('count(), or count("column")')
 def count(column: str | None = None, *, per_unit: tuple[float, float] | None = None) -> Measure:
     """Rows, or rows where a column is not null; `per_unit` clamps a unit's count in a group."""
     return Measure("count", column, per_unit, per_group=per_unit is not None)
 
 
+@fitting('count_if("ms > 100")')
 def count_if(condition: str) -> Measure:
     """Rows for which a per-row SQL condition holds."""
+    if not isinstance(condition, str):
+        raise PlanError("count_if takes a condition as SQL text, such as count_if('ms > 100')")
     return Measure("count", f"IF({condition}, TRUE, NULL)")
 
 
+@fitting("count_units()")
 def count_units() -> Measure:
     """How many different privacy units."""
     return Measure("count_units")
 
 
+@fitting('count_distinct("url")')
 def count_distinct(column: str) -> Measure:
     """How many different values."""
     return Measure("count_distinct", column)
 
 
+@fitting('sum("ms", bounds=(0, 60_000))')
 def sum(  # reads as streamveil.sum
     column: str, *, bounds: tuple[float, float], quantum: float | None = None
 ) -> Measure:
@@ -300,31 +345,39 @@ def sum(  # reads as streamveil.sum
     return Measure("sum", column, bounds, quantum)
 
 
+@fitting('avg("ms", bounds=(0, 60_000))')
 def avg(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
     """The mean of values clamped to the bounds."""
     return Measure("avg", column, bounds, quantum)
 
 
+@fitting('variance("ms", bounds=(0, 60_000))')
 def variance(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
     """The variance of values clamped to the bounds."""
     return Measure("variance", column, bounds, quantum)
 
 
+@fitting('stddev("ms", bounds=(0, 60_000))')
 def stddev(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
     """The standard deviation of values clamped to the bounds."""
     return Measure("stddev", column, bounds, quantum)
 
 
+@fitting('quantile("ms", 0.5, bounds=(0, 60_000))')
 def quantile(column: str, q: float, *, bounds: tuple[float, float]) -> Measure:
     """The value below which a share q of the values lies."""
+    if isinstance(q, bool) or not isinstance(q, int | float):
+        raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
     return Measure("quantile", column, bounds, options={"q": float(q)})
 
 
+@fitting('median("ms", bounds=(0, 60_000))')
 def median(column: str, *, bounds: tuple[float, float]) -> Measure:
     """The value in the middle."""
     return quantile(column, 0.5, bounds=bounds)
 
 
+@fitting('heavy_hitters("url", k=100)')
 def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
     """The k most frequent values, in bounded memory; stands alone in its query.
 
@@ -334,6 +387,7 @@ def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
     return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}))
 
 
+@fitting('approx_frequency("url")')
 def approx_frequency(column: str, **sizes: int) -> Measure:
     """How often given public values occur, in bounded memory; stands alone in its query."""
     return Measure("approx_frequency", column, options=sketch_sizes(sizes))
@@ -350,10 +404,16 @@ def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
     return dict(sizes)
 
 
+@fitting('sql(text, {"clicks": table})')
 def sql(text: str, tables: Mapping[str, Any] | None = None) -> Query:
     """The only query of a SQL script. `tables` maps names to streams or to tables in memory."""
     from streamveil.queries.sql import parse_script
 
+    if tables is not None and not isinstance(tables, Mapping):
+        raise PlanError(
+            "tables maps the names in the query to streams or tables.\n"
+            "  to fix  sql(text, {'clicks': table})"
+        )
     known = {
         name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
         for name, t in (tables or {}).items()

@@ -26,6 +26,11 @@ SUFFIXES = ("_sd", "_low", "_high")
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
 SHARES = dict.fromkeys(("delta_share", "selection_share", "mu_share"), 1.0)  # and their ends
 ABOVE_ZERO = {**SHARES, "entry_weight": inf, "weight_reference": inf}
+SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors; kafka is Spark's
+SINKS = ("files", "console", "delta", "memory")
+LARGEST_DELTA = 0.1
+MOST_TRIGGERS = 1_000_000  # that a counter is sized for within seconds
+MOST_COINS = 100_000  # that a table of coins is
 TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
 
 
@@ -168,6 +173,30 @@ def check_habits(plan: Plan) -> Complaints:
         yield HABITS["budget-refresh"].error()
     if refresh is not None and refresh != plan.period_us:
         yield "budget_refresh must equal privacy_unit_period, or be left out: it is implied"
+
+
+def check_ends(plan: Plan) -> Complaints:
+    """Where rows come from, where releases go, and what the job is called."""
+    if plan.source.kind not in SOURCES:
+        yield f"unknown source '{plan.source.kind}'{nearest(str(plan.source.kind), SOURCES)}"
+    if plan.sink is not None and plan.sink.kind not in SINKS:
+        yield f"unknown sink '{plan.sink.kind}'{nearest(str(plan.sink.kind), SINKS)}"
+    time = plan.source.event_time
+    if time is not None and not (isinstance(time, str) and time):
+        yield "event_time must be the name of a column, as a text"
+    if not (isinstance(plan.name, str) and plan.name):
+        yield "the name of a query is a text that is not empty"
+
+
+def check_delta(plan: Plan) -> Complaints:
+    """Budgets that promise nothing."""
+    delta = plan.budget.delta
+    if delta is not None and delta > LARGEST_DELTA:
+        yield (
+            f"delta = {float(delta):g} is no protection.\n"
+            "  why     with probability delta everything about a unit may be published\n"
+            "  to fix  a delta far below 1 / number of units, such as 1e-9"
+        )
 
 
 def check_names(plan: Plan) -> Complaints:
@@ -326,6 +355,24 @@ def check_horizon(plan: Plan) -> Complaints:
         )
 
 
+def _triggers(plan: Plan) -> Complaints:
+    """How many releases one window gets: noise is sized for each of them."""
+    clock, window = plan.clock, plan.window
+    number = clock.steps or 0
+    if window.kind != "whole" and clock.every > 0:
+        number = -(-(window.size_us + window.lateness_us) // clock.every)
+    tabled = plan.keys and plan.key_set.public is None and plan.preset == "default"
+    tabled = tabled and plan.options.get("selection") != "gaussian"
+    most = MOST_COINS if tabled and not plan.options.get("horizon") else MOST_TRIGGERS
+    if number > most:
+        yield (
+            f"{number:,} releases of {'one window' if window.size_us else 'the whole stream'} are "
+            f"more than {most:,}: sizing the noise for them would take hours.\n"
+            "  to fix  a longer time between releases, or windows, which count anew"
+            + ("; or selection = 'gaussian'" if tabled else "; or steps = 'unbounded'")
+        )
+
+
 def _windows(plan: Plan) -> Complaints:
     window, clock = plan.window, plan.clock
     if window.kind == "whole":
@@ -405,6 +452,8 @@ def check_confidence(plan: Plan) -> Complaints:
 
 
 RULES: tuple[Callable[[Plan], Complaints], ...] = (
+    check_ends,
+    check_delta,
     check_habits,
     check_names,
     _aggregates,
@@ -412,6 +461,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_clock,
     check_horizon,
     _windows,
+    _triggers,
     _keys,
     _choices,
     _numbers,

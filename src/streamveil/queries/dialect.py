@@ -23,6 +23,9 @@ MAX_TEXT = 1_000_000  # characters of one script
 MAX_ECHO = 40  # characters of the query repeated in a message
 MAX_DEPTH = 120  # nesting: deeper queries are not written by people
 
+WAY_OUT = (
+    "\n  to fix  write GoogleSQL: AND, OR, NOT, =, 'texts', and `names` of columns as they are"
+)
 _NOT_WORDS = (
     "ALTER DESCRIBE DROP GLOB ILIKE LOCK NOTNULL PARTITIONED_BY REGEXP RETURNING REVOKE RLIKE "
     "ROLLBACK UNCACHE XOR"
@@ -116,10 +119,11 @@ def guarded(step: Callable[[], T], what: str) -> T:
     try:
         return step()
     except ParseError as error:
-        raise PlanError(f"{what} is not valid SQL: {_place(error)}") from None
+        raise PlanError(f"{what} is not valid SQL: {_place(error)}{WAY_OUT}") from None
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError):
         # sqlglot answers some malformed texts with Python's own errors
-        raise PlanError(f"{what} is not valid SQL: it cannot be read as tokens and trees") from None
+        reason = "it cannot be read as tokens and trees"
+        raise PlanError(f"{what} is not valid SQL: {reason}{WAY_OUT}") from None
 
 
 def check_depth(tokens: list[Token], what: str) -> None:

@@ -5,7 +5,7 @@ GoogleSQL's own options keep their names and meaning. Options of streamveil are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -339,3 +339,23 @@ def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
             raise PlanError(f"option '{name}' is given twice")
         found[name] = OPTIONS[name].read(tree, name)
     return found
+
+
+PYTHON: dict[Reader, tuple[tuple[type, ...], str]] = {  # how each option is written in Python
+    whole: ((int,), "a whole number"),
+    real: ((int, float), "a number"),
+    flag: ((bool,), "True or False"),
+    word: ((str,), "a text"),
+    row_value: ((str,), "SQL text: a column or a per-row expression"),
+    strategy: ((str,), "a text"),
+}
+
+
+def require_kinds(values: Mapping[str, Value]) -> None:
+    """PlanError for an option whose value is of another kind than its reader in SQL gives."""
+    for name, value in values.items():
+        option = OPTIONS.get(name)
+        kinds, meant = PYTHON.get(option.read, ((), "")) if option is not None else ((), "")
+        fits = isinstance(value, kinds) and isinstance(value, bool) <= (bool in kinds)
+        if value is not None and kinds and not fits:
+            raise PlanError(f"{name} must be {meant}, not {type(value).__name__}")

@@ -116,7 +116,7 @@ def make_aggregate(
 
 def _pair(name: str, bounds: Any) -> tuple[float, float]:
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        raise PlanError(f"bounds of '{name}' are a pair (low, high)")
+        raise PlanError(f"bounds of '{name}' must be a pair (low, high), such as (0, 60)")
     return _number(bounds[0], f"low of '{name}'"), _number(bounds[1], f"high of '{name}'")
 
 
@@ -141,7 +141,8 @@ class Ticks:
 
     def clock(self) -> Clock:
         """The clock these words describe."""
-        if self.steps is not None and not isinstance(self.steps, int) and not self.endless:
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if self.steps is not None and not whole and not self.endless:
             raise PlanError("steps is a whole number or 'unbounded'")
         if self.every_us is None and self.rows is None:
             return self._once()
@@ -178,6 +179,11 @@ class Ticks:
         every, steps = self.every_us or 0, self._horizon
         start = None if self.start is None else instant_us(self.start, "start")
         end = None if self.end is None else instant_us(self.end, "end")
+        if start is not None and end is not None and end <= start:
+            raise PlanError(
+                f"end ({self.end}) must be later than start ({self.start}): a release needs time "
+                "between them"
+            )
         if start is not None and every > 0:
             if end is None and steps is not None and kind == "event":
                 end = start + steps * every

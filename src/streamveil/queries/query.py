@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from streamveil.errors import PlanError, fitting, nearest
 from streamveil.queries.plan import Plan
 
 if TYPE_CHECKING:
     from streamveil.batch import Release
     from streamveil.queries.explain import Explanation
     from streamveil.runtime.ask import Answer
+
+RUN_OPTIONS = (
+    "secret", "noise", "engine", "ledger", "rejects", "insecure", "progress", "pace",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,12 +26,14 @@ class Query:
 
     plan: Plan
 
+    @fitting("explain(), or explain(forecast=True)")
     def explain(self, *, forecast: bool = False) -> Explanation:
         """The promise in words, the plan, the noise and every default. Reads no data."""
         from streamveil.queries.explain import explain
 
         return explain(self.plan, forecast=forecast)
 
+    @fitting('run(state="clicks.veil")')
     def run(self, state: str, **options: Any) -> Iterator[Release]:
         """Runs or resumes the query with its durable state in the directory `state`.
 
@@ -36,12 +44,24 @@ class Query:
         from streamveil.runtime.on_spark import SparkEngine
         from streamveil.runtime.run import run  # the runtime sits above the queries
 
+        if not isinstance(state, str | PathLike):
+            raise PlanError(f"state must be the path of a directory, not {type(state).__name__}")
         if isinstance(options.get("engine"), SparkEngine):
             spark = options.pop("engine")
             return iter(spark.start(self.plan, state=state, **options))
+        for name in options:
+            if name not in RUN_OPTIONS:
+                raise PlanError(f"run() has no option '{name}'{nearest(name, RUN_OPTIONS)}")
+        engine = options.get("engine")
+        if engine is not None and not callable(engine):
+            raise PlanError(
+                f"engine is not {type(engine).__name__}: leave it out, or give "
+                "engine=streamveil.spark(session)"
+            )
         releases: Iterator[Release] = run(self.plan, state=state, **options)
         return releases
 
+    @fitting('ask("COUNT(*) WHERE age < 30", state="people.veil")')
     def ask(self, question: str, state: str, **options: Any) -> Answer:
         """A question to a changing table at rest: `COUNT(*) WHERE condition`, or all without WHERE.
 

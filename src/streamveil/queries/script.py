@@ -119,7 +119,7 @@ class Cursor:
 def split_script(source: str) -> list[Statement]:
     """All statements of a script, in order."""
     if not isinstance(source, str):
-        raise PlanError(f"a query is SQL text, not {type(source).__name__}")
+        raise PlanError(f"a query must be SQL text, not {type(source).__name__}")
     statements, current = [], []
     for token in [*tokenize(source, "the query"), None]:
         if token is not None and token.token_type != TokenType.SEMICOLON:
@@ -129,7 +129,10 @@ def split_script(source: str) -> list[Statement]:
             statements.append(_statement(Cursor(current, source)))
         current = []
     if not statements:
-        raise PlanError("the query is empty")
+        raise PlanError(
+            "the query is empty.\n"
+            "  to fix  SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) COUNT(*) FROM ..."
+        )
     return statements
 
 

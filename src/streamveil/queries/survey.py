@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import ndtri
 
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
@@ -24,8 +26,11 @@ from streamveil.types import Array, Float64, Int64
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
 REPEAT_EDGES = np.array([0.0, 1e-9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
-QUIET = 3.0  # deviations below which a bin counts as empty
-FEWEST = 30.0  # deviations of all units together below which nothing is said
+LOOKS = 400  # sums of bins that are compared with their noise, at most
+DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
+BEYOND = 0.01  # share of units that may have more rows than counted
+FEWEST = 5.0  # deviations of all units together below which nothing is said
+VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Survey:
 
     Algorithm: every unit (in every scope) enters one bin of each: its number of rows, the share of
         its rows that repeat a group it had, the size of its first value (where values are summed).
-        Bins are fixed, counts get Gaussian noise, small ones count as empty.
+        Bins are fixed, counts get Gaussian noise. What is said of them comes with an interval.
     Protects: all rows of one unit within one scope.
     Guarantee: a Gaussian of mu^2 = histograms / sigma^2.
     Proof: a unit more adds 1 to one bin of each histogram and touches nothing else, as bins depend
@@ -62,24 +67,50 @@ class Survey:
         return Guarantee(self.protects, Loss(gaussian=self._moved**2 / self.sigma**2))
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What the survey says; None where the noise hides it."""
+class Measured(NamedTuple):
+    """A number, and between which ends the truth lies: all ends of a survey with 95 %."""
 
-    units: float | None
-    rows: float | None  # of one unit, on average
-    most: float | None  # rows that 99 of 100 units do not exceed
-    repeats: float | None  # share of rows that repeat a group of their unit
-    high: float | None  # what 99 of 100 values do not exceed
+    value: float
+    low: float
+    high: float
 
     @property
-    def options(self) -> dict[str, float]:
-        """As the options of a query."""
+    def sure(self) -> bool:
+        """Whether a choice may rest on it."""
+        return self.high <= VAGUE * self.low
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the survey says, and how sure it is; None where the noise hides it."""
+
+    units: Measured | None = None
+    rows: Measured | None = None  # of one unit, on average; more than `cap` count as `cap`
+    most: Measured | None = None  # rows that 99 of 100 units do not exceed
+    repeats: Measured | None = None  # share of rows that repeat a group of their unit
+    high: Measured | None = None  # what 99 of 100 values do not exceed
+    cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
+
+    @property
+    def sure(self) -> bool:
+        """Whether the noise leaves enough to choose from."""
+        return self.rows is not None and self.rows.sure
+
+    @property
+    def numbers(self) -> list[tuple[str, Measured]]:
+        """What is known, by the names of options where there are such."""
         named = {
             "expected_units": self.units, "expected_rows": self.rows,
             "expected_most_rows": self.most, "expected_repeats": self.repeats,
+            "99 of 100 values at most": self.high,
         }  # fmt: skip
-        return {name: value for name, value in named.items() if value is not None}
+        return [(name, found) for name, found in named.items() if found is not None]
+
+    @property
+    def options(self) -> dict[str, float]:
+        """As the options of a query; none where a choice would follow the noise."""
+        known = {name: found.value for name, found in self.numbers if name.startswith("expected")}
+        return known if self.sure else {}
 
 
 def survey(
@@ -123,25 +154,77 @@ def _binned(
 
 
 def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
-    """Post-processing: small bins are empty; means by the middles of bins."""
-    kept = [np.where(counted < QUIET * sigma, 0, counted) for counted in noisy]
-    by_rows = kept[0]
-    total = float(by_rows.sum())
-    if total < FEWEST * sigma:
-        return Learned(None, None, None, None, None)
+    """Numbers with intervals from noisy bins.
+
+    Proof: what is said is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
+        (bins up to which rows are told apart, tails of which the share is looked at): each misses
+        by more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
+        95 %, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
+        w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
+        sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more:
+        what few units have beyond that drowns in the noise of bins that are empty.
+    """
+    total = float(noisy[0].sum())
+    if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
+        return Learned()
     ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
-    rows = float((by_rows * (ROW_EDGES + ends) / 2).sum()) / total
-    most = float(ends[np.searchsorted(np.cumsum(by_rows), 0.99 * total)])
-    middles = np.append((REPEAT_EDGES[1:] + REPEAT_EDGES[:-1]) / 2, 0.95)
-    repeats = float((kept[1] * middles).sum() / max(kept[1].sum(), 1))
+    most = _quantile(noisy[0], ends, ROW_EDGES, sigma)
+    off = DEVIATIONS * sigma * len(noisy[0]) ** 0.5
+    units = Measured(float(f"{total:.3g}"), total - off, total + off)
     high = None
-    if len(kept) > 2 and kept[2].sum():
-        place = int(np.searchsorted(np.cumsum(kept[2]), 0.99 * kept[2].sum()))
-        high = float(np.append(VALUE_EDGES, 2 * VALUE_EDGES[-1])[place])
-    return Learned(
-        float(f"{total:.3g}"), round(max(rows, 1.0), 2), max(most, rows),
-        round(min(repeats, 0.95), 2), high,
-    )  # fmt: skip
+    if len(noisy) > 2:
+        above = np.append(VALUE_EDGES, 2 * VALUE_EDGES[-1])
+        high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), sigma)
+    repeats = _mean(noisy[1], REPEAT_EDGES, np.append(REPEAT_EDGES[1:], 1.0), sigma)
+    if repeats is not None:
+        repeats = Measured(round(min(repeats.value, 0.95), 2), repeats.low, min(repeats.high, 1.0))
+    if most is None:
+        return Learned(units=units, repeats=repeats, high=high)
+    low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ends, most.high)
+    rows = _mean(noisy[0], low, top, sigma)
+    if rows is not None:
+        rows = Measured(round(max(rows.value, 1.0), 2), max(rows.low, 1.0), max(rows.high, 1.0))
+    return Learned(units, rows, most, repeats, high, most.high)
+
+
+def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -> Measured | None:
+    """The mean over units whose sizes lie between the ends of their bins; None: noise alone."""
+    total = float(noisy.sum())
+    found = [_ratio(noisy, size, sigma) for size in (low, high)]
+    if total <= 0 or found[0] is None or found[1] is None:
+        return None
+    middle = float((noisy * (low + high)).sum()) / 2 / total
+    ends = max(found[0][0], float(low.min())), min(found[1][1], float(high.max()))
+    return Measured(min(max(middle, ends[0]), ends[1]), *ends)
+
+
+def _ratio(noisy: Int64[Array, " bins"], size: Array, sigma: float) -> tuple[float, float] | None:
+    """The r for which sum(size * bins) - r * sum(bins) may be noise (Fieller 1954)."""
+    off = (DEVIATIONS * sigma) ** 2
+    weighted, total = float((noisy * size).sum()), float(noisy.sum())
+    a = total**2 - off * len(size)
+    b = weighted * total - off * float(size.sum())
+    c = weighted**2 - off * float((size**2).sum())
+    if a <= 0:
+        return None
+    root = max(b * b - a * c, 0.0) ** 0.5
+    return (b - root) / a, (b + root) / a
+
+
+def _quantile(
+    noisy: Int64[Array, " bins"], ends: Array, starts: Array, sigma: float
+) -> Measured | None:
+    """What 99 of 100 units do not exceed; None where the noise does not tell."""
+    tails = np.append(np.cumsum(noisy[::-1])[::-1][1:], 0)  # units beyond each bin
+    excess = tails - BEYOND * noisy.sum()  # above 0: more than 1 of 100
+    places = np.arange(len(noisy))
+    moved = places + 1, len(noisy) - 1 - places  # bins that count with -BEYOND, with 1 - BEYOND
+    off = DEVIATIONS * sigma * np.sqrt(moved[0] * BEYOND**2 + moved[1] * (1 - BEYOND) ** 2)
+    if not (excess[-1] < -off[-1]):
+        return None
+    value, high = (int(np.argmax(excess + more < 0)) for more in (0.0, off))
+    low = int(np.argmax(excess - off < 0))
+    return Measured(float(ends[value]), float(starts[low]), float(ends[high]))
 
 
 def _period(micros: int) -> timedelta:

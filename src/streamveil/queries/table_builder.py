@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import PlanError, fitting, nearest
 from streamveil.privacy.budget import Budget
 from streamveil.queries.assemble import Draft, assemble
 from streamveil.queries.builder import RELEASE_OPTIONS, Measure, Rows, Stream, endless
@@ -36,6 +36,7 @@ class Table:
     measures: tuple[Aggregate, ...] = ()
     sink: SinkSpec | None = None
 
+    @fitting('where("age < 30")')
     def where(self, condition: str) -> Table:
         """Only records that meet a condition on their own row are in the table."""
         return replace(self, conditions=(*self.conditions, condition))
@@ -57,6 +58,7 @@ class Table:
             found[tuple(name for name in known if name in names)] = None
         return replace(self, sets=tuple(found))
 
+    @fitting("agg(n=count())")
     def agg(self, **measures: Measure) -> Table:
         """Output columns: n=count(), young=count_if("age < 30")."""
         for name, measure in measures.items():
@@ -68,6 +70,7 @@ class Table:
         """Names the sink for releases, such as "files" with path="out/" and format="csv"."""
         return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
 
+    @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
     def release(
         self, *, budget: Budget, every: Duration | Rows | None = None, **options: Any
     ) -> Query:
@@ -96,6 +99,7 @@ class Table:
         return Query(assemble(draft, {**options, **named}))
 
 
+@fitting('table(rows, domains={"city": ["a", "b"]})')
 def table(
     rows: Stream,
     *,

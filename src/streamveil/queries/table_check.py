@@ -11,6 +11,8 @@ from streamveil.queries.check import (
     TABLE_ONLY,
     check_clock,
     check_confidence,
+    check_delta,
+    check_ends,
     check_habits,
     check_horizon,
     check_names,
@@ -34,7 +36,8 @@ def check_table(plan: Plan) -> None:
     source = plan.source
     assert isinstance(source, TableSource)  # noqa: S101  (the caller looked)
     rules = (
-        check_habits(plan), check_domains(source.domains), check_names(plan), _shape(plan),
+        check_ends(plan), check_delta(plan), check_habits(plan),
+        check_domains(source.domains), check_names(plan), _shape(plan),
         _aggregates(plan), _unit(plan, source), _options(plan), check_clock(plan),
         check_horizon(plan), check_confidence(plan),
     )  # fmt: skip

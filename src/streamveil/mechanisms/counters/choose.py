@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
+from streamveil.errors import fitting
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.mechanisms.counters.blt import BltCounter
@@ -43,6 +44,7 @@ class Choice:
         return f"{type(self.counter).__name__}: {self.reason}"
 
 
+@fitting("choose(horizon=1000, budget=Budget(epsilon=1, delta=1e-9))")
 def choose(
     horizon: int | None,
     budget: Budget,
@@ -60,6 +62,8 @@ def choose(
     >>> print(choose(1000, Budget(epsilon=1)))
     KaryTreeCounter: pure differential privacy; max sd 18.04, 16 bytes per key
     """
+    if not isinstance(budget, Budget):
+        raise ValueError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
     counter, reason = _pick(horizon, budget, touched)
     fitted = sized(counter, budget, person)
     if budget.epsilon is not None and budget.delta is not None and horizon is not None:

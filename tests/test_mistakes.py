@@ -1,0 +1,268 @@
+"""What newcomers type wrong: each mistake is answered in words, at once, with the way out."""
+
+import datetime
+import re
+import time
+
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+import streamveil.engines.compile
+
+ROWS = pa.table({
+    "ts": pa.array([1_767_225_600_000_000], pa.timestamp("us", "UTC")), "u": [1], "url": ["a"],
+    "ms": [1],
+})  # fmt: skip
+BUDGET = {"epsilon": 1, "delta": 1e-6}
+FOLDER = "job.veil"
+LONGEST = 1.0  # CPU seconds that a message may take
+WAYS = (  # words that say what to do
+    r"to fix|did you mean|known: |such as|must be|must read|"
+    r"takes|needs|between|is a |write|add |leave it out|name|give "
+)
+stream = sv.memory(ROWS, event_time="ts")
+
+
+def q(**said):
+    """A query by time with some of its settings changed, or (...) left out."""
+    settings = {"every": "6 hours", "start": "2026-01-01", "end": "2026-01-02",
+                "budget": sv.Budget(**BUDGET), **said}  # fmt: skip
+    made = stream.protect("u").group_by("url")
+    made = made.agg(n=sv.count(), s=sv.sum("ms", bounds=(0, 9))).bound(max_rows=3)
+    return made.release(**{name: value for name, value in settings.items() if value is not ...})
+
+
+def done(made):
+    """The one-shot count of a stream."""
+    if not made.measures:
+        made = made.agg(n=sv.count())
+    return made.bound(max_rows=1).release(budget=sv.Budget(**BUDGET))
+
+
+MISTAKES = [
+    ("'budget'", lambda: q(budget=...)),
+    ("no argument by place", lambda: sv.Budget(1, 1e-6)),
+    ("budget must be a Budget", lambda: q(budget={"epsilon": 1})),
+    ("no argument 'eps'", lambda: sv.Budget(eps=1)),
+    ("delta = 0.5", lambda: q(budget=sv.Budget(epsilon=1, delta=0.5))),
+    ("epsilon must be above 0", lambda: sv.Budget(epsilon=0, delta=1e-6)),
+    ("epsilon must be above 0", lambda: sv.Budget(epsilon=-1, delta=1e-6)),
+    ("epsilon must be a finite number", lambda: sv.Budget(epsilon="one", delta=1e-6)),
+    ("epsilon must be a finite number", lambda: sv.Budget(epsilon=float("nan"))),
+    ("epsilon must be a number", lambda: sv.Budget(epsilon=[1])),
+    ("needs a delta", lambda: q(budget=sv.Budget(epsilon=1)).explain()),
+    ("needs 'bounds'", lambda: sv.sum("ms")),
+    ("no argument by place", lambda: stream.protect("u").agg(sv.count())),
+    ("'n' must be an aggregate", lambda: stream.protect("u").agg(n=sv.count)),
+    ("'n' must be an aggregate", lambda: stream.protect("u").agg(n="count")),
+    (
+        "nothing is aggregated",
+        lambda: stream.protect("u").agg().bound(max_rows=1).release(budget=sv.Budget(**BUDGET)),
+    ),
+    ("must be SQL text", lambda: stream.agg(n=sv.count(5))),
+    ("pair", lambda: stream.agg(n=sv.sum("ms", bounds=5))),
+    (
+        "lower one first",
+        lambda: (
+            stream.protect("u")
+            .agg(n=sv.sum("ms", bounds=(9, 0)))
+            .bound(max_rows=1)
+            .release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    ("must be a number", lambda: stream.agg(n=sv.sum("ms", bounds=("a", "b")))),
+    (
+        "finite",
+        lambda: (
+            stream.protect("u")
+            .agg(n=sv.sum("ms", bounds=(0, float("nan"))))
+            .bound(max_rows=1)
+            .release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    (
+        "max_rows_contributed",
+        lambda: (
+            stream.protect("u").agg(n=sv.count()).bound("3").release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    ("no argument 'rows'", lambda: stream.bound(rows=3)),
+    (
+        "max_rows_contributed",
+        lambda: (
+            stream.protect("u")
+            .agg(n=sv.count())
+            .bound(max_rows=0)
+            .release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    (
+        "max_rows_contributed",
+        lambda: (
+            stream.protect("u")
+            .agg(n=sv.count())
+            .bound(max_rows=1.5)
+            .release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    ("end (2025-01-01) must be later than start", lambda: q(end="2025-01-01")),
+    ("must be later", lambda: q(end="2026-01-01")),
+    ("378,691,200 releases", lambda: q(every="1 second", end="2038-01-01").explain()),
+    ("steps must be", lambda: q(every="1 us").explain()),
+    ("longer than zero", lambda: q(every="0 min")),
+    ("every must read", lambda: q(every="-5 min")),
+    ("every must be", lambda: q(every=60)),
+    ("longer than zero", lambda: q(every="")),
+    ("'hour'", lambda: q(every="6 hurs")),
+    ("start must be a time", lambda: q(start="Jan 1")),
+    ("start must be a time", lambda: q(start=datetime.date(2026, 1, 1))),
+    ("public start and end", lambda: q(start=..., end=...)),
+    ("public start and end", lambda: q(end=...)),
+    ("steps is a whole number", lambda: q(end=..., steps="4")),
+    ("steps must be", lambda: q(end=..., steps=0)),
+    ("steps must be", lambda: q(end=..., steps=10**12).explain()),
+    ("steps must be", lambda: q(end=..., steps=-3)),
+    ("steps is a whole number", lambda: q(end=..., steps=2.5)),
+    ("steps is a whole number", lambda: q(end=..., steps=True)),
+    ("did you mean 'steps'", lambda: q(stop=1)),
+    ("confidence", lambda: q(confidence=95)),
+    ("confidence", lambda: q(confidence="high")),
+    ("unknown counter", lambda: q(counter="tre").explain()),
+    ("counter must be", lambda: q(counter=3).explain()),
+    ("unknown preset", lambda: q(preset="x")),
+    ("'event'", lambda: q(clock="evnt")),
+    ("clock must be", lambda: q(clock=1)),
+    ("name must be", lambda: q(name=5)),
+    ("arrival must be", lambda: q(arrival=3)),
+    ("lateness must read", lambda: q(lateness="x")),
+    ("'table'", lambda: q(selection="tble").explain()),
+    ("integer must be True or False", lambda: q(integer="yes")),
+    ("weights must be", lambda: q(weights=3).explain()),
+    ("max_units must be", lambda: q(max_units="a").explain()),
+    ("expected_rows must be", lambda: q(expected_rows="many").explain()),
+    ("SQL text", lambda: done(stream.protect(5))),
+    ("who is protected", lambda: done(stream)),
+    ("needs 'unit'", lambda: stream.protect()),
+    ("no argument 'user'", lambda: stream.protect(user="u")),
+    ("unknown column 'user'", lambda: done(stream.protect("user")).run(FOLDER)),
+    ("per must be", lambda: stream.protect("u", per=1)),
+    ("SQL text", lambda: done(stream.where(1).protect("u"))),
+    ("not valid SQL", lambda: done(stream.where("ms > 1 && url").protect("u"))),
+    ("tumble", lambda: stream.window("1 day")),
+    ("size must be", lambda: sv.tumble(5)),
+    ("needs 'size'", lambda: sv.tumble()),
+    ("needs 'slide'", lambda: sv.hop("1 day")),
+    (
+        "at most the size",
+        lambda: (
+            stream.protect("u")
+            .window(sv.hop("1 hour", "1 day"))
+            .agg(n=sv.count())
+            .bound(max_rows=1)
+            .release(
+                every="1 hour", start="2026-01-01", end="2026-01-02", budget=sv.Budget(**BUDGET)
+            )
+        ),
+    ),
+    ("column must be named", lambda: stream.group_by(5)),
+    ("column must be named", lambda: stream.group_by(["url"])),
+    ("SQL text", lambda: done(stream.protect("u").group_by(hour=5))),
+    ("keys must be discover", lambda: stream.group_by("url", keys=["a"])),
+    ("public takes", lambda: sv.public(5)),
+    ("public takes", lambda: sv.public(None)),
+    (".parquet or .csv", lambda: done(stream.protect("u").group_by("url", keys=sv.public("a")))),
+    ("dict", lambda: done(stream.protect("u").group_by("url", keys=sv.public([{"url": "a"}])))),
+    (
+        "public groups of 'url'",
+        lambda: done(stream.protect("u").group_by("url", keys=sv.public([1, 2]))).run(FOLDER),
+    ),
+    (
+        "min_privacy_units_per_group",
+        lambda: done(stream.protect("u").group_by("url", keys=sv.discover("20"))),
+    ),
+    (
+        "min_privacy_units_per_group",
+        lambda: done(stream.protect("u").group_by("url", keys=sv.discover(0))),
+    ),
+    ("rows takes", lambda: sv.rows(0)),
+    (
+        "between 0 and 1",
+        lambda: (
+            stream.protect("u")
+            .agg(n=sv.quantile("ms", 5, bounds=(0, 1)))
+            .bound(max_rows=1)
+            .release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    ("share between 0 and 1", lambda: sv.quantile("ms", "median", bounds=(0, 1))),
+    ("needs 'q'", lambda: sv.quantile("ms", bounds=(0, 1))),
+    ("needs 'bounds'", lambda: sv.median("ms")),
+    ("needs 'bounds'", lambda: sv.avg("ms")),
+    ("k must be", lambda: sv.heavy_hitters("url", k=0)),
+    ("k must be", lambda: sv.heavy_hitters("url", k="5")),
+    ("did you mean 'memory'", lambda: sv.heavy_hitters("url", mem=5)),
+    ("count_if takes", lambda: stream.agg(n=sv.count_if(5))),
+    ("not valid SQL", lambda: stream.agg(n=sv.count_if("ms >"))),
+    ("SQL text", lambda: sv.sql(5)),
+    ("empty", lambda: sv.sql("")),
+    ("tables maps", lambda: sv.sql("SELECT 1", [ROWS])),
+    ("a int", lambda: sv.sql("SELECT 1", {"a": 5})),
+    ("a list", lambda: done(sv.memory([1, 2]).protect("u")).run(FOLDER)),
+    ("NoneType", lambda: done(sv.memory(None).protect("u")).run(FOLDER)),
+    ("one length", lambda: sv.memory({"a": [1, 2], "b": [1]})),
+    ("one type", lambda: sv.memory({"a": [1, "x"]})),
+    ("lists", lambda: sv.memory({"a": 1})),
+    ("needs 'path'", lambda: sv.files()),
+    ("files takes a path", lambda: sv.files(5)),
+    ("files takes a path", lambda: done(sv.files([]).protect("u")).run(FOLDER)),
+    ("no file matches", lambda: done(sv.files("nope.parquet").protect("u")).run(FOLDER)),
+    ("no option 'sep'", lambda: done(sv.files("x.csv", sep=";").protect("u")).run(FOLDER)),
+    ("event_time must be the name", lambda: done(sv.files("x.csv", event_time=5).protect("u"))),
+    (
+        "read on Spark alone",
+        lambda: done(sv.source("kafka", name="x", topic="t").protect("u")).run(FOLDER),
+    ),
+    ("unknown sink 'fils'", lambda: done(stream.to("fils", path="out").protect("u")).explain()),
+    ("did you mean 'path'", lambda: done(stream.to("files", pth="out").protect("u")).run(FOLDER)),
+    (
+        "yours another name",
+        lambda: (
+            stream.protect("u")
+            .agg(trigger=sv.count())
+            .bound(max_rows=1)
+            .release(budget=sv.Budget(**BUDGET))
+        ),
+    ),
+    ("needs 'state'", lambda: q().run()),
+    ("must be the path", lambda: q().run(state=5)),
+    ("streamveil.spark", lambda: q().run(FOLDER, engine="flink")),
+    ("no option 'limit'", lambda: q().run(FOLDER, limit=3)),
+    ("'passwd' is a file", lambda: q().run(state="passwd")),
+    ("no folder", lambda: sv.answers("/nope")),
+    ("answers takes", lambda: sv.answers(5)),
+    ("no folder", lambda: sv.read("/nope")),
+    ("horizon must be", lambda: sv.counters.choose(horizon=0, budget=sv.Budget(**BUDGET))),
+    ("horizon must be", lambda: sv.counters.choose(horizon=1.5, budget=sv.Budget(**BUDGET))),
+    ("needs 'budget'", lambda: sv.counters.choose(horizon=10)),
+    ("budget must be a Budget", lambda: sv.counters.choose(horizon=10, budget=1)),
+    ("did you mean 'tumble'", lambda: sv.tumbel("1 day")),
+]
+
+
+@pytest.mark.parametrize(("cause", "mistake"), MISTAKES, ids=[one[0] for one in MISTAKES])
+def test_a_mistake_is_answered_in_words_with_the_way_out(cause, mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "passwd").touch()
+    began = time.process_time()
+    with pytest.raises((sv.StreamveilError, ValueError, AttributeError)) as caught:
+        mistake()
+    spent = time.process_time() - began
+    message = str(caught.value)
+    assert cause in message
+    assert re.search(WAYS, message), message
+    known = isinstance(caught.value, sv.StreamveilError)
+    assert known or caught.traceback[-1].path.parts[-3:-1] != ("lib", "python"), "raw"
+    assert "streamveil" in str(caught.traceback[-1].path), "raised by another package"
+    assert spent < LONGEST
+    assert not (tmp_path / FOLDER / "ledger").exists(), "something was charged"
