@@ -61,6 +61,7 @@ from streamveil.runtime.spark_state import (
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
 ATTEMPTS = 4  # at a step, on a machine too busy for Spark's Python workers
+PATHS = {"files": "path", "kafka": "config"}  # kind of source -> its option that says where
 REST = 3.0  # seconds between them
 LATE = "Python worker failed to connect back"  # Spark gives a new one ten seconds
 RESUMES = "then run again: the job resumes from its last step"
@@ -104,6 +105,7 @@ class SparkJob:
         ledger: Path | None = None, publish: Publish | None = None,
     ) -> None:  # fmt: skip
         self.publish = publish
+        fingerprint, plan = unplaced(plan).fingerprint, placed(plan)
         self.plan, self.session, self.once = plan, session, once
         self.layout, self.tell = layout or Layout(), progress or silent
         self.operator, self.schema = operator_of(plan), schema_of(plan)
@@ -118,7 +120,7 @@ class SparkJob:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.lock = Lock(path)
         try:
-            made = Made(plan.fingerprint, calibration(self.operator))
+            made = Made(fingerprint, calibration(self.operator))
             header, secret = self.home.open(made, self.layout, keys or Keys())
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.setup = self._setup(header.shards, secret)
@@ -347,6 +349,29 @@ def operator_of(plan: Plan) -> Operator:
     if kind == "kafka" and plan.clock.kind != "wall":
         raise PlanError("a topic has no end: give the query a wall clock with a start")
     return sketched.operator_of(combined_plan(plan))
+
+
+def placed(plan: Plan) -> Plan:
+    """The plan with paths that mean the same in the folder of any task, and of the next start."""
+    name = PATHS.get(plan.source.kind, "")
+    given = plan.source.options.get(name)
+    if given is None:
+        return plan
+    one = isinstance(given, str | Path)
+    found = [str(Path(path).absolute()) for path in ([given] if one else given)]
+    options = {**plan.source.options, name: found[0] if one else found}
+    return replace(plan, source=replace(plan.source, options=options))
+
+
+def unplaced(plan: Plan) -> Plan:
+    """The plan without its source's paths: where a source lies is not what a job is.
+
+    What must stay the same is what was read: files of other names, sizes or footers than those that
+    steps have planned are refused (`splits.digest`), and so is a step over other rows (`shards`).
+    """
+    name = PATHS.get(plan.source.kind, "")
+    options = {key: value for key, value in plan.source.options.items() if key != name}
+    return replace(plan, source=replace(plan.source, options=options))
 
 
 def schema_of(plan: Plan) -> pa.Schema:
