@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.connectors import Source, open_sink, open_source
 from streamveil.connectors.aside import traced
+from streamveil.connectors.span import nothing_to_read
 from streamveil.engines.compile import check_public, compile_plan
 from streamveil.engines.embedded.group_by import within
 from streamveil.engines.sketched import is_sketched, operator_of
@@ -30,7 +32,7 @@ from streamveil.runtime.keys import Keys
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import Schedule
-from streamveil.runtime.store import SCRATCH
+from streamveil.runtime.store import SCRATCH, epoch_of
 
 Engine = Callable[[Plan], Operator]
 
@@ -78,10 +80,32 @@ def run(  # noqa: PLR0913  (the public signature)
     are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
     keys = Keys(secret, noise, insecure)
+    if epoch_of(Path(state)) is None:
+        warn_of_nothing(plan)
     work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
     shared = None if ledger is None else Path(ledger)
     work = replace(work, ledger=shared, keep_releases=keep_releases)
     return Job(state, work, keys, progress=progress)
+
+
+def warn_of_nothing(plan: Plan) -> None:
+    """Tells the operator, before a new job is charged, that its files hold nothing to release.
+
+    A warning and no refusal: whether a job runs must not depend on rows.
+    """
+    clock = plan.clock
+    if plan.source.kind != "files" or clock.start_us is None or clock.end_us is None:
+        return
+    source = open_source(plan.source.kind, plan.source.options)
+    nothing = nothing_to_read(
+        source, clock.arrival or plan.source.event_time, clock.start_us, clock.end_us
+    )
+    if nothing is not None:
+        warnings.warn(
+            f"{nothing}: the budget of this job is spent on releases without rows, unless files "
+            "come later",
+            stacklevel=3,
+        )
 
 
 def engine_for(pace: Pace | None, state: str | Path) -> Engine:

@@ -1,0 +1,55 @@
+"""A new job says before its first charge that its files hold nothing to release."""
+
+import warnings
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import streamveil as sv
+from streamveil.runtime.run import warn_of_nothing
+
+START = 1_767_225_600_000_000  # 2026-01-01
+
+
+def plan(folder, start, end):
+    stream = sv.files(
+        f"{folder}/*.parquet", event_time="ts", columns={"ts": "TIMESTAMP", "u": "INT64"}
+    )
+    counted = stream.protect("u").agg(n=sv.count()).bound(max_rows=1)
+    return counted.release(every="1 hour", start=start, end=end,
+                           budget=sv.Budget(epsilon=1, delta=1e-6)).plan  # fmt: skip
+
+
+def write(folder, zone):
+    times = pa.array([START, START + 3_600_000_000], pa.timestamp("us", zone))
+    pq.write_table(pa.table({"ts": times, "u": [1, 2]}), folder / "a.parquet")
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_time_range_that_no_file_touches_is_said(zone, tmp_path):
+    with pytest.warns(UserWarning, match="no file is there yet"):
+        warn_of_nothing(plan(tmp_path, "2026-01-01", "2026-01-02"))
+    write(tmp_path, zone)
+    for start, end in (("2025-01-01", "2026-01-01"), ("2026-01-01 02:00", "2027-01-01")):
+        with pytest.warns(UserWarning, match="no file holds a time between start and end"):
+            warn_of_nothing(plan(tmp_path, start, end))
+    for start, end in (("2025-12-31", "2026-01-01 01:00"), ("2026-01-01 01:00", "2026-01-02")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warn_of_nothing(plan(tmp_path, start, end))
+
+
+def test_it_is_said_once_before_the_charge_and_refuses_nothing(tmp_path):
+    write(tmp_path, "UTC")
+    state = tmp_path / "s"
+    made = sv.files(f"{tmp_path}/*.parquet", event_time="ts").protect("u").agg(n=sv.count())
+    made = made.bound(max_rows=1).release(every="12 hours", start="2027-01-01", end="2027-01-02",
+                                          budget=sv.Budget(epsilon=1, delta=1e-6))  # fmt: skip
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        assert len(list(made.run(str(state)))) == 2
+    assert [one for one in heard if "no file holds" in str(one.message)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(made.run(str(state))) is not None
