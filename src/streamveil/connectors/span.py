@@ -42,6 +42,9 @@ def times_of(path: Path, column: str | None) -> Iterator[datetime | None]:
     place = found.schema.names.index(column)
     for group in range(found.num_row_groups):
         told: Any = found.row_group(group).column(place).statistics
-        for end in (told.min, told.max) if told is not None and told.has_min_max else (None,):
-            known = isinstance(end, datetime)
-            yield (end if end.tzinfo else end.replace(tzinfo=UTC)) if known else None
+        ends = (told.min, told.max) if told is not None and told.has_min_max else (None,)
+        for end in ends:
+            if isinstance(end, datetime):
+                yield end if end.tzinfo else end.replace(tzinfo=UTC)
+            else:
+                yield None
