@@ -361,7 +361,9 @@ PACKED = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
-    ".GZ": lambda data: gzip.compress(data[:9], mtime=0) + gzip.compress(data[9:]),  # of two members
+    ".GZ": lambda data: (
+        gzip.compress(data[:9], mtime=0) + gzip.compress(data[9:])
+    ),  # of two members
 }
 
 
