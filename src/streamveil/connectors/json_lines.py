@@ -50,7 +50,7 @@ def json_block(block: bytes, wanted: pa.Schema) -> Lines:
     >>> wanted = pa.schema([("n", pa.int64()), ("t", pa.string())])
     >>> found = json_block(b'{"n": 1}\n[]\n\n{"n": "2", "t": 3}\n', wanted)
     >>> found.rows.to_pylist(), found.malformed.tolist()
-    ([{'n': '1', 't': None}, {'n': '2', 't': '3'}], [1])
+    ([{'n': 1, 't': None}, {'n': 2, 't': '3'}], [1])
     """
     pieces = list(parsed(block, wanted))
     first = np.cumsum([0, *(piece.lines for piece in pieces)])
