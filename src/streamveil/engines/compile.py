@@ -24,6 +24,7 @@ from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import SECRET_BYTES
+from streamveil.queries.check import check_plan
 from streamveil.queries.expr import (
     column_named,
     compile_key,
@@ -65,6 +66,11 @@ def check_public(operator: Operator, schema: pa.Schema) -> None:
 
 def compile_plan(plan: Plan) -> GroupBy:
     """Checks a plan and calibrates every mechanism of it; raises PlanError with the way out."""
+    if isinstance(plan.source, TableSource):
+        raise PlanError(
+            "a changing table runs on the embedded engine, without a memory limit, and is not tuned"
+        )
+    check_plan(plan)
     return Compiler(plan).compile()
 
 
@@ -83,11 +89,6 @@ class Compiler:
     def compile(self) -> GroupBy:
         """The operator."""
         plan = self.plan
-        if isinstance(plan.source, TableSource):
-            raise PlanError(
-                "a changing table runs on the embedded engine, without a memory limit, and is not "
-                "tuned"
-            )
         unknown = set(plan.options) - OPTIONS
         if unknown:
             word = sorted(unknown)[0]

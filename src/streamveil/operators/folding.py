@@ -32,7 +32,15 @@ from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.kernels import keep_rows
 from streamveil.operators.keys import cells_of, encode_rows, from_cells
 from streamveil.operators.lookup import Lookup
-from streamveil.operators.rows import Lane, Prepared, groups_of, lane_hits, lane_quanta, prepare
+from streamveil.operators.rows import (
+    Lane,
+    Prepared,
+    groups_of,
+    lane_hits,
+    lane_quanta,
+    prepare,
+    within_reach,
+)
 from streamveil.operators.state import (
     Index,
     Scratch,
@@ -319,7 +327,7 @@ def brought(
     seen, cells = see(state.seen, columns, windows)
     firsts = {at: seen[place] for at, place in enumerate(places) if place in seen}
     own = tuple(operator.plain_lanes[place] for place in places)
-    lanes = lane_quanta(own, prepared, source, first[kept], firsts)
+    lanes = within_reach(own, lane_quanta(own, prepared, source, first[kept], firsts))
     hits = lane_hits(operator.placed_trees, prepared, source)
     return KeyRows(lanes, hits.astype(np.int32)), cells
 

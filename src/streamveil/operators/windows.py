@@ -41,6 +41,12 @@ class Schedule:
     steps: int | None = None  # of the job; None: no end
     growing: bool = False  # cumulating windows: share a start, grow by slide_us up to size_us
 
+    def __post_init__(self) -> None:
+        if self.size_us and not 0 < self.slide_us <= self.size_us:
+            raise ValueError("slide_us must be above zero and at most the size of the window")
+        if self.growing and self.size_us % self.slide_us:
+            raise ValueError("the size of a growing window must be a multiple of its step")
+
     @property
     def whole(self) -> bool:
         """Whether there is one window only."""
@@ -172,7 +178,7 @@ def candidates(
 def periods_apart(schedule: Schedule, period_us: int | None) -> bool:
     """Whether different periods of a unit never meet in one window."""
     size = schedule.size_us
-    return bool(period_us and size and period_us % size == 0 and schedule.overlap == 1)
+    return bool(period_us and size and period_us % size == 0 and schedule.slide_us == size)
 
 
 def period_closes(schedule: Schedule, period: int, period_us: int) -> int | None:

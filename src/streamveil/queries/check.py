@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
+from streamveil.queries.combine import combined_plan
 from streamveil.queries.names import key_name
 from streamveil.queries.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan
@@ -232,7 +233,13 @@ def _aggregates(plan: Plan) -> Complaints:
             yield f"{agg.function} '{agg.name}' needs a column or expression"
         if agg.quantum is not None and not (isfinite(agg.quantum) and agg.quantum > 0):
             yield f"the quantum of '{agg.name}' must be a number above 0"
-        if agg.function in VALUED and not (agg.low is None or agg.high is None):
+
+
+def _sums(plan: Plan) -> Complaints:
+    """Sums of the values that enter totals: where a unit's rows are combined, of its totals."""
+    for agg in combined_plan(plan).aggregates:
+        bounded = agg.low is not None and agg.high is not None
+        if agg.function in VALUED and agg.quantum is not None and bounded:
             yield from _overflow(plan, agg)
 
 
@@ -267,7 +274,7 @@ def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
     try:
         prove_no_overflow(reach_of(agg.low, agg.high, agg.quantum), rows_of_a_group(plan))
     except PlanError as error:
-        yield PlanError(f"'{agg.name}': {error}")
+        yield PlanError(f"'{agg.name}' with bounds ({agg.low:g}, {agg.high:g}): {error}")
 
 
 def _bounding(plan: Plan) -> Complaints:
@@ -458,6 +465,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_names,
     _aggregates,
     _bounding,
+    _sums,
     check_clock,
     check_horizon,
     _windows,

@@ -27,8 +27,9 @@ def prove_no_overflow(reach: int, rows: int) -> int:
     if largest >= MAX_QUANTA:
         raise PlanError(
             "the bounds allow sums of 2**62 quanta or more, which 64 bits cannot hold safely.\n"
-            "  to fix  use a coarser quantum (the noise hides far more than it), tighter bounds, or"
-            " a smaller max_units"
+            "  why     noise has to hide the whole bound, however small the values are\n"
+            "  to fix  tighter bounds (plausible values, not the largest of a type), a coarser"
+            " quantum (the noise hides far more than it), or a smaller max_units"
         )
     return largest
 

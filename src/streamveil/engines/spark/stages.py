@@ -31,7 +31,7 @@ from streamveil.operators.folding import ROUND_MARK, arrive, pass_units
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.keys import encode_keys
 from streamveil.operators.release import WindowState
-from streamveil.operators.rows import Prepared, groups_of, lane_hits, lane_quanta
+from streamveil.operators.rows import Prepared, groups_of, lane_hits, lane_quanta, within_reach
 from streamveil.operators.state import Index, State, parts
 from streamveil.operators.turned import BOUNDED
 from streamveil.privacy.noise import Noise
@@ -104,7 +104,7 @@ def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
         if lane.kind == "units":
             lanes[:, place] = first
     moving = {name: rows[name] for name in rows.columns.keys() - {"unit", "period"}}
-    counted = Rows(moving | {"lanes": lanes}, rows.keys)
+    counted = Rows(moving | {"lanes": within_reach(operator.plain_lanes, lanes)}, rows.keys)
     counted = counted if len(kept) == n else counted.take(kept)
     if not operator.trees and not operator.distinct_lanes:
         counted = combined(counted)
