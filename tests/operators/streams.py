@@ -39,7 +39,7 @@ def plan_of(**changes):
         "source": SourceSpec(name="s", kind="memory", event_time="ts"),
         "keys": (KeyColumn(name="k", expression="k"),),
         "aggregates": (Aggregate(name="n", function="count"),),
-        "clock": Clock(kind="event", every=EVERY, start_us=0, end_us=END, steps=STEPS, arrival="at"),
+        "clock": Clock(kind="event", every=EVERY, start_us=0, end_us=END, arrival="at"),
         "bounding": Bounding(max_rows=4, max_rows_per_group=1),
         "budget": LOOSE,
     }

@@ -334,11 +334,17 @@ def test_where_and_computed_columns_run_before_bounding():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bounding": Bounding()}, "nothing bounds"),
-        ({"aggregates": (Aggregate(name="s", function="sum", expression="v"),)}, "public bounds"),
+        ({"bounding": Bounding()}, "nothing limits"),
+        (
+            {"aggregates": (Aggregate(name="s", function="sum", expression="v"),)},
+            "no contribution bounds",
+        ),
         ({"options": {"non_negativ": True}}, "did you mean 'non_negative'"),
-        ({"aggregates": (Aggregate(name="s", function="heavy_hitters"),)}, "not an aggregate"),
-        ({"key_set": KeySet(public=(("a", "b"),))}, "one value for each key column"),
+        (
+            {"aggregates": (Aggregate(name="s", function="heavy_hitters", expression="v"),)},
+            "not an aggregate",
+        ),
+        ({"key_set": KeySet(public=(("a", "b"),))}, "one per GROUP BY column"),
         ({"counter": "blp"}, "did you mean 'blt'"),
     ],
 )

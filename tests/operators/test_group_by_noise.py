@@ -108,10 +108,12 @@ SHOWN = {  # how keys come to be shown
 @given(
     ROWS, WINDOWS, BOUNDINGS, st.sampled_from([None, 20]), st.integers(0, 12), st.integers(0, 2),
     st.sampled_from([*SHOWN]), st.permutations(EVERYTHING), st.integers(1, len(EVERYTHING)),
+    st.sampled_from([1, 10**6, 7 * 10**17]), st.sampled_from([1, 9]),
 )  # fmt: skip
 def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
-    rows, window, bounding, period, unit, which, shown, aggregates, asked
+    rows, window, bounding, period, unit, which, shown, aggregates, asked, far, times
 ):
+    rows = [(u, k, v * far, *when) for u, k, v, *when in rows for _ in range(times)]
     operator = compiled(
         window=window, bounding=bounding, period_us=period, aggregates=aggregates[:asked],
         **SHOWN[shown],

@@ -152,7 +152,9 @@ def test_combined_rows_move_no_lane_further_than_charged(call, one, other, rows)
     low, high = sorted((one, other))
     bounds = f"contribution_bounds_per_group => ({low!r}, {high!r})"
     try:
-        plan = asked(f"{call}, {bounds}) AS n, SUM(x, contribution_bounds_per_group => (0, 9)) AS s")
+        plan = asked(
+            f"{call}, {bounds}) AS n, SUM(x, contribution_bounds_per_group => (0, 9)) AS s"
+        )
         operator = compile_plan(combined_plan(plan))
     except PlanError as refused:
         assert str(refused)
@@ -233,3 +235,8 @@ def test_periods_meet_in_windows_that_overlap():
 def test_a_plan_that_nobody_checked_is_checked_when_it_is_compiled(changes):
     with pytest.raises(PlanError):
         compiled(**changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"clock": Clock(kind="rows", every=9)}])
+def test_a_plan_without_an_end_is_compiled_once_it_was_asked_for(changes):
+    assert compiled(**changes).schedule.whole

@@ -25,6 +25,7 @@ from streamveil.operators.group_by import GroupBy
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.selection import GaussianSelection
 from streamveil.privacy.noise import KeyedNoise
+from streamveil.queries.combine import combined_plan
 from streamveil.queries.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
 
 STEP = 3_600_000_000  # microseconds
@@ -62,6 +63,7 @@ def reduced(plan: Plan, copies: int) -> Plan:
     """The small query."""
     if is_sketched(plan) or not isinstance(plan.source, SourceSpec):
         raise PlanError("only group-by queries can be audited from the command line")
+    plan = combined_plan(plan)
     public = plan.key_set.public is not None or not plan.keys
     keys = tuple((copy * STRIDE + key,) for copy in range(copies) for key in range(MOST_KEYS))
     return replace(
@@ -75,7 +77,6 @@ def reduced(plan: Plan, copies: int) -> Plan:
         aggregates=tuple(small(aggregate) for aggregate in plan.aggregates),
         window=window_of(plan.window),
         clock=Clock(kind="event", every=STEP, start_us=0, end_us=STEPS * STEP),
-        bounding=replace(plan.bounding, combine=False),
         sink=None,
         options={**plan.options, **same_selection(plan)},
     )
@@ -85,7 +86,7 @@ def same_selection(plan: Plan) -> dict[str, str]:
     """The selection that the whole query runs: with few triggers another could be better."""
     if plan.key_set.public is not None or not plan.keys or plan.preset != "default":
         return {}
-    whole = compile_plan(replace(plan, bounding=replace(plan.bounding, combine=False)))
+    whole = compile_plan(plan)
     tabled = isinstance(whole.totalling.selection, TableOpening)
     return {"selection": "table" if tabled else "gaussian"}
 

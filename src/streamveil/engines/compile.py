@@ -24,7 +24,7 @@ from streamveil.operators.selection import FINE
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import SECRET_BYTES
-from streamveil.queries.check import check_plan
+from streamveil.queries.check import check_compiled
 from streamveil.queries.expr import (
     column_named,
     compile_key,
@@ -70,7 +70,7 @@ def compile_plan(plan: Plan) -> GroupBy:
         raise PlanError(
             "a changing table runs on the embedded engine, without a memory limit, and is not tuned"
         )
-    check_plan(plan)
+    check_compiled(plan)
     return Compiler(plan).compile()
 
 

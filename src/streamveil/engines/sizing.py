@@ -21,8 +21,9 @@ from streamveil.engines.outlook import (
     choose_flat,
     expected,
 )
-from streamveil.errors import PlanError, nearest
+from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, Counter, HonakerCounter, fit
+from streamveil.mechanisms.counters.fit import short
 from streamveil.mechanisms.table_design import NoTableError, design_selection
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
@@ -33,12 +34,17 @@ from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
 from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.calibrate import gaussian_mu, root_down, root_up, zcdp_rho
+from streamveil.privacy.calibrate import PRECISION, gaussian_mu, root_down, root_up, zcdp_rho
 from streamveil.queries.overflow import LARGEST_WEIGHT
 from streamveil.queries.plan import Plan
 from streamveil.types import Exact
 
 FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
+MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
+TOO_SMALL = (
+    "the budget is below what float64 can account for in this counter, whatever its noise.\n"
+    "  to fix  give the clock an end or a number of steps, use counter = 'auto', or a larger budget"
+)
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 FAR = 1_000  # releases of a query without end, for forecasts
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
@@ -396,12 +402,32 @@ class Sizing:
 def least_sigma(
     unscaled: Any, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
 ) -> Exact:
-    """The noise with which a counter loses at most mu^2, weighted keys included."""
-    counter = fit(unscaled, Budget(mu=root_down(mu_squared)), moved, groups)
-    while weighted_loss(counter, moved, groups, rule).gaussian > mu_squared:
-        counter = replace(counter, sigma=Fraction(counter.sigma) * (1 + Fraction(1, 2**20)))
-    sigma: Exact = counter.sigma
-    return sigma
+    """The least noise with which a counter loses at most mu^2, weighted keys included.
+
+    By bisection: the loss falls as the noise grows (`weighted_loss`). What is returned was checked.
+    """
+
+    def fits(sigma: Fraction) -> bool:
+        loss = weighted_loss(replace(unscaled, sigma=sigma), moved, groups, rule)
+        return loss.gaussian <= mu_squared
+
+    try:
+        low = Fraction(fit(unscaled, Budget(mu=root_down(mu_squared)), moved, groups).sigma)
+    except BudgetError:
+        raise PlanError(TOO_SMALL) from None
+    if rule is None or fits(low):
+        return low
+    high = 2 * low
+    while not fits(high):
+        high *= 2
+        if high > low * MOST_FOR_ROUNDING:
+            raise PlanError(TOO_SMALL)
+    while high - low > PRECISION * high:
+        middle = short((low + high) / 2)
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def is_open(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from streamveil.operators.protocol import Operator
 from streamveil.operators.sketch import COLLISION_BITS, SketchQuery
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.queries.check import SKETCHES, check_plan
+from streamveil.queries.check import SKETCHES, check_compiled
 from streamveil.queries.names import key_name
 from streamveil.queries.overflow import MAX_UNITS
 from streamveil.queries.plan import KeyColumn, Plan, TableSource
@@ -39,7 +39,7 @@ def is_sketched(plan: Plan) -> bool:
 
 def compile_sketch(plan: Plan) -> SketchQuery:
     """The sketch query of a plan: one aggregate, no GROUP BY, max_rows as the only bound."""
-    check_plan(plan)
+    check_compiled(plan)
     declared = plan.source.options.get("columns")
     if declared:  # of others the types are known when the source is there
         check_searched(plan, declared_schema(declared))

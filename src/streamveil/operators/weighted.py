@@ -63,19 +63,24 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
         about a centre that moves by D_t (C D^-1 dx)_t. As w does not rise, column s of the weighted
         encoder has entries w_t (C D^-1)_ts <= w_s (C D^-1)_ts, so its norm is at most w_s times the
         plain one, and the moves of one key add up to at most (sum of w_s |dx_s|) times it; over
-        keys, the sum of squares is what the quadratic filter bounds. The slack for float64 offsets
-        is taken at the largest noise, sigma * scale.
+        keys, the sum of squares is what the quadratic filter bounds.
+        Slack for float64 offsets: up to step t no weight of the key was below w_t, so its noise, its
+        rounding and the weighted moves of its z and buffers are at most 1 / w_t times those that
+        `feedback` bounds for weight 1 (the bias of rounding, which falls with the noise, is largest
+        there). So z_t is off by at most eta / w_t, against noise of scale sigma v_t / w_t: a key adds
+        the plain slack, whatever its weight. A group moves by one or more in weight 1 / scale or
+        more, so a unit touches at most `keys` of them, and at most (moved * scale)^2.
+        Both parts of mu fall as sigma grows: (moves + rounding) / sigma, and a constant. That is
+        the floor which no noise passes.
     """
     if rule is None:
         return counter.loss(moved, keys)
     blt = blt_of(counter)
     if blt is None:
         raise ValueError("weights need a BLT: other counters do not draw noise by weight")
-    largest = Fraction(feedback.up(blt.sigma)) * rule.scale
-    slack = BltCounter(
-        horizon=blt.horizon, sigma=largest, weighting=blt.weighting, factors=blt.blt
-    ).slack(moved)
-    return feedback.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, keys)
+    slack = feedback.up(Fraction(blt.slack(moved)) * rule.scale)
+    whole = -(-keys // rule.scale**2)  # as many keys of weight 1 have the slack of all of them
+    return feedback.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, whole)
 
 
 def weighted_step(

@@ -7,7 +7,7 @@ by default and that leak; the rest are plans that could not run or whose sums co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
 from numbers import Real
@@ -144,8 +144,17 @@ WORDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises PlanError with the first thing that is wrong."""
-    for rule in RULES:
+    """Raises PlanError with the first thing that is wrong in what somebody asks."""
+    _raise(plan, RULES)
+
+
+def check_compiled(plan: Plan) -> None:
+    """The same for a plan that is about to run: that its horizon is meant was said when asked."""
+    _raise(plan, [rule for rule in RULES if rule is not check_horizon])
+
+
+def _raise(plan: Plan, rules: Iterable[Callable[[Plan], Complaints]]) -> None:
+    for rule in rules:
         for complaint in rule(plan):
             raise complaint if isinstance(complaint, PlanError) else PlanError(complaint)
 
