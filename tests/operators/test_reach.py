@@ -80,8 +80,7 @@ def repeated(values, rows):
 def test_one_unit_moves_no_lane_further_than_charged_whatever_its_rows(aggregate, values, rows):
     try:
         operator = compile_plan(row_plan(aggregate))
-    except PlanError as refused:
-        assert str(refused)
+    except PlanError:
         return
     for lane, squared in moved_by(operator, repeated(values, rows)):
         moved, _ = lane_move(lane, operator.bounds)
@@ -156,8 +155,7 @@ def test_combined_rows_move_no_lane_further_than_charged(call, one, other, rows)
             f"{call}, {bounds}) AS n, SUM(x, contribution_bounds_per_group => (0, 9)) AS s"
         )
         operator = compile_plan(combined_plan(plan))
-    except PlanError as refused:
-        assert str(refused)
+    except PlanError:
         return
     table = pa.table({"id": np.ones(rows, np.int64), "g": ["a"] * rows, "x": [1e300] * rows})
     usable = combine_rows(plan, table).rows

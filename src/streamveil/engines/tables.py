@@ -17,7 +17,6 @@ from streamveil.operators.table import Attribute, Bind, ChangingTable
 from streamveil.privacy.budget import Budget
 from streamveil.queries.expr import compile_predicate
 from streamveil.queries.plan import Plan, TableSource
-from streamveil.queries.table_check import check_table
 from streamveil.queries.table import counted_points
 
 CLEARLY = 0.5  # a mechanism without proved intervals must be this much better
@@ -26,7 +25,6 @@ MIXED = 0.05  # of the part of the table that a step replaces, by forecast; see 
 
 def compile_table(plan: Plan) -> ChangingTable:
     """The operator of a plan; PlanError when no mechanism is useful for its sizes."""
-    check_table(plan)
     made = Design(plan)
     best = made.candidate
     if best.expected >= made.worth and not plan.options.get("accept_error"):

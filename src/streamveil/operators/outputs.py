@@ -336,7 +336,8 @@ class LaneBook:
         """Puts the nodes of trees behind all other lanes; returns the new number of each lane.
 
         >>> from streamveil.operators.rows import Lane
-        >>> book = LaneBook([Lane(kind="node", high=1.0, level=1, fan=2), Lane(kind="rows")], [1, 2])
+        >>> node = Lane(kind="node", high=1.0, level=1, fan=2)
+        >>> book = LaneBook([node, Lane(kind="rows")], [1, 2])
         >>> book.nodes_last(), [lane.kind for lane in book.lanes], book.uses
         ([1, 0], ['rows', 'node'], [2, 1])
         """

@@ -149,8 +149,12 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_compiled(plan: Plan) -> None:
-    """The same for a plan that is about to run: that its horizon is meant was said when asked."""
-    _raise(plan, [rule for rule in RULES if rule is not check_horizon])
+    """Raises PlanError where bounds or shapes do not allow sums and noise that are right.
+
+    Every compilation asks, so that nothing runs that nobody checked; what is left out is whether
+    the plan is meant and wise, which whoever asked has answered (options that say so are gone).
+    """
+    _raise(plan, RULES_OF_SUMS)
 
 
 def _raise(plan: Plan, rules: Iterable[Callable[[Plan], Complaints]]) -> None:
@@ -235,7 +239,7 @@ def check_names(plan: Plan) -> Complaints:
 def _aggregates(plan: Plan) -> Complaints:
     for agg in plan.aggregates:
         yield from _bounds(agg, combined=plan.bounding.combine)
-        if agg.function == "quantile" and not 0 <= _real(agg.options.get("q")) <= 1:
+        if agg.function == "quantile" and not 0 <= _real(agg.options.get("q", 0.5)) <= 1:
             yield f"the quantile of '{agg.name}' must be a number between 0 and 1"
         needs = (*VALUED, "count_distinct", "approx_frequency", "heavy_hitters")
         if agg.function in needs and agg.expression is None:
@@ -484,3 +488,4 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     _numbers,
     check_confidence,
 )
+RULES_OF_SUMS = (check_names, _aggregates, _bounding, _sums, check_clock, _windows, _keys, _numbers)
