@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from streamveil.mechanisms.above_threshold import (
-    COIN,
-    Coins,
-    TableShape,
-    worst_near,
-    worst_openings,
-)
 from streamveil.mechanisms.selection import (
     COARSE,
     NEVER,
     TableSelection,
 )
 from streamveil.mechanisms.table_design import NoTableError, SelectionDesign, design_selection
+from streamveil.privacy.above_threshold import (
+    COIN,
+    Coins,
+    TableShape,
+    worst_near,
+    worst_openings,
+)
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.convert import nothing_delta
 from streamveil.privacy.noise import SeededNoise, SilentNoise
@@ -250,7 +250,7 @@ def test_the_published_designs_are_certified(horizon: int) -> None:
     # more than the releases alone, less than with plain composition
     assert selection.delta_at(6, 0) < fine
     assert selection.delta_at(5, mu) > fine
-    assert selection.epsilon(1e-9, mu, COARSE) < 6
+    assert selection.loss(6, mu, COARSE).epsilon(1e-9) < 6
 
 
 def test_a_job_of_two_keys_stays_below_the_composition() -> None:

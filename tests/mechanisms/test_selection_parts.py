@@ -13,23 +13,26 @@ from operator import itemgetter
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import stats
 
-from streamveil.mechanisms.above_threshold import (
+from streamveil.privacy.above_threshold import (
     COIN,
     Coins,
+    TableShape,
     curve_with,
     curve_without,
     worst_openings,
 )
-from streamveil.mechanisms.pld import RARE, LossLaw, Points, law_near, law_under
-from streamveil.mechanisms.waiting import NEVER, UNCLEAR, doubt, wait_word, waits
+from streamveil.privacy.coin_table import CoinTable
 from streamveil.privacy.convert import gaussian_delta, nothing_delta
-from streamveil.privacy.guarantee import Gdp, Pure
+from streamveil.privacy.guarantee import Gdp, Loss, Pure
 from streamveil.privacy.noise import SeededNoise
+from streamveil.privacy.pld import LONGEST, RARE, LossLaw, Points, law_near, law_under
+from streamveil.privacy.waiting import NEVER, UNCLEAR, doubt, wait_word, waits
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 
 
@@ -181,3 +184,53 @@ def test_points_above_the_hull_change_nothing() -> None:
     loose = replace(points, heights=points.heights + 0.1 * (points.places == -1))
     fit = Points(*(np.delete(row, 3) for row in (points.gammas, points.heights, points.places)))
     assert_array_equal(law_under(loose, 0.1).masses, law_under(fit, 0.1).masses)
+
+
+def composed_by_peer(law: LossLaw, times: int) -> DensePLDPmf:
+    """The same loss law in dp_accounting, which composes by Fourier transforms."""
+    pmf = DensePLDPmf(law.step, law.first, law.masses, law.infinite, pessimistic_estimate=True)
+    return pmf.self_compose(times)
+
+
+@pytest.mark.parametrize("times", [7, 366])
+def test_many_periods_agree_with_dp_accounting(times: int) -> None:
+    coins = Coins(tuple(int(COIN * exp(-0.4 * gap)) for gap in range(1, 60)))
+    step = 0.3 / 40
+    law = law_under(curve_with(worst_openings(coins, 5, step, 8), step, 40), step).self_compose(3)
+    many, peer = law.many(times), composed_by_peer(law, times)
+    assert len(many.masses) <= LONGEST
+    for epsilon in np.linspace(0.0, 3.0, 5) * np.sqrt(times):
+        wanted = peer.get_delta_for_epsilon(float(epsilon))
+        found = many.delta_at(float(epsilon), nothing_delta)
+        assert found >= wanted * (1 - 1e-9) - 1e-11  # of a Fourier transform
+        assert found <= wanted * (1 + 1e-4) + 1e-11
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30).filter(any),
+    st.integers(-40, 40), st.floats(1.0, 7.5),
+)  # fmt: skip
+def test_a_coarser_lattice_never_loses_less(drawn: list[float], first: int, ratio: float) -> None:
+    masses = np.array(drawn) / sum(drawn)
+    law = LossLaw(0.05, first, masses, 1e-9)
+    coarse = law.onto(0.05 * ratio)
+    assert coarse.masses.sum() == pytest.approx(1, rel=1e-9)
+    for epsilon in np.linspace(-2.5, 4.0, 40):
+        fine = law.delta_at(float(epsilon), nothing_delta)
+        assert coarse.delta_at(float(epsilon), nothing_delta) >= fine * (1 - 1e-12) - 1e-13
+    # and little more: every mass moves by less than a step, and the mean of e^-loss stays
+    losses, wide = (one.step * (one.first + np.arange(len(one.masses))) for one in (law, coarse))
+    assert np.exp(-wide) @ coarse.masses <= np.exp(-losses) @ masses * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("horizon", [4, 1000])
+def test_draws_that_are_not_exact_cost_a_year_nothing_that_shows(horizon: int) -> None:
+    coins = TableShape(horizon, *(Fraction(x) for x in ("0.55", "0.1172", "1", "1e-10"))).coins()
+    table = CoinTable(horizon, 4, Fraction("0.765"), coins.coins, 40, Fraction(6))
+    assert 366 * table.tilt < Fraction(1, 10**6)
+    assert 366 * table.rare < Fraction(1, 10**12)
+    exact, year = table.laws()[0].many(366), Loss(tables=((table, 366),))
+    for epsilon in (60.0, 90.0):
+        assert year.delta_at(epsilon) <= exact.delta_at(epsilon - 1e-6, nothing_delta) + 1e-12
+        by_distance = float(366 * table.distance) * exp(epsilon)
+        assert by_distance > 1  # why a distance would not do

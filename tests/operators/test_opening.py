@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streamveil.mechanisms.waiting import NEVER
 from streamveil.operators.selection import Address
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.privacy.waiting import NEVER
 from streamveil.queries.plan import Bounding
 from tests.operators.streams import compiled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from datetime import timedelta
@@ -22,6 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.privacy import convert
+from streamveil.privacy.above_threshold import COIN
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.coin_table import CoinTable
 from streamveil.privacy.guarantee import (
     NOTHING,
     Approx,
@@ -36,6 +40,15 @@ from streamveil.privacy.neighbours import Neighbours
 DAY = timedelta(days=1)
 USER = Neighbours("user_id")
 USER_DAY = Neighbours("user_id", period=DAY)
+TABLE = CoinTable(
+    horizon=4,
+    keys_per_unit=2,
+    shift_epsilon=Fraction(1, 4),
+    coins=tuple(int(COIN * math.exp(-0.4 * gap)) for gap in range(1, 40)),
+    places=20,
+    epsilon=Fraction(2),
+)
+OTHER_TABLE = dataclasses.replace(TABLE, shift_epsilon=Fraction(1, 3), horizon=2)
 losses = st.builds(
     Loss,
     gaussian=st.fractions(0, 4, max_denominator=100),
@@ -45,6 +58,8 @@ losses = st.builds(
     ).map(tuple),
     delta=st.fractions(0, Fraction(1, 1000), max_denominator=10**6),
     distance=st.just(Fraction(0)),
+    chance=st.fractions(0, Fraction(1, 1000), max_denominator=10**6),
+    tables=st.sampled_from([(), ((TABLE, 1),), ((TABLE, 2), (OTHER_TABLE, 1))]),
 )
 
 
@@ -218,6 +233,36 @@ def test_group_privacy_with_delta_walks_from_neighbour_to_neighbour() -> None:
     assert mixed.delta_at(mixed.epsilon(1e-9)) <= 1e-9
     with pytest.raises(ValueError, match="compose losses first"):
         mixed.compose(Gdp(1))
+
+
+def test_chances_are_no_steps_of_a_group() -> None:
+    loss = Gdp(0.4) + Loss(chance=Fraction(1, 10**11))
+    year = loss.group(365)
+    assert year.chance == Fraction(365, 10**11)
+    assert Gdp(146).epsilon(1e-5) <= year.epsilon(1e-5) <= 1.001 * Gdp(146).epsilon(1e-5)
+    assert year.delta_at(10**6) >= 365e-11
+    assert (Gdp(0.4) + Loss(delta=Fraction(1, 10**11))).group(365).epsilon(1e-5) == math.inf
+    with_slack = loss + Loss(delta=Fraction(1, 10**15))
+    walked = (Gdp(0.4) + Loss(delta=Fraction(1, 10**15))).group(5)
+    assert with_slack.group(5).delta_at(9) == pytest.approx(walked.delta_at(9) + 5e-11, rel=1e-9)
+
+
+def test_tables_compose_far_below_their_stated_epsilons() -> None:
+    table = Loss(tables=((TABLE, 1),))
+    stated = table.stated()
+    assert stated.pure_total == 2
+    assert stated.delta == Fraction(table.delta_at(2.0))
+    delta = 1e-3 + 60 * float(stated.delta)
+    assert table.times(60).epsilon(delta) < stated.times(60).epsilon(delta) / 2
+    assert (table + Gdp(1)).epsilon(0.1) > table.epsilon(0.1)
+    assert (table + Pure(1)).epsilon(0.1) == pytest.approx(table.epsilon(0.1) + 1)
+    assert not table.fits(Budget(mu=100, delta=0.9))
+    assert table.mu() == math.inf
+
+
+def test_a_distance_alone_leaves_a_finite_epsilon_of_a_group() -> None:
+    loss = Gdp("0.1") + Loss(distance=Fraction(1, 10**30))
+    assert loss.group(3).epsilon(1e-6) == pytest.approx(Gdp("0.3").epsilon(1e-6), rel=0.3)
 
 
 def test_a_distance_is_paid_on_both_streams() -> None:

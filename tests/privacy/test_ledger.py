@@ -34,7 +34,8 @@ def test_decimal_charges_use_up_a_decimal_limit_exactly() -> None:
     ledger = Ledger.open(None, Budget(epsilon=0.3), USER)
     for name in "abc":
         ledger.charge(name, Pure(0.1))
-    assert ledger.spent() == Pure(0.3)
+    assert ledger.spent() == Pure(0.1).times(3)
+    assert ledger.left().is_nothing
     with pytest.raises(BudgetError):
         ledger.charge("d", Pure("1e-30"))
 
@@ -149,6 +150,11 @@ def test_pure_losses_restated_as_gaussian_dominate(epsilon: float) -> None:
 
 # --- ranges ---------------------------------------------------------------------------------------
 
+
+def given_past(loss: Loss) -> Guarantee:
+    return Guarantee(USER_DAY, loss, given_past=True)
+
+
 ranged = st.one_of(
     st.none(), st.tuples(st.integers(-5, 20), st.integers(1, 12)).map(lambda r: (r[0], sum(r)))
 )
@@ -166,7 +172,7 @@ def test_ranges_equal_a_table_of_all_periods(
         touched = everyday if periods is None else range(*periods)
         fits = all(oracle[day] + Fraction(tenths, 10) <= 3 for day in touched)
         try:
-            ledger.charge(f"{place}", Zcdp(Fraction(tenths, 10)), range=periods)
+            ledger.charge(f"{place}", given_past(Zcdp(Fraction(tenths, 10))), range=periods)
         except BudgetError:
             assert not fits
             continue
@@ -180,10 +186,10 @@ def test_ranges_equal_a_table_of_all_periods(
 def test_disjoint_ranges_cost_their_maximum_only_for_unit_periods() -> None:
     ledger = Ledger.open(None, RHO, USER_DAY)
     for day in range(100):
-        ledger.charge("daily", Zcdp(1), range=(day, day + 1))
+        ledger.charge("daily", given_past(Zcdp(1)), range=(day, day + 1))
     assert ledger.spent() == Zcdp(1)
     with pytest.raises(BudgetError):
-        ledger.charge("weekly", Zcdp(0.1), range=(98, 105))
+        ledger.charge("weekly", given_past(Zcdp(0.1)), range=(98, 105))
     with pytest.raises(ValueError, match="privacy unit with a period"):
         Ledger.open(None, RHO, USER).charge("daily", Zcdp(1), range=(0, 1))
 
@@ -191,7 +197,7 @@ def test_disjoint_ranges_cost_their_maximum_only_for_unit_periods() -> None:
 def test_a_year_adds_up_the_days() -> None:
     ledger = Ledger.open(None, Budget(mu=1), USER_DAY)
     for day in range(400):
-        separate = Guarantee(USER_DAY, Gdp(0.5), separate=True)
+        separate = Guarantee(USER_DAY, Gdp(0.5), separate=True, given_past=True)
         ledger.charge("daily", separate, range=(day, day + 1))
     assert ledger.convert("user-week").loss == Gdp.squared(Fraction(7, 4))
     assert ledger.convert("user-year").loss == Gdp.squared(Fraction(366, 4))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +59,8 @@ def create(
 @app.command("show", epilog="Example: streamveil ledger show pages.veil")
 def show(state: StateFolder) -> None:
     """Every charge, what is spent and what is left."""
+    from streamveil.privacy.guarantee import rounded_up
+
     with open_ledger(state) as ledger:
         table = Table(title=label(f"limit {ledger.limit}, {ledger.protects.phrase}"))
         for column in ("charge", "loss", "range"):
@@ -69,9 +70,9 @@ def show(state: StateFolder) -> None:
                           else f"periods {entry.range[0]} to {entry.range[1] - 1}")  # fmt: skip
         console = Terminal(soft_wrap=True)
         print_whole(table)
-        delta = ledger.limit.delta or 0
-        console.print(f"spent: epsilon = {ledger.spent().epsilon(delta):.6g} at delta = "
-                      f"{float(delta):g}")  # fmt: skip
+        delta = ledger.limit.quoted_delta
+        spent = rounded_up(ledger.spent().epsilon(delta))
+        console.print(f"spent: epsilon = {spent} at delta = {float(delta):g}")
         console.print(f"left:  {ledger.left()}")
 
 
@@ -97,8 +98,8 @@ def convert(
     with open_ledger(state) as ledger:
         with typed():
             guarantee = ledger.convert(to)
-        delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
-        say(guarantee.sentence(float(delta) or 1e-9))
+        _, delta = guarantee.quoted(ledger.limit.quoted_delta)
+        say(guarantee.sentence(delta))
 
 
 @app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")

@@ -12,6 +12,7 @@ from streamveil.batch import rows_of
 from streamveil.dashboard import series
 from streamveil.dashboard.draw import svg
 from streamveil.derived import Answers, answers
+from streamveil.privacy.guarantee import rounded_up
 
 if TYPE_CHECKING:
     from streamveil.queries.query import Query
@@ -89,8 +90,8 @@ def promise(record: dict[str, Any] | None) -> str:
     if record is None:
         return "Released numbers only. No ledger was given, so nothing is said of the budget."
     epsilon = record["epsilon"]
-    share = "unbounded" if epsilon is None else f"{epsilon:.4g}"
-    delta = "" if record["delta"] is None else f", delta = {fraction(record['delta']):.3g}"
+    share = "unbounded" if epsilon is None else rounded_up(epsilon)
+    delta = f", delta = {fraction(record['delta']):.3g}"
     who = record["protects"]["phrase"]
     return f"Protected: {who}. Everything released so far loses at most epsilon = {share}{delta}."
 
@@ -181,6 +182,10 @@ def number(value: float) -> str:
     return f"{value:,.{DECIMALS}g}"
 
 
+def _finite(epsilon: float | None) -> str:
+    return "no finite epsilon" if epsilon is None else f"epsilon = {rounded_up(epsilon)}"
+
+
 def spending(record: dict[str, Any]) -> str:
     """The ledger: charges, what is left, a year of a unit, the hash that vouches for it."""
     rows = "".join(
@@ -193,8 +198,8 @@ def spending(record: dict[str, Any]) -> str:
     year = record["lifetime"].get("user-year")
     longer = (
         f'<p class="note">A unit present in all {year["periods"]} periods of a year loses at most'
-        f" epsilon = {year['epsilon']:.4g}, delta = {fraction(year['delta']):.3g}.</p>"
-        if year and year["epsilon"] is not None else ""
+        f" {_finite(year['epsilon'])}, delta = {fraction(year['delta']):.3g}.</p>"
+        if year else ""
     )  # fmt: skip
     return (
         "<h2>Ledger</h2><table><tr><th>charge</th><th>loss</th><th>range</th><th>charged</th></tr>"

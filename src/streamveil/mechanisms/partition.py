@@ -66,7 +66,8 @@ def advance(  # all partitions differ only in threshold and time-out
     Proof: conditioned on what was closed before, neighbours differ in the segment that holds the
         differing update only; there the counts are cumulative, so `above` protects them, and which
         segment it is can be read from the outputs before it (adaptive parallel composition, Qiu &
-        Yi 2022, arXiv:2209.01387, theorem 6).
+        Yi 2022, arXiv:2209.01387, theorem 6). `above` is pure, so its bound holds on every
+        transcript and the adversary may choose the update, and its segment, after any past.
     """
     state.t += 1
     state.count += updates

@@ -25,32 +25,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from typing import Any
 
 import mpmath
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.above_threshold import (
-    COIN,
-    Coins,
-    curve_with,
-    curve_without,
-    opening_chance,
-    worst_openings,
-)
-from streamveil.mechanisms.pld import LossLaw, law_under
-from streamveil.mechanisms.waiting import NEVER, PRECISION, WORDS, doubt, waits
 from streamveil.privacy import convert
+from streamveil.privacy.above_threshold import COIN, Coins, opening_chance
 from streamveil.privacy.budget import Number, exact
-from streamveil.privacy.guarantee import Approx, Loss
+from streamveil.privacy.coin_table import CoinTable, Laws
+from streamveil.privacy.guarantee import Gdp, Loss
 from streamveil.privacy.noise import Draws
+from streamveil.privacy.waiting import NEVER, PRECISION, WORDS, waits
 from streamveil.types import Array, Float64, Int64, UInt64
 
-DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
 FINE, COARSE = 100, 40  # lattice steps per shift_epsilon: all sound, more are tighter
-REACH = 4  # losses further than this above epsilon count as infinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +77,10 @@ class TableSelection:
         dominating pairs does, in each direction (`pld`).
     Error: see `opening_chance`.
     Memory: one Z and one opening time per unopened key.
-    Numerics: coins are integers over 2^64 and drawn exactly; `waiting.doubt` bounds what 128-bit
-        draws leave undecided and is charged as a distance.
+    Numerics: coins are integers over 2^64; what 128-bit draws leave undecided is charged, see
+        `CoinTable`.
 
-    >>> from streamveil.mechanisms.above_threshold import TableShape
+    >>> from streamveil.privacy.above_threshold import TableShape
     >>> numbers = (Fraction(text) for text in ("0.55", "0.1172", "1", "1e-10"))
     >>> coins = TableShape(100, *numbers).coins()
     >>> selection = TableSelection(
@@ -116,31 +107,29 @@ class TableSelection:
         """Units at which a key with Z = 0 opens surely."""
         return self.coins.threshold
 
+    def certificate(self, epsilon: Number, places: int = FINE) -> CoinTable:
+        """What it costs, for a job that is stated at an epsilon."""
+        return CoinTable(
+            horizon=self.horizon,
+            keys_per_unit=self.keys_per_unit,
+            shift_epsilon=self.shift_epsilon,
+            coins=self.coins.coins,
+            places=places,
+            epsilon=exact("epsilon", epsilon),
+        )
+
+    def loss(self, epsilon: Number, mu: Number = 0, places: int = FINE) -> Loss:
+        """Selection and mu-GDP releases together, for a job that is stated at an epsilon."""
+        return Gdp(mu) + Loss(tables=((self.certificate(epsilon, places), 1),))
+
     def delta_at(self, epsilon: Number, mu: Number = 0, places: int = FINE) -> float:
         """A certified delta for selection and mu-GDP releases together."""
         at = convert.exact_below(exact("epsilon", epsilon))
-        rest = partial(convert.gaussian_delta, mu=float(exact("mu", mu)) * (1 + 1e-15))
-        both = [law.delta_at(at, rest) for law in self.losses(places, int(at) + REACH)]
-        slack = float(self.distance) * (1 + float(np.exp(at))) * (1 + 1e-12)
-        return min(1.0, (max(both) + slack) * (1 + 1e-15))
+        return self.loss(epsilon, mu, places).delta_at(at)
 
-    def epsilon(self, delta: Number, mu: Number = 0, places: int = FINE) -> float:
-        """The least epsilon with that delta, rounded up; inf when there is none."""
-        largest = convert.exact_below(exact("delta", delta))
-        return convert.smallest_epsilon(largest, lambda at: self.delta_at(at, mu, places), 64.0)
-
-    def loss(self, epsilon: Number, mu: Number = 0) -> Loss:
-        """Selection and mu-GDP releases together, as one (epsilon, delta) loss."""
-        return Approx(epsilon, self.delta_at(epsilon, mu))
-
-    @property
-    def distance(self) -> Fraction:
-        """How far the words at hand let the draws be from exact, in total variation."""
-        return distance(self.horizon, self.shift_epsilon)
-
-    def losses(self, places: int = FINE, reach: int = 16) -> tuple[LossLaw, LossLaw]:
+    def losses(self, places: int = FINE, reach: int = 16) -> Laws:
         """The losses of all keys of one unit: (with, without) and (without, with)."""
-        return _losses(self, places, reach)
+        return self.certificate(0, places).laws(reach)
 
     def shift(self, draws: Draws, ids: UInt64[Array, "keys 2"]) -> Int64[Array, " keys"]:
         """Z of each key, drawn once when it is first seen."""
@@ -197,19 +186,3 @@ class TableSelection:
     def opening_chance(self, units: Int64[Array, " horizon"]) -> float:
         """The chance that a key with this path of units has opened by the last trigger."""
         return opening_chance(self.coins.chances, float(self.shift_epsilon), units)
-
-
-def distance(horizon: int, shift_epsilon: Fraction | float) -> Fraction:
-    """See `TableSelection.distance`."""
-    return doubt(horizon + 2 + int(90 / shift_epsilon), DRAWS)
-
-
-@lru_cache(maxsize=256)
-def _losses(selection: TableSelection, places: int, reach: int) -> tuple[LossLaw, LossLaw]:
-    """Both directions. The lattice step divides the shift's epsilon: q lies on the lattice."""
-    step = float(selection.shift_epsilon / places)
-    least = selection.coins.reach(step, reach)
-    worst = worst_openings(selection.coins, selection.horizon, step, least)
-    added, missing = curve_with(worst, step, places), curve_without(worst, step, places)
-    keys = selection.keys_per_unit
-    return law_under(added, step).self_compose(keys), law_under(missing, step).self_compose(keys)

@@ -18,7 +18,9 @@ from typing import TypeAlias
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.above_threshold import (
+from streamveil.mechanisms.selection import FINE, TableSelection
+from streamveil.privacy import convert
+from streamveil.privacy.above_threshold import (
     Coins,
     TableShape,
     curve_with,
@@ -28,12 +30,12 @@ from streamveil.mechanisms.above_threshold import (
     worst_near,
     worst_openings,
 )
-from streamveil.mechanisms.pld import law_near
-from streamveil.mechanisms.selection import FINE, REACH, TableSelection, distance
-from streamveil.privacy import convert
 from streamveil.privacy.budget import Budget, Number, exact_between
 from streamveil.privacy.calibrate import gaussian_mu
-from streamveil.privacy.guarantee import Approx, Loss
+from streamveil.privacy.coin_table import DRAWS, REACH
+from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.pld import law_near
+from streamveil.privacy.waiting import doubt
 from streamveil.types import Array, Float64
 
 Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
@@ -63,7 +65,7 @@ class SelectionDesign:
     @property
     def loss(self) -> Loss:
         """Selection and releases together."""
-        return Approx(self.epsilon, self.delta)
+        return self.selection.loss(self.epsilon, self.mu, self.places)
 
 
 class NoTableError(ValueError):
@@ -284,9 +286,8 @@ class Losses:
             law = law.self_compose(self.setting.keys_per_unit)
             rest = self._beside(law.first, len(law.masses))
             most = max(most, float(rest @ law.masses) + law.infinite)
-        return most + float(distance(self.setting.horizon, places * self.step)) * (
-            1 + exp(self._at)
-        )
+        values = self.setting.horizon + 2 + int(90 / (places * self.step))
+        return most + float(doubt(values, DRAWS)) * (1 + exp(self._at))
 
     def _beside(self, first: int, count: int) -> Float64[Array, " n"]:
         """The curve of the releases where so many losses, from a first one on, leave epsilon."""

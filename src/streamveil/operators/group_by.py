@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from streamveil.errors import PlanError
 from streamveil.operators import folding
 from streamveil.operators.aggregate import KeyTable, find_keys
 from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
-from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
+from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.facts import constant_facts, heading
 from streamveil.operators.keys import Types, encode_keys
 from streamveil.operators.opening import TableOpening
@@ -37,7 +37,7 @@ from streamveil.operators.rows import (
     RowProgram,
     names_of,
 )
-from streamveil.operators.selection import Address, GaussianSelection
+from streamveil.operators.selection import Address
 from streamveil.operators.state import (
     State,
     parts,
@@ -46,7 +46,7 @@ from streamveil.operators.state import (
 from streamveil.operators.weighted import weighted_loss
 from streamveil.operators.windows import Schedule, period_closes, periods_apart
 from streamveil.privacy.calibrate import root_up
-from streamveil.privacy.guarantee import Approx, Guarantee, Loss
+from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int64, UInt64
@@ -81,10 +81,16 @@ class GroupBy:
         adaptively. Why `reach` is 2 for COUNT(DISTINCT x): `operators.distinct`. When a lane's
         counters start at a key's opening, which is public, what the key has gathered enters as one
         increment, and a late start never lengthens a column. Keys shown
-        at all: see `GaussianSelection` and `TableSelection`; with the latter, everything is stated
-        as one (epsilon, delta) at the epsilon of the budget. Weights of keys: `weighted_loss`. That
+        at all: see `GaussianSelection` and `TableSelection`. Weights of keys: `weighted_loss`. That
         a unit's fingerprint equals another's (probability at most max_units / 2^64 under the
-        secret) is added to delta. All else is post-processing.
+        secret, which nothing else depends on) is a chance. All else is post-processing.
+        *Rows that react to releases*: all bounds above hold on every path, so each Gaussian
+        mechanism has a shift that is known given the past and bounded in L2 whatever the past was:
+        mu-GDP against an adversary that writes the stream (Denisov et al. 2022, arXiv:2202.08312),
+        who may also choose late in which period the unit's rows come. The windows of other periods
+        then have one law, so periods in windows of their own cost the maximum, not the sum: what is
+        left to lose after any past is at most `loss`, but for the chance (`given_past`, see
+        `privacy.ledger`). Keys are covered by the same argument, key by key.
     Error: `std` and `threshold`; every released number carries its standard deviation.
     Memory: `memory`.
     Numerics: exact integers up to the counters, whose numerics are their own.
@@ -118,27 +124,23 @@ class GroupBy:
     @property
     def guarantee(self) -> Guarantee:
         """What all releases together promise."""
-        return Guarantee(self.protects, self.loss, self.schedule.steps, self._separate)
+        steps, apart = self.schedule.steps, self._separate
+        return Guarantee(self.protects, self.loss, steps, apart, given_past=True)
 
     @cached_property
     def loss(self) -> Loss:
         """The sum of all parts; see the class."""
         totalling = self.totalling
-        loss = Loss(delta=Fraction(self.max_units, 2**COLLISION_BITS))
-        lanes = Loss()
+        loss = Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
         for place, (lane, counter) in enumerate(
             zip(totalling.lanes, totalling.counters, strict=True)
         ):
             if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
                 moved = lane_move(lane, self.bounds)
-                lanes += weighted_loss(counter, *moved, totalling.rule)
-        if isinstance(totalling.selection, TableOpening):
-            mu = root_up(lanes.gaussian)
-            joint = Approx(totalling.selection.epsilon, totalling.selection.delta(mu))
-            return loss + joint + replace(lanes, gaussian=Fraction(0))
-        if isinstance(totalling.selection, GaussianSelection | RoundSelection):
+                loss += weighted_loss(counter, *moved, totalling.rule)
+        if totalling.selection is not None:
             loss += totalling.selection.loss
-        return loss + lanes
+        return loss
 
     @property
     def _separate(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from streamveil.mechanisms.selection import FINE, TableSelection
 from streamveil.operators.release_kernels import put_times, take_asked, take_units
 from streamveil.operators.selection import Address
+from streamveil.privacy.guarantee import Loss
 from streamveil.types import Array, Int32, Int64, UInt64
 
 FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
@@ -27,7 +28,7 @@ class TableOpening:
         being given back (`Bounds.slots`); a key once shown stays shown.
         With an offset m the coins see max(S - m, 0): to others it is as if the unit had come when
         the key's other units reached m, and from then on it adds exactly 1.
-    Guarantee: (`epsilon`, delta) together with Gaussian releases; see `delta`.
+    Guarantee: `loss`, which a job states at `epsilon` together with its Gaussian releases.
     Memory: 12 bytes per key. A key's shift is drawn when it first matters: it has an address.
     """
 
@@ -35,14 +36,15 @@ class TableOpening:
     epsilon: Fraction  # at which the guarantee of the whole job is stated
     offset: int = 0  # units that do not count: keys need that many more
     half: float = 0.0  # units beyond the offset with which half of all keys are shown
-    places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `delta`
+    places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `loss`
 
-    def delta(self, mu: Fraction) -> Fraction:
-        """A certified delta at `epsilon` of the selection and mu-GDP releases together.
+    @property
+    def loss(self) -> Loss:
+        """The table's certified losses.
 
-        Every lattice gives a sound bound; on that of the design it is inside the budget.
+        Every lattice gives a sound bound; on that of the design the job is inside the budget.
         """
-        return Fraction(self.table.delta_at(self.epsilon, mu, self.places))
+        return self.table.loss(self.epsilon, 0, self.places)
 
     def threshold(self, trigger: int) -> float:
         """Units with which a key opens surely at any trigger when its shift is 0."""

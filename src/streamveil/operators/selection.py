@@ -35,6 +35,10 @@ class Selection(Protocol):
 
     once: ClassVar[bool]  # a key passes at one trigger only
 
+    @property
+    def loss(self) -> Loss:
+        """What all tests of all keys cost, beside the releases."""
+
     def threshold(self, trigger: int) -> float:
         """Units above which a key passes at a trigger, for forecasts and for the silent test."""
 
@@ -74,7 +78,8 @@ class GaussianSelection:
         output. Hence P[A(D) in E] <= P[B(D) in E] + P(not F), and P[A(D') in E] <= P[G(D') in
         Post^-1(E) and F] + P_D'(not F) <= e^eps P[A(D) in E] + delta_G + P_D'(not F). (iii) Pairs
         in X belong to at most `hidden` keys that hold u alone, count 1, so not-F has probability at
-        most hidden * beta, by `GaussianThresholds`: no factor e^eps.
+        most hidden * beta, by `GaussianThresholds`: no factor e^eps. Nobody has seen noise of a key
+        in X before u enters it, so this holds given any past.
         Late keys: a key's counter is created when its first row arrives, at trigger t, and the
         steps before are then executed with zero input, on words of an address of their own. In G
         they would use this key's words of triggers 1 .. t-1. Neither set of words is used for

@@ -127,7 +127,7 @@ class SketchQuery:
     @property
     def guarantee(self) -> Guarantee:
         """See `Operator.guarantee`."""
-        loss = self.sketch.guarantee.loss + Loss(delta=Fraction(self.max_units, 2**COLLISION_BITS))
+        loss = self.sketch.guarantee.loss + Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
         apart = periods_apart(self.schedule, self.period_us)
         return Guarantee(self.sketch.protects, loss, self.schedule.steps, apart)
 

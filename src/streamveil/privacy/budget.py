@@ -81,6 +81,11 @@ class Budget:
         object.__setattr__(self, "delta", share)
 
     @property
+    def quoted_delta(self) -> Fraction:
+        """The delta at which losses are shown as an epsilon: its own, else 1e-9."""
+        return self.delta or Fraction(1, 10**9)
+
+    @property
     def is_pure(self) -> bool:
         """Whether only pure epsilon differential privacy fits."""
         return self.epsilon is not None and self.delta is None

@@ -1,8 +1,9 @@
-"""From losses to (epsilon, delta), always rounded against the user's favour never.
+"""From losses to (epsilon, delta): upper bounds, so that no stated loss is below the true one.
 
-Every function here bounds a hockey-stick divergence H(eps) = sup over events of P[E] - e^eps Q[E]
-from above, for any real eps. Floats are float64; each result is raised by a stated bound on its
-rounding error, so a returned delta is never below the exact one.
+Functions named `delta` bound a hockey-stick divergence H(eps) = sup over events of P[E] - e^eps
+Q[E] from above, for any real eps. Floats are float64; each result is raised by a bound on its
+rounding error. Where that error comes from scipy, the bound (MARGIN, MASS_MARGIN) is measured and
+trusted, not proved.
 """
 
 from __future__ import annotations

@@ -10,19 +10,22 @@ if TYPE_CHECKING:
     from streamveil.privacy.guarantee import Loss
     from streamveil.privacy.ledger import Charge, Ledger
 
-FORMAT = 2
+FORMAT = 3
 ACCOUNTING = {
     "rule": "a filter: one cap per kind of loss, fixed before the first release; a charge is"
-    " refused when any cap would be exceeded for any unit-period it may read",
+    " refused when any cap would be exceeded for any unit-period. Within its range alone count its"
+    " pure epsilon, and all of it when it holds given the past; everywhere counts the rest",
     "kinds": {
         "gaussian": "sum of mu^2 (Gaussian differential privacy)",
         "zcdp": "sum of rho",
         "pure": "sum of epsilon",
         "delta": "sum",
+        "chance": "sum of probabilities of events that no group raises; part of delta",
+        "tables": "tables of coins by their certificates, each with how often it runs",
         "distance": "sum of total variation distances",
     },
     "conversion": "exact: the analytic Gaussian formula, products of randomised responses, the"
-    " tight zCDP bound; rounded against the publisher",
+    " tight zCDP bound, certified loss laws of tables; rounded against the publisher",
 }
 CHAIN = {"algorithm": "BLAKE2b-128 of the previous hash and the record as sorted compact JSON"}
 SPANS = ("user-week", "user-month", "user-year")
@@ -31,7 +34,7 @@ SPANS = ("user-week", "user-month", "user-year")
 def record(ledger: Ledger) -> dict[str, Any]:
     """Everything that the ledger knows, as plain values that any JSON reader takes."""
     limit, spent = ledger.limit, ledger.spent()
-    delta = limit.delta or Fraction(0)
+    delta = limit.quoted_delta
     protects = ledger.protects
     return {
         "schema": f"streamveil-deployment/{FORMAT}",
@@ -47,7 +50,7 @@ def record(ledger: Ledger) -> dict[str, Any]:
         "lifetime": {} if protects.period is None else {span: span_of(ledger, span)
                                                         for span in SPANS},
         "epsilon": number(spent.epsilon(delta)),
-        "delta": None if limit.delta is None else str(limit.delta),
+        "delta": str(delta),
         "chain": CHAIN | {"head": ledger.head, "charges": len(ledger.entries())},
         "head": ledger.head,
     }  # fmt: skip
@@ -58,6 +61,7 @@ def charge_record(charge: Charge, delta: Fraction) -> dict[str, Any]:
     return charge.to_dict() | {
         "range": None if charge.range is None else list(charge.range),
         "separate": charge.separate,
+        "given_past": charge.given_past,
         "summary": summary(charge.loss, delta),
     }
 
@@ -69,7 +73,7 @@ def summary(loss: Loss, delta: Fraction) -> dict[str, Any]:
         "text": str(loss),
         "epsilon": number(loss.epsilon(delta)),
         "delta": str(delta),
-        "rho": None if loss.has_slack and not loss.rho() else number(loss.rho()),
+        "rho": None if (loss.has_slack or loss.chance) and not loss.rho() else number(loss.rho()),
         "mu": number(loss.mu()),
     }
 
@@ -77,12 +81,8 @@ def summary(loss: Loss, delta: Fraction) -> dict[str, Any]:
 def span_of(ledger: Ledger, span: str) -> dict[str, Any]:
     """What one unit that is present in every period of a longer time may lose."""
     guarantee = ledger.convert(span)
-    delta = min((ledger.limit.delta or Fraction(0)) * guarantee.periods, Fraction(1, 2))
-    return {
-        "periods": guarantee.periods,
-        "epsilon": number(guarantee.epsilon(delta)),
-        "delta": str(delta),
-    }
+    epsilon, delta = guarantee.quoted(ledger.limit.quoted_delta)
+    return {"periods": guarantee.periods, "epsilon": number(epsilon), "delta": str(delta)}
 
 
 def number(value: float) -> float | None:

@@ -6,14 +6,20 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
-from math import exp, floor, inf, log10, sqrt
-from typing import Any
+from math import exp, floor, inf, log, log10, sqrt
+from typing import TYPE_CHECKING, Any
 
+from streamveil.errors import require_one_of
 from streamveil.privacy import convert
 from streamveil.privacy.budget import Budget, Number, exact
 from streamveil.privacy.neighbours import Neighbours, duration
 
+if TYPE_CHECKING:
+    from streamveil.privacy.coin_table import Tables
+
 ZERO = Fraction(0)
+NUMBERS = ("gaussian", "zcdp", "delta", "chance", "distance")
+SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
 UP = 1 + 1e-15  # float(Fraction) is correctly rounded; this puts it on the cautious side
 
 
@@ -24,11 +30,16 @@ class Loss:
     Algorithm: each field is a budget of one kind that simply adds up. `gaussian` is the sum of mu^2
         of Gaussian mechanisms (mu-GDP, Dong, Roth & Su 2019, arXiv:1905.02383), `zcdp` the sum of
         rho of all other zCDP mechanisms, `pure` a multiset of epsilons, `delta` is added to the
-        delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism), `distance`
-        is a total-variation distance of what runs from the ideal, paid on both streams: it adds
-        (1 + e^epsilon) distance.
+        delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism), `chance`
+        is the probability of events outside of which all else holds for inputs that differ in any
+        number of units (two units share a fingerprint): it adds to delta, too, but no group raises
+        it, `distance` is a total-variation distance of what runs from the ideal, paid on both
+        streams: it adds (1 + e^epsilon) distance. `tables` are coin tables, each with its own
+        certified loss laws.
     Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
         otherwise (Kairouz, Oh & Viswanath 2015, arXiv:1311.0776), so it is one pure loss and delta.
+        Beside any other kind, delta is mass that the dominating pair moves from its least losses to
+        infinity: of several mechanisms it adds up.
         Gaussian, zCDP and pure parts may be chosen adaptively, inside totals fixed in advance, and
         run concurrently (Smith & Thakurta 2022, arXiv:2206.07716; Vadhan & Zhang 2023,
         arXiv:2207.08335). A distance is
@@ -45,10 +56,12 @@ class Loss:
     pure: tuple[tuple[Fraction, int], ...] = ()  # (epsilon, how often), ascending
     delta: Fraction = ZERO
     distance: Fraction = ZERO
-    group_size: int = 1  # units the inputs differ in; above 1 only with delta or distance
+    group_size: int = 1  # units the inputs differ in; above 1 only with slack
+    chance: Fraction = ZERO
+    tables: Tables = ()  # (certificate, how often)
 
     def __post_init__(self) -> None:
-        for name in ("gaussian", "zcdp", "delta", "distance"):
+        for name in NUMBERS:
             value = exact(name, getattr(self, name))
             if value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")
@@ -60,6 +73,11 @@ class Loss:
             if epsilon and times:
                 merged[Fraction(epsilon)] = merged.get(Fraction(epsilon), 0) + times
         object.__setattr__(self, "pure", tuple(sorted(merged.items())))
+        often: dict[Any, int] = {}
+        for table, times in self.tables:
+            often[table] = often.get(table, 0) + times
+        kept = ((table, times) for table, times in often.items() if times)
+        object.__setattr__(self, "tables", tuple(sorted(kept, key=repr)))
 
     def compose(self, *others: Loss) -> Loss:
         """Everything together, whoever chose what after seeing which release."""
@@ -72,6 +90,8 @@ class Loss:
             tuple(term for loss in losses for term in loss.pure),
             sum((loss.delta for loss in losses), ZERO),
             sum((loss.distance for loss in losses), ZERO),
+            chance=sum((loss.chance for loss in losses), ZERO),
+            tables=tuple(term for loss in losses for term in loss.tables),
         )
 
     __add__ = compose
@@ -86,6 +106,8 @@ class Loss:
             tuple((epsilon, times * n) for epsilon, times in self.pure),
             self.delta * n,
             self.distance * n,
+            chance=self.chance * n,
+            tables=tuple((table, times * n) for table, times in self.tables),
         )
 
     def group(self, size: int) -> Loss:
@@ -94,22 +116,38 @@ class Loss:
         Proof: mu, epsilon and (for rho) its square root grow by the factor `size` (Dong et al.
             2019; Bun & Steinke 2016, arXiv:1605.02065). With a delta there is no such rule that
             does not name an epsilon; then the group size is kept and `delta_at` walks from one
-            input to the other: delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...).
+            input to the other: delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...). The
+            events of `chance` are taken away first, once for each unit of the group: outside of
+            them all steps of the walk hold.
         """
         if size < 1:
             raise ValueError(f"a group has at least one unit, not {size}")
         if self.has_slack:
-            return replace(self, group_size=self.group_size * size)
+            return replace(self, group_size=self.group_size * size, chance=self.chance * size)
         return Loss(
             self.gaussian * size**2,
             self.zcdp * size**2,
             tuple((epsilon * size, times) for epsilon, times in self.pure),
+            chance=self.chance * size,
         )
 
     @property
     def has_slack(self) -> bool:
-        """Whether anything is lost that no epsilon alone can bound."""
-        return bool(self.delta or self.distance)
+        """Whether anything but chances is lost that no epsilon alone can bound."""
+        return bool(self.delta or self.distance or self.tables)
+
+    def stated(self) -> Loss:
+        """The same without tables: what is Gaussian and the tables as one (epsilon, delta).
+
+        At the sum of the epsilons that the tables are stated at.
+        """
+        if not self.tables:
+            return self
+        joint = Loss(gaussian=self.gaussian, tables=self.tables)
+        epsilon = sum((table.epsilon * times for table, times in self.tables), ZERO)
+        delta = Fraction(joint.delta_at(convert.exact_below(epsilon)))
+        rest = replace(self, gaussian=ZERO, tables=())
+        return replace(rest, pure=(*self.pure, (epsilon, 1)), delta=self.delta + delta)
 
     @property
     def pure_total(self) -> Fraction:
@@ -122,13 +160,15 @@ class Loss:
         return self == NOTHING
 
     def rho(self) -> float:
-        """The zCDP of all parts but the slack, rounded up."""
+        """The zCDP of all parts but the slack, rounded up; tables as they are stated."""
+        if self.tables:
+            return self.stated().rho()
         pure = sum(times * convert.pure_zcdp(float(epsilon) * UP) for epsilon, times in self.pure)
         return (float(self.gaussian / 2 + self.zcdp) + pure) * UP * self.group_size**2
 
     def mu(self) -> float:
         """The GDP parameter when all parts are Gaussian (slack aside), rounded up; else inf."""
-        if self.zcdp or self.pure:
+        if self.zcdp or self.pure or self.tables:
             return inf
         return sqrt(float(self.gaussian)) * UP * self.group_size
 
@@ -137,10 +177,14 @@ class Loss:
 
         Algorithm: the analytic Gaussian formula when only Gaussian parts are present; the exact
             product with randomised responses for pure parts; for zCDP parts the conversion of
-            Canonne, Kamath & Steinke; for mixtures the best of the sound combinations.
+            Canonne, Kamath & Steinke; for tables the product with their laws; for mixtures the best
+            of the sound combinations.
         """
         if epsilon < 0:
             raise ValueError(f"epsilon must not be negative, not {epsilon}")
+        if self.chance:
+            rest = replace(self, chance=ZERO).delta_at(epsilon)
+            return min(1.0, (rest + convert.exact_above(self.chance)) * UP)
         size = self.group_size
         if size > 1:
             base = replace(self, group_size=1).delta_at(epsilon / size)
@@ -152,6 +196,8 @@ class Loss:
         return min(1.0, (slack + core) * UP if core or self.distance else slack)
 
     def _core_delta(self, epsilon: float) -> float:
+        if self.tables:
+            return self._delta_of_tables(epsilon)
         mu = sqrt(float(self.gaussian)) * UP
         gaussian = partial(convert.gaussian_delta, mu=mu)
         if not self.zcdp:
@@ -169,6 +215,16 @@ class Loss:
                 found.append(convert.split_delta(left, gaussian, alone))
         return min(found)
 
+    def _delta_of_tables(self, epsilon: float) -> float:
+        """Tables, beside what is Gaussian or zCDP; pure losses count in full, surely."""
+        from streamveil.privacy.coin_table import tables_delta  # compiles: only where there are any
+
+        rest = partial(convert.gaussian_delta, mu=sqrt(float(self.gaussian)) * UP)
+        if self.zcdp:
+            rho = float(self.gaussian / 2 + self.zcdp) * UP
+            rest = partial(convert.zcdp_delta, rho=rho)
+        return tables_delta(self.tables, epsilon - float(self.pure_total) * UP, rest)
+
     def epsilon(self, delta: Number) -> float:
         """The least epsilon with which (epsilon, delta) holds, rounded up; inf if there is none."""
         share = exact("delta", delta)
@@ -177,18 +233,25 @@ class Loss:
         if self.group_size > 1 or self.distance:
             return self._epsilon_by_search(convert.exact_below(share))
         plain = inf
-        if not (self.gaussian or self.zcdp) and self.delta <= share:
+        if not (self.gaussian or self.zcdp or self.tables) and self.delta + self.chance <= share:
             plain = convert.exact_above(self.pure_total)
         if not share:
             return plain
         return min(plain, convert.smallest_epsilon(convert.exact_below(share), self.delta_at))
 
     def _epsilon_by_search(self, delta: float) -> float:
-        """As `delta_at` may grow again with epsilon, looks for the first epsilon that fits."""
-        trial = 1e-3
+        """As `delta_at` may grow again with epsilon, looks for the first epsilon that fits.
+
+        In vain beyond the epsilon at which what no epsilon pays for, raised to the group, is too
+        much.
+        """
+        lasting = Loss(delta=self.delta, tables=self.tables)
+        trial, least = 1e-3, lasting.delta_at(1e6)
+        most = log(delta / least) if delta and least else inf
         while self.delta_at(trial) > delta:
             trial *= 1.05
-            if trial > 1e4:
+            growth = convert.log_geometric_sum(trial / self.group_size, self.group_size)
+            if trial > 1e4 or growth > most:
                 return inf
         low, high = trial / 1.05, trial
         while high - low > 1e-9 * high:
@@ -200,8 +263,8 @@ class Loss:
         """Whether this loss is inside the budget."""
         if budget.epsilon is not None:
             return self._fits_epsilon(budget.epsilon, budget.delta or ZERO)
-        size = self.group_size**2
-        if self.distance or self.delta > (budget.delta or ZERO) or (size > 1 and self.has_slack):
+        slack = self.delta + self.chance
+        if self.distance or self.tables or slack > (budget.delta or ZERO) or self.group_size > 1:
             return False
         if budget.mu is not None:
             return not (self.zcdp or self.pure) and self.gaussian <= budget.mu**2
@@ -211,21 +274,22 @@ class Loss:
         return Fraction(self.rho()) <= budget.rho
 
     def _fits_epsilon(self, epsilon: Fraction, delta: Fraction) -> bool:
-        if self.gaussian or self.zcdp or self.distance or self.group_size > 1:
+        tight = self.gaussian or self.zcdp or self.distance or self.tables
+        if tight or self.group_size > 1:
             return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
-        if self.pure_total <= epsilon and self.delta <= delta:
+        if self.pure_total <= epsilon and self.delta + self.chance <= delta:
             return True  # plain composition, in exact arithmetic
         return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
 
     def to_dict(self) -> dict[str, Any]:
         """Exact numbers as text, for durable records."""
         saved: dict[str, Any] = {
-            name: str(getattr(self, name))
-            for name in ("gaussian", "zcdp", "delta", "distance")
-            if getattr(self, name)
+            name: str(getattr(self, name)) for name in NUMBERS if getattr(self, name)
         }
         if self.pure:
             saved["pure"] = [[str(epsilon), times] for epsilon, times in self.pure]
+        if self.tables:
+            saved["tables"] = [[table.to_dict(), times] for table, times in self.tables]
         if self.group_size != 1:
             saved["group_size"] = self.group_size
         return saved
@@ -233,13 +297,15 @@ class Loss:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Loss:
         """The inverse of `to_dict`."""
-        numbers = {
-            name: Fraction(saved[name])
-            for name in ("gaussian", "zcdp", "delta", "distance")
-            if name in saved
-        }
+        numbers = {name: Fraction(saved[name]) for name in NUMBERS if name in saved}
         pure = tuple((Fraction(epsilon), int(times)) for epsilon, times in saved.get("pure", ()))
-        return cls(pure=pure, group_size=saved.get("group_size", 1), **numbers)
+        tables: Tables = ()
+        if "tables" in saved:
+            from streamveil.privacy.coin_table import CoinTable  # compiles, as above
+
+            tables = tuple((CoinTable.from_dict(one), times) for one, times in saved["tables"])
+        size = saved.get("group_size", 1)
+        return cls(pure=pure, group_size=size, tables=tables, **numbers)
 
     def __str__(self) -> str:
         parts = []
@@ -251,8 +317,13 @@ class Loss:
             f"epsilon={float(epsilon):.6g}" + (f" x{times}" if times > 1 else "")
             for epsilon, times in self.pure
         ]
-        if self.delta:
-            parts.append(f"delta={float(self.delta):.6g}")
+        parts += [
+            f"a table of coins for {table.keys_per_unit} groups"
+            + (f" x{times}" if times > 1 else "")
+            for table, times in self.tables
+        ]
+        if slack := self.delta + self.chance:
+            parts.append(f"delta={float(slack):.6g}")
         if self.distance:
             parts.append(f"distance={float(self.distance):.6g}")
         return " + ".join(parts) or "nothing"
@@ -306,6 +377,7 @@ class Guarantee:
     horizon: int | None = None  # triggers covered; None: however long it runs
     separate: bool = False  # every period of a unit enters mechanisms of its own: disjoint windows
     periods: int = field(default=1, kw_only=True)  # of `protects.period`, all of one unit
+    given_past: bool = field(default=False, kw_only=True)  # see `ledger.Charge`
 
     def epsilon(self, delta: Number) -> float:
         """See `Loss.epsilon`."""
@@ -316,7 +388,7 @@ class Guarantee:
         return self.loss.delta_at(convert.exact_below(exact("epsilon", epsilon)))
 
     def over(self, periods: int | timedelta) -> Guarantee:
-        """The guarantee of a unit present in that many of its periods, or in each of a time span.
+        """The guarantee of a unit present in that many of its periods, or in all of a time span.
 
         Proof: streams that differ in one unit's rows of n periods are n steps of neighbours apart.
             When every period enters mechanisms of its own, those n mechanisms compose; when one
@@ -326,22 +398,35 @@ class Guarantee:
         if period is None:
             raise ValueError("the guarantee already covers the whole stream of a unit")
         if isinstance(periods, timedelta):
-            periods = -(-periods // period)
+            periods = most_periods(periods, period)
         if periods < 1:
             raise ValueError(f"periods must be at least 1, not {periods}")
         loss = self.loss.times(periods) if self.separate else self.loss.group(periods)
         return replace(self, loss=loss, periods=self.periods * periods)
 
+    def lifetime(self, span: str = "user-year") -> Guarantee:
+        """The guarantee of a unit present in all periods of a day, week, month or year."""
+        return self.over(days_of(span))
+
+    def quoted(self, delta: Number) -> tuple[float, Fraction]:
+        """The epsilon and delta to show: so much delta for each of its periods, at most a half.
+
+        Everything that prints what a unit loses in a longer time asks here.
+        """
+        most = min(exact("delta", delta) * self.periods, Fraction(1, 2))
+        return self.epsilon(most), most
+
     def sentence(self, delta: Number) -> str:
         """The promise in words: who, against what, how much, how long."""
         epsilon = self.epsilon(delta)
         if epsilon == inf:
-            return f"No finite epsilon holds for {self.protects.phrase} at delta = {delta}."
+            at = float(exact("delta", delta))
+            return f"No finite epsilon holds for {self._change} at delta = {at:g}."
         plus = f" plus {float(exact('delta', delta)):g}" if exact("delta", delta) else ""
         return (
             f"{self._change[0].upper()}{self._change[1:]} changes the probability of anything that"
-            f" all releases together may show by at most a factor e^{_up(epsilon)}{plus}"
-            f" (epsilon = {_up(epsilon)}, delta = {float(exact('delta', delta)):g}),"
+            f" all releases together may show by at most a factor e^{rounded_up(epsilon)}{plus}"
+            f" (epsilon = {rounded_up(epsilon)}, delta = {float(exact('delta', delta)):g}),"
             f" whatever else the reader knows, {self._duration}.{self._presence}"
         )
 
@@ -378,6 +463,7 @@ class Guarantee:
             "loss": self.loss.to_dict(),
             "horizon": self.horizon,
             "separate": self.separate,
+            "given_past": self.given_past,
             "periods": self.periods,
         }
 
@@ -390,11 +476,37 @@ class Guarantee:
             saved["horizon"],
             saved["separate"],
             periods=saved["periods"],
+            given_past=saved["given_past"],
         )
 
 
-def _up(epsilon: float) -> str:
-    """Four significant digits, never below the number."""
+def days_of(span: str) -> timedelta:
+    """The longest that a span such as 'user-year' or 'year' may be."""
+    word = span.rsplit("-", 1)[-1]
+    require_one_of("span", word, SPANS)
+    return timedelta(days=SPANS[word])
+
+
+def most_periods(span: timedelta, period: timedelta) -> int:
+    """How many periods a time span can meet; one that is a whole number of them starts with one.
+
+    >>> most_periods(timedelta(days=7), timedelta(days=1))
+    7
+    >>> most_periods(timedelta(days=7), timedelta(days=31))
+    2
+    """
+    whole, rest = divmod(span, period)
+    return whole + 2 if rest else whole
+
+
+def rounded_up(epsilon: float) -> str:
+    """Four significant digits, never below the number.
+
+    >>> rounded_up(83.34101), rounded_up(2.0), rounded_up(inf)
+    ('83.35', '2', 'inf')
+    """
+    if not 0 < epsilon < inf:
+        return f"{epsilon:.4g}"
     digits = f"{epsilon:.4g}"
     if float(digits) < epsilon:
         digits = f"{epsilon + 10.0 ** (floor(log10(epsilon)) - 3):.4g}"

@@ -9,16 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from streamveil.errors import BudgetError, PlanError, StoreError, require_one_of
+from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.privacy import deployment, spending
 from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss
+from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
 from streamveil.privacy.journal import Journal, Record, has_torn_tail
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.spending import Amounts, Periods, Totals
+from streamveil.privacy.spending import Amounts, Cost, Periods, Totals
 
-FORMAT = 1
-SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
+FORMAT = 2  # 2: tables by their certificates, chances, charges that hold given the past
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Charge:
     separate: bool = False  # every unit-period enters mechanisms of its own
     horizon: int | None = None
     about: Record | None = field(default=None, compare=False, repr=False)  # for the export
+    given_past: bool = False  # the loss bounds what follows any past that no unit's row is in
 
     def __post_init__(self) -> None:
         if self.range is not None and not self.range[0] < self.range[1]:
@@ -45,7 +45,7 @@ class Charge:
         if self.range is not None:
             record["range"] = list(self.range)
         named = {"key": self.key, "separate": self.separate or None, "horizon": self.horizon,
-                 "about": self.about}  # fmt: skip
+                 "about": self.about, "given_past": self.given_past or None}  # fmt: skip
         return record | {name: value for name, value in named.items() if value is not None}
 
     @classmethod
@@ -60,7 +60,17 @@ class Charge:
             saved.get("separate", False),
             saved.get("horizon"),
             saved.get("about"),
+            saved.get("given_past", False),
         )
+
+    def held(self, periods: int) -> int:
+        """How many of so many consecutive unit-periods it may read, at most."""
+        return periods if self.range is None else min(self.range[1] - self.range[0], periods)
+
+    def cost(self, caps: Loss) -> Cost:
+        """What it takes from each cap, within its range and everywhere."""
+        ranged, everywhere = spending.split(self.loss, given_past=self.given_past)
+        return spending.cost(ranged, caps), spending.cost(everywhere, caps)
 
 
 class Ledger:
@@ -69,7 +79,9 @@ class Ledger:
     A charge is refused before anything is drawn, or it is durable.
 
     Algorithm: a filter. The limit is turned into one cap per kind of loss (`spending.caps_for`),
-        and a charge is taken when no cap is exceeded for any unit-period it may read.
+        and a charge is taken when no cap is exceeded for any unit-period. Of a charge with a range,
+        its pure epsilon counts for the unit-periods in it alone, and all else for all; all of it
+        for those in it alone when it holds `given_past`.
     Protects: `protects`; the limit holds for everything charged here, for each unit, or for each
         unit-period when `protects.period` is set.
     Guarantee: all charges together stay inside the limit, whoever chose which charge after seeing
@@ -83,12 +95,26 @@ class Ledger:
         fits the limit (checked at opening).
         A rule that compared the *converted total* with an (epsilon, delta) limit after each charge
         would not be one: the mix of kinds could then be steered by what was released.
-        Ranges: let the unit be a unit-period (u, p). A mechanism charged with a range that does not
-        hold p reads no row that differs between two neighbours, so its releases have the same law
-        on both and it adds nothing to (u, p). Hence (u, p) loses the composition of the charges
-        whose range holds p, and the limit holds when every p stays inside: charges on disjoint
-        ranges cost their maximum, not their sum. Without a period a unit may have rows in every
-        range and nothing is gained, so ranges are then refused. The caller must enforce the range.
+        Ranges: the unit is a unit-period (u, p), and an adversary writes the stream: having seen
+        what was released it chooses the next rows, and at some point p itself, by rows of (u, p)
+        that only one of two neighbours gets. Let h be what was released before. Up to h both have
+        the same law, so H_eps of all releases is the expectation over h of H_eps of what follows.
+        Mechanisms whose range does not hold p follow one law on both. *Given the past*: if charge c
+        loses at most L_c after every h, what follows loses the composition of the L_c whose range
+        holds p, whichever p was chosen: disjoint ranges cost their maximum. A pure mechanism does,
+        as its bound holds on every transcript. *Otherwise* what c may lose after h depends on h: a
+        mechanism that with probability delta says "now I hide nothing" is (0, delta)-DP, and of k
+        such mechanisms with disjoint ranges the adversary picks one that said so, with probability
+        1 - (1 - delta)^k (Henzinger, Safavi & Vadhan 2026, arXiv:2411.03299v4: parallel composition
+        fails for approximate privacy and adaptive updates). If c is (eps_c, delta_c)-DP then after
+        h it is (eps_c, d_c(h))-DP, where the expectation of d_c(h) is at most delta_c for every
+        choice of when to stop: an adversary against c alone plays all else itself. So what follows
+        is (sum of eps_c, sum of d_c(h)) over the c whose range holds p, and everything (max over p
+        of sum of eps_c, sum over all c of delta_c): epsilons count in their range, deltas
+        everywhere. Of mu, rho and distances no such split is proved: they count everywhere, as if
+        all ranges held p, which is sequential composition.
+        Without a period a unit may have rows in every range and nothing is gained, so ranges are
+        then refused. The caller must enforce the range, and answers for `given_past`.
     Memory: one entry per charge key and per distinct range end; the journal holds the charges.
     Numerics: integers (multiples of 10^-60, charges rounded up, caps down).
 
@@ -168,7 +194,9 @@ class Ledger:
         """Takes one charge, durably, or raises BudgetError. Call it before anything is drawn.
 
         A `key` that was charged before with the same content is not charged again. `range` is in
-        unit-periods; see `periods_between`. `about` describes the mechanisms, for `export`.
+        unit-periods; see `periods_between`. Give a `Guarantee` with `given_past` when its loss
+        bounds what follows any past; a bare loss is not taken to. `about` describes the mechanisms,
+        for `export`.
         """
         charge = self.make_charge(name, loss, range=range, key=key)
         self.charge_all([replace(charge, about=about)])
@@ -179,7 +207,7 @@ class Ledger:
         with self._journal.locked():
             self._catch_up()
             caps = self.caps or spending.caps_for(self.limit, charge.loss)
-            self._require_room([charge], [spending.cost(charge.loss, caps)], caps)
+            self._require_room([charge], [charge.cost(caps)], caps)
 
     def make_charge(
         self,
@@ -200,7 +228,8 @@ class Ledger:
             )
         if loss.periods != 1:
             raise ValueError("charge the guarantee of one unit-period")
-        return Charge(name, loss.loss, range, key, loss.separate, loss.horizon)
+        about, given_past = None, loss.given_past
+        return Charge(name, loss.loss, range, key, loss.separate, loss.horizon, about, given_past)
 
     def charge_all(self, charges: Sequence[Charge]) -> None:
         """Takes several charges with one write and one sync: all of them or none."""
@@ -210,7 +239,7 @@ class Ledger:
             if not fresh:
                 return
             caps = self.caps or spending.caps_for(self.limit, fresh[0].loss)
-            costs = [spending.cost(charge.loss, caps) for charge in fresh]
+            costs = [charge.cost(caps) for charge in fresh]
             self._require_room(fresh, costs, caps)
             records = [charge.to_dict() for charge in fresh]
             if self.caps is None:
@@ -231,9 +260,12 @@ class Ledger:
             )
 
     def spent(self) -> Loss:
-        """The loss of the unit-period that lost most, kind by kind."""
-        self._refresh()
-        return spending.as_loss(self._totals.worst())
+        """What the charges come to for one unit, or for the unit-period that lost most.
+
+        Exactly, of charges without a range; of those with one the most, kind by kind. When charges
+        were chosen after seeing releases, what holds is the limit, not this.
+        """
+        return _lost(self.entries(), 1)
 
     def left(self, range: Periods | None = None) -> Loss:
         """What a charge (with that range) could still take. Empty before the caps are fixed."""
@@ -271,21 +303,19 @@ class Ledger:
         """What one unit may lose in a longer time, such as to='user-year', from what was charged.
 
         Algorithm: a charge with `separate` mechanisms counts once for each of the unit's periods in
-            its range; another is raised to the group of those periods. The worst placing of the
-            span is taken, kind by kind. With slack in a shared mechanism, all charges of the worst
-            period are raised together (see `Loss.group`).
+            its range; another is raised to the group of those periods (`Guarantee.over`). The worst
+            placing of the span is taken, kind by kind. With slack in a mechanism that several of
+            the periods share, all charges of the worst period are raised together (`Loss.group`).
         """
-        word = to.rsplit("-", 1)[-1]
-        require_one_of("span", word, SPANS)
-        period = self.protects.period
+        span, period = days_of(to), self.protects.period
         if period is None:
             raise ValueError("the ledger already covers the whole stream of a unit")
-        periods = -(-timedelta(days=SPANS[word]) // period)
-        charges = self.entries()
-        if any(charge.loss.has_slack and not charge.separate for charge in charges):
-            loss = self.spent().group(periods)
+        periods, charges = most_periods(span, period), self.entries()
+        shared = (one for one in charges if not one.separate and one.held(periods) > 1)
+        if any(charge.loss.has_slack for charge in shared):
+            loss = _lost(charges, 1).group(periods)
         else:
-            loss = _most_in_any_span(charges, periods)
+            loss = _lost(charges, periods)
         return Guarantee(self.protects, loss, periods=periods)
 
     def export(self) -> dict[str, Any]:
@@ -344,10 +374,10 @@ class Ledger:
         if self.caps is None:
             raise StoreError(f"the ledger '{self.name}' has a charge before its caps")
         charge = Charge.from_dict(record)
-        self._book(charge, spending.cost(charge.loss, self.caps))
+        self._book(charge, charge.cost(self.caps))
 
-    def _book(self, charge: Charge, cost: Amounts) -> None:
-        self._totals.add(cost, charge.range)
+    def _book(self, charge: Charge, cost: Cost) -> None:
+        self._totals.book(cost, charge.range)
         self._charges.append(charge)
         if charge.key is not None:
             self._by_key[charge.key] = charge
@@ -381,16 +411,16 @@ class Ledger:
         limit, worst = spending.limits(caps), totals.worst(periods)
         return spending.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
 
-    def _require_room(self, charges: list[Charge], costs: list[Amounts], caps: Loss) -> None:
+    def _require_room(self, charges: list[Charge], costs: list[Cost], caps: Loss) -> None:
         limit = spending.limits(caps)
         totals = self._totals if len(charges) == 1 else self._totals.copy()
         for charge, cost in zip(charges, costs, strict=True):
-            if not spending.has_room(cost, totals.worst(charge.range), limit):
+            if not totals.has_room(cost, charge.range, limit):
                 raise self._refusal(
                     charge, _way_out(cost, limit), self._left(caps, totals, charge.range)
                 )
             if totals is not self._totals:
-                totals.add(cost, charge.range)
+                totals.book(cost, charge.range)
 
     def _refusal(self, charge: Charge, way_out: str, left: Loss) -> BudgetError:
         return BudgetError(
@@ -403,9 +433,9 @@ class Ledger:
         )
 
 
-def _way_out(asked: Amounts, limit: Amounts) -> str:
-    kinds = zip(spending.KINDS, asked, limit, strict=True)
-    missing = [kind for kind, amount, cap in kinds if amount and not cap]
+def _way_out(asked: Cost, limit: Amounts) -> str:
+    kinds = zip(spending.KINDS, *asked, limit, strict=True)
+    missing = [kind for kind, ranged, all_over, cap in kinds if (ranged or all_over) and not cap]
     if missing:
         return (
             f"the ledger has no cap for {', '.join(missing)} loss; give Ledger.open caps for every"
@@ -428,14 +458,18 @@ def periods_between(start: datetime, end: datetime, period: timedelta) -> Period
     return (start - origin) // period, -(-(end - origin) // period)
 
 
-def _most_in_any_span(charges: Sequence[Charge], periods: int) -> Loss:
-    """Kind by kind, the most that charges add up to over that many consecutive periods."""
-    totals = Totals()
+def _lost(charges: Sequence[Charge], periods: int) -> Loss:
+    """What charges come to for a unit present in so many consecutive periods."""
+    totals, whole = Totals(), NOTHING
     for charge in charges:
-        held = periods if charge.range is None else charge.range[1] - charge.range[0]
-        times = min(held, periods)
+        times = charge.held(periods)
         loss = charge.loss.times(times) if charge.separate else charge.loss.group(times)
+        if charge.range is None:
+            whole += loss
+            continue
         # a span [s, s + periods) meets [first, end) exactly when s is in (first - periods, end)
-        met = None if charge.range is None else (charge.range[0] - periods + 1, charge.range[1])
-        totals.add(spending.amounts(loss), met)
-    return spending.as_loss(totals.worst())
+        met = charge.range[0] - periods + 1, charge.range[1]
+        ranged, everywhere = spending.split(loss, given_past=charge.given_past)
+        totals.add(spending.amounts(ranged.stated()), met)
+        whole += everywhere
+    return whole + spending.as_loss(totals.worst())

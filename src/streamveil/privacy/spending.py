@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from math import ceil, exp, floor, log
@@ -15,6 +16,7 @@ from streamveil.privacy.guarantee import Loss
 UNIT = 10**60  # charges are rounded up, caps down, to multiples of 1 / UNIT
 KINDS = ("gaussian", "zcdp", "pure", "delta", "distance")
 Amounts = tuple[int, ...]  # one per kind, in units
+Cost = tuple[Amounts, Amounts]  # within the charge's range, and everywhere
 Periods = tuple[int, int]  # unit-periods [first, end)
 ZERO: Amounts = (0,) * len(KINDS)
 
@@ -38,7 +40,8 @@ def caps_for(limit: Budget, first: Loss) -> Loss:
     for, and any single mechanism that fits the limit fits the ledger. A first charge that does not
     fit is scaled down: caps always fit, so it is refused.
     """
-    delta = limit.delta or Fraction(0)
+    delta, first = limit.delta or Fraction(0), first.stated()
+    first = replace(first, delta=first.delta + first.chance, chance=Fraction(0))
     assert limit.epsilon is not None  # noqa: S101  (other limits have caps of their own)
     if not (first.gaussian or first.zcdp or first.distance) and not _small(first, limit):
         return Loss(pure=((limit.epsilon, 1),), delta=delta)
@@ -104,7 +107,21 @@ def limits(caps: Loss) -> Amounts:
 
 
 def _numbers(loss: Loss) -> tuple[Fraction, ...]:
-    return loss.gaussian, loss.zcdp, loss.pure_total, loss.delta, loss.distance
+    return loss.gaussian, loss.zcdp, loss.pure_total, loss.delta + loss.chance, loss.distance
+
+
+def split(loss: Loss, *, given_past: bool) -> tuple[Loss, Loss]:
+    """What a charge takes from unit-periods in its range alone, and what from all of them.
+
+    Proof: `ledger.Ledger`. A pure loss holds on every transcript, so given any past; of another
+        kind only if somebody proved that it does. Chances and distances are about all draws of a
+        run: what is left of them after some past may be more, so nobody can prove it.
+    """
+    if given_past:
+        whole = Loss(distance=loss.distance, chance=loss.chance)
+        return replace(loss, distance=Fraction(0), chance=Fraction(0)), whole
+    plain = loss.stated()
+    return Loss(pure=plain.pure), replace(plain, pure=())
 
 
 def has_room(asked: Amounts, spent: Amounts, limit: Amounts) -> bool:
@@ -120,12 +137,14 @@ def as_loss(spent: Amounts) -> Loss:
 
 @cache
 def cost(loss: Loss, caps: Loss) -> Amounts:
-    """What a charge takes from each cap, restated in the kinds that have one.
+    """What a loss takes from each cap, restated in the kinds that have one.
 
     Proof: a Gaussian mechanism is mu^2/2-zCDP. A pure mechanism is zCDP (`convert.pure_zcdp`); it
         is also GDP with mu = 2 Phi^-1(e^eps / (1 + e^eps)), because randomised response dominates
         it and is itself the sign of a Gaussian with that mu. A kind without a cap has room 0.
+        Tables count as they are stated.
     """
+    loss = loss.stated()
     gaussian, zcdp, pure = loss.gaussian, loss.zcdp, loss.pure
     if gaussian and not caps.gaussian and caps.zcdp:
         gaussian, zcdp = Fraction(0), zcdp + gaussian / 2
@@ -134,7 +153,7 @@ def cost(loss: Loss, caps: Loss) -> Amounts:
     elif pure and not caps.pure and caps.gaussian:
         squares = (times * _gaussian_square(float(epsilon)) for epsilon, times in pure)
         gaussian, pure = gaussian + sum(map(Fraction, squares), Fraction(0)), ()
-    return amounts(Loss(gaussian, zcdp, pure, loss.delta, loss.distance))
+    return amounts(replace(loss, gaussian=gaussian, zcdp=zcdp, pure=pure))
 
 
 def _gaussian_square(epsilon: float) -> float:
@@ -175,8 +194,20 @@ class Totals:
             ranged = _most(self._ranged[first:end])
         return _sum(self.everywhere, ranged)
 
-    def add(self, charge: Amounts, periods: Periods | None) -> None:
+    def has_room(self, cost: Cost, periods: Periods | None, limit: Amounts) -> bool:
+        """Whether a charge fits, for the unit-periods of its range and for all others."""
+        ranged, everywhere = cost
+        if not has_room(everywhere, self.worst(), limit):
+            return False
+        return has_room(_sum(ranged, everywhere), self.worst(periods), limit)
+
+    def book(self, cost: Cost, periods: Periods | None) -> None:
         """Books a charge."""
+        self.add(cost[0], periods)
+        self.add(cost[1], None)
+
+    def add(self, charge: Amounts, periods: Periods | None) -> None:
+        """Books amounts."""
         if periods is None:
             self.everywhere = _sum(self.everywhere, charge)
             return

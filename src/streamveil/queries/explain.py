@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from fractions import Fraction
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from streamveil.errors import visible_lines
+from streamveil.privacy.guarantee import rounded_up
 from streamveil.queries import explain_table as tables
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.explain_memory import Limit, Sizes, unit_rows
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from streamveil.operators.table import ChangingTable
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
-YEAR = timedelta(days=365)
 FILL = 0.75  # share of a hash table in use, between two steps of its growth
 KEY_BYTES = 50  # taken for a key: a number with what finds it, or a text
 Row = tuple[str, ...]
@@ -107,7 +106,7 @@ def explain_table(plan: Plan) -> Explanation:
         Section("BIAS (not in the intervals)", tables.bias_rows(plan)),
         _defaults(plan, tables.default_rows(plan, design)),
     )  # fmt: skip
-    delta, guarantee = shown_delta(plan), design.operator.guarantee
+    delta, guarantee = plan.budget.quoted_delta, design.operator.guarantee
     facts = {
         "epsilon": guarantee.epsilon(delta), "delta": float(delta),
         "guarantee": guarantee.to_dict(), "mechanism": design.candidate.name,
@@ -128,7 +127,7 @@ def explain_sketch(plan: Plan, operator: SketchQuery) -> Explanation:
         noise,
         _defaults(plan, sketch_defaults(plan)),
     )
-    delta = shown_delta(plan)
+    delta = plan.budget.quoted_delta
     facts = {"epsilon": operator.guarantee.epsilon(delta), "delta": float(delta),
              "guarantee": operator.guarantee.to_dict(), "bytes": operator.nbytes}  # fmt: skip
     return Explanation(promise(plan, operator), sections, facts)
@@ -140,24 +139,18 @@ def shown_triggers(horizon: int | None) -> tuple[int, ...]:
     return tuple(sorted(t for t in marks if horizon is None or t <= horizon))
 
 
-def shown_delta(plan: Plan) -> Any:
-    """The delta at which epsilon is quoted: the budget's, else 1e-9 for a zCDP or GDP budget."""
-    return plan.budget.delta if plan.budget.delta is not None else "1e-9"
-
-
 def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
     """The guarantee in words, and what it comes to for somebody who is always there."""
-    guarantee, delta = operator.guarantee, shown_delta(plan)
+    guarantee, delta = operator.guarantee, plan.budget.quoted_delta
     words = [guarantee.sentence(delta)]
     if guarantee.protects.period is not None:
-        year = guarantee.over(YEAR)
-        most = min(Fraction(delta) * year.periods, Fraction(1, 2))
-        epsilon = year.epsilon(most)
-        found = f"epsilon = {epsilon:.4g}" if epsilon < inf else "no finite epsilon"
+        epsilon, most = guarantee.lifetime("user-year").quoted(delta)
+        found = f"epsilon = {rounded_up(epsilon)}" if epsilon < inf else "no finite epsilon"
         words.append(f"Present in every period of a year: {found}, delta = {float(most):.3g}.")
     loss = guarantee.loss
-    terms = [f"{loss.rho():.4g}-zCDP", *([f"{loss.mu():.4g}-GDP"] if loss.mu() < inf else [])]
-    aside = ", apart from what delta pays for" if loss.has_slack else ""
+    terms = [f"{rounded_up(loss.rho())}-zCDP"]
+    terms += [f"{rounded_up(loss.mu())}-GDP"] if loss.mu() < inf else []
+    aside = ", apart from what delta pays for" if loss.has_slack or loss.chance else ""
     words.append(f"In other terms{aside}: {' and '.join(terms)}.")
     return " ".join(words)
 
@@ -479,7 +472,7 @@ def _short(value: Any) -> str:
 
 def facts(plan: Plan, operator: GroupBy, triggers: tuple[int, ...]) -> dict[str, Any]:
     """The explanation as numbers, for programs."""
-    delta = shown_delta(plan)
+    delta = plan.budget.quoted_delta
     return {
         "epsilon": operator.guarantee.epsilon(delta),
         "delta": float(delta),

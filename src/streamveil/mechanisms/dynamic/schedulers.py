@@ -232,8 +232,10 @@ class DisjointDoubling:
     Protects: streams that differ in one record; sizes and arrival times are public.
     Guarantee: the budget, for ever.
     Proof: batches [0, n), [n, 2n), [2n, 4n), ... are disjoint, so along every transcript only the
-        run on the batch of the differing record has another law (parallel composition; the
-        batch is decided by the record's public position).
+        run on the batch of the differing record has another law; the batch is decided by the
+        record's public position. A run draws nothing before its batch is complete, so whatever was
+        released before, and whoever chose the record for it, it loses its share and no more:
+        parallel composition holds for every kind of privacy (`privacy.ledger`).
     Error: population error of a static run on at least a quarter of all records (half on average).
         For i.i.d. data this dominates the other schedules; it says nothing about old records.
 

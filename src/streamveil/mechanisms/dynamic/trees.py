@@ -83,7 +83,8 @@ class Tree:
     Protects: streams whose batches differ in one record.
     Guarantee: the share.
     Proof: the blocks of one level are disjoint, so one record is in at most one release per level,
-        each of share / levels.
+        each of share / levels. A release draws nothing before its block is complete: it loses that
+        share after any past, also when batches react to releases (`privacy.ledger`).
     Error: a sum of at most (arity - 1) * levels releases.
     Memory: their raw counts and answers.
     """

@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.pld import Points
+from streamveil.privacy.pld import Points
 from streamveil.types import Array, Float64, Int64
 
 COIN = 1 << 64

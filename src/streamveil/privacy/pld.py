@@ -9,12 +9,13 @@ product is a convolution of non-negative numbers, by squares, taken directly: no
 Numerics, each step an upper bound: points are floats rounded up by the caller; hull and masses are
 exact (integers); masses are rounded up to floats; a sum of n products of non-negative floats is off
 by less than n 2^-52 relative in any order and is raised by that; `SHIFT` covers the distance of
-lattice losses k * step from the log of the float gamma they stand for.
+lattice losses k * step from the log of the float gamma they stand for, `doubt` what more of it a
+law of many compositions may have gathered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
@@ -26,6 +27,7 @@ MANTISSA = 53  # bits of a float64
 SHIFT = 1e-11
 RARE = 1e-40  # smaller masses are moved to infinite loss: no subnormal products
 TAIL = 1e-26  # mass at either end of a composition that counts as infinite loss: it stays short
+LONGEST = 8192  # places of a law of many compositions; beyond, its lattice is made coarser
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ class LossLaw:
     first: int
     masses: Float64[Array, " n"]
     infinite: float  # mass at loss infinity
+    doubt: float = 0.0  # losses may be larger by this and SHIFT than the lattice says
 
     def self_compose(self, times: int) -> LossLaw:
         """The loss of that many independent (or concurrently composed) mechanisms, one or more."""
@@ -62,7 +65,56 @@ class LossLaw:
         few = min(len(self.masses), len(other.masses))
         masses = np.convolve(self.masses, other.masses) * (1 + few * 2.0**-51)
         infinite = (self.infinite + other.infinite) * (1 + 2.0**-50)
-        return LossLaw(self.step, self.first + other.first, masses, infinite).trimmed()
+        doubt = (self.doubt + other.doubt) * (1 + 2.0**-50)
+        return LossLaw(self.step, self.first + other.first, masses, infinite, doubt).trimmed()
+
+    def many(self, times: int) -> LossLaw:
+        """As `self_compose`, for hundreds: on lattices that grow coarser with the spread.
+
+        The last step is at most 40 standard deviations / LONGEST, so what coarser lattices add to
+        the variance of the loss is about (40 / LONGEST)^2 of it.
+        """
+        if times == 1:
+            return replace(self, doubt=self.doubt + SHIFT).shortened()
+        half = self.many(times // 2)
+        both = half.compose(half).shortened()
+        if times % 2:
+            both = both.compose(self.many(1).onto(both.step)).shortened()
+        return both
+
+    def shortened(self) -> LossLaw:
+        """A law that dominates it with at most LONGEST places."""
+        law = self
+        while len(law.masses) > LONGEST:
+            law = law.onto(2 * law.step)
+        return law
+
+    def onto(self, step: float) -> LossLaw:
+        """A law that dominates it, with losses on another lattice.
+
+        Proof: mass p of P at loss l, between lattice losses a and b = a + step, goes to b with the
+            share (1 - e^(a-l)) / (1 - e^-step) and to a with the rest. P and Q keep their masses, Q
+            because e^-l is the same mixture of e^-a and e^-b: undoing it is a post-processing. More
+            mass at b than that only adds to every curve.
+        Numerics: shares of b are raised by 1e-9; what a loss is off by goes to `doubt`.
+        """
+        if step == self.step:
+            return self
+        losses = (self.first + np.arange(len(self.masses))) * self.step
+        lower = np.floor(losses / step).astype(np.int64)
+        above = np.clip(losses - lower * step, 0.0, step)
+        share = np.minimum(np.expm1(-above) / np.expm1(-step) * (1 + 1e-9), 1.0)
+        raised = self.masses * (1 + 2.0**-50)
+        first = int(lower[0])
+        masses = np.zeros(int(lower[-1]) - first + 2)
+        np.add.at(masses, lower - first, raised * (1 - share))
+        np.add.at(masses, lower - first + 1, raised * share)
+        masses *= 1 + (2 + self.per_place(step)) * 2.0**-51
+        return LossLaw(step, first, masses, self.infinite, self.doubt + SHIFT)
+
+    def per_place(self, step: float) -> float:
+        """How many of its losses at most share one place of a lattice of this step."""
+        return 2 * step / self.step + 2
 
     def trimmed(self) -> LossLaw:
         """With up to TAIL of mass at either end taken as infinite loss: an upper bound.
@@ -73,12 +125,14 @@ class LossLaw:
         first = min(low, len(self.masses) - 1)
         last = max(len(self.masses) - high, first + 1)
         infinite = (self.infinite + 3 * TAIL) * (1 + 2.0**-50)
-        return LossLaw(self.step, self.first + first, self.masses[first:last], infinite)
+        return replace(
+            self, first=self.first + first, masses=self.masses[first:last], infinite=infinite
+        )
 
     def delta_at(self, epsilon: float, rest: Curve) -> float:
         """A delta of this loss composed with a mechanism of curve `rest`, rounded up."""
         losses = (self.first + np.arange(len(self.masses))) * self.step
-        terms = self.masses * rest(epsilon - losses - SHIFT)
+        terms = self.masses * rest(epsilon - losses - (SHIFT + self.doubt))
         total = float(np.sum(terms)) * (1 + len(terms) * 2.0**-51)
         return min(1.0, (total + self.infinite) * (1 + 2.0**-50))
 
