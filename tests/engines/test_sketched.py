@@ -116,7 +116,7 @@ def test_the_chance_that_two_of_all_units_look_alike_is_paid_for(select, extra, 
     keys = ", public_groups = [1]" if "APPROX" in select else ""
     asked = query(f"{select} AS n", extra + keys)
     loss = operator_of(asked.plan).guarantee.loss
-    assert loss.delta >= Fraction(units, 2**64)
+    assert loss.chance >= Fraction(units, 2**64)
     assert loss.fits(asked.plan.budget)
 
 

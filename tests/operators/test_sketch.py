@@ -183,7 +183,7 @@ def test_bad_rows_are_counted_and_dropped():
 def test_the_guarantee_covers_all_windows_and_memory_is_known_before():
     operator = query(schedule=TUMBLING)
     assert operator.guarantee.epsilon(1.001e-6) <= 2
-    assert operator.guarantee.loss.delta > 0
+    assert operator.guarantee.loss.chance > 0
     assert operator.nbytes >= operator.sketch.nbytes
     assert query().nbytes <= 300_000
     assert query(k=3).nbytes <= 2_000_000

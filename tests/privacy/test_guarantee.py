@@ -261,8 +261,12 @@ def test_tables_compose_far_below_their_stated_epsilons() -> None:
 
 
 def test_a_distance_alone_leaves_a_finite_epsilon_of_a_group() -> None:
-    loss = Gdp("0.1") + Loss(distance=Fraction(1, 10**30))
-    assert loss.group(3).epsilon(1e-6) == pytest.approx(Gdp("0.3").epsilon(1e-6), rel=0.3)
+    loss = Gdp("0.1") + Loss(distance=Fraction(1, 10**20))
+    assert loss.group(30).epsilon(1e-6) == pytest.approx(Gdp(3).epsilon(1e-6), rel=1e-4)
+    walked = Gdp("0.1") + Loss(delta=Fraction(1, 10**15))
+    both = walked + Loss(distance=Fraction(1, 10**12))
+    paid = both.group(5).delta_at(7) - walked.group(5).delta_at(7)
+    assert paid == pytest.approx(1e-12 * (1 + math.exp(7)), rel=1e-9)
 
 
 def test_a_distance_is_paid_on_both_streams() -> None:

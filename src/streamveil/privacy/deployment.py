@@ -73,7 +73,7 @@ def summary(loss: Loss, delta: Fraction) -> dict[str, Any]:
         "text": str(loss),
         "epsilon": number(loss.epsilon(delta)),
         "delta": str(delta),
-        "rho": None if (loss.has_slack or loss.chance) and not loss.rho() else number(loss.rho()),
+        "rho": None if loss.needs_delta and not loss.rho() else number(loss.rho()),
         "mu": number(loss.mu()),
     }
 

@@ -118,7 +118,8 @@ class Loss:
             does not name an epsilon; then the group size is kept and `delta_at` walks from one
             input to the other: delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...). The
             events of `chance` are taken away first, once for each unit of the group: outside of
-            them all steps of the walk hold.
+            them all steps of the walk hold. A distance is removed at both ends of the walk, which
+            is then one of ideal mechanisms: it is paid as for one unit.
         """
         if size < 1:
             raise ValueError(f"a group has at least one unit, not {size}")
@@ -128,13 +129,19 @@ class Loss:
             self.gaussian * size**2,
             self.zcdp * size**2,
             tuple((epsilon * size, times) for epsilon, times in self.pure),
+            distance=self.distance,
             chance=self.chance * size,
         )
 
     @property
     def has_slack(self) -> bool:
-        """Whether anything but chances is lost that no epsilon alone can bound."""
-        return bool(self.delta or self.distance or self.tables)
+        """Whether a group of units must be walked through one by one; see `group`."""
+        return bool(self.delta or self.tables)
+
+    @property
+    def needs_delta(self) -> bool:
+        """Whether anything is lost that no epsilon, rho or mu alone can bound."""
+        return bool(self.has_slack or self.distance or self.chance)
 
     def stated(self) -> Loss:
         """The same without tables: what is Gaussian and the tables as one (epsilon, delta).
@@ -182,18 +189,17 @@ class Loss:
         """
         if epsilon < 0:
             raise ValueError(f"epsilon must not be negative, not {epsilon}")
-        if self.chance:
-            rest = replace(self, chance=ZERO).delta_at(epsilon)
-            return min(1.0, (rest + convert.exact_above(self.chance)) * UP)
+        if self.chance or self.distance:
+            rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
+            far = convert.exact_above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
+            return min(1.0, (rest + far + convert.exact_above(self.chance)) * UP)
         size = self.group_size
         if size > 1:
             base = replace(self, group_size=1).delta_at(epsilon / size)
             growth = convert.log_geometric_sum(epsilon / size, size)
             return min(1.0, base * exp(growth)) if growth < 700 else float(base > 0)
         slack, core = convert.exact_above(self.delta), self._core_delta(epsilon)
-        if self.distance:
-            slack += convert.exact_above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
-        return min(1.0, (slack + core) * UP if core or self.distance else slack)
+        return min(1.0, (slack + core) * UP if core else slack)
 
     def _core_delta(self, epsilon: float) -> float:
         if self.tables:

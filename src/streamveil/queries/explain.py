@@ -150,7 +150,7 @@ def promise(plan: Plan, operator: GroupBy | SketchQuery | ChangingTable) -> str:
     loss = guarantee.loss
     terms = [f"{rounded_up(loss.rho())}-zCDP"]
     terms += [f"{rounded_up(loss.mu())}-GDP"] if loss.mu() < inf else []
-    aside = ", apart from what delta pays for" if loss.has_slack or loss.chance else ""
+    aside = ", apart from what delta pays for" if loss.needs_delta else ""
     words.append(f"In other terms{aside}: {' and '.join(terms)}.")
     return " ".join(words)
 
