@@ -2,13 +2,11 @@
 
 Expected: one AES word (about 1 ns) and one table look-up with a polynomial (about 4 ns) per rounded
 Gaussian, so below numpy's float Gaussian (8 ns, neither secure nor exact, the floor for comparison)
-and a thousand times below exact samplers by rejection. For the threshold test of untouched keys: a
-time per touch that grows with log T, against T for simulating every step. Few touches per trigger
-(T = 10,000 here) pay about 0.1 ms per trigger for the cipher's set-up, shared by all of them.
+and a thousand times below exact samplers by rejection.
 
 CPU time of one core, median of 5; JSON in benchmarks/results/noise.json.
 
-    python benchmarks/noise.py [--samples N] [--keys N] [--only TEXT]
+    python benchmarks/noise.py [--samples N] [--only TEXT]
 """
 
 from __future__ import annotations
@@ -23,19 +21,15 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from streamveil.mechanisms.counters.blt import BltCounter
-from streamveil.mechanisms.counters.haar import HaarCounter, haar_weights
-from streamveil.mechanisms.crossing import Crossing, Forward
 from streamveil.privacy import samplers
-from streamveil.privacy.noise import KeyedNoise, Place, SeededNoise
+from streamveil.privacy.noise import KeyedNoise, Place
 
 REPEATS = 5
-RHO, ALLOWED = 0.1, 7.03  # of the crossing test: deviations below the threshold, union over T
 OUT = Path(__file__).parent / "results" / "noise.json"
 
 
@@ -153,66 +147,9 @@ def peers(n: int) -> dict[str, tuple[int, Callable[[], object]]]:
     }
 
 
-def crossing_test(horizon: int) -> Crossing:
-    """The Haar counter of this horizon and thresholds that no untouched key crosses (1e-9)."""
-    w, levels, sigma = haar_weights(horizon, "max"), (horizon - 1).bit_length(), (2 * RHO) ** -0.5
-    std = HaarCounter(horizon=horizon, sigma=sigma).std(np.arange(1, horizon + 1))
-    return Crossing(
-        top=sigma * (2.0**levels / w[0]) ** 0.5,
-        spreads=tuple(sigma * (2.0 ** (j - 2) / w[j]) ** 0.5 for j in range(1, levels + 1)),
-        thresholds=tuple((ALLOWED * std).tolist()),
-    )
-
-
-def touches(horizon: int, keys: int) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """(trigger, keys, increments): Zipf(1.8) records per key at uniform triggers."""
-    rng = np.random.default_rng(20261120)
-    key = np.repeat(np.arange(keys), np.minimum(rng.zipf(1.8, keys), horizon))
-    cells = rng.integers(1, horizon + 1, len(key)) * keys + key
-    cells, increments = np.unique(cells, return_counts=True)
-    ends = np.searchsorted(cells, np.arange(1, horizon + 2) * keys)
-    return [
-        (t, cells[a:b] - t * keys, increments[a:b])
-        for t, (a, b) in enumerate(pairwise(ends), start=1)
-    ]
-
-
-def lazily(of: Crossing, work: list, keys: int) -> tuple[int, float]:
-    """(touches, CPU seconds inside them)."""
-    noise, ids = SeededNoise(1), np.arange(2 * keys, dtype=np.uint64).reshape(keys, 2)
-    state, spent, n = of.init(keys), 0.0, 0
-    for t, touched, increments in work:
-        quiet = (state.wake[touched] == 0) | (state.wake[touched] > t)
-        touched, some = touched[quiet], state.take(touched[quiet])
-        place, counts, own = Place(noise, "lazy"), some.counts + increments[quiet], ids[touched]
-        start = time.process_time()
-        changed = of.touch(some, t, counts, place, own)
-        spent, n = spent + time.process_time() - start, n + len(touched)
-        for name in ("rows", "points", "counts", "wake"):
-            getattr(state, name)[touched] = getattr(changed, name)
-    return n, spent
-
-
-def crossing_rows(keys: int) -> list[dict[str, object]]:
-    rows = []
-    for horizon in (100, 1000, 10_000):
-        of, some = crossing_test(horizon), keys if horizon <= 1000 else keys // 4
-        work = touches(horizon, some)
-        lazily(of, work[:50], some)
-        runs = [lazily(of, work, some) for _ in range(REPEATS)]
-        times = [spent for _, spent in runs]
-        rows.append(row(f"lazy crossing, T = {horizon:,}, per touch", runs[0][0], times, 1e6))
-        oracle, ids = Forward(of), np.arange(400, dtype=np.uint64).reshape(200, 2)
-        draws, counts = SeededNoise(1).at("forward"), np.ones(200, np.int64)
-        spent = cpu_seconds(lambda: oracle.touch(1, counts, draws, ids))  # noqa: B023
-        rows.append(row(f"forward simulation, T = {horizon:,}, per touch", 200, spent, 1e6))
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--keys", type=int, default=30_000)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
@@ -220,8 +157,6 @@ def main() -> None:
     rows = [
         row(name, n, cpu_seconds(work)) for name, (n, work) in cases.items() if options.only in name
     ]
-    if options.only in "crossing":
-        rows += crossing_rows(options.keys)
     if options.only:
         return
     commit = subprocess.run(

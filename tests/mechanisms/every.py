@@ -15,7 +15,6 @@ import numpy as np
 from streamveil import mechanisms
 from streamveil.mechanisms import dynamic, linear
 from streamveil.mechanisms.counters import VectorCounter
-from streamveil.mechanisms.crossing import Crossing
 from streamveil.mechanisms.dynamic import Bag, Changes
 from streamveil.mechanisms.dynamic.growing import Founded, PublicSizes
 from streamveil.mechanisms.partition import FixedHorizon, Squaring, TimeVarying
@@ -108,13 +107,6 @@ def bucket(plan: Any, place: Place) -> list[Any]:
     return [plan.answers(state).values.tolist()]
 
 
-def touch(test: Any, place: Place) -> list[Any]:
-    ids, state = np.arange(6, dtype=np.uint64).reshape(3, 2), test.init(3)
-    for t in (1, 3):
-        state = test.touch(state, t, np.array([1, 1, 1]), place, ids)
-    return [state.points.tolist()]
-
-
 def rerun(schedule: Any, place: Place) -> list[Any]:
     def box(data: Any, share: Any, at: Place) -> float:
         return float(share.noise(at.draws(), 1, 1, 1)[0])
@@ -160,8 +152,6 @@ def cases() -> dict[str, Case]:
         found[type(method).__name__] = Case(method, train)
     found["Repaired"] = Case(dynamic.Repaired(static=linear.Mwem(queries=CELLS, rounds=1)), bucket)
     found["Published"] = Case(dynamic.Published(static=static), bucket)
-    cross = Crossing(top=1.0, spreads=(1.0,) * 3, thresholds=(9.0,) * 8)
-    found["Crossing"] = Case(cross, touch)
     budget = Budget(epsilon=1)
     for plan in (
         dynamic.BBScheduler(start=10, budget=budget),

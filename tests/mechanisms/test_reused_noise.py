@@ -20,7 +20,6 @@ CASES = cases()
 WITHIN = {"KeyedHaar", "Keyed", "Stepping"}  # parts of counters
 BY_DESIGN = {  # draws as arguments, and why that is no release of its own
     "TableSelection": "a key's draw is a function of the key and its number of units",
-    "Forward": "an oracle for tests: looks at one path of noise again and again",
     "Share": "scales of noise: called by mechanisms with draws of their place",
     "Node": "a number of the Haar tree",
 }
