@@ -1,10 +1,10 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest clean
+.PHONY: demo dev check test all bench lint doctest clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
-CODE := src tests benchmarks
+CODE := src tests benchmarks tools
 export OPENBLAS_NUM_THREADS := 1
 
 demo: .venv/demo.ok
@@ -43,6 +43,9 @@ all: check test
 
 bench: dev
 	for file in benchmarks/*.py; do $(PY) $$file || exit 1; done
+
+docs/sql.md: dev
+	$(PY) tools/document_sql.py > $@
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist demo-out

@@ -1,4 +1,4 @@
-"""Writes docs/sql.md from the tables that the parser reads.
+"""Writes docs/sql.md from the tables that the parser reads: `make docs/sql.md`.
 
 A test compares the file with `render()`, so the page cannot drift from the code.
 """
@@ -16,7 +16,7 @@ INTRODUCTION = """\
 
 streamveil reads GoogleSQL's differential-privacy clause. A query that is written for one table runs
 unchanged over a file and gives one answer; a few words more make it continual. This page is
-generated from the tables of the parser (`python -m streamveil.queries.document > docs/sql.md`).
+generated from the tables of the parser (`make docs/sql.md`).
 
 ## A one-shot query
 ```sql

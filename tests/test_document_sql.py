@@ -9,12 +9,12 @@ from streamveil.engines import compile as compiler
 from streamveil.errors import PlanError
 from streamveil.queries.aggregates import FORMS
 from streamveil.queries.assemble import PASSED, POST
-from streamveil.queries.document import AGGREGATE_NOTES, SIGNATURES, render
 from streamveil.queries.functions import FUNCTIONS
 from streamveil.queries.options import OPTIONS
 from streamveil.queries.sql import parse_script
+from tools.document_sql import AGGREGATE_NOTES, SIGNATURES, render
 
-PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+PAGE = Path(__file__).parents[1] / "docs" / "sql.md"
 
 
 def test_the_page_is_generated():
