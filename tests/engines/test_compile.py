@@ -62,6 +62,12 @@ def test_a_budget_that_is_too_small_is_refused():
         compile_plan(counts({"max_rows": 3}, 1e-7, preset="dp-sqlp"))
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", 1.5])
+def test_a_number_of_tests_that_is_none_is_refused(value):
+    with pytest.raises(PlanError, match="total_tests"):
+        compile_plan(counts({"max_squared_rows": 9}, total_tests=value))
+
+
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "many", 1.5])
 @pytest.mark.parametrize(
     "name",

@@ -156,7 +156,7 @@ def bounded(operator, rows, public=None):
             hidden.append((window, k) not in shown)
         units = {pair: i + 1 for i, pair in enumerate(sorted({(p[0], p[5]) for p in pairs}))}
         groups = {pair: i for i, pair in enumerate(sorted({(p[3], p[1]) for p in pairs}))}
-        accepted, _ = bound(
+        accepted, _, counted = bound(
             UnitRows(
                 np.array([units[p[0], p[5]] for p in pairs], np.uint64),
                 np.array([groups[p[3], p[1]] for p in pairs], np.uint16),
@@ -166,16 +166,21 @@ def bounded(operator, rows, public=None):
             operator.bounds,
         )
         kept = [pair for pair, fine in zip(pairs, accepted, strict=True) if fine]
+        entered = {pair for pair, one in zip(pairs, counted, strict=True) if one}
         if totalling.selection is not None:
             for window in operator.schedule.active(step):
                 trigger = operator.schedule.trigger(window, step)
                 for key in {p[1] for p in kept if p[3] == window}:
                     mine = [p for p in kept if (p[3], p[1]) == (window, key)]
                     limit = totalling.selection.threshold(trigger)
-                    people = len({(p[0], p[5]) for p in mine})
+                    people = len({(p[0], p[5]) for p in mine if p in entered})
                     enough = people > limit or (
                         isinstance(totalling.selection, TableOpening) and people == limit
                     )
+                    test = totalling.test
+                    if test is not None and trigger in test.triggers:
+                        total = {"rows": len(mine), "units": len({(p[0], p[5]) for p in mine})}
+                        enough = enough or total[test.lane.kind] > test.threshold(trigger)
                     if (window, key) not in shown and enough:
                         shown[window, key] = 1 if rule is None else rule.entry
                     if (window, key) in shown and rule is not None:

@@ -24,6 +24,7 @@ from streamveil.operators.aggregate import (
 from streamveil.operators.hashing import name_column
 from streamveil.operators.keys import encode_keys
 from streamveil.operators.rows import groups_of
+from streamveil.operators.unit_kernels import COUNTED, NEW
 from tests.operators.twins import key_rows
 
 KEY = bytes(range(32))
@@ -116,11 +117,14 @@ def test_recognising_equals_plain_look_ups(seed, n, window):
 @given(st.integers(0, 2**32), st.integers(0, 200))
 def test_counting_adds_what_the_lanes_ask_for(seed, n):
     rng = np.random.default_rng(seed)
-    table, found, first = KeyTable.empty(4), rng.integers(0, 50, n), rng.random(n) < 0.5
-    add_counts(table, found, first, (np.array([0]), np.array([1, 3])))
+    table, found = KeyTable.empty(4), rng.integers(0, 50, n)
+    first = rng.choice(np.array([0, NEW, NEW | COUNTED], np.uint8), n)
+    lanes = np.array([0, 2]), np.array([COUNTED, NEW]), np.array([1, 3])
+    add_counts(table, found, first, lanes)
     wanted = np.zeros((50, 4), np.int64)
-    np.add.at(wanted[:, 0], found, first)
+    np.add.at(wanted[:, 0], found, first == NEW | COUNTED)
     np.add.at(wanted[:, 1], found, 1)
+    np.add.at(wanted[:, 2], found, first > 0)
     wanted[:, 3] = wanted[:, 1]
     np.testing.assert_array_equal(table.pending[:50], wanted)
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.errors import PlanError
-from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.operators.unit_kernels import COUNTED, NEW
 from tests.operators.twins import bound, remembered
 
 
@@ -50,6 +51,17 @@ def cut(rows, start, end):
 FIRSTS = st.sampled_from(["none", "hidden", "all"])
 
 
+def assert_decides(passed, rows, bounds, firsts):
+    """What the plain twin says: rows that pass, and of those asked for, which are first."""
+    accepted, first, counted = bound(rows, bounds)
+    np.testing.assert_array_equal(passed.accepted, accepted)
+    if firsts != "none":
+        asked = rows.hidden | (firsts == "all")
+        np.testing.assert_array_equal((passed.first & COUNTED > 0)[asked], counted[asked])
+    if firsts == "all":
+        np.testing.assert_array_equal(passed.first & NEW > 0, first)
+
+
 @given(
     rules(), FIRSTS, st.integers(0, 2**32), st.integers(0, 300), st.integers(1, 200),
     st.integers(1, 80),
@@ -58,13 +70,8 @@ def test_equals_the_plain_twin_in_any_split_of_batches(bounds, firsts, seed, n, 
     rows = make_rows(seed, n, units, groups, bounds.scale)
     table = UnitTable.empty(bounds, firsts)
     parts = [unit_stage(table, cut(rows, i, i + 97), bounds) for i in range(0, n, 97)]
-    accepted, first = bound(rows, bounds)
-    np.testing.assert_array_equal(
-        np.concatenate([p.accepted for p in parts] or [accepted]), accepted
-    )
-    matters = {"none": first & False, "hidden": rows.hidden, "all": first | True}[firsts]
-    found = np.concatenate([p.first for p in parts] or [first])
-    np.testing.assert_array_equal(found[matters], first[matters])
+    passed = Passed(*map(np.concatenate, zip(*parts, strict=True))) if n else Passed.none(0)
+    assert_decides(passed, rows, bounds, firsts)
 
 
 @given(
@@ -77,11 +84,8 @@ def test_units_that_want_one_bucket_keep_apart(bounds, firsts, seed, n, units, b
     rows = rows._replace(unit=np.uint64(bucket) | rows.unit >> np.uint64(32) | np.uint64(1))
     table = UnitTable.empty(bounds, firsts)
     passed = unit_stage(table, rows, bounds)
-    accepted, first = bound(rows, bounds)
-    np.testing.assert_array_equal(passed.accepted, accepted)
-    matters = {"none": first & False, "hidden": rows.hidden, "all": first | True}[firsts]
-    np.testing.assert_array_equal(passed.first[matters], first[matters])
-    assert set(remembered(table)) == set(rows.unit[accepted].tolist())
+    assert_decides(passed, rows, bounds, firsts)
+    assert set(remembered(table)) == set(rows.unit[passed.accepted].tolist())
 
 
 @given(rules(), FIRSTS, st.integers(0, 2**32), st.integers(0, 400), st.integers(1, 30))
@@ -92,12 +96,17 @@ def test_remembers_what_later_decisions_need_and_no_more(bounds, firsts, seed, n
     found = remembered(table)
     assert set(found) == set(rows.unit[accepted].tolist())
     sums = {unit: Counter() for unit in found}
-    rows_of = Counter()
-    for unit, group, weight, hidden in zip(
-        *(column[accepted].tolist() for column in rows), strict=True
+    rows_of, inside = Counter(), set()
+    counted = bound(rows, bounds)[2][accepted].tolist()
+    for unit, group, weight, hidden, slot in zip(
+        *(column[accepted].tolist() for column in rows), counted, strict=True
     ):
         rows_of[unit] += 1
-        if table.shape.remembered == 2 or (table.shape.remembered == 1 and hidden):
+        if slot and hidden:
+            inside.add((unit, group))
+        if table.shape.remembered == 2 or (
+            table.shape.remembered == 1 and hidden and (unit, group) in inside
+        ):
             sums[unit][group] += weight
     for unit, (totals, taken, groups) in found.items():
         assert set(groups) == set(sums[unit])
@@ -115,17 +124,17 @@ def test_remembers_what_later_decisions_need_and_no_more(bounds, firsts, seed, n
 @pytest.mark.parametrize("bounds", [Bounds(max_rows=9, per_group=2), Bounds(quadratic=20, scale=4)])
 def test_large_tables_grow_and_any_partition_by_unit_agrees(bounds):
     rows = make_rows(5, 200_000, 60_000, 500, bounds.scale)
-    accepted, first = bound(rows, bounds)
+    accepted, first, _ = bound(rows, bounds)
     whole = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds)
     np.testing.assert_array_equal(whole.accepted, accepted)
-    np.testing.assert_array_equal(whole.first, first)
+    np.testing.assert_array_equal(whole.first > 0, first)
     for shard in range(3):
         mine = rows.unit % np.uint64(3) == shard
         part = unit_stage(
             UnitTable.empty(bounds, "all"), UnitRows(*(c[mine] for c in rows)), bounds
         )
         np.testing.assert_array_equal(part.accepted, accepted[mine])
-        np.testing.assert_array_equal(part.first, first[mine])
+        np.testing.assert_array_equal(part.first > 0, first[mine])
 
 
 @given(rules(), st.integers(0, 2**32), st.integers(1, 300))
@@ -163,7 +172,7 @@ def test_no_stream_of_one_unit_reaches_further_than_declared(bounds):
         passed = unit_stage(UnitTable.empty(bounds, "all"), rows, bounds)
         counts = Counter(np.array(stream)[passed.accepted].tolist())
         reached = max(reached, sum(n * n for n in counts.values()))
-        units = max(units, int(passed.first.sum()))
+        units = max(units, int((passed.first & NEW > 0).sum()))
     assert reached <= bounds.l2_squared
     assert units <= bounds.units_l2_squared
     assert reached == bounds.l2_squared or bounds.quadratic  # tight where it is a plain rule
@@ -182,6 +191,23 @@ def test_large_batches_rebuild_the_same_table(chunk):
     for name in UnitTable.NAMES:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     assert one.units > 0.5 * one.capacity
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [Bounds(max_rows=9, slots=2), Bounds(max_rows=2**15, slots=2), Bounds(quadratic=9, slots=2)],
+)
+@pytest.mark.parametrize("firsts", ["hidden", "all"])
+def test_a_row_without_a_slot_counts_for_values_and_not_for_the_selection(bounds, firsts):
+    """Slots pay for the selection alone; the values pay by rows, or by squares of rows."""
+    group = np.array([0, 1, 2, 3, 2, 1], np.uint16)  # the unit has slots in 0 and 1
+    rows = UnitRows(np.ones(6, np.uint64), group, np.ones(6, np.uint8), np.ones(6, bool))
+    passed = unit_stage(UnitTable.empty(bounds, firsts), rows, bounds)
+    assert passed.accepted.tolist() == [True] * 6 or bounds.quadratic == 9
+    assert passed.accepted[:5].all()  # 1 + 1 + 4 + 1 of 9 squared rows
+    assert (passed.first & COUNTED > 0).tolist() == [True, True, False, False, False, False]
+    if firsts == "all":
+        assert (passed.first & NEW > 0).tolist() == [True] * 4 + [False] * 2
 
 
 def test_refuses_a_rule_that_bounds_nothing():

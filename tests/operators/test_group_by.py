@@ -362,3 +362,19 @@ def test_a_foreign_state_is_refused():
         other.load(saved)
     with pytest.raises(StoreError):
         one.load({})
+
+
+def test_one_release_over_even_groups_loses_no_row_to_the_test_that_shows_them():
+    """A unit is counted in 3 hidden groups here; its rows in the 7 others are no less rows."""
+    rng = np.random.default_rng(4)
+    rows = [(u, int(k), 1, 1, 0) for u in range(400) for k in rng.permutation(40)[:10]]
+    keys = {f"{k:02}": sum(row[1] == k for row in rows) for k in range(40)}
+    named = [(u, f"{k:02}", v, ts, d) for u, k, v, ts, d in rows]
+    operator = compiled(
+        bounding=Bounding(max_rows=10), aggregates=AGGREGATES[:1], budget=TABLE,
+        options={"selection": "table"},
+    )  # fmt: skip
+    assert operator.bounds.slots == 3
+    releases, _ = run(operator, batches(named, [60]), SilentNoise())
+    table = releases[-1].table
+    assert dict(zip(*(table.column(c).to_pylist() for c in ("k", "n")), strict=True)) == keys

@@ -127,7 +127,9 @@ def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
                      if replace(other_lane, place=0) == lane]  # fmt: skip
             moved, _ = lane_move(lane, operator.bounds)
             assert reach(one, other, level) <= moved**2
-    if ahead and operator.firsts == "all":
+    if ahead and operator.bounds.slots is not None:
+        assert reach(one, other, [0]) <= operator.bounds.slots  # what the table is made for
+    elif ahead and operator.firsts == "all":
         assert reach(one, other, [0]) <= operator.bounds.units_l2_squared
 
 

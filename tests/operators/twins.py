@@ -4,10 +4,10 @@ import numpy as np
 
 
 def bound(rows, bounds):
-    """What `unit_stage` must answer, from dictionaries."""
+    """What `unit_stage` must answer, from dictionaries: accepted, new to its group, counted."""
     total, spent, slots, weights = {}, {}, {}, {}
     limit = None if bounds.quadratic is None else bounds.quadratic * bounds.scale**2
-    accepted, first = [], []
+    accepted, first, counted = [], [], []
     for unit, group, weight, hidden in zip(*(np.asarray(x).tolist() for x in rows), strict=True):
         old = weights.get((unit, group), 0)
         charge = (old + weight) ** 2 - old**2
@@ -16,16 +16,17 @@ def bound(rows, bounds):
             (bounds.max_rows is None or total.get(unit, 0) < bounds.max_rows)
             and (bounds.per_group is None or old + weight <= bounds.per_group * bounds.scale)
             and (limit is None or spent.get(unit, 0) + charge <= limit)
-            and (bounds.slots is None or not (new and hidden) or slots.get(unit, 0) < bounds.slots)
         )
+        full = bounds.slots is not None and hidden and slots.get(unit, 0) >= bounds.slots
         accepted.append(fits)
         first.append(fits and new)
+        counted.append(fits and new and not full)
         if fits:
             total[unit] = total.get(unit, 0) + 1
             spent[unit] = spent.get(unit, 0) + charge
-            slots[unit] = slots.get(unit, 0) + (new and hidden)
+            slots[unit] = slots.get(unit, 0) + (new and hidden and not full)
             weights[unit, group] = old + weight
-    return np.array(accepted, bool), np.array(first, bool)
+    return tuple(np.array(column, bool) for column in (accepted, first, counted))
 
 
 def remembered(table):

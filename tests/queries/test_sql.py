@@ -383,7 +383,7 @@ def test_every_option_of_the_clause_can_be_written():
         "name": "'job'", "non_negative": "TRUE", "integer": "TRUE", "monotone": "TRUE",
         "confidence": "0.9", "selection_share": "0.5",
         "selection": "'table'", "mu_share": "0.6", "hidden_groups": "2", "weights": "flat",
-        "entry_weight": "0.5", "weight_reference": "100", "delta_share": "0.5",
+        "total_tests": "3", "entry_weight": "0.5", "weight_reference": "100", "delta_share": "0.5",
         "max_units": "1000", "expected_rows": "3.5", "expected_most_rows": "20",
         "expected_units": "10000", "expected_groups": "500", "expected_repeats": "0.1",
         "watermark": "'schedule'",

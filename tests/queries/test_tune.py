@@ -50,7 +50,7 @@ def test_bounding_of_the_sample_is_bounding_of_the_pipeline(tmp_path, bounding):
     table = clicks()
     made = plan(table, bounding, keys=sv.public(KEYS))
     sample = read_sample(made, table, 1.0)
-    held = _totals(sample, passes(sample, bounding), "count", int(sample.cell.max()) + 1)
+    held = _totals(sample, passes(sample, bounding).passed, "count", int(sample.cell.max()) + 1)
     with pytest.warns(UserWarning, match="insecure"):
         releases = list(run(made, state=tmp_path / "s", noise=SilentNoise(), insecure=True))
     last = releases[-1].table.to_pydict()
@@ -118,7 +118,9 @@ def test_distinct_values_are_scored(tmp_path):
     bounding = Bounding(max_rows=3)
     made = plan(table, bounding, asked, keys=sv.public(KEYS))
     sample = read_sample(made, table, 1.0)
-    held = _totals(sample, passes(sample, bounding), "count_distinct", int(sample.cell.max()) + 1)
+    held = _totals(
+        sample, passes(sample, bounding).passed, "count_distinct", int(sample.cell.max()) + 1
+    )
     with pytest.warns(UserWarning, match="insecure"):
         *_, last = run(made, state=tmp_path / "s", noise=SilentNoise(), insecure=True)
     assert sorted(last.table.to_pydict()["d"]) == sorted(held.astype(int).tolist())

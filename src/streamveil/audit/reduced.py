@@ -20,10 +20,10 @@ from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, u
 from streamveil.engines.compile import compile_plan
 from streamveil.engines.sketched import is_sketched
 from streamveil.errors import PlanError
-from streamveil.operators.facts import hidden_facts
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.selection import GaussianSelection
+from streamveil.operators.total_test import TotalTest
 from streamveil.privacy.noise import KeyedNoise
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
@@ -147,10 +147,37 @@ def scenarios(plan: Plan, operator: GroupBy) -> list[Scenario]:
         scenario("rows at every trigger", crowd, both[:rows]),
         replace(scenario("keys that nobody else has", 1, own), background=()),
     ]
+    found += beside_junk(operator, rows, far)
     if near is not None:
         name = "all rows on one key, at the other bound"
         found.append(scenario(name, crowd, [(0, 2)] * rows, near, far))
     return found
+
+
+def beside_junk(operator: GroupBy, rows: int, value: float) -> list[Scenario]:
+    """A key that no coin can show, about as large as its total must be, where there is room.
+
+    Every unit has its first rows on keys that take its slots, then one on the key that matters. The
+    others' slots are in keys that soon are shown; the added unit's are in keys of its own.
+    """
+    test, slots = operator.totalling.test, operator.bounds.slots or 0
+    last = STEPS if operator.schedule.whole else WINDOW
+    room = min(rows, operator.bounds.most_groups(None if test is None else test.entry))
+    if test is None or test.lane.kind == "sum" or room <= slots or 2 * slots >= MOST_KEYS:
+        return []
+    units = min(test.threshold(last), MOST_UNITS)
+    others = [
+        (unit, key, step, step * STEP - 1, value)
+        for key, step in [*((key, 1) for key in range(1, slots + 1)), (0, last)]
+        for unit in range(units)
+    ]
+    mine = [(999, MOST_KEYS - 1 - nth, 1, STEP - 1, value) for nth in range(slots)]
+    mine += [(999, 0, last, last * STEP - 1, value)] * (room - slots)
+    return [
+        Scenario(
+            name="rows without a slot", steps=STEPS, background=tuple(others), added=tuple(mine)
+        )
+    ]
 
 
 def extremes(plan: Plan) -> tuple[float, float | None]:
@@ -172,16 +199,23 @@ def halved(operator: GroupBy) -> GroupBy:
 
     counters = tuple(half(counter) for counter in totalling.counters)
     totalling = replace(totalling, counters=counters)
+    if totalling.test is not None:
+        totalling = replace(totalling, test=half_test(totalling.test, counters))
     if isinstance(totalling.selection, GaussianSelection):
         selection = replace(totalling.selection, counter=half(totalling.selection.counter))
         totalling = replace(totalling, selection=selection)
     return replace(operator, totalling=totalling)
 
 
+def half_test(test: TotalTest, counters: tuple[Any, ...]) -> TotalTest:
+    """The test of the totals of a lane whose counter has half of its noise."""
+    return replace(test, counter=counters[test.place])
+
+
 def around(operator: GroupBy) -> int:
     """Units with which a key is about as likely shown as not: where one more matters most."""
-    facts = hidden_facts(operator, 1)
-    return 1 if facts is None else max(1, ceil(facts["threshold"]) - 1)
+    selection = operator.totalling.selection
+    return 1 if selection is None else max(1, ceil(selection.threshold(1)) - 1)
 
 
 def background(

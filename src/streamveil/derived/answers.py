@@ -325,6 +325,8 @@ class Answers:
             return None, 0.0, 0  # groups are public: all are shown
         output = output_of(self.releases, name)
         lanes = output["lanes"] if output["function"] in LINEAR else []
+        if "lane" in hidden:  # its total itself
+            return hidden, 1.0 if lanes == [hidden["lane"]] else np.nan, groups
         return hidden, facts["lanes"][lanes[0]]["most"] if lanes else np.nan, groups
 
 

@@ -11,8 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.derived.intervals import deviations
-from streamveil.derived.noise import ROUNDING, covariance, weighted_covariance
+from streamveil.derived.noise import (
+    ROUNDING,
+    covariance,
+    tested_covariance,
+    weighted_covariance,
+)
 from streamveil.derived.releases import Moment, Releases
+from streamveil.mechanisms.counters import BltCounter
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.operators.facts import Facts, counter_from
 from streamveil.operators.release import OPENED, WEIGHT
@@ -142,12 +148,32 @@ class Joint:
         about = facts["lanes"][lane]
         counter = self.counters[about["counter"]]
         t, s, square = one.trigger, two.trigger, about["quantum"] ** 2
+        if about["late"] and facts.get("tests"):
+            return self._tested(lane, one, two)
         if about["late"] and self.is_weighted(one):
             weights = self.weights(one.window, min(t, s))
             return None if weights is None else square * weighted_covariance(counter, t, s, weights)
         first = self.opened(one, two) if about["late"] else np.ones(len(self.keys), np.int64)
         rounding = ROUNDING if about["rounded"] and t == s else 0.0
         return np.asarray(square * covariance(counter, t, s, first) + rounding)
+
+    def _tested(self, lane: int, one: Moment, two: Moment) -> Array | None:
+        """As `lane_covariance` where totals of groups were tested before they were shown."""
+        about, tests = self.facts["lanes"][lane], self.facts["tests"]
+        counter, weights = self.counters[about["counter"]], None
+        triggers = np.array(tests["triggers"], np.int64)
+        if self.is_weighted(one):
+            weights = self.weights(one.window, min(one.trigger, two.trigger))
+            if weights is None:
+                return None
+            now = triggers[triggers <= len(weights)] - 1
+            weights = weights.copy()
+            weights[now] = np.where(np.isnan(weights[now]), tests["weight"], weights[now])
+        assert isinstance(counter, BltCounter)  # noqa: S101  (no other is tested)
+        found = tested_covariance(
+            counter, (one.trigger, two.trigger), self.opened(one, two), triggers, weights
+        )
+        return np.asarray(about["quantum"] ** 2 * found)
 
     def opened(self, *moments: Moment) -> Array:
         """The first trigger that showed each key."""

@@ -145,15 +145,48 @@ def feedback_mix(
 
 @mix.register
 def _(counter: BltCounter, t: int) -> Mix:
-    """B = A D C^-1: B_tj = D_j - sum_i drain_i sum_(u = j+1..t) D_u keep_i^(u-1-j)."""
-    plan = counter.schedule
     pairs = scales_up_to(counter, min(1 << (t - 1).bit_length(), counter.horizon))  # type: ignore[arg-type]  # a frozen dataclass
     scales, noise = pairs[:t, 0], pairs[:t, 1]
-    parts = scales.copy()
+    return feedback_mix(decoded(counter, scales), scales, float(counter.sigma), noise)
+
+
+def decoded(counter: BltCounter, scales: Float64[Array, " steps"]) -> Float64[Array, " steps"]:
+    """B = A D C^-1: B_tj = D_j - sum_i drain_i sum_(u = j+1..t) D_u keep_i^(u-1-j).
+
+    Steps are counted where the counter took them: it may have left some out.
+    """
+    plan, parts = counter.schedule, scales.copy()
     for keep, drain in zip(plan.keep, plan.drain, strict=True):
         later = lfilter([1.0], [1.0, -keep], scales[::-1])[::-1]
         parts[:-1] -= drain * later[1:]
-    return feedback_mix(parts, scales, float(counter.sigma), noise)
+    return parts
+
+
+def tested_covariance(
+    counter: BltCounter,
+    moments: tuple[int, int],
+    opened: Int64[Array, " keys"],
+    tests: Int64[Array, " tests"],
+    weights: Float64[Array, "steps keys"] | None,
+) -> Float64[Array, " keys"]:
+    """As `covariance` for keys whose counters took the steps of some tests before they started.
+
+    `weights` as for `weighted_covariance`, with a key's weight in tests where it had not started.
+    """
+    found = np.zeros(len(opened))
+    pairs = scales_up_to(counter, max(moments))  # type: ignore[arg-type]  # a frozen dataclass
+    for start in np.unique(opened).tolist():
+        mine = opened == start
+        steps = [
+            np.append(tests[tests < start], np.arange(start, t + 1)) - 1 for t in sorted(moments)
+        ]
+        first, last = (decoded(counter, pairs[some, 0]) for some in steps)
+        scales, noise = pairs[steps[0]].T
+        share = np.ones((len(steps[0]), 1)) if weights is None else weights[steps[0]][:, mine]
+        drawn = (float(counter.sigma) * noise[:, None] / share) ** 2
+        both = (first * last[: len(first)])[:, None]
+        found[mine] = (both * (drawn + (ROUNDING / scales**2)[:, None])).sum(axis=0)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -68,7 +68,7 @@ def ceiling(facts: Facts | None, most: float, alpha: float, groups: int) -> floa
     """What none of so many hidden groups exceeds, with probability 1 - alpha."""
     if not groups:
         return -inf
-    if facts is None or isnan(most):
+    if not facts or isnan(most):
         return inf
     if "sd" in facts:
         units = facts["threshold"] - facts["sd"] * float(ndtri(alpha / groups))

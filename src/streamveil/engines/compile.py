@@ -43,6 +43,7 @@ OPTIONS = {
     "selection",
     "thresholds",
     "hidden_groups",
+    "total_tests",
     "mu_share",
     "entry_weight",
     "weight_reference",

@@ -285,7 +285,7 @@ def admit(
     """
     rows, slots, reference, middle = limits[0], limits[1], limits[2], limits[3]
     kept, entered = np.zeros(len(size), np.bool_), np.zeros(len(size), np.bool_)
-    held, inside = np.zeros(len(size)), np.zeros(len(size), np.bool_)
+    held = np.zeros(len(size))
     at = 0
     for end in ends:
         spent, used = 0.0, 0.0
@@ -296,13 +296,12 @@ def admit(
             if not hidden and size[i] > reference:
                 weight = (reference / size[i]) ** (1 / 3)
             cost = weight * (2 * held[f] + weight)
-            enters = hidden and not inside[f]
-            if spent + cost > rows or (enters and used >= slots):
+            if spent + cost > rows:
                 continue
             kept[i], spent = True, spent + cost
             held[f] += weight
-            if enters:
-                inside[f], entered[i] = True, True
+            if hidden and held[f] == weight and used < slots:
+                entered[i] = True
                 used += 1
         at = end
     return kept, entered

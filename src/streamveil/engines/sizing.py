@@ -22,7 +22,7 @@ from streamveil.engines.outlook import (
     expected,
 )
 from streamveil.errors import BudgetError, PlanError, nearest
-from streamveil.mechanisms.counters import COUNTERS, Counter, HonakerCounter, fit
+from streamveil.mechanisms.counters import COUNTERS, BltCounter, Counter, HonakerCounter, fit
 from streamveil.mechanisms.counters.fit import short
 from streamveil.mechanisms.table_design import NoTableError, design_selection
 from streamveil.operators.bounding import Bounds
@@ -32,6 +32,7 @@ from streamveil.operators.opening import TableOpening
 from streamveil.operators.release import Totalling, driver
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
+from streamveil.operators.total_test import TotalTest, can_test, test_grid
 from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import PRECISION, gaussian_mu, root_down, root_up, zcdp_rho
@@ -47,6 +48,9 @@ TOO_SMALL = (
 )
 OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 FAR = 1_000  # releases of a query without end, for forecasts
+TESTS = 4  # of totals of hidden groups
+TEST_SHARE = Fraction(1, 20)  # of delta, for them
+TESTS_WHY = "releases at which a group is also shown for its noisy total: the last, the half ..."
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
 Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
 
@@ -216,7 +220,9 @@ class Sizing:
         if slots > MOST_SLOTS:
             return None
         share = self.setting("mu_share", part, reason)
-        left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
+        tests = int(self.setting("total_tests", TESTS, TESTS_WHY))
+        beta = self._left(Fraction(0)) * (TEST_SHARE if tests else 0)
+        left = Budget(epsilon=budget.epsilon, delta=self._left(beta))
         try:
             design = design_selection(self.horizon, left, slots, Fraction(share))
         except NoTableError:
@@ -235,7 +241,28 @@ class Sizing:
         )
         counters = self._counters(self.lanes, bounds, design.mu**2, rule)
         totalling = replace(self._totalling(counters), selection=selection, rule=rule)
-        return totalling, bounds
+        return replace(totalling, test=self._test(totalling, bounds, tests, beta)), bounds
+
+    def _test(
+        self, totalling: Totalling, bounds: Bounds, tests: int, beta: Fraction
+    ) -> TotalTest | None:
+        """The test of totals by the lane whose threshold is lowest, if any lane can be tested."""
+        if not tests:
+            return None
+        found = [
+            TotalTest(
+                counter=cast(BltCounter, counter), lane=lane, place=place, bounds=bounds,
+                rule=totalling.rule, triggers=test_grid(self.horizon or 1, tests), beta=beta,
+                least_units=max(1, self.plan.key_set.min_units),
+            )
+            for place, (lane, counter) in enumerate(
+                zip(totalling.lanes, totalling.counters, strict=True)
+            )
+            if can_test(counter, lane, bounds, totalling.rule)
+        ]  # fmt: skip
+        counting = [test for test in found if test.lane.kind != "sum"] or found
+        last = self.horizon or 1
+        return min(counting, key=lambda test: test.threshold(last) / test.lane.reach, default=None)
 
     def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:
         """Weights make sense where the quadratic filter can charge them and sizes are released.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import log, pi, sqrt
+from math import log, pi
 
 import numpy as np
 from scipy.special import ndtri_exp
@@ -14,7 +14,7 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.portable import portable
 from streamveil.privacy.budget import exact_between
-from streamveil.types import Exact
+from streamveil.types import Array, Exact, Float64
 
 ROUNDING_SHARE = 2.0**-10  # of a trigger's failure probability, left for rounding errors
 REMEMBERED = 4096  # triggers whose thresholds are kept
@@ -92,11 +92,19 @@ class GaussianThresholds:
         return {}
 
     def _computed(self, trigger: int) -> tuple[float, float]:
-        share = self.share(trigger)
-        z = -float(ndtri_exp(log(share) + log(1 - ROUNDING_SHARE)))
-        z_rounding = sqrt(-2 * log(share * ROUNDING_SHARE))
         sd = float(self.counter.std(np.array([trigger]))[0]) / self.quanta
-        # min D is 1 / sensitivity
-        extra = z_rounding * self.counter.sensitivity / (2 * float(self.counter.sigma))
-        threshold = (self.floor + sd * (z + extra)) * SAFETY
-        return float(portable(threshold)), float(portable(sd))
+        reach = float(reaches(self.counter, float(self.counter.sigma), self.share(trigger)))
+        return float(portable((self.floor + sd * reach) * SAFETY)), float(portable(sd))
+
+
+def reaches(
+    counter: Counter, sigma: float, chance: Float64[Array, " any"] | float
+) -> Float64[Array, " any"]:
+    """Deviations that a counter's noise exceeds with at most some chance, rounding included.
+
+    Proof: see `GaussianThresholds`; `sigma` is the scale of a draw that is rounded.
+    """
+    z = -ndtri_exp(np.log(chance) + log(1 - ROUNDING_SHARE))
+    z_rounding = np.sqrt(-2 * np.log(np.asarray(chance) * ROUNDING_SHARE))
+    # min D is 1 / sensitivity
+    return np.asarray(z + z_rounding * counter.sensitivity / (2 * sigma))

@@ -275,12 +275,12 @@ def add_rows(
 def add_counts(
     table: KeyTable,
     found: Array,
-    first: Bool[Array, " rows"],
-    lanes: tuple[Int64[Array, " some"], Int64[Array, " others"]],
+    first: UInt8[Array, " rows"],
+    lanes: tuple[Int64[Array, " some"], Int64[Array, " some"], Int64[Array, " others"]],
 ) -> None:
-    """Counts rows: in the lanes that count all, and in those that count a unit once a group."""
-    units, rows = lanes
-    add_given(table.pending.reshape(-1), found, first, units, rows, table.pending.shape[1])
+    """Counts rows: a unit once a group in some lanes, by a bit of `first` each; or all of them."""
+    units, bits, rows = lanes
+    add_given(table.pending.reshape(-1), found, first, (units, bits), rows, table.pending.shape[1])
 
 
 def _room(array: Array, rows: int) -> Array:

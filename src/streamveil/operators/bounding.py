@@ -52,18 +52,23 @@ class Bounds:
 
     Algorithm: a row of weight w in group k passes when all of these still hold after it: at most
         `max_rows` rows; at most `per_group` rows in k; sum over groups of (sum of weights)**2 at
-        most `quadratic`; at most `slots` groups entered while hidden. The first rows in canonical
-        order pass. Groups are (window, key) pairs, so the allowance spans all windows of a scope.
-    Protects: the L2 reach of one unit over all groups together.
+        most `quadratic`. The first rows in canonical order pass. Of the hidden groups that a unit
+        enters, the first `slots` get a slot, never given back, and the selection counts it there;
+        its rows in others pass all the same. Groups are (window, key) pairs, so the allowance spans
+        all windows of a scope.
+    Protects: the L2 reach of one unit over all groups together; and how many hidden groups the
+        selection counts it in.
     Proof: with n_k rows (or weight) of the unit in group k, every lane of group k moves by at most
         n_k times its reach per row, spread over triggers in any way; `l2_squared` bounds the sum
         over k of n_k**2. What passes depends on the unit's own rows and on public outputs only, so
         rows of every other unit pass identically with and without it. A unit remembers groups by
         16 bits. Two groups that share them are charged as one, (a + b)**2 >= a**2 + b**2, so a
         unit is never charged less; and it is not new to the second, so it counts as a unit in, and
-        takes a slot for, the first alone. Groups are forgotten where nothing depends on them:
-        without `per_group` and `quadratic`, only hidden groups are remembered, of which there are
-        at most `slots`; a group that is shown stays shown.
+        takes a slot for, the first alone. Values and selection pay apart: `l2_squared` bounds every
+        accepted row, with a slot or without, and the selection sees those with a slot alone, each
+        unit once a group and in at most `slots` groups. Groups are forgotten where nothing depends
+        on them: without `per_group` and `quadratic`, only groups with a slot are remembered (a unit
+        whose slots are taken finds none later either); a group that is shown stays shown.
     Memory: 16 bytes a slot, at 0.70 to 0.88 units a slot (0.59 to 0.88, and 0.71 of all parts
         together, in a table that is divided): 18 to 23 bytes a unit. That is all for
         `max_rows` below 2**14 with at most 3 `slots`, and for units of at most 3 groups (2 where a
@@ -80,7 +85,7 @@ class Bounds:
     max_rows: int | None = None  # C
     per_group: int | None = None  # c
     quadratic: int | None = None  # B, in rows**2
-    slots: int | None = None  # hidden groups a unit may enter
+    slots: int | None = None  # hidden groups in which the selection counts a unit
     scale: int = 1  # quanta of weight that make one row; weights are integers 1..scale
 
     def __post_init__(self) -> None:
@@ -120,8 +125,22 @@ class Bounds:
 
     @property
     def hidden_groups(self) -> int:
-        """How many groups not yet public one unit can enter."""
+        """In how many groups not yet public the selection counts one unit."""
         return self.units_l2_squared if self.slots is None else self.slots
+
+    def most_in_group(self, weight: int | None = None) -> int:
+        """The most rows that one unit may have in a group whose rows weigh so many quanta."""
+        limits = [self.max_rows, self.per_group]
+        if self.quadratic is not None:
+            limits.append(isqrt(self.quadratic * self.scale**2 // (weight or self.scale) ** 2))
+        return min(limit for limit in limits if limit is not None)
+
+    def most_groups(self, weight: int | None = None) -> int:
+        """The most groups, whose rows weigh so many quanta, that one unit may have rows in."""
+        limits = [] if self.max_rows is None else [self.max_rows]
+        if self.quadratic is not None:
+            limits.append(self.quadratic * self.scale**2 // (weight or self.scale) ** 2)
+        return min(limits)
 
     @property
     def limits_groups(self) -> bool:
@@ -142,7 +161,12 @@ class Passed(NamedTuple):
     """The unit stage's answer for each row."""
 
     accepted: Bool[Array, " rows"]
-    first: Bool[Array, " rows"]  # accepted, the unit's first in its group; of groups that matter
+    first: UInt8[Array, " rows"]  # of NEW and COUNTED; of groups that matter (`Firsts`)
+
+    @classmethod
+    def none(cls, rows: int) -> Passed:
+        """No row passes."""
+        return cls(np.zeros(rows, np.bool_), np.zeros(rows, np.uint8))
 
 
 class Shape(NamedTuple):
@@ -309,7 +333,7 @@ def decide(
     `heads` has their heads (and is kept true as they grow), `metas` is the memory of their `meta`.
     """
     n, shape = len(rows.unit), tables[0].shape
-    accepted, first = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    accepted, first = passed = Passed.none(n)
     limits, settings = _settings(shape, bounds)
     at = 0
     while at < n:
@@ -325,7 +349,7 @@ def decide(
         if at < n:
             tables[part].grow(full)
             heads[HEAD * part : HEAD * (part + 1)] = tables[part].head
-    return Passed(accepted, first)
+    return passed
 
 
 @lru_cache

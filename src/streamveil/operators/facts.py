@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from fractions import Fraction
-from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +45,7 @@ def facts_of(operator: GroupBy) -> Facts:
         "rounds": rounds,  # keys follow counters of their own, and keep values in between
         "outputs": [output_facts(output) for output in operator.outputs],
         "lanes": lane_facts(operator),
+        **test_facts(operator),
         "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
     }
 
@@ -96,14 +95,17 @@ def lane_facts(operator: GroupBy) -> list[Facts]:
     return found
 
 
+def test_facts(operator: GroupBy) -> Facts:
+    """When noisy totals of hidden keys are tested, which uses noise of all their lanes."""
+    test = operator.totalling.test
+    if test is None:
+        return {}
+    return {"tests": {"triggers": list(test.triggers), "weight": test.share or 1.0}}
+
+
 def rows_in_hidden_key(operator: GroupBy) -> int:
     """How many rows of one unit (in its period) a key that is not shown may hold."""
-    bounds, rule = operator.bounds, operator.totalling.rule
-    limits = [bounds.max_rows, bounds.per_group]
-    if bounds.quadratic is not None:
-        share = Fraction(1) if rule is None else Fraction(rule.scale, rule.entry)
-        limits.append(isqrt(int(bounds.quadratic * share**2)))
-    return min(limit for limit in limits if limit is not None)
+    return operator.bounds.most_in_group(rule_entry(operator))
 
 
 def counter_facts(counter: Counter) -> Facts:
@@ -128,21 +130,34 @@ def counter_from(facts: Facts) -> Counter:
 
 
 def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
-    """What keeps a key hidden at a trigger; None when keys are public.
+    """What keeps a key hidden at a trigger; None when keys are public, nothing if that is unknown.
 
-    gaussian: an estimate of its units, of deviation `sd`, has not exceeded `threshold`.
-    table: its units are below `threshold` plus a geometric number, P(it reaches j) = exp(-rate j).
+    units: an estimate of its units, of deviation `sd`, has not exceeded `threshold`.
+    lane: the same of its total in a lane. A table that does not count all units of a key says
+    nothing of its total; where it does, units are below `threshold` plus a geometric number, P(it
+    reaches j) = exp(-rate j).
     """
-    selection = operator.totalling.selection
+    selection, test = operator.totalling.selection, operator.totalling.test
     if isinstance(selection, TableOpening):
-        rate = float(selection.table.shift_epsilon)
-        return {"threshold": selection.threshold(trigger), "rate": rate}
+        if operator.bounds.hidden_groups >= operator.bounds.most_groups(rule_entry(operator)):
+            rate = float(selection.table.shift_epsilon)
+            return {"threshold": selection.threshold(trigger), "rate": rate}
+        if test is None or trigger not in test.triggers:
+            return {}
+        quantum = float(test.lane.quantum)
+        threshold, sd = test.threshold(trigger), test.deviation(trigger)
+        return {"threshold": threshold * quantum, "sd": sd * quantum, "lane": test.place}
     if isinstance(selection, GaussianSelection):
         return {"threshold": selection.threshold(trigger), "sd": selection.deviation(trigger)}
     if isinstance(selection, RoundSelection):
         sd = float(portable(selection.counter.std(np.array([trigger]))[0])) / FINE
         return {"threshold": selection.threshold(trigger), "sd": sd}
     return None
+
+
+def rule_entry(operator: GroupBy) -> int | None:
+    """The weight of hidden keys in quanta, if there are weights."""
+    return None if operator.totalling.rule is None else operator.totalling.rule.entry
 
 
 def constant_facts(operator: GroupBy) -> str:

@@ -55,9 +55,10 @@ from streamveil.operators.state import (
     types_to_bytes,
 )
 from streamveil.operators.turned import BOUNDED, count, leave_out
+from streamveil.operators.unit_kernels import COUNTED, NEW
 from streamveil.operators.windows import EARLY, LATE, assign, far_ahead
 from streamveil.privacy.noise import Noise
-from streamveil.types import Array, Bool, Int32, Int64, UInt64
+from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
 
 if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
@@ -83,7 +84,7 @@ class Kept(NamedTuple):
 
     unit: UInt64[Array, " kept"]
     rows: Int32[Array, " kept"]  # of their key tables
-    first: Bool[Array, " kept"]
+    first: UInt8[Array, " kept"]
 
 
 def fold(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
@@ -153,7 +154,7 @@ def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) ->
         "window": constant(windows),
         "period": constant(periods),
         "row": kept.rows,
-        "first": np.packbits(kept.first),
+        **packed_firsts(operator, kept.first),
         "lanes": rows.lanes,
         "hits": rows.hits,
         **fresh,
@@ -258,7 +259,7 @@ def pass_units(
     ]
     if len(found) == 1 and isinstance(found[0][0], slice):
         return found[0][1]
-    passed = Passed(np.zeros(len(unit), np.bool_), np.zeros(len(unit), np.bool_))
+    passed = Passed.none(len(unit))
     for mine, some in found:
         passed.accepted[mine], passed.first[mine] = some
     return passed
@@ -300,7 +301,7 @@ def keep(
 ) -> Kept:
     """The accepted pairs, gathered."""
     n = int(np.count_nonzero(passed.accepted))
-    first = scratch.take("first", n + 1, np.bool_)
+    first = scratch.take("first", n + 1, np.uint8)
     room = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32), first
     keep_rows(passed.accepted, unit, rows, passed.first, *room)
     return Kept(*(column[:n] for column in room))
@@ -327,7 +328,7 @@ def brought(
     seen, cells = see(state.seen, columns, windows)
     firsts = {at: seen[place] for at, place in enumerate(places) if place in seen}
     own = tuple(operator.plain_lanes[place] for place in places)
-    lanes = within_reach(own, lane_quanta(own, prepared, source, first[kept], firsts))
+    lanes = within_reach(own, lane_quanta(own, prepared, source, (first[kept] & NEW) != 0, firsts))
     hits = lane_hits(operator.placed_trees, prepared, source)
     return KeyRows(lanes, hits.astype(np.int32)), cells
 
@@ -346,10 +347,11 @@ def add(
         np.array([p for p, lane in enumerate(lanes) if lane.kind == kind], np.int64)
         for kind in ("units", "rows")
     )
+    asks = np.array([operator.first_bit(place) for place in units.tolist()], np.int64)
     brought = np.array(brought_lanes(lanes), np.int64)
     for window, mine in parts(windows):
         table, found = state.windows[window].table, kept.rows[mine]
-        add_counts(table, found, kept.first[mine], (units, given))
+        add_counts(table, found, kept.first[mine], (units, asks, given))
         add_rows(table, found, KeyRows(rows.lanes[mine], rows.hits[mine]), brought)
 
 
@@ -371,9 +373,23 @@ def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
     known = remembered(operator, state, found, windows)
     periods = spread_out(delta["period"], len(found))
     pass_units(operator, state, delta["unit"], known, periods)
-    first = np.unpackbits(delta["first"], count=len(found)).view(np.bool_)
-    kept = Kept(delta["unit"], found, first)
+    kept = Kept(delta["unit"], found, unpacked_firsts(delta, len(found)))
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
+
+
+def packed_firsts(operator: GroupBy, first: UInt8[Array, " kept"]) -> dict[str, Array]:
+    """A bit for each accepted pair; a second one where what is released counts units as well."""
+    packed = {"first": np.packbits(first & COUNTED)}
+    if operator.firsts == "all" and operator.bounds.slots is not None:
+        packed["new"] = np.packbits(first & NEW)
+    return packed
+
+
+def unpacked_firsts(delta: Mapping[str, Array], n: int) -> UInt8[Array, " kept"]:
+    """The inverse of `packed_firsts`."""
+    counted = np.unpackbits(delta["first"], count=n)
+    new = np.unpackbits(delta["new"], count=n) if "new" in delta else counted
+    return np.asarray(NEW * new + COUNTED * counted, np.uint8)
 
 
 def remembered(

@@ -43,7 +43,9 @@ from streamveil.operators.state import (
     parts,
     to_bytes,
 )
-from streamveil.operators.weighted import weighted_loss
+from streamveil.operators.total_test import TotalTest
+from streamveil.operators.unit_kernels import COUNTED, NEW
+from streamveil.operators.weighted import blt_of, weighted_loss
 from streamveil.operators.windows import Schedule, period_closes, periods_apart
 from streamveil.privacy.calibrate import root_up
 from streamveil.privacy.guarantee import Guarantee, Loss
@@ -81,7 +83,8 @@ class GroupBy:
         adaptively. Why `reach` is 2 for COUNT(DISTINCT x): `operators.distinct`. When a lane's
         counters start at a key's opening, which is public, what the key has gathered enters as one
         increment, and a late start never lengthens a column. Keys shown
-        at all: see `GaussianSelection` and `TableSelection`. Weights of keys: `weighted_loss`. That
+        at all: see `GaussianSelection` and `TableSelection`, to which `TotalTest` adds a delta.
+        Weights of keys: `weighted_loss`. That
         a unit's fingerprint equals another's (probability at most max_units / 2^64 under the
         secret, which nothing else depends on) is a chance. All else is post-processing.
         *Rows that react to releases*: all bounds above hold on every path, so each Gaussian
@@ -97,7 +100,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 13  # of its state; 12: places of trees, intervals, 13: rounding of each lane
+    version: int = 14  # of its state; 13: rounding of each lane, 14: rows without a slot count
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
@@ -120,6 +123,23 @@ class GroupBy:
         units = any(lane.kind == "units" for lane in self.totalling.lanes)
         if units and isinstance(self.totalling, RoundTotalling):
             raise ValueError("a unit is new in every round: rounds count no units")
+        if self.totalling.test is not None:
+            self._check_test(self.totalling.test)
+
+    def _check_test(self, test: TotalTest) -> None:
+        """Refuses a test of totals that is made for another query than this one."""
+        totalling, selection = self.totalling, self.totalling.selection
+        counters = [blt_of(counter) for counter in totalling.counters]
+        made = replace(
+            test,
+            bounds=self.bounds,
+            lane=totalling.lanes[test.place],
+            counter=counters[test.place] or test.counter,
+            rule=totalling.rule,
+            least_units=selection.offset + 1 if isinstance(selection, TableOpening) else 0,
+        )
+        if test != made or None in counters:
+            raise ValueError("the test of totals is made for other bounds, lanes or counters")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -140,6 +160,8 @@ class GroupBy:
                 loss += weighted_loss(counter, *moved, totalling.rule)
         if totalling.selection is not None:
             loss += totalling.selection.loss
+        if totalling.test is not None:
+            loss += Loss(delta=totalling.test.delta)
         return loss
 
     @property
@@ -176,6 +198,10 @@ class GroupBy:
         counted = any(lane.kind == "units" for lane in totalling.lanes)
         until_shown = isinstance(totalling.selection, TableOpening) and totalling.shared is None
         return "hidden" if until_shown and not counted else "all"
+
+    def first_bit(self, place: int) -> int:
+        """Which first rows a lane of units counts: all where it is released, else with a slot."""
+        return COUNTED if place == 0 and self.totalling.tracks_units else NEW
 
     # ---- the operator protocol
 

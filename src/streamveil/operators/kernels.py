@@ -232,10 +232,10 @@ def keep_rows(  # noqa: PLR0913 (one pass instead of three)
     accepted: Bool[Array, " rows"],
     unit: UInt64[Array, " rows"],
     found: Int32[Array, " rows"],
-    first: Bool[Array, " rows"],
+    first: UInt8[Array, " rows"],
     kept_unit: UInt64[Array, " kept_plus_1"],
     kept_row: Int32[Array, " kept_plus_1"],
-    kept_first: Bool[Array, " kept_plus_1"],
+    kept_first: UInt8[Array, " kept_plus_1"],
 ) -> None:
     """Gathers what is wanted of the accepted rows; the last cell takes what is not."""
     n = 0
@@ -250,18 +250,22 @@ def keep_rows(  # noqa: PLR0913 (one pass instead of three)
 def add_given(
     pending: Int64[Array, " cells"],
     found: Array,
-    first: Bool[Array, " rows"],
-    units: Int64[Array, " some"],
+    first: UInt8[Array, " rows"],
+    units: tuple[Array, Array],
     rows: Int64[Array, " others"],
     lanes: int,
 ) -> None:
-    """Adds one to every lane in `rows`, and to those in `units` where a unit is new."""
+    """Adds one to every lane in `rows`, and to those in `units` where its bit of `first` is set.
+
+    `units`: lanes and their bits.
+    """
+    counting, bits = units
     for i in range(len(found)):
         if i + AHEAD < len(found):
             prefetch(pending, lanes * np.int64(found[i + AHEAD]))
         cell = lanes * np.int64(found[i])
-        for lane in units:
-            pending[cell + lane] += first[i]
+        for k in range(len(counting)):
+            pending[cell + counting[k]] += np.int64(first[i] & bits[k] != 0)
         for lane in rows:
             pending[cell + lane] += 1
 

@@ -24,8 +24,13 @@ class TableOpening:
     """Opens a key by coins on its number of distinct units (design V).
 
     Algorithm, Proof: `TableSelection`. What it asks of the operator: a unit counts at most once per
-        key (`Passed.first`) and for at most `keys_per_unit` keys that are not shown, places never
-        being given back (`Bounds.slots`); a key once shown stays shown.
+        key (`COUNTED` of `Passed.first`) and for at most `keys_per_unit` keys that are not shown,
+        places never being given back (`Bounds.slots`); a key once shown stays shown.
+        A unit's rows in a key that has no place for it are no part of S, and so of no test. They
+        are part of the key's exact totals, which nobody sees before the key is shown: from then on
+        the Gaussian counters hide them, and their L2 bound holds for all accepted rows on every
+        path (`Bounds`). So the joint bound of tests and Gaussian releases is as it was: the tests
+        of `keys_per_unit` keys, and one Gaussian mechanism of loss mu over all keys.
         With an offset m the coins see max(S - m, 0): to others it is as if the unit had come when
         the key's other units reached m, and from then on it adds exactly 1.
     Guarantee: `loss`, which a job states at `epsilon` together with its Gaussian releases.
@@ -109,6 +114,15 @@ class TableOpening:
         ids, (units, shift) = _asked(names, (state["units"], state["shift"]), rows)
         found = self.table.next_opening(draws, ids, units - self.offset, shift, trigger)
         return soon[: put_times(state["opens"], rows, found, int(FAR), soon)]
+
+
+def withdrawn(
+    state: dict[str, Array], rows: Int64[Array, " some"], trigger: int
+) -> dict[str, Array]:
+    """The same without coins for keys that were shown at a trigger by other means."""
+    state["opens"][rows] = trigger
+    due = state["due"]
+    return state | {"due": due[state["opens"][due] > trigger]}
 
 
 def _asked(

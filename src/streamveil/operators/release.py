@@ -13,11 +13,13 @@ from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.counters.protocol import State as CounterState
 from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.keys import Types
+from streamveil.operators.opening import withdrawn
 from streamveil.operators.outputs import Answer, Output, Totals
 from streamveil.operators.release_kernels import take_lanes
 from streamveil.operators.rows import Lane
-from streamveil.operators.selection import Address, GaussianSelection, Selection
+from streamveil.operators.selection import Address, GaussianSelection, Selection, join
 from streamveil.operators.shown import ShownKeys
+from streamveil.operators.total_test import TotalTest
 from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
 from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
@@ -43,7 +45,8 @@ class Totalling:
     `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
     is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
     keys carry weights; the totals of the first counting lane decide them, or, where nothing is
-    counted, those of the first sum, in largest rows: keys have at least that many.
+    counted, those of the first sum, in largest rows: keys have at least that many. With `test`,
+    hidden keys are also shown by the noisy total of a lane.
     """
 
     lanes: tuple[Lane, ...]
@@ -52,6 +55,7 @@ class Totalling:
     shared: int | None = None
     rule: WeightRule | None = None
     horizon: int | None = None  # triggers of a window
+    test: TotalTest | None = None
 
     @property
     def tracks_units(self) -> bool:
@@ -152,14 +156,17 @@ def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new
     """Makes keys public; their counters start with all they have gathered, at the next release."""
     if len(rows) == 0:
         return
-    entry = 1 if totalling.rule is None else totalling.rule.entry
+    entry, test = 1 if totalling.rule is None else totalling.rule.entry, totalling.test
     state.open_rows = np.concatenate([state.open_rows, rows])
     cohort = np.array([[max(1, state.trigger)], [len(rows)]], np.int64)
     state.cohorts = np.concatenate([state.cohorts, cohort], axis=1)
     state.weights = np.concatenate([state.weights, np.full(len(rows), entry, np.uint8)])
-    state.spread.grow(1 if totalling.rule is None else len(rows))
-    start = np.full((len(state.shown), len(rows)), -np.inf)
-    state.shown = np.concatenate([state.shown, start], axis=1)
+    start = None
+    if test is not None:
+        start = Spread.after(test.counter, test.before(state.trigger), test.share)
+    state.spread.grow(1 if totalling.rule is None else len(rows), start)
+    lowest = np.full((len(state.shown), len(rows)), -np.inf)
+    state.shown = np.concatenate([state.shown, lowest], axis=1)
 
 
 def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Released:
@@ -175,6 +182,8 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
         units, names = table.pending[:keys, UNITS_LANE], table.names[:keys]
         state.selection, passing = selection.step(state.selection, units, names, trigger, at)
         open_keys(totalling, state, passing if selection.once else _hidden(state, passing))
+        if totalling.test is not None:
+            _tested(totalling, totalling.test, state, at)
     rows = state.open_rows
     increments = np.empty((len(totalling.lanes), len(rows)), np.int64)
     first, width = int(totalling.tracks_units), table.pending.shape[1]
@@ -194,6 +203,26 @@ def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " h
     hidden[rows] = True
     hidden[state.open_rows] = False
     return np.flatnonzero(hidden)
+
+
+def _tested(totalling: Totalling, test: TotalTest, state: WindowState, at: Address) -> None:
+    """Shows the hidden keys that their noisy totals show; catches up all that are shown now."""
+    trigger, table = state.trigger, state.table
+    if trigger in test.triggers:
+        hidden = _hidden(state, np.arange(table.keys))
+        lane = test.place + int(totalling.tracks_units)
+        passing = test.passing(table.pending[hidden, lane], table.names[hidden], trigger, at)
+        found = hidden[passing]
+        state.selection = withdrawn(state.selection, found, trigger)
+        open_keys(totalling, state, found)
+    new = state.open_rows[state.lanes[0].keys :]
+    if len(new) and test.before(trigger):
+        names = table.names[new]
+        for place, counter in enumerate(totalling.counters):
+            blt = blt_of(counter)
+            if blt is not None:
+                late = test.noise(blt, place, names, (trigger, at))
+                state.lanes[place] = join(state.lanes[place], late)
 
 
 def _advance(

@@ -50,6 +50,7 @@ GRANULE = 4  # groups
 CLASSES = 60  # sizes of blocks: 1, 2, 3, 4, 6, 8, 12, 16, 24 ... granules
 INLINE_GROUPS = 3
 TOTAL_BITS, TOTAL = 14, np.uint64(0x3FFF)
+NEW, COUNTED = 1, 2  # a unit's first row in a group; and the selection may count it there
 UNLIMITED = 1 << 62
 HALF, HIGH = 0xFFFFFFFF, np.uint64(32)
 ONES, TOPS = np.uint64(0x0001000100010001), np.uint64(0x8000800080008000)
@@ -70,7 +71,7 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     heads: Int64[Array, " cells"],
     metas: Int64[Array, " cells"],
     accepted: Bool[Array, " rows"],
-    first: Bool[Array, " rows"],
+    first: UInt8[Array, " rows"],
 ) -> tuple[int, int, int]:
     """Bounds rows from `at` on, units in their slots; where it stopped, what must grow, of which.
 
@@ -96,8 +97,6 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
                 if load64(place) != NONE:  # another has come since
                     place, _ = locate(heads[head], heads[head + 1], name, step)
                 if load64(place) == NONE:
-                    if enters != 0 and max_slots < 1:
-                        continue
                     crowded = metas[cells * part] >= heads[head + 2]
                     if crowded or is_far(place, heads[head], heads[head + 1], name, step):
                         return at + turn * BLOCK + i, GROW_TABLE, int(part)
@@ -108,15 +107,14 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
             differs = (state >> LANE) ^ (wide_group * ONES)
             inside = (ONE << (LANE * used)) - ONE
             enters &= np.int64(((differs - ONES) & ~differs & TOPS & inside) == NONE)
-            full = np.int64(np.int64(used) >= max_slots)
-            fits = np.int64(np.int64(state & TOTAL) < max_rows) & ((enters & full) ^ 1)
-            enters &= fits
+            fits = np.int64(np.int64(state & TOTAL) < max_rows)
+            enters &= fits & np.int64(np.int64(used) < max_slots)
             entered = wide_group << ((LANE * (used + ONE)) & np.uint64(63))
             state |= entered * np.uint64(enters)
             state += np.uint64(fits) + (np.uint64(enters) << np.uint64(TOTAL_BITS))
             store64(place + WORD, state)
             fitting[i] = fits != 0
-            entering[i] = enters != 0
+            entering[i] = (NEW | COUNTED) * enters
     return len(unit), DONE, 0
 
 
@@ -132,7 +130,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     heads: Int64[Array, " cells"],
     metas: Int64[Array, " cells"],
     accepted: Bool[Array, " rows"],
-    first: Bool[Array, " rows"],
+    first: UInt8[Array, " rows"],
 ) -> tuple[int, int, int]:
     """As `bound_inline` where a unit may have more groups than its slot holds."""
     max_rows, per_group, quadratic, max_slots = limits
@@ -214,11 +212,12 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
                         break
                     start += link
         new = remembers & (entry < 0)
-        takes_slot = new & hidden[row]
+        uncounted = new & hidden[row] & (taken >= max_slots)
+        if uncounted and remembered == HIDDEN:  # nothing would ever ask for it
+            new = remembers = False
         charge = (2 * old + w) * w
         refused = (rows >= max_rows) | (spent + charge > quadratic)
-        refused |= remembers & (old + w > per_group)
-        refused |= (new & (used >= most_groups)) | (takes_slot & (taken >= max_slots))
+        refused |= (remembers & (old + w > per_group)) | (new & (used >= most_groups))
         if refused:
             continue
         if not known:
@@ -232,14 +231,14 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
                 return row, GROW_POOL, int(part)
             if inline != 0:
                 _move_out(word, used, (groups_at, lane_bits), heads[head + 3] + link * block, width)
-        taken += np.int64(takes_slot) & limits_slots
+        taken += np.int64(new & hidden[row] & (not uncounted)) & limits_slots
         rows += 1
         spent += charge
         if not known:
             store64(place, name)
             metas[cell] += 1
         accepted[row] = True
-        first[row] = new
+        first[row] = NEW * np.int64(new) + COUNTED * np.int64(new & (not uncounted))
         if held_inside:
             if inline == 0:
                 word = NONE

@@ -126,10 +126,21 @@ class Spread:
         nothing = np.zeros((d * (d + 1) // 2 + d + 1, 0))
         return cls(nothing, nothing)
 
-    def grow(self, columns: int) -> None:
-        """A further cohort that starts now, without noise so far; of so many columns."""
-        self.rows = np.pad(self.rows, ((0, 0), (0, columns)))
-        self.rounding = np.pad(self.rounding, ((0, 0), (0, 1)))
+    @classmethod
+    def after(cls, counter: Counter, triggers: tuple[int, ...], share: float | None) -> Spread:
+        """Of one cohort in one column whose only steps so far were these, at such a share."""
+        found = cls.empty(counter)
+        found.grow(1)
+        for trigger in triggers:
+            found.step(counter, trigger, None if share is None else np.array([share]))
+        return found
+
+    def grow(self, columns: int, start: Spread | None = None) -> None:
+        """A further cohort of so many columns; with noise as in `start`, or none so far."""
+        fresh = np.zeros((len(self.rows), 1))
+        rows, rounding = (fresh, fresh) if start is None else (start.rows, start.rounding)
+        self.rows = np.hstack([self.rows, np.repeat(rows, columns, axis=1)])
+        self.rounding = np.hstack([self.rounding, rounding])
 
     def step(
         self, counter: Counter, trigger: int, share: Float64[Array, " columns"] | None

@@ -43,6 +43,7 @@ PASSED = (
     "mu_share",
     "delta_share",
     "hidden_groups",
+    "total_tests",
     "weights",
     "entry_weight",
     "weight_reference",

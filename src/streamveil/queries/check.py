@@ -458,10 +458,10 @@ def _numbers(plan: Plan) -> Complaints:
     for name, end in ABOVE_ZERO.items():
         if name in plan.options and not 0 < _real(plan.options[name]) < end:
             yield f"{name} must be a number above 0" + (" and below 1" if end == 1 else "")
-    for name in ("max_units", "hidden_groups"):
+    for name, least in (("max_units", 1), ("hidden_groups", 1), ("total_tests", 0)):
         count = _real(plan.options.get(name, 1))
-        if not 1 <= count < inf or count != int(count):
-            yield f"{name} must be a whole number of at least 1"
+        if not least <= count < inf or count != int(count):
+            yield f"{name} must be a whole number of at least {least}"
 
 
 def check_confidence(plan: Plan) -> Complaints:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
     from streamveil.operators.sketch import SketchQuery
     from streamveil.operators.table import ChangingTable
+    from streamveil.operators.total_test import TotalTest
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth
@@ -265,6 +266,20 @@ def selection_rows(operator: GroupBy) -> list[Row]:
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
         ("", cost),
+        *test_rows(operator.totalling.test),
+    ]
+
+
+def test_rows(test: TotalTest | None) -> list[Row]:
+    """The second way for groups to be shown."""
+    if test is None:
+        return []
+    at = ", ".join(f"{trigger:,}" for trigger in test.triggers)
+    level = test.threshold(test.triggers[-1]) * float(test.lane.quantum)
+    kind = {"rows": "rows", "valid": "values", "units": "units"}.get(test.lane.kind, "sum")
+    return [
+        ("", f"also shown at releases {at} if the noisy number of {kind} is large, at the last"),
+        ("", f"above {level:,.4g}; delta {float(test.delta):.3g}"),
     ]
 
 

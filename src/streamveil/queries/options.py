@@ -250,7 +250,13 @@ OPTIONS: dict[str, Option] = {
     ),
     "hidden_groups": Option(
         whole, S, "3 at most; by forecast with `expected_rows`",
-        "groups not yet shown that one unit may enter ('table' selection)",
+        "groups not yet shown in which the 'table' selection counts one unit; its rows in others"
+        " still count",
+    ),
+    "total_tests": Option(
+        whole, S, "4",
+        "releases (the last, the half, the quarter ...) at which a group is also shown if its noisy"
+        " total is large ('table' selection); 0: none",
     ),
     "weights": Option(
         word, S, "'adaptive'", "large groups pay less and are counted less precisely; or 'flat'"

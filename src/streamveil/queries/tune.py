@@ -246,15 +246,22 @@ class Facts(NamedTuple):
     weight: Float64[Array, " rows"]
 
 
+class Kept(NamedTuple):
+    """What bounding makes of every row, in the order of the sample."""
+
+    passed: Bool[Array, " rows"]
+    counted: Bool[Array, " rows"]  # of those: not in a hidden group without a slot of their unit
+
+
 def passes(
     sample: Sample, bounding: Bounding, facts: Facts | None = None, slots: int | None = None
-) -> Bool[Array, " rows"]:
-    """Which rows bounding keeps, in the order of the sample; `slots`: as in `Bounds`."""
+) -> Kept:
+    """Which rows bounding keeps; `slots`: as in `Bounds`."""
     n, most = len(sample.cell), float(np.iinfo(np.int64).max)
     facts = Facts(np.zeros(n, np.bool_), np.ones(n)) if facts is None else facts
     limits = (bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic, slots)
     bounds = np.array([most if limit is None else limit for limit in limits])
-    return np.asarray(accept(sample.scope, row_pairs(sample), facts.hidden, facts.weight, bounds))
+    return Kept(*accept(sample.scope, row_pairs(sample), facts.hidden, facts.weight, bounds))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
@@ -264,26 +271,27 @@ def accept(
     hidden: Bool[Array, " rows"],
     weight: Float64[Array, " rows"],
     limits: Float64[Array, " 4"],
-) -> Bool[Array, " rows"]:
+) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
     """Row by row: at most C rows of a scope, c of a pair, B in squared weights, so many slots."""
     taken, spent = np.zeros(scope.max() + 1), np.zeros(scope.max() + 1)
     held, times = np.zeros(pair.max() + 1), np.zeros(pair.max() + 1)
-    entered, keep = np.zeros(scope.max() + 1), np.zeros(len(scope), np.bool_)
+    entered, inside = np.zeros(scope.max() + 1), np.zeros(pair.max() + 1, np.bool_)
+    keep, counted = np.zeros(len(scope), np.bool_), np.zeros(len(scope), np.bool_)
     for i in range(len(scope)):
         s, p, w = scope[i], pair[i], weight[i]
         cost = w * (2 * held[p] + w)  # (h + w)^2 - h^2
-        enters = hidden[i] and times[p] == 0
-        if enters and entered[s] >= limits[3]:
-            continue
         if taken[s] >= limits[0] or times[p] >= limits[1] or spent[s] + cost > limits[2] + 1e-9:
             continue
         keep[i] = True
+        if hidden[i] and times[p] == 0 and entered[s] < limits[3]:
+            inside[p] = True
+            entered[s] += 1
+        counted[i] = inside[p] or not hidden[i]
         taken[s] += 1
         times[p] += 1
         held[p] += w
         spent[s] += cost
-        entered[s] += enters
-    return keep
+    return keep, counted
 
 
 def forecast(
@@ -308,10 +316,10 @@ def forecast(
     everything = np.ones(len(sample.cell), np.bool_)
     rows = _totals(sample, everything, "count", cells) if function == "sum" else None
     total = _totals(sample if truth is None else truth, everything, function, cells)
-    keep, spread = admitted(operator, sample, total if rows is None else rows, base)
+    (keep, counted), spread = admitted(operator, sample, total if rows is None else rows, base)
     sd = base * spread
     held = _totals(sample, keep, function, cells)
-    chance = _chances(operator, _totals(sample, keep, "count_units", cells), last)
+    chance = _chances(operator, _totals(sample, counted, "count_units", cells), last)
     dropped = np.abs(total - held)
     near = sd * sqrt(2 / pi) * np.exp(-(dropped**2) / (2 * sd**2))
     error = chance * (near + dropped * erf(dropped / (sd * sqrt(2)))) + (1 - chance) * np.abs(total)
@@ -324,7 +332,7 @@ def forecast(
 
 def admitted(
     operator: Any, sample: Sample, sizes: Float64[Array, " cells"], sd: float
-) -> tuple[Bool[Array, " rows"], Float64[Array, " cells"]]:
+) -> tuple[Kept, Float64[Array, " cells"]]:
     """Which rows pass, and how many times the noise each group has.
 
     A group is hidden until as many of its units were accepted as the selection asks for; its weight
@@ -349,7 +357,7 @@ def admitted(
         hidden = size * time < middle
         weight = scale * np.where(hidden, 1.0, weights[sample.cell])
         keep = passes(sample, bounding, Facts(hidden, weight), bounds.slots)
-        entered = keep & hidden
+        entered = keep.counted & hidden
         share = float(entered.sum()) / max(float(hidden.sum()), 1.0)
         middle = half / max(share, 0.02) if half else middle
     return keep, spread

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from streamveil.engines.embedded.split import GROWTH, SAMPLE, split, unseen
 from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
-from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.operators.unit_kernels import WORDS
-from tests.operators.test_bounding import FIRSTS, cut, make_rows, rules
+from tests.operators.test_bounding import FIRSTS, assert_decides, cut, make_rows, rules
 from tests.operators.test_unit_layout import CROWDED, assert_can_be_found
-from tests.operators.twins import bound, remembered
+from tests.operators.twins import remembered
 
 ANYWHERE = Path("/nonexistent")
 
@@ -29,15 +29,13 @@ def empty(bounds: Bounds) -> UnitTable:
 @given(rules(), st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 300), FIRSTS)
 def test_a_table_divided_anywhere_decides_as_before(bounds, seed, n, units, firsts):
     rows = make_rows(seed, n, units, 40, bounds.scale)
-    accepted, first = bound(rows, bounds)
     table = UnitTable.empty(bounds, firsts)
     before = unit_stage(table, cut(rows, 0, n // 2), bounds)
     parted = PartedTable.of(table, Room(None, ANYWHERE), UnitTable.empty(bounds, firsts))
     assert parted.units == table.units
     after = parted.bound(cut(rows, n // 2, n), bounds)
-    np.testing.assert_array_equal(np.append(before.accepted, after.accepted), accepted)
-    if firsts == "all":
-        np.testing.assert_array_equal(np.append(before.first, after.first), first)
+    both = Passed(*(np.append(*columns) for columns in zip(before, after, strict=True)))
+    assert_decides(both, rows, bounds, firsts)
 
 
 @pytest.mark.parametrize(

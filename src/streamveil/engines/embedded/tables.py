@@ -95,7 +95,7 @@ class PartedTable:
         The answer holds for these rows only: what the others had, the log knows.
         """
         behind = self.ahead[rows.unit % np.uint64(PARTS)] < batch
-        passed = Passed(behind.copy(), behind.copy())
+        passed = Passed.none(len(behind))
         here = self.bound(UnitRows(*(column[behind] for column in rows)), bounds)
         passed.accepted[behind], passed.first[behind] = here
         return passed
@@ -120,7 +120,7 @@ class PartedTable:
 
     def _sweep(self, rows: UnitRows, bounds: Bounds) -> Passed:
         """One partition after the other."""
-        passed = Passed(np.zeros(len(rows.unit), np.bool_), np.zeros(len(rows.unit), np.bool_))
+        passed = Passed.none(len(rows.unit))
         homes = (rows.unit % np.uint64(PARTS)).astype(np.uint8)
         order = np.argsort(homes, kind="stable")
         ends = np.cumsum(np.bincount(homes, minlength=PARTS))

@@ -102,7 +102,7 @@ def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
     lanes[:, travelling(operator)] = rows["lanes"]
     for place, lane in enumerate(operator.plain_lanes):
         if lane.kind == "units":
-            lanes[:, place] = first
+            lanes[:, place] = (first & operator.first_bit(place)) != 0
     moving = {name: rows[name] for name in rows.columns.keys() - {"unit", "period"}}
     counted = Rows(moving | {"lanes": within_reach(operator.plain_lanes, lanes)}, rows.keys)
     counted = counted if len(kept) == n else counted.take(kept)
