@@ -179,7 +179,9 @@ def bounded(operator, rows, public=None):
                     )
                     test = totalling.test
                     if test is not None and trigger in test.triggers:
-                        total = {"rows": len(mine), "units": len({(p[0], p[5]) for p in mine})}
+                        units = len({(p[0], p[5]) for p in mine})
+                        valid = sum(p[2] is not None for p in mine)
+                        total = {"rows": len(mine), "valid": valid, "units": units}
                         enough = enough or total[test.lane.kind] > test.threshold(trigger)
                     if (window, key) not in shown and enough:
                         shown[window, key] = 1 if rule is None else rule.entry

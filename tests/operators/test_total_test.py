@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -150,48 +151,48 @@ def test_a_test_for_other_bounds_is_refused():
 
 # ---- what one unit can do: the whole law, exactly
 
-EPSILON, REACH = 1.5, 60
+EPSILON, REACH, MOST = 1.5, 30, 24  # REACH: integers on both sides that a draw can be
 
 
 def whole_law(operator, counted, totals):
     """The law of all that is released of one key over two triggers, from its exact numbers.
 
-    `counted` units and `totals` at each trigger; outcomes: (y1, y2), y2 alone, nothing.
+    `counted` units and `totals` at each trigger. Outcomes: both numbers; the second; nothing.
     """
     selection, test = operator.totalling.selection, operator.totalling.test
-    [counter] = operator.totalling.counters
     chances = np.array([1.0, *selection.table.coins.chances, 0.0])
     rate, z = float(selection.table.shift_epsilon), np.arange(400)
     weight = np.exp(-rate * z) * -np.expm1(-rate)
-    pi = [
+    coins = [
         chances[np.clip(selection.table.threshold + z - s, 0, len(chances) - 1)] if s else 0 * z
         for s in counted
     ]
-    first, second = float(weight @ pi[0]), float(weight @ ((1 - pi[0]) * pi[1]))
-    noise = np.arange(-REACH, REACH + 1)
-    both = np.zeros((len(noise), len(noise)))  # by the two integers that are drawn
-    plan = counter.schedule
-    both[:] = rounded(noise, 0.0, counter.noise_scale * plan.scales(1)[0])[:, None]
-    for k1, row in zip(noise, both, strict=True):
-        (d1, _), (d2, _) = plan.scales(1), plan.scales(2)
-        step = Coefficients(plan.keep, plan.drain, d2, counter.noise_scale * d2)
-        real = np.full((len(plan.keep), 1), k1 / d1)
-        row *= rounded(noise, float(step.offset(real)[0]), counter.noise_scale * d2)
-    y1 = totals[0] + noise
-    y2 = y1[:, None] + (totals[1] - totals[0]) + noise[None, :]
-    passes1 = (totals[0] >= test.floor) & (y1 > test.threshold(1))
+    first, second = float(weight @ coins[0]), float(weight @ ((1 - coins[0]) * coins[1]))
+    both, one, two = drawn_noise(operator.totalling.counters[0])
+    y1, y2 = totals[0] + one, totals[1] + two
+    passes1 = ((totals[0] >= test.floor) & (y1 > test.threshold(1)))[:, None]
     passes2 = (totals[1] >= test.floor) & (y2 > test.threshold(2))
-    law = {}
-    early = both * (first + (1 - first) * passes1)[:, None]
-    rest = both * ~passes1[:, None]
-    late = rest * (second + (1 - first - second) * passes2)
-    for (i, j), p in np.ndenumerate(early):
-        place = int(y1[i]), int(y2[i, j])
-        law[place] = law.get(place, 0.0) + p
-    for (i, j), p in np.ndenumerate(late):
-        law[int(y2[i, j])] = law.get(int(y2[i, j]), 0.0) + p
-    law[None] = float((rest * (1 - first - second) * ~passes2).sum())
-    return law
+    rest = both * ~passes1
+    pairs = np.zeros((2 * REACH + 1 + MOST, 4 * REACH + 1 + MOST))
+    places = y1[:, None] + REACH + np.zeros_like(y2), y2 + 2 * REACH
+    np.add.at(pairs, places, both * np.where(passes1, 1.0, first))
+    alone = np.zeros(pairs.shape[1])
+    np.add.at(alone, places[1], rest * np.where(passes2, 1 - first, second))
+    return pairs, alone, np.sum(rest * ~passes2) * (1 - first - second)
+
+
+@cache
+def drawn_noise(counter):
+    """The joint law of the two draws, the noise of the first total, and that of the second."""
+    plan, noise = counter.schedule, np.arange(-REACH, REACH + 1)
+    (d1, _), (d2, _) = plan.scales(1), plan.scales(2)
+    step = Coefficients(plan.keep, plan.drain, d2, counter.noise_scale * d2)
+    both = np.repeat(rounded(noise, 0.0, counter.noise_scale * d1)[:, None], len(noise), axis=1)
+    for k1, row in zip(noise, both, strict=True):
+        offset = step.offset(np.full((len(plan.keep), 1), k1 / d1))
+        row *= rounded(noise, float(offset[0]), counter.noise_scale * d2)
+    assert both.sum() > 1 - 1e-9
+    return both, noise, noise[:, None] + noise[None, :]
 
 
 def rounded(noise, centre, scale):
@@ -200,7 +201,9 @@ def rounded(noise, centre, scale):
 
 
 def hockey(one, other):
-    return sum(max(0.0, p - np.exp(EPSILON) * other.get(y, 0.0)) for y, p in one.items())
+    return sum(
+        np.maximum(p - np.exp(EPSILON) * q, 0).sum() for p, q in zip(one, other, strict=True)
+    )
 
 
 def two_triggers(**options):
