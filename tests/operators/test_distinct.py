@@ -182,7 +182,8 @@ def test_it_is_charged_with_twice_the_reach_of_count():
     operator = compiled(aggregates=DISTINCT[:1], key_set=ALL)
     [lane], [counter] = operator.totalling.lanes, operator.totalling.counters
     moved, groups = lane_move(lane, operator.bounds)
-    assert operator.loss.gaussian == weighted_loss(counter, moved, groups, None).gaussian
+    told = operator.totalling.cut.loss.gaussian
+    assert operator.loss.gaussian == weighted_loss(counter, moved, groups, None).gaussian + told
     assert moved >= FIRSTS
     assert operator.loss.fits(LOOSE)
     plain = compiled(key_set=ALL).totalling.counters[0]

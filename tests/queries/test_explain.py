@@ -11,7 +11,7 @@ from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
 from streamveil.queries.explain import explain, mechanism_rows, shown_chance, shown_triggers
 from streamveil.queries.explain_memory import Limit
-from streamveil.queries.explain_outlook import opening_of
+from streamveil.queries.explain_outlook import threshold_of
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
@@ -134,16 +134,8 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     units, operator = float(said.split()[5]), compile_plan(made.plan)
     last = operator.schedule.triggers
     assert shown_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
-    assert opening_of(operator.totalling.selection, last) == pytest.approx(units, abs=0.1)
-
-
-def test_the_selection_does_not_depend_on_the_units_that_do_not_count():
-    for budget in (Budget(epsilon=8, delta=1e-3), Budget(epsilon=1, delta=1e-7)):
-        kinds = {
-            type(compile_plan(query(budget, sv.discover(min_units=least)).plan).totalling.selection)
-            for least in (1, 20, 200)
-        }
-        assert len(kinds) == 1
+    asked = threshold_of(operator.totalling.selection, last).units
+    assert asked == pytest.approx(units, abs=0.1)
 
 
 def test_the_longest_line_that_is_read_is_told_where_files_of_text_may_come():

@@ -12,15 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.connectors.base import micros
-from streamveil.engines.outlook import EXPECTED
-from streamveil.engines.sizing import OPEN_BOUND, Sizing, is_open
+from streamveil.engines.design_choice import OPEN_BOUND
+from streamveil.engines.error_forecast import EXPECTED
+from streamveil.engines.sizing import Sizing, is_open
 from streamveil.errors import PlanError, nearest
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import Default, GroupBy
 from streamveil.operators.outputs import LaneBook, Output
 from streamveil.operators.protocol import Operator
+from streamveil.operators.release import Totalling, driver
 from streamveil.operators.rows import Bind, Lane, RowFunction, RowProgram, require_number
 from streamveil.operators.selection import FINE
+from streamveil.operators.true_intervals import COVERED
 from streamveil.operators.windows import Schedule
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import SECRET_BYTES
@@ -54,6 +57,8 @@ OPTIONS = {
     "delta_share",
     "selection_share",
     "weights",
+    "cut_share",
+    "intervals",
     "max_units",
     *EXPECTED,
 }
@@ -146,8 +151,32 @@ class Compiler:
             outputs=outputs,
             confidence=confidence,
             max_units=max_units,
+            true_intervals=self._true_intervals(outputs, totalling),
             defaults=tuple(self.defaults),
         )
+
+    def _true_intervals(self, outputs: tuple[Output, ...], totalling: Totalling) -> bool:
+        """Whether intervals cover the rows over the bound; refuses what they cannot cover."""
+        wanted = self._option("intervals", "noise", "covers the noise; 'true' also the cut rows")
+        if wanted not in ("noise", "true"):
+            raise PlanError(
+                f"unknown intervals '{wanted}'{nearest(str(wanted), ['noise', 'true'])}"
+            )
+        if wanted == "noise":
+            return False
+        for output in outputs:
+            if output.function not in COVERED or (output.low < 0 < output.high):
+                raise PlanError(
+                    f"intervals = 'true' does not cover '{output.name}' ({output.function}): which"
+                    " way the rows over the bound would move it is not known.\n"
+                    "  to fix  ask for counts and sums of one sign, or intervals = 'noise'"
+                )
+        if totalling.cut is None or driver(totalling.lanes) < 0:
+            raise PlanError(
+                "intervals = 'true' needs the private count of cut rows.\n"
+                "  to fix  give cut_share, a part of the budget, and ask for a count or sum"
+            )
+        return True
 
     # ---- windows and time
 
@@ -262,7 +291,8 @@ class Compiler:
             high=high,
             quantum=self._quantum(aggregate, max(abs(low), abs(high))),
         )
-        return Output(name=aggregate.name, function="sum", lanes=(self.book.use(lane),))
+        lanes = (self.book.use(lane),)
+        return Output(name=aggregate.name, function="sum", lanes=lanes, low=low, high=high)
 
     def _moments(self, aggregate: Aggregate) -> Output:
         low, high, value = self._bounded(aggregate)

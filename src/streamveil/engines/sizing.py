@@ -6,26 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import inf, isqrt, sqrt
+from math import sqrt
 from typing import Any, cast
 
 import numpy as np
 
-from streamveil.engines.outlook import (
-    CAUTION,
+from streamveil.engines.design_choice import (
     UNKNOWN_OPENING,
-    Noise,
-    Outlook,
-    Settings,
+    Given,
+    Problem,
     choose,
-    choose_flat,
-    expected,
+    usual_family,
+    weight_quanta,
 )
+from streamveil.engines.error_forecast import CAUTION, Kind, Noise, Outlook, Settings, expected
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, BltCounter, Counter, HonakerCounter, fit
 from streamveil.mechanisms.counters.fit import short
 from streamveil.mechanisms.table_design import NoTableError, design_selection
 from streamveil.operators.bounding import Bounds
+from streamveil.operators.cut_rows import BANDS, MOVED, CutCounter
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.operators.group_by import COLLISION_BITS, lane_move
 from streamveil.operators.opening import TableOpening
@@ -36,21 +36,20 @@ from streamveil.operators.total_test import TotalTest, can_test, test_grid
 from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import PRECISION, gaussian_mu, root_down, root_up, zcdp_rho
-from streamveil.queries.overflow import LARGEST_WEIGHT
 from streamveil.queries.plan import Plan
 from streamveil.types import Exact
 
-FEWEST_FOR_TABLE = 12.0  # below this threshold of the Gaussian selection no table can win
 MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
 TOO_SMALL = (
     "the budget is below what float64 can account for in this counter, whatever its noise.\n"
     "  to fix  give the clock an end or a number of steps, use counter = 'auto', or a larger budget"
 )
-OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
 FAR = 1_000  # releases of a query without end, for forecasts
 TESTS = 4  # of totals of hidden groups
 TEST_SHARE = Fraction(1, 20)  # of delta, for them
 TESTS_WHY = "releases at which a group is also shown for its noisy total: the last, the half ..."
+CUT_SHARE = 0.02
+FEW_SLOTS = 6
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
 Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
 
@@ -76,13 +75,14 @@ class Sizing:
     def public(self) -> tuple[Totalling, Bounds]:
         """Every key shown from the start: the whole budget goes to the values."""
         mu = self._mu(Fraction(0))
-        chosen = self._choose(half=0.0)
+        forecast = self.outlook is not None or is_open(self.plan)
+        chosen = self._chosen(("public",)) if forecast else None
         weighable = chosen is not None or "weight_reference" in self.plan.options
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
         rule = None if rule is None else replace(rule, caution=CAUTION)
-        bounds = replace(self._bounds(rule), scale=1 if rule is None else rule.scale)
+        bounds = replace(self._bounds(rule, chosen), scale=1 if rule is None else rule.scale)
         counters = self._counters(self.lanes, bounds, mu**2, rule)
-        return replace(self._totalling(counters), rule=rule), bounds
+        return replace(self._totalling(counters), rule=rule, cut=self._cut(mu**2)), bounds
 
     def discovered(self) -> tuple[Totalling, Bounds]:
         """Keys shown by a private test, and the bounds that test asks for."""
@@ -92,27 +92,23 @@ class Sizing:
                 " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
             )
         wanted = self.setting(
-            "selection", "auto", "the table or the Gaussian counter: whichever shows keys sooner"
+            "selection", "auto", "the design with the least forecast error: coins or a counter"
         )
         if wanted not in ("auto", "table", "gaussian"):
             known = ["auto", "table", "gaussian"]
             raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
-        plain = None if wanted == "table" else self._by_counter()
-        if wanted == "gaussian" and plain is not None:
-            return plain
-        limit = inf
-        if plain is not None and isinstance(plain[0].selection, GaussianSelection):
-            limit = plain[0].selection.threshold(self.horizon or 1)  # half are shown by the last
-            limit -= max(1, self.plan.key_set.min_units) - 1  # which count in neither
-        tabled = self._by_table(limit)
-        if tabled is not None:
-            return tabled
-        if plain is None:
+        both: tuple[Kind, ...] = ("table", "gaussian")
+        chosen = self._chosen(both if wanted == "auto" else (wanted,))
+        if chosen.kind == "table":
+            tabled = self._by_table(chosen)
+            if tabled is not None:
+                return tabled
+        if wanted == "table":
             raise PlanError(
                 "the table selection needs a budget in epsilon and delta that allows it, and a"
                 " known number of triggers.\n  to fix  use selection = 'gaussian'"
             )
-        return plain
+        return self._by_counter(chosen)
 
     # ---- the published system
 
@@ -158,8 +154,10 @@ class Sizing:
 
     # ---- one Gaussian counter of units for selection, and for release where it is the answer
 
-    def _by_counter(self) -> tuple[Totalling, Bounds]:
-        bounds, lanes = self._bounds(None), self.lanes
+    def _by_counter(self, chosen: Settings) -> tuple[Totalling, Bounds]:
+        if chosen.kind != "gaussian":
+            chosen = self._chosen(("gaussian",))
+        bounds, lanes = self._bounds(None, chosen), self.lanes
         share = Fraction(
             self.setting("delta_share", 0.5, "of delta for thresholds, the rest for the noise")
         )
@@ -178,11 +176,12 @@ class Sizing:
             None,
         )
         rest = tuple(lane for place, lane in enumerate(lanes) if place != shared)
-        part = Fraction(1) if not rest else self._selection_share(shared, len(rest))
+        forecast = None if chosen.share == 1 else 1 - chosen.share
+        part = Fraction(1) if not rest else self._selection_share(shared, len(rest), forecast)
         groups = bounds.units_l2_squared
         moved = Fraction(FINE) * root_up(Fraction(groups))
         selection = GaussianSelection(
-            counter=self._fitted(moved, groups, mu**2 * part, None),
+            counter=self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None),
             groups=groups,
             hidden=bounds.hidden_groups,
             beta=beta,
@@ -191,11 +190,14 @@ class Sizing:
         counters = self._counters(rest, bounds, mu**2 * (1 - part), None)
         if shared is not None:
             counters = (*counters[:shared], selection.counter, *counters[shared:])
-        return replace(self._totalling(counters), selection=selection, shared=shared), bounds
+        totalling = replace(self._totalling(counters), cut=self._cut(mu**2))
+        return replace(totalling, selection=selection, shared=shared), bounds
 
-    def _selection_share(self, shared: int | None, others: int) -> Fraction:
+    def _selection_share(self, shared: int | None, others: int, forecast: float | None) -> Fraction:
         default = 0.5 if shared is None else 1 / (1 + others)
         reason = "of mu^2, for deciding which keys to show"
+        if shared is None and forecast is not None:
+            default, reason = round(forecast, 3), f"{reason}: by forecast"
         share = Fraction(self.setting("selection_share", default, reason))
         if not 0 < share < 1:
             raise PlanError("selection_share must be above 0 and below 1")
@@ -203,20 +205,15 @@ class Sizing:
 
     # ---- a table of coins for selection, weighted counters for release
 
-    def _by_table(self, limit: float) -> tuple[Totalling, Bounds] | None:
-        """The table design if it is possible and opens keys with fewer units than `limit`."""
+    def _by_table(self, chosen: Settings) -> tuple[Totalling, Bounds] | None:
+        """The table design, if the budget allows one."""
         budget = self.plan.budget
-        if budget.epsilon is None or self.horizon is None or limit < FEWEST_FOR_TABLE:
+        if budget.epsilon is None or self.horizon is None:
             return None
-        chosen = None if self.outlook is None else self._choose(self._half())
-        most = self.bounds.units_l2_squared
-        usual = most if self.windows is None else min(3 * self.windows, most)
-        why = "groups not yet shown that one unit may enter: 3 a window"
-        part, reason = Fraction(2, 3), "of the Gaussian mu, for the values"
-        if chosen is not None:
-            usual, why = chosen.slots, "groups not yet shown that one unit may enter: by forecast"
-            part, reason = Fraction(chosen.share).limit_denominator(1000), f"{reason}: by forecast"
-        slots = int(self.setting("hidden_groups", usual, why))
+        why = "groups not yet shown that one unit is counted in: by forecast"
+        part = Fraction(chosen.share).limit_denominator(1000)
+        reason = "of the Gaussian mu, for the values: by forecast"
+        slots = int(self.setting("hidden_groups", chosen.slots, why))
         if slots > MOST_SLOTS:
             return None
         share = self.setting("mu_share", part, reason)
@@ -227,11 +224,9 @@ class Sizing:
             design = design_selection(self.horizon, left, slots, Fraction(share))
         except NoTableError:
             return None
-        if design.half >= limit:
-            return None
         rule = self._rule(float(design.half), chosen)
         scale = 1 if rule is None else rule.scale
-        bounds = replace(self._bounds(rule), slots=slots, scale=scale)
+        bounds = replace(self._bounds(rule, chosen), slots=slots, scale=scale)
         selection = TableOpening(
             table=design.selection,
             epsilon=budget.epsilon,
@@ -240,7 +235,8 @@ class Sizing:
             places=design.places,
         )
         counters = self._counters(self.lanes, bounds, design.mu**2, rule)
-        totalling = replace(self._totalling(counters), selection=selection, rule=rule)
+        totalling = replace(self._totalling(counters), cut=self._cut(design.mu**2))
+        totalling = replace(totalling, selection=selection, rule=rule)
         return replace(totalling, test=self._test(totalling, bounds, tests, beta)), bounds
 
     def _test(
@@ -265,12 +261,9 @@ class Sizing:
         return min(counting, key=lambda test: test.threshold(last) / test.lane.reach, default=None)
 
     def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:
-        """Weights make sense where the quadratic filter can charge them and sizes are released.
-
-        Only a BLT draws its noise in proportion; another counter would add too little.
-        """
+        """Weights, where they make sense."""
         quadratic = self.bounds.quadratic
-        if quadratic is None or driver(self.lanes) < 0 or blt_of(self._unscaled()) is None:
+        if quadratic is None or not self._weighable:
             return None
         if (
             self.setting(
@@ -279,14 +272,13 @@ class Sizing:
             == "flat"
         ):
             return None
-        fits = max(0, 2**16 // quadratic - 1)
-        scale = max(1, min(LARGEST_WEIGHT, isqrt(fits), 255 // (isqrt(quadratic) + 1)))
+        scale = weight_quanta(quadratic)
         start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
         if chosen is not None:
-            start, after = min(1.0, sqrt(quadratic / chosen.rows)), chosen.reference
+            start, after = min(1.0, sqrt(quadratic / chosen.quadratic)), chosen.reference
             why = "by forecast"
         about = f"weight of keys not yet shown: {why}"
-        entry = float(self.setting("entry_weight", round(start, 3), about))
+        entry = float(self.setting("entry_weight", round(start, 5), about))
         if not 0 < entry <= 1:
             raise PlanError("entry_weight must be above 0 and at most 1")
         about = f"total up to which a key keeps its entry weight: {why}"
@@ -300,38 +292,84 @@ class Sizing:
         """The stream that the query expects in one scope of a unit, if it says so."""
         return expected(self.plan.options, self.windows or 1)
 
-    def _choose(self, half: float | None) -> Settings | None:
-        """The settings with the least forecast error on streams such as are expected."""
-        outlook = self.outlook
-        if outlook is None or half is None:
-            return None
-        return choose(outlook, self._noise(half))
+    def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
+        """The settings with the least forecast error on what is expected, or on usual streams."""
+        bounds = self.bounds
+        given = Given() if is_open(self.plan) else Given(
+            bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
+        family = usual_family(given) if self.outlook is None else self.outlook.family()
+        noise = self._noise(self._half() if "table" in kinds else None)
+        if "table" in kinds and not noise.half:
+            kinds = ("gaussian",)
+        weighted = self._weighable and self.plan.options.get("weights", "adaptive") != "flat"
+        slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
+        return choose(Problem(family, noise, given, kinds, weighted, slots))
 
-    def _noise(self, half: float) -> Noise:
+    def _noise(self, half: float | None) -> Noise:
         """The public numbers that a forecast needs."""
         fine = Fraction(10**6)
         counter: Any = fit(self._unscaled(), Budget(mu=1), fine, 1)
-        spread = float(counter.std(np.array([self.horizon or FAR]))[0]) / float(fine)
+        triggers = self.horizon or FAR
+        spread = float(counter.std(np.array([triggers]))[0]) / float(fine)
         lanes = [lane for lane in self.lanes if lane.place == 0]
         uses = [self.uses[self.lanes.index(lane)] for lane in lanes]
-        part = self.uses[max(driver(self.lanes), 0)] / sum(uses)
-        mu = float(self._mu(Fraction(0))) * sqrt(part)
-        return Noise(mu=round(mu, 4), spread=round(spread, 4), half=round(half, 2))
+        part = self.uses[max(driver(self.lanes), 0)] / max(sum(uses), 1)
+        left = float(self._left(Fraction(0))) / 2
+        return Noise(
+            mu=round(float(self._mu(Fraction(0))) * sqrt(part), 4),
+            beside=round(float(self._mu(self._left(Fraction(0)) / 2)) * sqrt(part), 4),
+            spread=round(spread, 4),
+            triggers=triggers,
+            half=round(half or 0.0, 2),
+            delta=float(f"{left:.3g}"),
+            offset=max(1, self.plan.key_set.min_units) - 1,
+        )
 
     def _half(self) -> float | None:
         """Units that show half of all groups with two slots and 2/3 of mu; None: no such table."""
         budget = self.plan.budget
+        if budget.epsilon is None or self.horizon is None:
+            return None
         left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
         try:
-            return float(design_selection(self.horizon or 1, left, 2).half)
+            return float(design_selection(self.horizon, left, 2).half)
         except NoTableError:
             return None
 
-    def _bounds(self, rule: WeightRule | None) -> Bounds:
+    @property
+    def _weighable(self) -> bool:
+        """Whether the quadratic filter can charge weights, and sizes are released.
+
+        Only a BLT draws its noise in proportion; another counter would add too little.
+        """
+        filtered = self.bounds.quadratic is not None
+        return filtered and driver(self.lanes) >= 0 and blt_of(self._unscaled()) is not None
+
+    def _bounds(self, rule: WeightRule | None, chosen: Settings | None) -> Bounds:
         """The bounds asked for; with weights or without, where the forecast chooses them."""
-        if rule is not None or self.outlook is None or not is_open(self.plan):
+        if rule is not None or chosen is None or not is_open(self.plan):
             return self.bounds
-        return replace(self.bounds, quadratic=choose_flat(self.outlook, self._noise(0.0)))
+        if chosen.per_group == 1:
+            return Bounds(max_rows=round(chosen.max_rows), per_group=1)
+        return replace(self.bounds, quadratic=round(chosen.quadratic))
+
+    # ---- rows over the bound
+
+    @cached_property
+    def _cut_share(self) -> Fraction:
+        """Of mu squared, for the private count of cut rows."""
+        why = "of mu^2, for a private count of the rows that contribution bounding cut"
+        share = Fraction(self.setting("cut_share", CUT_SHARE, why)).limit_denominator(10**6)
+        if not 0 <= share < 1:
+            raise PlanError("cut_share must be at least 0 and below 1")
+        return share
+
+    def _cut(self, mu_squared: Fraction) -> CutCounter | None:
+        """The counter of cut rows, from the mu squared of all lanes."""
+        if not self._cut_share:
+            return None
+        part = mu_squared * self._cut_share
+        return CutCounter(counter=self._fitted(Fraction(MOVED), BANDS, part, None))
 
     # ---- counters
 
@@ -347,7 +385,7 @@ class Sizing:
             (w for lane, w in zip(lanes, weights, strict=True) if lane.place == 0), Fraction(0)
         )
         made: dict[tuple[Fraction, int, Fraction], Counter] = {}
-        counters = []
+        counters, mu_squared = [], mu_squared * (1 - self._cut_share)
         for lane, weight in zip(lanes, weights, strict=True):
             moved, groups = lane_move(lane, bounds)
             key = moved, groups, mu_squared * weight / total
@@ -459,5 +497,4 @@ def least_sigma(
 
 def is_open(plan: Plan) -> bool:
     """Whether the query leaves the bound on a unit's rows to the forecast."""
-    given = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
-    return not given and plan.options.get("expected_rows") is not None
+    return plan.bounding.max_rows is None and plan.bounding.quadratic is None

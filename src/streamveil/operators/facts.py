@@ -165,10 +165,17 @@ def constant_facts(operator: GroupBy) -> str:
     return json.dumps(facts_of(operator), separators=(",", ":"))[:-1]
 
 
-def heading(operator: GroupBy, place: tuple[int, int, int], constant: str) -> dict[bytes, bytes]:
+def heading(
+    operator: GroupBy,
+    place: tuple[int, int, int],
+    constant: str,
+    cut: dict[str, float] | None = None,
+) -> dict[bytes, bytes]:
     """The facts of a release, for its schema. `place`: window, trigger, step."""
     now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
     now["hidden"] = hidden_facts(operator, place[1])
+    if cut is not None:
+        now["cut"] = cut
     return {FACTS: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
 
 

@@ -8,7 +8,7 @@ divided and nothing copied.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from streamveil.operators.aggregate import (
     recognise_some,
 )
 from streamveil.operators.bounding import Passed, UnitRows
+from streamveil.operators.cut_rows import CutUnits, cut_in
 from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.kernels import keep_rows
@@ -149,6 +150,7 @@ def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) ->
     windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
     rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
     add(operator, state, windows, kept, rows)
+    lost = cut_rows(operator, state, unit, pairs, passed.accepted) if over else {}
     return {
         "unit": kept.unit,
         "window": constant(windows),
@@ -159,7 +161,44 @@ def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) ->
         "hits": rows.hits,
         **fresh,
         **cells,
+        **lost,
     }
+
+
+def cut_rows(
+    operator: GroupBy,
+    state: State,
+    unit: UInt64[Array, " pairs"],
+    pairs: Pairs,
+    accepted: Bool[Array, " pairs"],
+) -> dict[str, Array]:
+    """Counts the rows over the bound, by how many their unit lost; returns what that changed."""
+    if operator.totalling.cut is None:
+        return {}
+    places, scopes, windows, bands = np.flatnonzero(~accepted), [], [], []
+    for period, mine in parts(pairs.periods[places]):
+        known = state.cut.setdefault(period, CutUnits())
+        here = places[mine]
+        made, (units, rows) = cut_in(known, unit[here], pairs.windows[here])
+        scopes.append((period, units, rows))
+        windows += list(made)
+        bands += list(made.values())
+    add_bands(state, windows, bands)
+    return {
+        "cut_period": np.repeat([p for p, _, _ in scopes], [len(u) for _, u, _ in scopes]),
+        "cut_unit": np.concatenate([units for _, units, _ in scopes]),
+        "cut_rows": np.concatenate([rows for _, _, rows in scopes]),
+        "cut_window": np.array(windows, np.int64),
+        "cut_bands": np.stack(bands),
+    }
+
+
+def add_bands(state: State, windows: list[int], bands: Iterable[Int64[Array, " bands"]]) -> None:
+    """Adds cut rows to the bands of their windows."""
+    for window, more in zip(windows, bands, strict=True):
+        held = state.windows[window].cut
+        if held is not None:
+            held.pending += more
 
 
 def asked_keys(operator: GroupBy, prepared: Prepared) -> Array:
@@ -374,6 +413,11 @@ def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
     periods = spread_out(delta["period"], len(found))
     pass_units(operator, state, delta["unit"], known, periods)
     kept = Kept(delta["unit"], found, unpacked_firsts(delta, len(found)))
+    if "cut_unit" in delta:
+        for period, mine in parts(delta["cut_period"]):
+            lost = state.cut.setdefault(period, CutUnits())
+            lost.add(delta["cut_unit"][mine], delta["cut_rows"][mine])
+        add_bands(state, delta["cut_window"].tolist(), delta["cut_bands"])
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
 
 

@@ -23,6 +23,8 @@ from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
 from streamveil.operators.release import (
     Column,
+    Correction,
+    Released,
     Totalling,
     WindowState,
     new_window,
@@ -114,6 +116,7 @@ class GroupBy:
     outputs: tuple[Output, ...]
     confidence: float
     max_units: int
+    true_intervals: bool = False  # intervals cover the rows over the bound as well
     defaults: tuple[Default, ...] = ()
 
     def __post_init__(self) -> None:
@@ -158,6 +161,8 @@ class GroupBy:
             if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
                 moved = lane_move(lane, self.bounds)
                 loss += weighted_loss(counter, *moved, totalling.rule)
+        if totalling.cut is not None:
+            loss += totalling.cut.loss
         if totalling.selection is not None:
             loss += totalling.selection.loss
         if totalling.test is not None:
@@ -236,10 +241,15 @@ class GroupBy:
             else:
                 released = release_stage(self.totalling, held, at)
             place, keys = (window, held.trigger, step), (self.key_names, state.types or ())
-            columns = to_columns(held, released, self.outputs, self.confidence, keys)
+            lost = None
+            if held.cut is not None and self.totalling.cut is not None:
+                lost = held.cut.release(self.totalling.cut, held.trigger, at)
+            correction = self._correction(released, lost, held.trigger)
+            shape = self.outputs, self.confidence
+            columns = to_columns(held, released, *shape, keys, correction)
             columns += self._stamps(len(released.rows), *place[:2])
             fields, arrays = zip(*columns, strict=True)
-            schema = pa.schema(fields, heading(self, place, self._facts))
+            schema = pa.schema(fields, heading(self, place, self._facts, lost))
             releases.append(Release(pa.Table.from_arrays(arrays, schema=schema), *place))
             if self.schedule.last_step(window) == step:
                 state.forget(window)
@@ -247,12 +257,25 @@ class GroupBy:
         state.step = step
         return releases
 
+    def _correction(
+        self, released: Released, lost: dict[str, float] | None, trigger: int
+    ) -> Correction:
+        """What the intervals of a release cover beside noise; from released numbers alone."""
+        totalling, odds = self.totalling, None
+        if self.true_intervals and lost is not None:
+            kept = np.maximum(totalling.sizes(released.totals), 0).sum()
+            odds = lost["high"] / max(float(kept), 1.0)
+        if totalling.shared is None or totalling.selection is None:
+            return Correction(odds)
+        return Correction(odds, totalling.shared, totalling.selection.threshold(trigger))
+
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""
         for period in list(state.units):
             closes = self._closes(period)
             if closes is not None and closes <= step:
                 del state.units[period]
+                state.cut.pop(period, None)
 
     def save(self, state: State) -> dict[str, Array]:
         """See `Operator.save`."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.counters.protocol import State as CounterState
 from streamveil.operators.aggregate import KeyTable
+from streamveil.operators.cut_rows import CutBands, CutCounter
 from streamveil.operators.keys import Types
 from streamveil.operators.opening import withdrawn
 from streamveil.operators.outputs import Answer, Output, Totals
@@ -20,6 +21,7 @@ from streamveil.operators.rows import Lane
 from streamveil.operators.selection import Address, GaussianSelection, Selection, join
 from streamveil.operators.shown import ShownKeys
 from streamveil.operators.total_test import TotalTest
+from streamveil.operators.true_intervals import since_shown, with_cut
 from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
 from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
@@ -56,6 +58,7 @@ class Totalling:
     rule: WeightRule | None = None
     horizon: int | None = None  # triggers of a window
     test: TotalTest | None = None
+    cut: CutCounter | None = None  # tells how many rows were over the bound
 
     @property
     def tracks_units(self) -> bool:
@@ -89,6 +92,7 @@ class WindowState:
     weights: UInt8[Array, " shown"]  # quanta, in force until the next release
     shown: Float64[Array, "outputs shown"]  # last values of monotone outputs
     trigger: int = 0  # releases made
+    cut: CutBands | None = None
     keys: ShownKeys = field(default_factory=ShownKeys)  # cache
 
     def to_arrays(self) -> dict[str, Array]:
@@ -97,6 +101,8 @@ class WindowState:
         arrays |= {f"selection/{name}": value for name, value in self.selection.items()}
         for place, lane in enumerate(self.lanes):
             arrays |= {f"lane{place}/{name}": value for name, value in lane.to_arrays().items()}
+        if self.cut is not None:
+            arrays |= {f"cut/{name}": value for name, value in self.cut.to_arrays().items()}
         return arrays | {
             "spread": self.spread.rows,
             "rounding": self.spread.rounding,
@@ -127,7 +133,16 @@ class WindowState:
             arrays["weights"],
             own(arrays["shown"]),
             int(arrays["trigger"]),
+            CutBands.from_arrays(part("cut/")) if "cut/pending" in arrays else None,
         )
+
+
+class Correction(NamedTuple):
+    """What intervals cover beside noise."""
+
+    odds: float | None = None  # rows that were cut for one that was kept; None: left out
+    shared: int | None = None  # the lane that the selection's own counter answers
+    threshold: float = 0.0  # of the selection at this trigger, in units
 
 
 class Released(NamedTuple):
@@ -136,6 +151,9 @@ class Released(NamedTuple):
     rows: Int64[Array, " shown"]
     totals: Totals
     share: Float64[Array, " shown"] | None = None  # of full precision, where keys carry weights
+
+
+PLAIN = Correction()
 
 
 def new_window(totalling: Totalling, monotone: int) -> WindowState:
@@ -149,6 +167,7 @@ def new_window(totalling: Totalling, monotone: int) -> WindowState:
         np.zeros((2, 0), np.int64),
         np.zeros(0, np.uint8),
         np.zeros((monotone, 0)),
+        cut=None if totalling.cut is None else CutBands.empty(totalling.cut),
     )
 
 
@@ -267,6 +286,7 @@ def to_columns(
     outputs: tuple[Output, ...],
     confidence: float,
     keys: tuple[tuple[str, ...], Types],
+    correction: Correction = PLAIN,
 ) -> list[Column]:
     """Post-processing: key columns, aggregates with intervals, facts; in order of key bytes."""
     names, types = keys
@@ -277,6 +297,11 @@ def to_columns(
     rising = 0
     for output in outputs:
         answer = output.in_order(released.totals, order, confidence)
+        if correction.shared is not None and output.lanes == (correction.shared,):
+            fresh = shown.opened == state.trigger
+            answer = since_shown(answer, fresh, correction.threshold, confidence)
+        if correction.odds is not None:
+            answer = with_cut(answer, output, correction.odds)
         if output.monotone:
             answer, rising = _rising(state.shown[rising], order, answer), rising + 1
         value = answer.value

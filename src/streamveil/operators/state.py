@@ -13,6 +13,7 @@ import pyarrow as pa
 from streamveil.errors import StoreError
 from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.bounding import UnitTable
+from streamveil.operators.cut_rows import CutUnits, loaded, saved
 from streamveil.operators.keys import Types
 from streamveil.operators.lookup import Lookup
 from streamveil.operators.release import WindowState
@@ -55,6 +56,7 @@ class State:
     units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
     windows: dict[int, WindowState] = field(default_factory=dict)
     seen: Seen = field(default_factory=dict)
+    cut: dict[int, CutUnits] = field(default_factory=dict)  # period -> units with cut rows
     types: Types | None = None  # of the key columns, once a schema was seen
     turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
@@ -77,6 +79,7 @@ class State:
             arrays |= {f"unit{period}/{name}": getattr(table, name) for name in UnitTable.NAMES}
         for window, held in self.windows.items():
             arrays |= {f"window{window}/{k}": v for k, v in held.to_arrays().items()}
+        arrays |= saved(self.cut)
         if self.seen:
             arrays["seen"] = np.array(list(self.seen), np.int64)
         for (window, lane), known in self.seen.items():
@@ -103,6 +106,7 @@ class State:
                 state.units[period] = UnitTable(
                     *(own(arrays[f"unit{period}/{name}"]) for name in UnitTable.NAMES)
                 )
+            state.cut = loaded(arrays)
             for window in arrays["windows"].tolist():
                 start = f"window{window}/"
                 inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}

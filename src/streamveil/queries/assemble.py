@@ -45,6 +45,8 @@ PASSED = (
     "hidden_groups",
     "total_tests",
     "weights",
+    "cut_share",
+    "intervals",
     "entry_weight",
     "weight_reference",
     "thresholds",

@@ -305,13 +305,12 @@ def _bounding(plan: Plan) -> Complaints:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
             yield f"{name} must be a whole number between 1 and 1,000,000,000, not {value}"
-    if rows is None and squares is None and plan.options.get("expected_rows") is None:
+    if rows is None and squares is None and not _may_be_open(plan):
         yield (
             "nothing limits how much one unit contributes.\n"
             "  why     noise can only hide a bounded contribution\n"
             "  to fix  max_rows_contributed = C, in Python .bound(max_rows=C); "
-            "`streamveil tune` proposes C from a public sample; or expected_rows, a public guess of"
-            " a unit's rows, and a forecast chooses"
+            "`streamveil tune` proposes C from a public sample"
         )
     if rows is not None and each is not None and each > rows:
         yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"
@@ -325,6 +324,12 @@ def _bounding(plan: Plan) -> Complaints:
             "only when all rows are there.\n"
             "  to fix  in a continual query give contribution_bounds_per_row and max_rows_per_group"
         )
+
+
+def _may_be_open(plan: Plan) -> bool:
+    """Whether a forecast may choose the bound: in the default group-by."""
+    sketched = {"heavy_hitters", "approx_frequency"}
+    return plan.preset == "default" and not sketched & {one.function for one in plan.aggregates}
 
 
 def check_clock(plan: Plan) -> Complaints:
@@ -458,6 +463,9 @@ def _numbers(plan: Plan) -> Complaints:
     for name, end in ABOVE_ZERO.items():
         if name in plan.options and not 0 < _real(plan.options[name]) < end:
             yield f"{name} must be a number above 0" + (" and below 1" if end == 1 else "")
+    share = plan.options.get("cut_share")
+    if share is not None and not 0 <= _real(share) < 1:
+        yield f"cut_share must be a number from 0 and below 1, not {share}"
     for name, least in (("max_units", 1), ("hidden_groups", 1), ("total_tests", 0)):
         count = _real(plan.options.get(name, 1))
         if not least <= count < inf or count != int(count):

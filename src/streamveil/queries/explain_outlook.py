@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from streamveil.engines.error_forecast import CAUTION, Settings, Threshold, errors_of
 from streamveil.queries.plan import Plan
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "
 
 def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
-    from streamveil.engines.outlook import Settings, errors_of, expected
+    from streamveil.engines.error_forecast import expected
     from streamveil.operators.release import driver
     from streamveil.queries.explain import lane_sd
 
@@ -23,33 +24,41 @@ def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     last, place = operator.schedule.triggers, driver(totalling.lanes)
     if outlook is None or last is None or place < 0 or plan.preset != "default":
         return []
-    bounds, rule, selection = operator.bounds, totalling.rule, totalling.selection
-    rows = float(bounds.l2_squared)
-    if rule is not None:
-        rows *= (rule.scale / rule.entry) ** 2
-    settings = Settings(
-        rows=rows, slots=bounds.slots or int(rows), share=1.0,
-        reference=inf if rule is None else rule.reference,
-    )  # fmt: skip
-    opening = opening_of(selection, last)
+    settings, test = as_settings(operator), threshold_of(totalling.selection, last)
     lane = totalling.lanes[place]
     largest = 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
     base = lane_sd(operator, place, last) / largest
+    if totalling.selection is None:
+        test = test._replace(units=CAUTION * base)
     found = []
     for one in outlook.family():
-        made = errors_of(one, settings, base, opening)
+        made = errors_of(one, settings, test, last, base)
         text = f"rank^-{one.steep:g}, {one.repeats:.0%} repeats, tail n^-{one.heavy:.2g}"
         cells = (made.keys, made.l1 * largest, made.linf * largest, made.l2 * largest)
         found.append((text, *(f"{cell:,.4g}" if cell < 1e4 else f"{cell:,.0f}" for cell in cells)))
     return found
 
 
-def opening_of(selection: Any, last: int) -> float:
-    """Units that show half of all groups by the last release; 0 for public groups."""
+def as_settings(operator: GroupBy) -> Settings:
+    """The bounds, weights and selection of an operator as a forecast takes them."""
+    bounds, rule, selection = operator.bounds, operator.totalling.rule, operator.totalling.selection
+    weight = 1.0 if rule is None else rule.scale / rule.entry
+    return Settings(
+        kind="public" if selection is None else "table" if selection.once else "gaussian",
+        quadratic=inf if bounds.quadratic is None else bounds.quadratic * weight**2,
+        max_rows=bounds.max_rows or inf, per_group=bounds.per_group or inf,
+        slots=bounds.slots or 0, reference=inf if rule is None else rule.reference,
+    )  # fmt: skip
+
+
+def threshold_of(selection: Any, last: int) -> Threshold:
+    """What the selection asks for at the last release."""
     if selection is None:
-        return 0.0
+        return Threshold(0.0)
     usual: float | None = getattr(selection, "usual", None)
-    return float(selection.threshold(last)) if usual is None else usual
+    if usual is not None:
+        return Threshold(usual)
+    return Threshold(float(selection.threshold(last)), float(selection.deviation(last)))
 
 
 def windows_of(operator: GroupBy) -> int:

@@ -238,18 +238,26 @@ OPTIONS: dict[str, Option] = {
     "integer": Option(flag, S, "FALSE", "post-processing: values are rounded (within 64 bits)"),
     "monotone": Option(flag, S, "FALSE", "post-processing: running counts never fall"),
     "confidence": Option(real, S, "0.95", "coverage of the interval of every number"),
+    "intervals": Option(
+        word, S, "'noise'", "what intervals cover: the 'noise' alone, or the 'true' answer over "
+        "all rows, those over the contribution bound too",
+    ),
+    "cut_share": Option(
+        real, S, "0.02", "share of mu^2 for a private count of the rows over the contribution bound"
+    ),
     "selection": Option(
-        word, S, "'auto'", "how groups are discovered: 'table' of coins or 'gaussian' threshold"
+        word, S, "'auto': by forecast",
+        "how groups are discovered: 'table' of coins or 'gaussian' threshold",
     ),
     "selection_share": Option(
         real, S, "by the number of aggregates", "share of mu^2 for a 'gaussian' selection"
     ),
     "mu_share": Option(
-        real, S, "2/3; by forecast with `expected_rows`",
+        real, S, "by forecast",
         "share of mu for the values beside a 'table' selection",
     ),
     "hidden_groups": Option(
-        whole, S, "3 at most; by forecast with `expected_rows`",
+        whole, S, "by forecast",
         "groups not yet shown in which the 'table' selection counts one unit; its rows in others"
         " still count",
     ),
@@ -262,11 +270,10 @@ OPTIONS: dict[str, Option] = {
         word, S, "'adaptive'", "large groups pay less and are counted less precisely; or 'flat'"
     ),
     "entry_weight": Option(
-        real, S, "0.5; by forecast with `expected_rows`", "weight of a group not yet shown"
+        real, S, "by forecast", "weight of a group not yet shown"
     ),
     "weight_reference": Option(
-        real, S, "three times the units that show half of all groups; by forecast with "
-        "`expected_rows`", "total up to which a group keeps its entry weight",
+        real, S, "by forecast", "total up to which a group keeps its entry weight",
     ),
     "delta_share": Option(
         real, S, "0.5", "share of delta for the thresholds of discovered groups"
@@ -275,9 +282,9 @@ OPTIONS: dict[str, Option] = {
         whole, S, "100,000,000", "units expected at most: sets the chance of equal fingerprints"
     ),
     "expected_rows": Option(
-        real, S, "not used",
+        real, S, "1.5, 6 and 30, where nothing bounds them",
         "rows of one unit, on average, publicly expected: settings and, where no bound is given, "
-        "bounds come from a forecast",
+        "bounds come from a forecast for streams like this",
     ),
     "expected_most_rows": Option(
         real, S, "a family of tails", "rows that 99 of 100 units are expected not to exceed"

@@ -336,9 +336,9 @@ def admitted(
     """Which rows pass, and how many times the noise each group has.
 
     A group is hidden until as many of its units were accepted as the selection asks for; its weight
-    follows from its size. See `outlook.errors`; here for the rows of the sample.
+    follows from its size. See `error_forecast.forecast`; here for the rows of the sample.
     """
-    from streamveil.engines.outlook import LUCK
+    from streamveil.engines.error_forecast import LUCK
 
     rule, bounds, selection = operator.totalling.rule, operator.bounds, operator.totalling.selection
     bounding = Bounding(

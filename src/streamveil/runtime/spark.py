@@ -348,7 +348,20 @@ def operator_of(plan: Plan) -> Operator:
         )
     if kind == "kafka" and plan.clock.kind != "wall":
         raise PlanError("a topic has no end: give the query a wall clock with a start")
-    return sketched.operator_of(combined_plan(plan))
+    return sketched.operator_of(without_cut_count(combined_plan(plan)))
+
+
+def without_cut_count(plan: Plan) -> Plan:
+    """The plan as Spark runs it: units are counted in shards, which share no count of cut rows."""
+    wanted = plan.options.get("cut_share", 0) or plan.options.get("intervals", "noise") != "noise"
+    if wanted:
+        raise PlanError(
+            "cut_share and intervals = 'true' need a count of all rows over the bound, which the"
+            " shards of Spark do not share.\n"
+            "  to fix  leave them out, or run on the embedded engine"
+        )
+    plain = plan.preset == "default" and not sketched.is_sketched(plan)
+    return replace(plan, options={**plan.options, "cut_share": 0}) if plain else plan
 
 
 def placed(plan: Plan) -> Plan:

@@ -12,18 +12,15 @@ import streamveil as sv
 from streamveil.batch import Batch
 from streamveil.datasets import drawn, repeated
 from streamveil.engines.compile import compile_plan
-from streamveil.engines.outlook import (
+from streamveil.engines.design_choice import Given, Problem, choose
+from streamveil.engines.error_forecast import (
     MOST_ROWS,
-    ROWS,
     Noise,
     Outlook,
     Settings,
     admit,
-    choose,
-    choose_flat,
-    errors,
     expected,
-    regret,
+    forecast,
     row_law,
     tail_of,
 )
@@ -34,11 +31,19 @@ from streamveil.operators.selection import GaussianSelection
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu
 from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.explain_outlook import as_settings
 
 BUDGET = sv.Budget(epsilon=6, delta=1e-9)
 EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
             "expected_groups": 3_000}  # fmt: skip
 NOISE = Noise(mu=0.96, spread=2.1, half=18.6)
+
+
+OPEN = Given()
+
+
+def chosen(outlook, noise=NOISE, kinds=("table",), given=OPEN, weighted=True):
+    return choose(Problem(outlook.family(), noise, given, kinds, weighted))
 
 
 def query(bound=None, keys=None, value=None, steps=20, **options):
@@ -62,10 +67,10 @@ def test_the_law_of_rows_has_the_mean_and_the_tail():
     assert heavy == pytest.approx(6.738, rel=0.1)  # the law these two numbers come from
 
 
-def test_more_known_tails_make_less_room():
+def test_more_known_tails_make_more_room():
     even = Outlook(units=1e6, rows=3, groups=10**4, most=10)
     heavy = replace(even, most=40)
-    assert choose(even, NOISE).rows < choose(heavy, NOISE).rows
+    assert chosen(even).quadratic <= chosen(heavy).quadratic
 
 
 @pytest.mark.parametrize(("slots", "share"), [(1, 0.5), (2, 0.6), (3, 0.72), (4, 0.66)])
@@ -73,23 +78,26 @@ def test_the_opening_stands_for_designs(slots, share):
     budget = Budget(epsilon=6, delta=1e-9)
     noise = replace(NOISE, half=design_selection(50, budget, 2).half)
     true = design_selection(50, budget, slots, Fraction(share).limit_denominator(100)).half
-    assert noise.opening(slots, share) == pytest.approx(true, rel=0.1)
+    assert noise.coins(slots, share) == pytest.approx(true, rel=0.1)
 
 
 def test_bounding_of_the_forecast():
-    def kept(sizes, first, time, limits):
-        columns = np.array(sizes, float), np.array(first), np.array(time, float)
-        return [a.tolist() for a in admit(np.array([len(sizes)]), *columns, np.array(limits))]
+    def kept(first, hidden, weight, limits):
+        rows = np.array(first), np.array(hidden, bool), np.array(weight, float)
+        return [a.tolist() for a in admit(np.array([len(first)]), *rows, np.array(limits))]
 
-    # (bound, slots, reference, middle); a group of size 800 is shown from the start at weight 1/2
-    limits = [2.0, 9.0, 100.0, 0.0]
-    assert kept([800] * 4, [0, 0, 0, 0], [0.5] * 4, limits)[0] == [True, True, False, False]
-    assert kept([800] * 9, list(range(9)), [0.5] * 9, limits)[0] == [True] * 8 + [False]
-    assert kept([9] * 3, [0, 1, 2], [0.5] * 3, limits)[0] == [True, True, False]
-    # hidden until 10 rows have come: slots limit the groups in which the selection counts a unit
-    hidden = [9.0, 1.0, 100.0, 10.0]
-    accepted, entered = kept([9, 9, 9], [0, 0, 2], [0.1, 0.2, 0.3], hidden)
+    inf = np.inf
+    # quadratic bound, slots, rows in a group, rows; a shown group of weight 1/2
+    limits, shown = [2.0, 9.0, inf, inf], [False] * 9
+    assert kept([0] * 4, shown[:4], [0.5] * 4, limits)[0] == [True, True, False, False]
+    assert kept(range(9), shown, [0.5] * 9, limits)[0] == [True] * 8 + [False]
+    assert kept(range(3), shown[:3], [1.0] * 3, limits)[0] == [True, True, False]
+    # slots limit what the selection counts, not what is kept
+    accepted, entered = kept([0, 0, 2], [True] * 3, [1.0] * 3, [9.0, 1.0, inf, inf])
     assert (accepted, entered) == ([True, True, True], [True, False, False])
+    # bounds on rows
+    assert kept([0, 0, 2, 3], [True] * 4, [1.0] * 4, [inf, 9.0, 1.0, 2.0])[0] == [
+        True, False, True, False]  # fmt: skip
 
 
 def drawn_stream(outlook, seed):
@@ -126,8 +134,9 @@ def test_the_forecast_is_what_the_pipeline_does(repeats):
     mu = float(gaussian_mu(Budget(epsilon=6, delta=1e-9)))
     spread = float(counter.std(np.array([100]))[0]) * 0.7 * mu / np.sqrt(2)
     half = design_selection(100, Budget(epsilon=6, delta=1e-9), 2).half
-    settings = Settings(rows=2 * (rule.scale / rule.entry) ** 2, slots=2, share=0.7, reference=60)
-    found = errors(outlook, settings, Noise(mu=mu, spread=spread, half=half))
+    settings = Settings(kind="table", quadratic=2 * (rule.scale / rule.entry) ** 2, slots=2,
+                        share=0.7, reference=60)  # fmt: skip
+    found = forecast(outlook, settings, Noise(mu=mu, spread=spread, half=half, triggers=100))
     assert found.l1 == pytest.approx(float(error.sum()), rel=0.15)
     assert found.l2 == pytest.approx(float(np.sqrt((error**2).sum())), rel=0.3)
     assert found.keys == pytest.approx(shown, rel=0.15)
@@ -135,29 +144,44 @@ def test_the_forecast_is_what_the_pipeline_does(repeats):
 
 def test_the_choice_is_no_worse_than_its_neighbourhood():
     outlook = Outlook(units=1e6, rows=4, groups=10**5)
-    best = choose(outlook, NOISE)
-    family = outlook.family()
-    cost = regret(family, best, NOISE)
+    best = chosen(outlook)
+
+    def cost(settings):
+        return sum(forecast(one, settings, NOISE).cost for one in outlook.family())
+
     for other in (
-        replace(best, rows=best.rows * 2), replace(best, rows=best.rows / 2),
+        replace(best, quadratic=best.quadratic * 2), replace(best, quadratic=best.quadratic / 2),
         replace(best, share=best.share - 0.1), replace(best, reference=best.reference * 4),
     ):  # fmt: skip
-        assert cost <= regret(family, other, NOISE) + 1e-3
+        assert cost(best) <= cost(other) + 1e-2
+
+
+def test_few_large_groups_ask_for_looser_bounds_than_many_small_ones():
+    once = replace(NOISE, spread=1.0, triggers=1)
+    few, many = (
+        chosen(Outlook(units=1e5, rows=6, groups=groups, most=32), once, ("table", "gaussian"))
+        for groups in (40, 10_000)
+    )
+    assert few.moved > 8 * many.moved
 
 
 def test_a_query_without_a_bound_gets_one():
     operator = query(**EXPECTED)
     known = {default.name: default for default in operator.defaults}
-    assert operator.bounds.quadratic == known["max_squared_rows"].value == 2
-    assert "forecast" in known["entry_weight"].reason + known["max_squared_rows"].reason
+    assert operator.bounds.quadratic == known["max_squared_rows"].value
+    assert "forecast" in known["max_squared_rows"].reason
     assert operator.guarantee.epsilon(1e-9) <= 6
     flat = query(weights="flat", **EXPECTED)
     assert flat.totalling.rule is None
-    assert flat.bounds.quadratic in {round(rows) for rows in ROWS}
     assert flat.guarantee.epsilon(1e-9) <= 6
     counter = query(selection="gaussian", **EXPECTED)
     assert isinstance(counter.totalling.selection, GaussianSelection)
-    assert counter.bounds.quadratic > 2
+
+
+def test_a_query_without_bounds_or_expectations_is_sized_for_usual_streams():
+    operator = query()
+    assert operator.guarantee.epsilon(1e-9) <= 6
+    assert operator.guarantee.epsilon(1e-9) > 5.9
 
 
 def test_options_that_are_given_win_over_the_forecast():
@@ -177,14 +201,13 @@ def test_explain_forecasts_all_groups_where_sizes_are_expected():
     text = str(explain(made, forecast=True))
     lines = [line.split("  ") for line in text.splitlines() if "repeats, tail" in line]
     operator, outlook = compile_plan(made), expected(made.options, 1)
-    assert len(lines) == len(outlook.family()) == 2
+    assert len(lines) == len(outlook.family()) == 3
     shown = [float([cell for cell in line if cell][1].replace(",", "")) for line in lines]
-    noise = Noise(mu=0.96 * 0.66, spread=1.7, half=18.6)
-    rule = operator.totalling.rule
-    settings = Settings(rows=2 * (rule.scale / rule.entry) ** 2, slots=2, share=0.68,
-                        reference=rule.reference)  # fmt: skip
+    settings = as_settings(operator)
+    noise = Noise(mu=0.96, spread=1.7, half=18.6, triggers=20, delta=5e-10)
     for keys, one in zip(shown, outlook.family(), strict=True):
-        assert keys == pytest.approx(errors(one, settings, noise).keys, rel=0.3)
+        share = replace(settings, share=0.7 if settings.kind == "table" else 0.5)
+        assert keys == pytest.approx(forecast(one, share, noise).keys, rel=0.5)
     assert "as expected" not in str(explain(planned({"max_rows": 4}), forecast=True))
     public = str(explain(planned(keys=sv.public([1, 2]), **EXPECTED), forecast=True))
     assert "as expected" in public
@@ -193,7 +216,6 @@ def test_explain_forecasts_all_groups_where_sizes_are_expected():
 @pytest.mark.parametrize(("change", "message"), [
     ({"expected_rows": 0}, "between 1 and"), ({"expected_most_rows": 2}, "at least"),
     ({"expected_repeats": 1.0}, "between 0 and"), ({"expected_units": 1e13}, "between 1 and"),
-    ({"expected_rows": None}, "nothing limits"),
 ])  # fmt: skip
 def test_expectations_that_make_no_sense_are_refused(change, message):
     with pytest.raises(PlanError, match=message):
@@ -209,8 +231,6 @@ def test_public_keys_get_weights_and_less_noise_for_their_rows():
     assert flat.totalling.rule is None
     assert weighted.guarantee.epsilon(1e-9) <= 6
     assert weighted.guarantee.epsilon(1e-9) > 5.9
-    few, many = (Outlook(units=1e6, rows=rows, groups=10**4) for rows in (1.2, 12))
-    assert choose_flat(few, NOISE) < choose_flat(many, NOISE)
 
 
 def test_weights_of_public_keys_pay():

@@ -1,0 +1,386 @@
+"""What a count would err by on streams that one may expect: for choosing its settings.
+
+Nothing here reads data. A stream is a law of rows per unit, of groups and of repeated groups, drawn
+from fixed numbers; its errors under some settings follow from the noise of the mechanisms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import exp, inf, log, pi, sqrt
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numba import njit
+from scipy.special import erf, erfc
+
+from streamveil.errors import PlanError
+from streamveil.types import Array, Bool, Float64, Int64
+
+UNITS = 1_000
+MOST_ROWS = 1_000  # of one drawn unit
+CLASSES = 240  # of groups of about equal size
+NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
+SLOPE = 6.0  # how sharply the chance to be shown by coins rises around its middle
+LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds the total
+CAUTION = 2.0  # deviations by which totals are taken too low where groups are public
+ROUNDS = 3  # of bounding and of when groups open, each from the other
+GOLDEN = 0x9E3779B97F4A7C15
+STEEP, HEAVY, REPEATS = (0.0, 1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `Outlook.family`
+EXPECTED = (
+    "expected_units",
+    "expected_rows",
+    "expected_most_rows",
+    "expected_groups",
+    "expected_repeats",
+)
+USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
+MOST_REPEATS = 0.95
+MOST_OF_UNITS = 0.99  # what `most` is a quantile of
+Kind = Literal["table", "gaussian", "public"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """A stream that one may expect within one scope of a unit.
+
+    A unit has n rows, weight (n + b)^-heavy with b from the mean; a row has the group of rank k,
+    weight (k + groups / 1000)^-steep, or with chance `repeats` a group its unit had before.
+    """
+
+    units: float
+    rows: float  # of one unit, on average
+    groups: int
+    most: float | None = None  # rows that 99 of 100 units do not exceed, if known
+    again: float | None = None  # share of rows that repeat a group of their unit, if known
+    steep: float = 1.4
+    heavy: float = 5.0
+    repeats: float = 0.0
+    drawn: int = UNITS  # units that a forecast draws, each standing for the same number of rows
+
+    def family(self) -> tuple[Outlook, ...]:
+        """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
+
+        Shapes are rarely known beforehand: settings are chosen for all of these together.
+        """
+        tails = HEAVY if self.most is None else (tail_of(self.rows, self.most),)
+        again = REPEATS if self.again is None else (self.again,)
+        return tuple(
+            replace(self, steep=steep, heavy=heavy, repeats=repeats)
+            for steep, heavy, repeats in product(STEEP, tails, again)
+        )
+
+
+def expected(options: Mapping[str, Any], windows: int) -> Outlook | None:
+    """The stream that the options of a query expect in one scope of a unit; None: they do not."""
+    rows = options.get("expected_rows")
+    if rows is None:
+        return None
+    numbers = {name: options.get(name) for name in EXPECTED}
+    for name, number in numbers.items():
+        low, high = (0, MOST_REPEATS) if name == "expected_repeats" else (1, 10**12)
+        if number is not None and not low <= float(number) <= high:
+            raise PlanError(f"{name} must be a number between {low} and {high:,}")
+    most, again = numbers["expected_most_rows"], numbers["expected_repeats"]
+    if most is not None and most < rows:
+        raise PlanError("expected_most_rows must be at least expected_rows, a mean")
+    units = float(numbers["expected_units"] or USUAL_UNITS)
+    groups = float(numbers["expected_groups"] or max(10.0, units * rows / ROWS_OF_A_GROUP))
+    return Outlook(
+        units=units,
+        rows=max(float(rows), 1.01),
+        groups=max(2, round(groups * windows)),
+        most=None if most is None else float(most),
+        again=None if again is None else float(again),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is to be chosen."""
+
+    kind: Kind  # of selection
+    quadratic: float = inf  # squared rows of one unit, in entry weights: bound / entry_weight**2
+    max_rows: float = inf  # of one unit
+    per_group: float = inf  # rows of one unit in a group
+    slots: int = 0  # table: hidden groups one unit is counted in
+    share: float = 1.0  # of mu (Gaussian selection: of mu squared), for the values
+    reference: float = inf  # total up to which a group keeps its entry weight
+    entry: int = 64  # quanta of the entry weight; weights are rounded down
+
+    @property
+    def moved(self) -> float:
+        """Squared L2 reach of one unit over all groups, in rows of entry weight."""
+        full, rest = divmod(self.max_rows, self.per_group) if self.max_rows < inf else (inf, 0.0)
+        once = min(self.per_group, self.max_rows)
+        return min(self.quadratic, inf if once == inf else full * once**2 + rest**2)
+
+    @property
+    def groups(self) -> float:
+        """Groups one unit can be counted in."""
+        return min(self.quadratic, self.max_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """The public numbers of the mechanisms that settings work on."""
+
+    mu: float  # of all Gaussian releases, were they alone
+    beside: float = 0.0  # of them beside the Gaussian selection's part of delta; 0: mu
+    spread: float  # deviation at the last release of a counter of sensitivity and mu one
+    triggers: int = 1_000  # of one window
+    half: float = 0.0  # units that show half of all groups, with two slots and a share of 2/3; or 0
+    delta: float = 1e-9  # for thresholds of the Gaussian selection
+    offset: int = 0  # units that do not count
+
+    def coins(self, slots: int, share: float) -> float:
+        """`half` for other slots and shares, within 10 % of the designs that it stands for.
+
+        As if the selection were a Gaussian test on sqrt(slots) moves with what is left of mu.
+        """
+        return self.offset + self.half * float((slots / 2) ** 0.6 * sqrt((5 / 9) / (1 - share**2)))
+
+    def threshold(self, groups: float, share: float) -> tuple[float, float]:
+        """Units that the Gaussian selection asks for at the last trigger, and its deviation."""
+        sd = self.spread * sqrt(groups) / ((self.beside or self.mu) * sqrt(share))
+        last = self.delta / groups / (2 if self.triggers > 1 else 1)
+        return 1 + self.offset + sd * tail_quantile(last), sd
+
+
+def tail_quantile(chance: float) -> float:
+    """The number of deviations that a Gaussian exceeds with this small chance."""
+    low, high = 0.0, 40.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if erfc(middle / sqrt(2)) / 2 > chance else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Expected errors over all groups at the last release."""
+
+    keys: float
+    linf: float
+    l1: float
+    l2: float
+    cut: float  # share of rows over the contribution bound
+
+    @property
+    def cost(self) -> float:
+        """What a choice minimises: a percent of l1 counts as two of l2 and four of the largest."""
+        return log(self.l1) + log(self.l2) / 2 + log(self.linf) / 4
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows of the drawn units, unit after unit in order of time, and the law of the groups."""
+
+    ends: Int64[Array, " units"]
+    place: Int64[Array, " rows"]  # the class of the row's group
+    first: Int64[Array, " rows"]  # the unit's first row in the same group
+    time: Float64[Array, " rows"]  # 0..1
+    weight: Float64[Array, " rows"]  # rows of the stream that it stands for
+    totals: Float64[Array, " classes"]  # expected rows of one group
+    counts: Float64[Array, " classes"]  # groups
+    near: Float64[Array, "classes classes"]  # how much classes of like sizes share what is averaged
+
+
+def mixed_uniform(n: int, salt: int) -> Float64[Array, " n"]:
+    """Fixed numbers in (0, 1) without visible pattern (the finalizer of SplitMix64)."""
+    word = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(salt)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray((((word ^ (word >> np.uint64(31))) >> np.uint64(11)) + 0.5) / 2.0**53)
+
+
+def group_law(outlook: Outlook) -> tuple[Float64[Array, " classes"], Float64[Array, " classes"]]:
+    """Expected totals of classes of groups, and how many groups each holds."""
+    edges = np.unique(np.round(np.geomspace(1, outlook.groups + 1, CLASSES)))
+    low, high = edges[:-1], edges[1:]
+    shift, power = outlook.groups / 1000 - 0.5, 1 - outlook.steep
+    mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
+    totals = outlook.units * outlook.rows * mass / mass.sum()
+    return totals / (high - low), high - low
+
+
+def row_law(rows: float, heavy: float) -> Float64[Array, " sizes"]:
+    """Share of units with n = 1, 2, ... rows."""
+    n = np.arange(1, MOST_ROWS + 1)
+
+    def law(shift: float) -> Float64[Array, " sizes"]:
+        weights = np.exp(-heavy * np.log((n + shift) / (1 + shift)))
+        return np.asarray(weights / weights.sum())
+
+    low, high = -6.0, 16.0  # log of 1 + shift
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean = float((law(exp(middle) - 1) * n).sum())
+        low, high = (middle, high) if mean < rows else (low, middle)
+    return law(exp(high) - 1)
+
+
+@lru_cache(maxsize=64)
+def tail_of(rows: float, most: float) -> float:
+    """The exponent with which 99 of 100 units have at most so many rows."""
+    low, high = log(2.05), log(50.0)
+    for _ in range(20):
+        middle = (low + high) / 2
+        within = float(row_law(rows, exp(middle))[: int(most)].sum())
+        low, high = (middle, high) if within < MOST_OF_UNITS else (low, middle)
+    return exp(high)
+
+
+@lru_cache(maxsize=64)
+def draw_stream(outlook: Outlook) -> Drawn:
+    """Units chosen in proportion to their rows, so that heavy ones are well represented."""
+    law = row_law(outlook.rows, outlook.heavy) * np.arange(1, MOST_ROWS + 1)
+    edges = np.cumsum(law) / law.sum()
+    middles = (np.arange(outlook.drawn) + 0.5) / outlook.drawn
+    lengths = np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1
+    ends = np.cumsum(lengths)
+    n, start = int(ends[-1]), np.repeat(ends - lengths, lengths)
+    order = np.arange(n) - start
+    totals, counts = group_law(outlook)
+    mass = np.cumsum(totals * counts)
+    which = np.minimum(
+        np.searchsorted(mass, mixed_uniform(n, 1) * mass[-1], side="right"), len(mass) - 1
+    )
+    group = np.cumsum(counts)[which] - 1 - np.floor(mixed_uniform(n, 4) * counts[which])
+    source = np.where(mixed_uniform(n, 2) < outlook.repeats, start + (
+        mixed_uniform(n, 3) * order).astype(np.int64), np.arange(n))  # fmt: skip
+    for _ in range(int(lengths.max()).bit_length()):
+        source = source[source]
+    named = group[source] + (outlook.groups + 1.0) * np.repeat(np.arange(outlook.drawn), lengths)
+    _, first, back = np.unique(named, return_index=True, return_inverse=True)
+    per_unit, size = outlook.units * outlook.rows / outlook.drawn, np.log(totals)
+    near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
+    return Drawn(
+        ends, which[source], first[back], (order + 0.5) / np.repeat(lengths, lengths),
+        per_unit / np.repeat(lengths, lengths), totals, counts, near,
+    )  # fmt: skip
+
+
+def forecast(outlook: Outlook, settings: Settings, noise: Noise) -> Errors:
+    """The expected errors of a count with some settings."""
+    base = noise.spread * sqrt(settings.moved)
+    if settings.kind == "gaussian":
+        base /= (noise.beside or noise.mu) * sqrt(settings.share)
+    else:
+        base /= noise.mu * settings.share
+    test = Threshold(CAUTION * base)
+    if settings.kind == "table":
+        test = Threshold(noise.coins(settings.slots, settings.share))
+    elif settings.kind == "gaussian":
+        test = Threshold(*noise.threshold(settings.groups, 1 - settings.share or 1.0))
+    return errors_of(outlook, settings, test, noise.triggers, base)
+
+
+class Threshold(NamedTuple):
+    """What the selection asks for at the last release."""
+
+    units: float  # public groups: the rows from which on weights may fall
+    deviation: float = 0.0  # of the Gaussian selection
+
+
+def errors_of(
+    outlook: Outlook, settings: Settings, test: Threshold, triggers: int, base: float
+) -> Errors:
+    """The expected errors of a count whose small groups have noise `base` at the last release.
+
+    Error: a group of total T is shown by coins with chance 1 / (1 + (m / T)^6), where the middle m
+        is the number of rows that bring as many counted units as the selection asks for, by a
+        Gaussian selection when its noisy units pass the last threshold. Rows of a group are hidden
+        up to the trigger that shows it. A shown group errs by its cut rows and by Gaussian noise
+        that grows, once it is shown, as the cube root of its total beyond the reference; a hidden
+        one by its total. Where all groups are public, weights fall once a total is beyond doubt.
+    """
+    drawn, steps, asked = draw_stream(outlook), triggers, test.units
+    totals, counts, reference = drawn.totals, drawn.counts, settings.reference
+    if settings.kind == "table":
+        reference /= 1 + LUCK * base / asked
+    growth = np.maximum(1, totals / reference) ** (1 / 3)
+    growth = settings.entry / np.maximum(1, np.floor(settings.entry / growth))
+    limits = np.array(
+        [settings.quadratic, settings.slots or inf, settings.per_group, settings.max_rows]
+    )
+    step = np.ceil(drawn.time * steps)
+    middle = asked
+    for _ in range(ROUNDS):
+        opens = np.minimum(np.ceil(steps * middle / totals), steps + 1.0)
+        hidden = step <= opens[drawn.place]
+        weight = np.where(hidden, 1.0, 1 / growth[drawn.place])
+        kept, entered = admit(drawn.ends, drawn.first, hidden, weight, limits)
+        if settings.kind == "public":
+            break
+        counted = entered if settings.kind == "table" else kept & (
+            drawn.first == np.arange(len(kept)))  # fmt: skip
+        among = hidden if settings.kind == "table" else np.ones(len(kept), np.bool_)
+        share = drawn.weight[counted & among].sum() / max(drawn.weight[among].sum(), 1e-9)
+        middle = asked / max(float(share), 0.002)
+    lost = totals * averaged(drawn, ~kept)
+    if settings.kind == "table":
+        shown = 1 / (1 + (middle / totals) ** SLOPE)
+    elif settings.kind == "gaussian":
+        units = totals * averaged(drawn, kept & (drawn.first == np.arange(len(kept))))
+        shown = erfc((asked - units) / (test.deviation * sqrt(2))) / 2
+    else:
+        shown = np.ones(len(totals))
+    late = np.clip(1 - opens / steps, 0, 1)  # of the releases with falling weights
+    sd = base * np.sqrt(1 + (growth**2 - 1) * late)
+    near = sd * sqrt(2 / pi) * np.exp(-(lost**2) / (2 * sd**2)) + lost * erf(lost / (sd * sqrt(2)))
+    far = lost + sd * np.sqrt(2 * np.log(1 + counts))
+    return Errors(
+        float((counts * shown).sum()),
+        float(np.maximum(shown * far, (1 - shown) * totals).max()),
+        float((counts * (shown * near + (1 - shown) * totals)).sum()),
+        sqrt(float((counts * (shown * (sd**2 + lost**2) + (1 - shown) * totals**2)).sum())),
+        float(drawn.weight[~kept].sum() / drawn.weight.sum()),
+    )
+
+
+def averaged(drawn: Drawn, rows: Bool[Array, " rows"]) -> Float64[Array, " classes"]:
+    """The share of such rows by class of groups, averaged over classes of about the same size."""
+    classes = len(drawn.totals)
+    whole = np.bincount(drawn.place, drawn.weight, classes)
+    held = np.bincount(drawn.place, drawn.weight * rows, classes)
+    return np.asarray((drawn.near @ held) / np.maximum(drawn.near @ whole, 1e-9))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
+def admit(
+    ends: Int64[Array, " units"],
+    first: Int64[Array, " rows"],
+    hidden: Bool[Array, " rows"],
+    weight: Float64[Array, " rows"],
+    limits: Float64[Array, " 4"],
+) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
+    """Bounding: kept rows, and rows that count for the selection of a hidden group.
+
+    Limits: the quadratic bound in entry weights, slots (which bound what the selection counts and
+    not what is kept), rows in a group, rows.
+    """
+    quadratic, slots, per_group, max_rows = limits[0], limits[1], limits[2], limits[3]
+    kept, entered = np.zeros(len(first), np.bool_), np.zeros(len(first), np.bool_)
+    held, inside = np.zeros(len(first)), np.zeros(len(first))
+    at = 0
+    for end in ends:
+        spent, used, rows = 0.0, 0.0, 0.0
+        for i in range(at, end):
+            f = first[i]
+            cost = weight[i] * (2 * held[f] + weight[i])
+            if spent + cost > quadratic * (1 + 1e-9):
+                continue
+            if inside[f] >= per_group or rows >= max_rows:
+                continue
+            kept[i], spent, rows = True, spent + cost, rows + 1
+            if hidden[i] and inside[f] == 0 and used < slots:
+                entered[i] = True
+                used += 1
+            held[f] += weight[i]
+            inside[f] += 1
+        at = end
+    return kept, entered
