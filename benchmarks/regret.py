@@ -102,9 +102,8 @@ def run(stream: Stream, made: Any, triggers: int, seed: int) -> dict[str, float]
     estimate[keys] = table["n"].to_numpy()
     truth = stream.truth(len(stream.users))
     error = np.abs(estimate - truth)
-    inside = (table["n_low"].to_numpy() <= truth[keys]) & (
-        truth[keys] <= table["n_high"].to_numpy()
-    )
+    low, high = table["n_low"].to_numpy(), table["n_high"].to_numpy()
+    inside = (low <= truth[keys]) & (truth[keys] <= high)
     width = high - low
     return {
         "l1": float(error.sum()), "l2": float(np.sqrt((error**2).sum())),

@@ -46,7 +46,14 @@ class Stream:
             "expected_rows": round(float(per_user.mean()), 2),
             "expected_most_rows": int(max(np.quantile(per_user, 0.99), per_user.mean() + 1)),
             "expected_groups": max(2, len(np.unique(self.keys))),
+            "expected_repeats": round(min(self.repeats, 0.95), 3),
         }  # fmt: skip
+
+    @property
+    def repeats(self) -> float:
+        """The share of rows that repeat a key of their user."""
+        pairs = self.users.astype(np.int64) * (self.size + 1) + self.keys
+        return 1 - len(np.unique(pairs)) / len(pairs)
 
     @property
     def most(self) -> int:

@@ -44,6 +44,7 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
+from streamveil.operators.facts import cut_sentence
 from streamveil.queries.plan import Plan
 from streamveil.terminal import Terminal, label, say
 
@@ -301,9 +302,14 @@ def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
 
 
 def show_last(last: Release | None, plan: Plan) -> None:
-    """The last release, of a query without a sink."""
-    if last is not None and plan.sink is None:
+    """The last release, of a query without a sink; and what no number of it holds."""
+    if last is None:
+        return
+    if plan.sink is None:
         print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
+    cut = cut_sentence(last.table.schema)
+    if cut is not None:
+        say(f"release {last.trigger}: {cut}", err=True)
 
 
 @contextmanager

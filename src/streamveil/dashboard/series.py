@@ -14,6 +14,7 @@ from streamveil.batch import rows_of
 from streamveil.derived import Answers
 from streamveil.derived.releases import Moment, Releases
 from streamveil.errors import PlanError
+from streamveil.operators.facts import cut_sentence
 from streamveil.types import Array, Float64
 
 T = TypeVar("T")
@@ -136,7 +137,9 @@ def tick(releases: Releases, moment: Moment) -> str:
 def bias_of(releases: Releases, name: str) -> str:
     """What the intervals do not cover."""
     outputs = (releases.facts or {}).get("outputs", [])
-    return next((str(one.get("bias", "")) for one in outputs if one["name"] == name), "")
+    bias = next((str(one.get("bias", "")) for one in outputs if one["name"] == name), "")
+    cut = cut_sentence(releases.table(releases.moments[-1]).schema)
+    return "; ".join(note for note in (bias, cut) if note)
 
 
 def last_release(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
 from streamveil.errors import PlanError, fitting, visible
-from streamveil.operators.facts import Facts, read_note
+from streamveil.operators.facts import Facts, cut_sentence, read_note
 from streamveil.types import Array
 
 if TYPE_CHECKING:
@@ -301,6 +301,9 @@ class Answers:
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)
         notes += [f"{name}: {facts['bias']}" for name, facts in outputs.items() if "bias" in facts]
+        last = max(cell.moment for cell in cells)
+        cut = cut_sentence(self.releases.table(last).schema)
+        notes += [] if cut is None else [cut]
         said = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if said is None else [*notes, said]
 

@@ -39,6 +39,7 @@ EXPECTED = (
 )
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
 MOST_REPEATS = 0.95
+SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
 MOST_OF_UNITS = 0.99  # what `most` is a quantile of
 Kind = Literal["table", "gaussian", "public"]
 
@@ -64,14 +65,31 @@ class Outlook:
     def family(self) -> tuple[Outlook, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
 
-        Shapes are rarely known beforehand: settings are chosen for all of these together.
+        Shapes are rarely known beforehand: settings are chosen for all of these together. A share
+        of repeats that is known tells of the groups as well: where some are so large that units
+        meet them again by chance, more rows than that would repeat.
         """
         tails = HEAVY if self.most is None else (tail_of(self.rows, self.most),)
-        again = REPEATS if self.again is None else (self.again,)
+        shapes = [
+            replace(self, steep=steep, heavy=heavy, repeats=0.0)
+            for steep, heavy in product(STEEP, tails)
+        ]
+        if self.again is None:
+            return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
+        by_chance = [repeated_by_chance(one) for one in shapes]
+        most = max(self.again * SPREAD_OF_REPEATS, min(by_chance))
         return tuple(
-            replace(self, steep=steep, heavy=heavy, repeats=repeats)
-            for steep, heavy, repeats in product(STEEP, tails, again)
+            replace(one, repeats=min(max(0.0, (self.again - part) / (1 - part)), MOST_REPEATS))
+            for one, part in zip(shapes, by_chance, strict=True)
+            if part <= most
         )
+
+
+def repeated_by_chance(outlook: Outlook) -> float:
+    """The share of rows that repeat a group of their unit though nothing makes them."""
+    drawn = draw_stream(outlook)
+    again = drawn.first < np.arange(len(drawn.first))
+    return float(drawn.weight[again].sum() / drawn.weight.sum())
 
 
 def expected(options: Mapping[str, Any], windows: int) -> Outlook | None:

@@ -179,6 +179,18 @@ def heading(
     return {FACTS: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
 
 
+def cut_sentence(schema: pa.Schema) -> str | None:
+    """How many rows contribution bounding cut, as a release tells it; None where it does not."""
+    cut = (read_facts(schema) or {}).get("cut")
+    if cut is None:
+        return None
+    part = f", {cut['share']:.1%} of the rows of these groups" if "share" in cut else ""
+    return (
+        f"about {cut['rows']:,.0f} rows were over the contribution bound and are in no number"
+        f"{part} (with noise; at most {cut['high']:,.0f} with 95 % confidence)"
+    )
+
+
 def read_facts(schema: pa.Schema) -> Facts | None:
     """The facts of a release, if it carries any that this version knows."""
     text = (schema.metadata or {}).get(FACTS)

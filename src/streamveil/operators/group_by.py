@@ -27,6 +27,7 @@ from streamveil.operators.release import (
     Released,
     Totalling,
     WindowState,
+    driver,
     new_window,
     open_keys,
     release_stage,
@@ -262,9 +263,10 @@ class GroupBy:
     ) -> Correction:
         """What the intervals of a release cover beside noise; from released numbers alone."""
         totalling, odds = self.totalling, None
-        if self.true_intervals and lost is not None:
-            kept = np.maximum(totalling.sizes(released.totals), 0).sum()
-            odds = lost["high"] / max(float(kept), 1.0)
+        if lost is not None and driver(totalling.lanes) >= 0:
+            kept = max(float(np.maximum(totalling.sizes(released.totals), 0).sum()), 1.0)
+            lost["share"] = round(lost["rows"] / (lost["rows"] + kept), 4)
+            odds = lost["high"] / kept if self.true_intervals else None
         if totalling.shared is None or totalling.selection is None:
             return Correction(odds)
         return Correction(odds, totalling.shared, totalling.selection.threshold(trigger))

@@ -16,6 +16,7 @@ from streamveil.operators.bounding import Bounds
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import Address
 from streamveil.operators.weighted import Spread, WeightRule, blt_of, weighted_step
+from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64, Int64, UInt64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
@@ -183,7 +184,7 @@ class TotalTest:
         share = None if self.share is None else np.full(len(names), self.share)
         nothing = np.zeros(len(names), np.int64)
         for step in self.before(trigger):
-            draws = at.noise.at("group-by/lane", at.job, place, at.window, step)
+            draws = Place(at.noise, "group-by/lane", (at.job, place, at.window))
             state = CounterState(step - 1, state.whole, state.real)
             _, state = weighted_step(counter, state, nothing, (draws, names), share)
         return CounterState(trigger - 1, state.whole, state.real)

@@ -388,7 +388,10 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     notes: dict[str, list[str]] = {}
     for output in operator.outputs:
         notes.setdefault(output.bias, []).append(output.name)
-    return tuple((", ".join(names), note) for note, names in notes.items())
+    rows = [(", ".join(names), note) for note, names in notes.items()]
+    if operator.totalling.cut is not None:
+        rows.append(("told with each release", "a private count of the rows over the bound"))
+    return tuple(rows)
 
 
 def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
