@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
-BASE = {"batch", "errors", "types"}  # importable by all, import nothing
+BASE = {"batch", "errors", "release_metadata", "types"}  # importable by all, import nothing
 TERMINAL = "terminal"  # the only way to one
 FRAMES = "frames"  # tables of other packages
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-FACTS = b"streamveil"  # where the schema of a release says which columns are keys
-
 
 @dataclass(repr=False)  # secret
 class Refused:

@@ -44,8 +44,8 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
-from streamveil.operators.facts import cut_sentence
 from streamveil.queries.plan import Plan
+from streamveil.release_metadata import cut_sentence
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:

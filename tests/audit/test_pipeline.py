@@ -106,7 +106,7 @@ def test_halved_noise_is_found():
 
 
 def test_a_sensitivity_without_the_root_of_the_number_of_rows_is_found():
-    operator = query(BUDGET, max_rows=1)
+    operator = query(BUDGET, max_rows=1, total_tests=0)
     faulty = replace(operator, bounds=replace(operator.bounds, max_rows=9))
     scenario = replace(
         MANY_KEYS, background=crowd(range(9), 14), added=lone(*[(k, 2) for k in range(9)])

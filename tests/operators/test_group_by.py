@@ -373,7 +373,7 @@ def test_one_release_over_even_groups_loses_no_row_to_the_test_that_shows_them()
     named = [(u, f"{k:02}", v, ts, d) for u, k, v, ts, d in rows]
     operator = compiled(
         bounding=Bounding(max_rows=10), aggregates=AGGREGATES[:1], budget=TABLE,
-        options={"selection": "table"},
+        options={"selection": "table", "hidden_groups": 3},
     )  # fmt: skip
     assert operator.bounds.slots == 3
     releases, _ = run(operator, batches(named, [60]), SilentNoise())

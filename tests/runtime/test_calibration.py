@@ -26,7 +26,10 @@ FROM = " FROM rows EMIT EVERY 100 ROWS"
 RANGE = "contribution_bounds_per_row => (0, 1)"
 QUERIES = {
     "open": (f"{UNIT}expected_rows = 3, expected_units = 1000, ", COUNTED),
-    "bounded": (UNIT + LIMIT, COUNTED.replace("COUNT(*)", f"AVG(v, {RANGE})")),
+    "bounded": (
+        UNIT + LIMIT + "total_tests = 0, ",
+        COUNTED.replace("COUNT(*)", f"AVG(v, {RANGE})"),
+    ),
     "preset": (f"{UNIT}{LIMIT}preset = 'dp-sqlp', ", COUNTED),
     "gaussian": (f"{UNIT}{LIMIT}selection = 'gaussian', ", COUNTED),
     "quantile": (UNIT + LIMIT, f"PERCENTILE_CONT(v, 0.5, {RANGE}) AS q{FROM}"),

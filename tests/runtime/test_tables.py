@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from streamveil.batch import FACTS, Release
+from streamveil.batch import Release
 from streamveil.connectors.content import alike, is_real, norm
 from streamveil.connectors.sinks import WRITERS
+from streamveil.release_metadata import FACTS
 from streamveil.runtime import frame
 from streamveil.runtime.tables import Mark, from_bytes, from_parts, settled, to_bytes, to_parts
 

@@ -45,7 +45,7 @@ Wanted = Annotated[
 ]
 Sql = Annotated[
     Path | None,
-    typer.Option("--sql", help="The query, for CSV and JSON files, which hold no facts of it."),
+    typer.Option("--sql", help="The query, if metadata files of CSV or JSON are gone."),
 ]
 Out = Annotated[
     Path | None,

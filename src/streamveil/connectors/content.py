@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import FACTS
+from streamveil.release_metadata import FACTS
 from streamveil.types import Array
 
 NEAR = 1e-9  # relative, of norms: far above rounding

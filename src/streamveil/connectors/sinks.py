@@ -27,6 +27,8 @@ from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.errors import SourceError, require_file_name, require_one_of
+from streamveil.release_metadata import metadata_file, sentences
+from streamveil.release_metadata import to_json as to_json_metadata
 from streamveil.terminal import Terminal, label
 
 SHOWN = "backslashreplace"
@@ -36,6 +38,9 @@ MOST = 2  # bytes of a file per byte of a table, nearly always
 
 class FilesSink:
     """Writes `<path>/<job>/window=W/trigger=T.<format>`.
+
+    What a release says beside its numbers is in the metadata of a Parquet file; beside other files
+    it is in `metadata=T.json`, which is written first.
 
     `escape_formulas`: see `without_formulas`; for CSV, which spreadsheets open.
     """
@@ -76,17 +81,16 @@ class FilesSink:
     def _write(self, folder: Path, trigger: int, table: pa.Table) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"trigger={trigger:06d}.{self.format}"
-        partial = final.with_suffix(final.suffix + ".partial")
+        beside = None if self.keeps else to_json_metadata(table.schema)
+        if beside is not None and not final.exists():  # numbers never come without it
+            _replace(metadata_file(final), memoryview(beside))
         with room(MOST * table.nbytes + ROOM_BYTES) as own:
             cells = without_formulas(as_text(table)) if self.escape_formulas else table
             data = WRITERS[self.format](cells, own)
             if final.exists() and final.read_bytes() != data:
                 self._require_same(final, table)
             else:
-                with partial.open("wb", buffering=0) as file:
-                    write_all(file.fileno(), [data])
-                    os.fsync(file.fileno())
-                partial.replace(final)
+                _replace(final, data)
         above = () if folder == self._named else folder.parents[:3]  # who made it may have died
         for name in (folder, *above):
             sync_directory(name)  # what was published stays so after a power failure
@@ -110,6 +114,15 @@ class FilesSink:
 
     def close(self) -> None:
         """Nothing is pending."""
+
+
+def _replace(final: Path, data: memoryview) -> None:
+    """Writes a file durably under a name beside its own, then gives it its own."""
+    partial = final.with_suffix(final.suffix + ".partial")
+    with partial.open("wb", buffering=0) as file:
+        write_all(file.fileno(), [data])
+        os.fsync(file.fileno())
+    partial.replace(final)
 
 
 def to_csv(table: pa.Table, _own: memoryview | None = None) -> memoryview:
@@ -195,6 +208,8 @@ class ConsoleSink:
         for row in rows_of(head):
             shown.add_row(*[label(cell(value)) for value in row.values()])  # no markup
         self.console.print(shown)
+        for sentence in sentences(table.schema):
+            self.console.print(label(sentence))
 
     def close(self) -> None:
         """Nothing is pending."""

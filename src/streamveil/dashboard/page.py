@@ -51,7 +51,7 @@ def write(
     """Writes the page of a state directory or a sink's folder; returns where it is.
 
     Shown are released numbers, what follows from them, and the ledger: all of it public. Of a state
-    directory its own ledger is read; for a sink's folder, name one. CSV and JSON need the `query`.
+    directory its own ledger is read; for a sink's folder, name one.
     """
     where = Path(ledger) if ledger is not None else Path(source) / "ledger"
     record = series.ledger_record(where / "ledger" if where.is_dir() else where)

@@ -14,7 +14,7 @@ from streamveil.batch import rows_of
 from streamveil.derived import Answers
 from streamveil.derived.releases import Moment, Releases
 from streamveil.errors import PlanError
-from streamveil.operators.facts import cut_sentence
+from streamveil.release_metadata import cut_sentence
 from streamveil.types import Array, Float64
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output
 from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
 from streamveil.derived.top import Ranked, rank
 from streamveil.errors import PlanError, fitting, visible
-from streamveil.operators.facts import Facts, cut_sentence, read_note
+from streamveil.release_metadata import Facts, cut_sentence, read_note
 from streamveil.types import Array
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ SHOWN = 20  # rows of an answer as text
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
-    " (CSV and JSON files need the query; variances, quantiles and the preset dp-sqlp stay wide)"
+    " (CSV and JSON without their metadata files need the query; variances, quantiles and the"
+    " preset dp-sqlp stay wide)"
 )
 DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
 
@@ -349,8 +350,8 @@ def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
 def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
     """Questions across releases of one job: those in memory, a sink's folder, a state directory.
 
-    Releases carry what is needed in the metadata of their schema; CSV and JSON files lose it, so
-    for them give the `query`.
+    Releases carry what is needed in the metadata of their schema, or in a file beside; without
+    either, give the `query`.
     """
     operator = None
     if query is not None:

@@ -20,8 +20,9 @@ from streamveil.derived.noise import (
 from streamveil.derived.releases import Moment, Releases
 from streamveil.mechanisms.counters import BltCounter
 from streamveil.mechanisms.counters.protocol import Counter
-from streamveil.operators.facts import Facts, counter_from
+from streamveil.operators.facts import counter_from
 from streamveil.operators.release import OPENED, WEIGHT
+from streamveil.release_metadata import Facts
 from streamveil.types import Array, Float64
 
 LINEAR = ("count", "count_units", "count_distinct", "sum")

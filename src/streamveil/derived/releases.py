@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import Release
 from streamveil.errors import PlanError, SourceError, nearest
-from streamveil.operators.facts import Facts, facts_of, hidden_facts, read_facts
+from streamveil.operators.facts import facts_of, hidden_facts
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.keys import encode_keys
+from streamveil.release_metadata import Facts, from_json, metadata_file, read_facts
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
     "parquet": lambda path: pq.ParquetFile(path).read(),
@@ -176,9 +177,13 @@ def _held(table: pa.Table) -> Load:
 
 def _file(path: Path, read: Callable[[Path], pa.Table]) -> Load:
     def load() -> pa.Table:
+        beside = metadata_file(path)
         try:
-            return read(path)
-        except (OSError, pa.ArrowInvalid):
+            table = read(path)
+            if path.suffix == ".parquet" or not beside.exists():
+                return table
+            return table.cast(from_json(table.schema, beside.read_bytes()))
+        except (OSError, pa.ArrowInvalid, ValueError, AttributeError):
             raise SourceError(f"'{path.name}' in '{path.parent}' cannot be read") from None
 
     return load

@@ -10,7 +10,7 @@ from scipy.special import ndtri
 
 from streamveil.derived.intervals import Interval, plain
 from streamveil.errors import PlanError
-from streamveil.operators.facts import Facts
+from streamveil.release_metadata import Facts
 from streamveil.types import Array, Bool, Int64
 
 HIDDEN_SHARE = 0.5  # of the error probability, for groups that are not shown

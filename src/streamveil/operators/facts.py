@@ -13,23 +13,19 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
-from streamveil.batch import FACTS
 from streamveil.mechanisms.counters import COUNTERS, AnytimeBltCounter, Blt, BltCounter
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.portable import portable
 from streamveil.operators.dp_sqlp import RoundSelection
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.selection import FINE, GaussianSelection
+from streamveil.release_metadata import FACTS, VERSION, Facts
 
 if TYPE_CHECKING:
     from streamveil.operators.group_by import GroupBy
 
-NOTE = b"streamveil.note"
-VERSION = 1
 FLAGS = ("non_negative", "integer", "monotone")
-Facts = dict[str, Any]
 
 
 def facts_of(operator: GroupBy) -> Facts:
@@ -177,33 +173,3 @@ def heading(
     if cut is not None:
         now["cut"] = cut
     return {FACTS: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
-
-
-def cut_sentence(schema: pa.Schema) -> str | None:
-    """How many rows contribution bounding cut, as a release tells it; None where it does not."""
-    cut = (read_facts(schema) or {}).get("cut")
-    if cut is None:
-        return None
-    part = f", {cut['share']:.1%} of the rows of these groups" if "share" in cut else ""
-    return (
-        f"about {cut['rows']:,.0f} rows were over the contribution bound and are in no number"
-        f"{part} (with noise; at most {cut['high']:,.0f} with 95 % confidence)"
-    )
-
-
-def read_facts(schema: pa.Schema) -> Facts | None:
-    """The facts of a release, if it carries any that this version knows."""
-    text = (schema.metadata or {}).get(FACTS)
-    facts: Facts = json.loads(text) if text else {}
-    return facts if facts.get("version") == VERSION else None
-
-
-def noted(table: pa.Table, note: str) -> pa.Table:
-    """A release with a sentence that everything derived from it must repeat."""
-    return table.replace_schema_metadata({NOTE: note.encode()})
-
-
-def read_note(schema: pa.Schema) -> str | None:
-    """The sentence of a release, if it carries one."""
-    text = (schema.metadata or {}).get(NOTE)
-    return None if text is None else text.decode()

@@ -30,7 +30,6 @@ from streamveil.mechanisms.sketches.keys import key_words
 from streamveil.mechanisms.sketches.keystream import key_schedule
 from streamveil.mechanisms.sketches.table import SketchTable
 from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
-from streamveil.operators.facts import noted
 from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
 from streamveil.operators.turned import BOUNDED, count, leave_out
@@ -45,6 +44,7 @@ from streamveil.operators.windows import (
 )
 from streamveil.privacy.guarantee import Guarantee, Loss
 from streamveil.privacy.noise import Noise
+from streamveil.release_metadata import noted
 from streamveil.types import Array, Bool, Int64, UInt64
 
 Arrays = dict[str, Array]

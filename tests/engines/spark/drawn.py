@@ -42,6 +42,8 @@ def varied(rng: np.random.Generator, window: Window) -> dict[str, Any]:
         "quantile": one(True, False, False), "moments": one(True, False, False),
         "distinct": one(True, False, False), "mixed": True,
     }  # fmt: skip
+    if window is not WHOLE:
+        made["every"] = min(made["every"], window.size_us)  # else some windows have no release
     if rounds:
         return made | {"preset": "dp-sqlp", "per_group": None}
     made |= {

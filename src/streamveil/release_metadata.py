@@ -1,0 +1,89 @@
+"""What a release says beside its numbers: facts and sentences in the metadata of its schema.
+
+Formats that keep no metadata (CSV, JSON lines) have them in a file beside the release.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+FACTS = (
+    b"streamveil"  # which columns are keys, how the noise of releases is correlated, what was cut
+)
+NOTE = b"streamveil.note"  # a sentence that everything derived from a release must repeat
+VERSION = 1
+Facts = dict[str, Any]
+
+
+def read_facts(schema: pa.Schema) -> Facts | None:
+    """The facts of a release, if it carries any that this version knows."""
+    text = (schema.metadata or {}).get(FACTS)
+    facts: Facts = json.loads(text) if text else {}
+    return facts if facts.get("version") == VERSION else None
+
+
+def noted(table: pa.Table, note: str) -> pa.Table:
+    """A release with a sentence that everything derived from it must repeat."""
+    return table.replace_schema_metadata({NOTE: note.encode()})
+
+
+def read_note(schema: pa.Schema) -> str | None:
+    """The sentence of a release, if it carries one."""
+    text = (schema.metadata or {}).get(NOTE)
+    return None if text is None else text.decode()
+
+
+def cut_sentence(schema: pa.Schema) -> str | None:
+    """How many rows contribution bounding cut, as a release tells it; None where it does not."""
+    cut = (read_facts(schema) or {}).get("cut")
+    if cut is None:
+        return None
+    part = f", {cut['share']:.1%} of the rows of these groups" if "share" in cut else ""
+    return (
+        f"about {cut['rows']:,.0f} rows were over the contribution bound and are in no number"
+        f"{part} (with noise; at most {cut['high']:,.0f} with 95 % confidence)"
+    )
+
+
+def sentences(schema: pa.Schema) -> list[str]:
+    """What belongs beside the numbers of a release wherever they are shown."""
+    return [text for text in (cut_sentence(schema), read_note(schema)) if text is not None]
+
+
+def metadata_file(release: Path) -> Path:
+    """Where the metadata of a release in a text file is.
+
+    >>> metadata_file(Path("window=0/trigger=000002.csv")).as_posix()
+    'window=0/metadata=000002.json'
+    """
+    return release.with_name(f"metadata={release.stem.partition('=')[2]}.json")
+
+
+def to_json(schema: pa.Schema) -> bytes | None:
+    """The metadata as a JSON document; None where there is none.
+
+    >>> schema = noted(pa.table({"n": [1]}), "some keys collide").schema
+    >>> from_json(pa.schema([("n", pa.int64())]), to_json(schema)).metadata
+    {b'streamveil.note': b'some keys collide'}
+    """
+    known = {name.decode(): text for name, text in (schema.metadata or {}).items()}
+    facts, note = FACTS.decode(), NOTE.decode()
+    parts: dict[str, Any] = {facts: json.loads(known[facts])} if facts in known else {}
+    if note in known:
+        parts[note] = known[note].decode()
+    return (json.dumps(parts, indent=1) + "\n").encode() if parts else None
+
+
+def from_json(schema: pa.Schema, text: bytes) -> pa.Schema:
+    """The schema with the metadata of such a document."""
+    parts = json.loads(text)
+    return schema.with_metadata(
+        {
+            name: part if isinstance(part, str) else json.dumps(part, separators=(",", ":"))
+            for name, part in parts.items()
+        }
+    )
