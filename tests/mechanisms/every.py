@@ -17,7 +17,7 @@ from streamveil.mechanisms import dynamic, linear
 from streamveil.mechanisms.counters import VectorCounter
 from streamveil.mechanisms.dynamic import Bag, Changes
 from streamveil.mechanisms.dynamic.growing import Founded, PublicSizes
-from streamveil.mechanisms.partition import FixedHorizon, Squaring, TimeVarying
+from streamveil.mechanisms.partition import Squaring, TimeVarying
 from streamveil.mechanisms.sparse_vector import AboveThreshold, Sparse
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import Place
@@ -137,7 +137,7 @@ def cases() -> dict[str, Case]:
     for tree in (dynamic.Tree(static, HALF, STEPS), dynamic.Hybrid(static, HALF)):
         found[type(tree).__name__] = Case(tree, accumulate)
     found["Founded"] = Case(Founded(static, HALF, dynamic.Hybrid(static, HALF)), accumulate)
-    for part in (TimeVarying(epsilon=1), FixedHorizon(epsilon=1, horizon=9), Squaring(epsilon=1)):
+    for part in (TimeVarying(epsilon=1), Squaring(epsilon=1)):
         found[type(part).__name__] = Case(part, cut)
     found["AboveThreshold"] = Case(AboveThreshold.general(1), ask)
     found["Sparse"] = Case(Sparse(share=HALF, halts=3), ask)

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from streamveil.errors import HorizonError
-from streamveil.mechanisms.partition import FixedHorizon, Squaring, TimeVarying
+from streamveil.mechanisms.partition import Squaring, TimeVarying
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.mechanisms.test_sparse_vector import REACH, at_least
@@ -102,7 +101,7 @@ def test_silent_partitions_close_exactly_at_their_threshold():
 
 @pytest.mark.parametrize(
     "partition",
-    [TimeVarying(epsilon=1, kappa=1.0), FixedHorizon(epsilon=1, horizon=3000), Squaring(epsilon=1)],
+    [TimeVarying(epsilon=1, kappa=1.0), Squaring(epsilon=1)],
 )
 def test_segments_are_neither_empty_nor_large(partition):
     rng = np.random.default_rng(0)
@@ -139,13 +138,6 @@ def test_guarantees_follow_the_relation():
     record = TimeVarying(epsilon=1, protects=Neighbours("row", relation="record"))
     assert event.guarantee.epsilon(0) == pytest.approx(1)
     assert record.guarantee.epsilon(0) == pytest.approx(2)
-    fixed = FixedHorizon(epsilon=1, horizon=2)
-    place = Place(SilentNoise(), "p")
-    state = fixed.init(place)
-    fixed.step(state, 0, place)
-    fixed.step(state, 0, place)
-    with pytest.raises(HorizonError):
-        fixed.step(state, 0, place)
 
 
 @pytest.mark.parametrize("partition", [TimeVarying, Squaring])

@@ -15,12 +15,11 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import (
     gaussian_mu,
     gaussian_sigma,
-    laplace_scale,
     root_up,
     split,
     zcdp_rho,
 )
-from streamveil.privacy.guarantee import Gdp, Loss, Pure, Zcdp
+from streamveil.privacy.guarantee import Gdp, Loss, Zcdp
 
 BUDGETS = [
     Budget(epsilon=epsilon, delta=delta)
@@ -61,16 +60,10 @@ def test_what_fits_fits_as_the_number_it_is(limit: str) -> None:
     assert Fraction(gaussian_mu(Budget(mu=limit))) <= Fraction(limit)
     assert Fraction(gaussian_mu(Budget(rho=limit))) ** 2 / 2 <= Fraction(limit)
     assert Gdp.squared(1 / gaussian_sigma(1, Budget(rho=limit)) ** 2).fits(Budget(rho=limit))
-    scale = laplace_scale(1, Budget(rho=limit))
-    assert Pure(1 / scale).fits(Budget(rho=limit))
 
 
 def test_exact_budgets_give_exact_scales() -> None:
     assert gaussian_sigma(3, Budget(mu="0.5")) == 6
-    assert laplace_scale(2, Budget(epsilon="0.1")) == 20
-    assert laplace_scale(2, Budget(epsilon="0.1", delta=1e-9)) == 20
-    scale = laplace_scale(1, Budget(rho="0.125"))
-    assert Fraction(Pure(1 / scale).rho()) <= Fraction(1, 8)
     assert gaussian_mu(Budget(rho=2)) == pytest.approx(2, rel=1e-12)
     assert gaussian_mu(Budget(rho=2)) <= 2
 
@@ -90,7 +83,6 @@ def test_a_share_of_delta_leaves_the_rest_for_thresholds() -> None:
         (lambda: gaussian_mu(Budget(epsilon=1)), "needs a delta"),
         (lambda: zcdp_rho(Budget(epsilon=1)), "needs a delta"),
         (lambda: zcdp_rho(Budget(mu=1)), "need not be GDP"),
-        (lambda: laplace_scale(1, Budget(mu=1)), "no finite mu"),
         (lambda: gaussian_sigma(0, Budget(mu=1)), "l2 must be above 0"),
         (lambda: split(1, [1, 0]), "weight must be above 0"),
     ],

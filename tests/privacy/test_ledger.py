@@ -35,7 +35,7 @@ def test_decimal_charges_use_up_a_decimal_limit_exactly() -> None:
     for name in "abc":
         ledger.charge(name, Pure(0.1))
     assert ledger.spent() == Pure(0.1).times(3)
-    assert ledger.left().is_nothing
+    assert ledger.left() == Loss()
     with pytest.raises(BudgetError):
         ledger.charge("d", Pure("1e-30"))
 

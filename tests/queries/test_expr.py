@@ -18,7 +18,6 @@ from streamveil.queries.expr import (
     compile_predicate,
     compile_unit,
     compile_value,
-    evaluate,
     normalize_expression,
 )
 from tests.queries.mutate import mutated
@@ -37,6 +36,11 @@ TABLE = pa.table(
         "cat": pa.array(["x", "y", "x", None, "x"]).dictionary_encode(),
     }
 )
+
+
+def evaluate(text, table):
+    """Compiles and runs once."""
+    return compile_expression(text, table.schema)(table)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 A partition sees how many updates every step brings and says, publicly, after which steps a segment
 closes. Later mechanisms then work with segments, about as many as there are updates, instead of
-steps. `TimeVarying` is the one to use; the others are the published ones, for reproduction.
+steps. `TimeVarying` is the one to use; `Squaring` is a published one, for reproduction.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Protocol, runtime_checkable
 
-from streamveil.errors import HorizonError, require_between, require_positive
+from streamveil.errors import require_between, require_positive
 from streamveil.mechanisms.sparse_vector import AboveState, AboveThreshold
 from streamveil.privacy.guarantee import Guarantee, Pure
 from streamveil.privacy.neighbours import Neighbours
@@ -133,57 +133,6 @@ class TimeVarying:
     def hidden(self, state: PartitionState, beta: float) -> float:
         """See `Partition`."""
         return self.threshold(max(state.t, 1), state.segment) + self.above.slack(beta)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedHorizon:
-    """The partition of Dwork, Naor, Reingold & Rothblum (2015) for a known number of steps.
-
-    Algorithm: threshold 1 + (6/epsilon) ln(2T/beta), threshold noise 2/epsilon, count noise
-        4/epsilon.
-    Protects: as `TimeVarying`.
-    Guarantee: as published, epsilon for each update; the cumulative proof shows epsilon / 2.
-    Error: with probability 1 - beta every closed segment holds between 1 and about two thresholds.
-    """
-
-    epsilon: Exact
-    horizon: int
-    beta: float = 0.05
-    protects: Neighbours = EVENT
-
-    def __post_init__(self) -> None:
-        require_positive(epsilon=self.epsilon, horizon=self.horizon, beta=self.beta)
-
-    @property
-    def above(self) -> AboveThreshold:
-        """The mechanism of one segment."""
-        half = Fraction(self.epsilon) / 2
-        return AboveThreshold(epsilon1=half, epsilon2=half)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """See `Partition`."""
-        loss = Pure(Fraction(self.epsilon)).group(updates(self.protects))
-        return Guarantee(self.protects, loss, self.horizon)
-
-    @property
-    def threshold(self) -> int:
-        """The same for every step."""
-        return 1 + math.ceil(6 / float(self.epsilon) * math.log(2 * self.horizon / self.beta))
-
-    def init(self, place: Place) -> PartitionState:
-        """See `Partition`."""
-        return PartitionState(self.above.init(place.inside(1)))
-
-    def step(self, state: PartitionState, updates: int, place: Place) -> bool:
-        """See `Partition`."""
-        if state.t >= self.horizon:
-            raise HorizonError(self.horizon)
-        return advance(self.above, state, updates, (self.threshold, False), place)
-
-    def hidden(self, state: PartitionState, beta: float) -> float:
-        """See `Partition`."""
-        return self.threshold + self.above.slack(beta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,18 +29,18 @@ class Grove:
     Guarantee: at least that of `HonakerCounter` with the same sigma.
     Proof: the estimates are those of the tree, so the releases are a function of its nodes. Seen
         directly: given the past, step t is one Gaussian about a centre that is linear in the data,
-        so the run is one Gaussian mechanism of mu^2 = `squared_reach` / sigma^2, and rounding each
-        draw about its centre is post-processing.
+        so the run is one Gaussian mechanism, whose mu^2 is the sum over steps of (what one
+        increment moves the centre by / the deviation of the step)^2, and rounding each draw about
+        its centre is post-processing.
     Error: that of `HonakerCounter`, less its rounding.
     Memory: 16 bytes for each level of a key.
     Numerics: block sums are exact integers; the offset o_d adds up past noise in float64, so its
-        error is 2^-50 of that noise, whatever the sums are. For two levels and more,
-        `squared_reach` lies at least 3 % below the levels that are charged; with one level, the
-        offset is 0.
+        error is 2^-50 of that noise, whatever the sums are. For two levels and more, mu^2 sigma^2
+        lies at least 3 % below the levels that are charged; with one level, the offset is 0.
 
     >>> grove = Grove(levels=7, sigma=100.0)
-    >>> round(float(grove.squared_reach), 3), [round(float(s), 2) for s in grove.spreads[:3]]
-    (6.091, [100.0, 74.54, 65.47])
+    >>> [round(float(s), 2) for s in grove.spreads[:3]]
+    [100.0, 74.54, 65.47]
     """
 
     levels: int
@@ -63,37 +63,6 @@ class Grove:
         for w in self.weights[1:]:
             squares.append(w**2 + (1 - w) ** 2 * squares[-1])
         return np.asarray(self.sigma * np.sqrt(squares) * (1 + 1e-15))
-
-    @property
-    def squared_reach(self) -> float:
-        """The largest sum over steps of (move of the centre / deviation)^2, for sigma = 1.
-
-        One that arrives in a block of level l as its right part moves its centre by 1; from then
-        on it lies in left or right parts: the estimate of a left part is known, so a later closing
-        moves by less.
-        """
-        scale = (self.spreads / self.sigma) ** 2
-        best = 0.0
-        for place in range(1 << (self.levels - 1)):
-            best = max(best, self._moved(place, scale))
-        return best
-
-    def _moved(self, place: int, scale: Float64[Array, " levels"]) -> float:
-        """The same for one leaf: closings of the blocks that hold it, smallest first."""
-        total, inside = 0.0, 0  # `inside`: the largest closed block that holds the leaf
-        step = place + 1
-        while True:
-            level = min((step & -step).bit_length() - 1, self.levels - 1)
-            moved = 1.0 if step == place + 1 else 0.0
-            for inner in range(1, level + 1):
-                holds = inner > inside or step == place + 1
-                w = self.weights[inner]
-                moved = w * (1.0 if holds else 0.0) + (1 - w) * moved
-            total += float(moved**2 / scale[level])
-            inside = level
-            if level >= self.levels - 1:
-                return total
-            step = ((place >> (level + 1)) + 1) << (level + 1)  # the end of the next larger block
 
     def init(self) -> dict[str, Array]:
         """No keys. Arrays have spare rows; `keys` of them are in use."""

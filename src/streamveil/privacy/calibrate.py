@@ -13,7 +13,7 @@ from math import isqrt
 
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget, Number, exact, exact_between
-from streamveil.privacy.guarantee import Gdp, Loss, Pure, Zcdp
+from streamveil.privacy.guarantee import Gdp, Loss, Zcdp
 
 SCALE_BITS = 40  # scales are multiples of 2^-40 of their size
 PRECISION = Fraction(1, 2**30)  # relative, of a search: far above what processors round differently
@@ -46,20 +46,6 @@ def gaussian_sigma(l2: Number, budget: Budget, delta_share: Number = 1) -> Fract
     if budget.mu is not None:
         return _round_up(size / budget.mu)
     return _round_up(size / Fraction(gaussian_mu(budget, delta_share)))
-
-
-def laplace_scale(l1: Number, budget: Budget) -> Fraction:
-    """The least Laplace scale for L1 sensitivity `l1`: exact for epsilon, rounded up for rho.
-
-    >>> laplace_scale(3, Budget(epsilon=0.5))
-    Fraction(6, 1)
-    """
-    size = exact_between("l1", l1, 0, 10**30)
-    if budget.epsilon is not None:
-        return size / budget.epsilon
-    if budget.mu is not None:
-        raise ValueError("Laplace noise has no finite mu; give the budget as epsilon or rho")
-    return _round_up(size / Fraction(_largest(Pure, Budget(rho=budget.rho))))
 
 
 @lru_cache(maxsize=256)

@@ -161,11 +161,6 @@ class Loss:
         """The sum of all pure epsilons."""
         return sum((epsilon * times for epsilon, times in self.pure), ZERO)
 
-    @property
-    def is_nothing(self) -> bool:
-        """Whether nothing is lost."""
-        return self == NOTHING
-
     def rho(self) -> float:
         """The zCDP of all parts but the slack, rounded up; tables as they are stated."""
         if self.tables:

@@ -131,11 +131,6 @@ def plain_type(kind: Any) -> Any:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def evaluate(text: str, table: pa.Table) -> Column:
-    """Compiles and runs once."""
-    return compile_expression(text, table.schema)(table)
-
-
 def compile_predicate(text: str, schema: pa.Schema) -> Compiled:
     """A WHERE condition: must be BOOL. Rows where it is null do not pass (the caller's filter)."""
     compiled = compile_expression(text, schema)
@@ -306,7 +301,6 @@ __all__ = [
     "compile_unit",
     "compile_value",
     "conjunction",
-    "evaluate",
     "kind_of",
     "normalize_expression",
 ]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from streamveil.errors import HorizonError
-from streamveil.mechanisms.counters import best_blt, skip
-from streamveil.mechanisms.counters.skip import blt_jump
+from streamveil.mechanisms.counters import skip
 from streamveil.privacy.noise import Place, SeededNoise, SilentNoise
 from tests.mechanisms.counters.examples import NAMES, examples
 from tests.mechanisms.counters.oracle import factors
@@ -59,28 +58,3 @@ def test_no_skipping_beyond_the_horizon():
         skip(counter, counter.init(1), 5, Place(SilentNoise(), "x"))
     with pytest.raises(ValueError, match="steps"):
         skip(counter, counter.init(1), -1, Place(SilentNoise(), "x"))
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7, 100, 12345])
-@pytest.mark.parametrize("horizon", [100, 2**20])
-def test_a_blt_jump_has_the_covariance_of_its_steps(horizon, steps):
-    blt = best_blt(horizon, 4)
-    decay, lower = blt_jump(blt, steps)
-    theta = 1 - np.concatenate([[0.0], blt.q])
-    powers = theta[:, None] ** np.arange(steps)
-    np.testing.assert_allclose(lower @ lower.T, powers @ powers.T, rtol=1e-9)
-    np.testing.assert_allclose(decay, theta**steps, rtol=1e-9)
-    beta = blt.beta()
-    # the total's own variance, where cancellation would show
-    np.testing.assert_allclose(
-        np.sum((beta @ lower) ** 2), np.sum(blt.decoder(steps) ** 2), rtol=1e-10
-    )
-    assert np.all(lower[:, steps:] == 0)
-
-
-def test_two_jumps_are_one():
-    blt = best_blt(1000, 3)
-    (first, one), (second, two), (both, whole) = (blt_jump(blt, k) for k in (5, 9, 14))
-    np.testing.assert_allclose(first * second, both, rtol=1e-12)
-    moved = second[:, None] * one
-    np.testing.assert_allclose(moved @ moved.T + two @ two.T, whole @ whole.T, rtol=1e-9)

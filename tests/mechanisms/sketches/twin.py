@@ -7,11 +7,23 @@ from streamveil.mechanisms.sketches.gaussian import PIECE
 from streamveil.mechanisms.sketches.keystream import GROUP, LOW_DOMAIN, key_schedule, one_block
 
 
+def push_time(schedule, number):
+    """The clock at which block `number` (counted over all rounds from 0) is pushed.
+
+    >>> from streamveil.mechanisms.sketches.schedule import Schedule
+    >>> plan = Schedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
+    >>> [push_time(plan, number) for number in range(6)]
+    [3, 6, 8, 11, 14, 16]
+    """
+    rounds, block = divmod(number, schedule.blocks)
+    return rounds * schedule.round - (-(block + 1) * schedule.round // schedule.blocks)
+
+
 def push_times(schedule, time):
     """(clock, block) of every scheduled push up to a time."""
     number, out = 0, []
-    while schedule.push_time(number) <= time:
-        out.append((schedule.push_time(number), number % schedule.blocks))
+    while push_time(schedule, number) <= time:
+        out.append((push_time(schedule, number), number % schedule.blocks))
         number += 1
     return out
 
@@ -94,7 +106,7 @@ class Twin:
     def advance(self, time):
         schedule = self.config.schedule
         self.time = time
-        while schedule.push_time(self.number) <= time:
+        while push_time(schedule, self.number) <= time:
             self.push(self.number % schedule.blocks)
             self.number += 1
 

@@ -7,7 +7,6 @@ rows of one person that are at least `gap` steps apart within a key move it less
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from math import ceil, sqrt
@@ -26,8 +25,6 @@ from streamveil.types import Array, Float64
 
 LARGEST_TABLE = 10**7  # entries of the allocation table; beyond, its linear bound is used
 LONGEST = 2**22  # coefficients summed for a gap; beyond, rows are taken to coincide
-
-Norms = Callable[[int], float]  # squared norm of n rows of one key, in units of one row's
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,13 @@
 
 Trees and keyed counters skip exactly: a block's noise is drawn when the block is first used, so
 blocks that were opened and closed in between need none. A BLT must take every step, but takes them
-in one compiled pass. `blt_jump` gives the law of its real noise after k steps at once.
+in one compiled pass.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, singledispatch
+from functools import singledispatch
 
-import mpmath
 import numpy as np
 
 from streamveil.errors import HorizonError
@@ -22,11 +21,10 @@ from streamveil.mechanisms.counters.kary import KaryTreeCounter
 from streamveil.mechanisms.counters.kernels import Run, blt_run
 from streamveil.mechanisms.counters.noise import gaussian_rows
 from streamveil.mechanisms.counters.protocol import Counter, Ids, State
-from streamveil.mechanisms.counters.rational import Blt
 from streamveil.mechanisms.counters.smooth import SmoothTreeCounter, word_at
 from streamveil.mechanisms.counters.tree import BinaryTreeCounter
 from streamveil.privacy.noise import Draws, Place, SilentDraws, require_place
-from streamveil.types import Array, Exact, Float64
+from streamveil.types import Exact
 
 DIGITS = 60
 
@@ -121,33 +119,3 @@ def _renewed(
         noise = gaussian_rows(*source, state.keys, len(fresh), sigma)
         whole[[1 + i for i in fresh]] = noise
     return State(t, whole, state.real)
-
-
-@lru_cache(maxsize=1024)
-def blt_jump(blt: Blt, steps: int) -> tuple[Float64[Array, " d+1"], Float64[Array, "d+1 d+1"]]:
-    """(decay, L): k steps of s_i <- (1-q_i) s_i + z, z standard Gaussian, are s <- decay s + L g.
-
-    The d+1 sums s_i have rates 0, q_1, .. q_d; the running total's noise is sum_i beta_i s_i.
-
-    Algorithm: L L' is the matrix of geometric sums G(k; i, j) = sum_(m<k) ((1-q_i)(1-q_j))^m. Its
-        condition number passes 10^17, so the Cholesky factor is computed with 60 digits; for
-        k <= d its rank is k and further columns are zero.
-    Numerics: L is rounded to float64 once. The law is that of real Gaussians; a counter that runs
-        on it has idealised numerics, which is why `BltCounter` takes every step instead.
-    """
-    mp = mpmath.MPContext()
-    mp.dps = DIGITS + 2 * len(str(steps))
-    theta = [mp.mpf(1)] + [1 - mp.mpf(q) for q in blt.q]
-    n = len(theta)
-    lower = mp.zeros(n, n)
-    for i in range(n):
-        for j in range(i + 1):
-            product = theta[i] * theta[j]
-            total = mp.mpf(steps) if product == 1 else (1 - product**steps) / (1 - product)
-            total -= sum(lower[i, m] * lower[j, m] for m in range(j))
-            if i == j:
-                lower[i, i] = mp.sqrt(total) if i < steps else mp.mpf(0)
-            else:
-                lower[i, j] = total / lower[j, j] if j < steps else mp.mpf(0)
-    decay = np.array([float(x**steps) for x in theta])
-    return decay, np.array([[float(lower[i, j]) for j in range(n)] for i in range(n)])

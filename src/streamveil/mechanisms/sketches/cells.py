@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import ceil, sqrt
+from math import sqrt
 
 import numpy as np
 from scipy.signal import lfilter
@@ -211,8 +211,3 @@ def blt_row_norms(name: str, pushes: int | None, size: int) -> Float64[Array, " 
 def _grown(size: int) -> int:
     """The next power of two, so that few sizes are ever computed."""
     return 1 << max(size, 1).bit_length()
-
-
-def pushes_of(horizon: int | None, round_length: int, flushes: int) -> int | None:
-    """How often a column is pushed within the horizon."""
-    return None if horizon is None else ceil(horizon / round_length) + flushes

@@ -19,8 +19,8 @@ class Schedule:
     round = width and block = 1, the punctual one round = 1 and block = width.
 
     >>> plan = Schedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
-    >>> plan.blocks, [plan.push_time(number) for number in range(6)], plan.pushes
-    (3, [3, 6, 8, 11, 14, 16], 2)
+    >>> plan.blocks, plan.pushes
+    (3, 2)
     """
 
     width: int
@@ -52,8 +52,3 @@ class Schedule:
         if self.horizon is None:
             return None
         return -(-self.horizon // self.round) + self.flushes
-
-    def push_time(self, number: int) -> int:
-        """The clock at which block `number` (counted over all rounds from 0) is pushed."""
-        rounds, block = divmod(number, self.blocks)
-        return rounds * self.round - (-(block + 1) * self.round // self.blocks)

@@ -12,7 +12,6 @@ from streamveil.privacy.samplers.choice import (
     bernoulli,
     exponential_choice,
     uniform_integers,
-    uniform_words,
 )
 from streamveil.privacy.samplers.inverse import discrete_laplace, geometric
 from streamveil.privacy.samplers.quantiles import gaussian_table, laplace_table
@@ -46,5 +45,4 @@ __all__ = [
     "rounded_word",
     "settle",
     "uniform_integers",
-    "uniform_words",
 ]

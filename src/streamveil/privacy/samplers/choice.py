@@ -25,11 +25,6 @@ TRUST = 2.0**-30  # relative error a logarithm may have
 WORD = 2**64
 
 
-def uniform_words(draws: Draws, n: int) -> UInt64[Array, " n"]:
-    """N uniform 64-bit words."""
-    return draws.words(n)
-
-
 def bernoulli(
     draws: Draws, probability: Exact | float | Array, shape: int | tuple[int, ...]
 ) -> Bool[Array, "*shape"]:
