@@ -1,4 +1,7 @@
-"""The layers import only along the arrows of the architecture; purity stays where it belongs."""
+"""The layers import only along the arrows of the architecture, and no module imports itself.
+
+Every import counts: at the top, inside functions, and for typing alone.
+"""
 
 import ast
 from pathlib import Path
@@ -24,6 +27,8 @@ ARROWS = {
               "datasets"},
     "datasets": set(),
     "derived": {"operators", "mechanisms", "privacy"},  # reads releases, wherever they are
+    "advise": {"engines", "operators", "queries", "mechanisms", "privacy"},  # reads plans
+    "api": {"advise", "runtime", "derived", "engines", "queries", "privacy", FRAMES},
 }  # fmt: skip
 TOP = {"__init__", "__main__", "cli", "commands", "demo", "dashboard"}  # may import everything
 
@@ -34,20 +39,20 @@ def layer(path):
 
 
 def imports(path):
-    """Layers that a module imports when it is loaded (not inside functions or for typing only)."""
-    todo = list(ast.parse(path.read_text()).body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test):
-            todo += node.body + node.orelse
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module + "." + alias.name for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        for name in names:
+    """Layers that a module imports anywhere."""
+    for module, names in every_import(path):
+        for name in [f"{module}.{one}" for one in names] or [module]:
             if name.startswith("streamveil."):
                 yield name.split(".")[1]
+
+
+def every_import(path):
+    """(module, names) of every import of a module, also inside functions and for typing alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
 
 
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -62,10 +67,51 @@ def test_imports_follow_the_arrows(path):
     assert set(imports(path)) <= allowed
 
 
-def test_the_check_sees_a_forbidden_arrow(tmp_path):
+PLANTED = {
+    "at the top": "from streamveil.runtime.job import run\n",
+    "whole": "import streamveil.runtime.job\n",
+    "in a function": "def f():\n    from streamveil.runtime.job import run\n",
+    "in a method": "class A:\n    def f(self):\n        from streamveil import runtime\n",
+    "for typing": "if TYPE_CHECKING:\n    from streamveil.runtime.job import Job\n",
+}
+
+
+@pytest.mark.parametrize("text", PLANTED.values(), ids=PLANTED)
+def test_the_check_sees_a_forbidden_arrow(text, tmp_path):
     module = tmp_path / "x.py"
-    module.write_text("from streamveil.runtime.job import run\nimport streamveil.queries.plan\n")
+    module.write_text("from streamveil.queries.plan import Plan\n" + text)
     assert set(imports(module)) == {"runtime", "queries"}
+
+
+def test_no_module_needs_itself():
+    """Modules alone, not the packages above them: what a reader must know before each."""
+    assert circle(needs(packages_in(ROOT, "streamveil"))) == []
+
+
+def needs(packages):
+    """The modules that each module imports anywhere."""
+    return {name: set(wanted_by(path, packages)) - {name} for name, path in packages.items()}
+
+
+def wanted_by(path, packages):
+    for module, names in every_import(path):
+        for name in [f"{module}.{one}" for one in names] or [module]:
+            found = name if name in packages else module
+            if found in packages:
+                yield found
+
+
+@pytest.mark.parametrize("back", [
+    "def f():\n    from pack.one import a\n",
+    "if TYPE_CHECKING:\n    from pack.one import a\n",
+    "def f():\n    import pack.one\n",
+])  # fmt: skip
+def test_the_check_sees_a_circle_in_a_function_or_for_typing(back, tmp_path):
+    (tmp_path / "one.py").write_text("from pack.two import b\n")
+    (tmp_path / "two.py").write_text(back)
+    assert set(circle(needs(packages_in(tmp_path, "pack")))) == {"pack.one", "pack.two"}
+    (tmp_path / "two.py").write_text("b = 1\n")
+    assert circle(needs(packages_in(tmp_path, "pack"))) == []
 
 
 def loads(name, packages):

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.advise.explain import explain
 from streamveil.errors import StreamveilError
 from streamveil.privacy.noise import SilentNoise
-from streamveil.queries.explain import explain
 from streamveil.queries.sql import parse_script
 from tests.queries.mutate import mutated
 from tests.queries.test_sql import FULL

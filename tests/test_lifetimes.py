@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli
+from streamveil.api.query import Query
 from streamveil.dashboard import page
 from streamveil.engines.compile import compile_plan
+from streamveil.privacy import deployment
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Gdp, rounded_up
 from streamveil.privacy.ledger import Ledger
 from streamveil.queries.combine import combined_plan
-from streamveil.queries.query import Query
 from streamveil.runtime.account import Account
 
 DAY = sv.tumble("1 day")
@@ -100,7 +101,7 @@ def test_everything_that_states_a_year_says_the_same(name, tmp_path: Path):
     for ledger in (own, shared):
         with Ledger.load(ledger) as opened:
             assert opened.convert("user-year").loss == guarantee.lifetime("user-year").loss
-            record = json.loads(json.dumps(opened.export(), allow_nan=False))
+            record = json.loads(json.dumps(deployment.record(opened), allow_nan=False))
         year = record["lifetime"]["user-year"]
         assert year["epsilon"] == (None if epsilon == float("inf") else epsilon)
         assert f" {wanted}, delta = {float(delta):.3g}." in page.spending(record)

@@ -46,12 +46,12 @@ import pyarrow as pa
 from dp_sqlp_streams import CODES, FULL, STREAMS, Stream, load, read, sample
 from scipy.stats import norm
 
+from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu
 from streamveil.privacy.noise import SeededNoise
-from streamveil.queries import builder as sv
 
 RESULTS = Path(__file__).parents[1] / "results"
 EPSILON, DELTA = 6, 1e-9

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from dp_sqlp_streams import Stream
 
+from streamveil.api import builder as sv
 from streamveil.engines.spark.session import session
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
-from streamveil.queries import builder as sv
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.spark import Layout, SparkJob
 

@@ -15,19 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from streamveil.batch import Release
-from streamveil.errors import (
-    BudgetError,
-    HorizonError,
-    MissingExtraError,
-    PlanError,
-    SourceError,
-    StoreError,
-    StreamveilError,
-    nearest,
-)
-from streamveil.privacy.budget import Budget
-from streamveil.queries.builder import (
+from streamveil.api.builder import (
     approx_frequency,
     avg,
     count,
@@ -51,7 +39,19 @@ from streamveil.queries.builder import (
     tumble,
     variance,
 )
-from streamveil.queries.table_builder import table
+from streamveil.api.table_builder import table
+from streamveil.batch import Release
+from streamveil.errors import (
+    BudgetError,
+    HorizonError,
+    MissingExtraError,
+    PlanError,
+    SourceError,
+    StoreError,
+    StreamveilError,
+    nearest,
+)
+from streamveil.privacy.budget import Budget
 from streamveil.runtime.on_spark import spark
 
 __version__ = "0.1.0"
@@ -63,7 +63,7 @@ _MECHANISMS = {
 
 
 # what reads releases, loaded when first asked for
-_READERS = {"answers": "streamveil.derived", "read": "streamveil.runtime.published"}
+_READERS = {"answers": "streamveil.api.answers", "read": "streamveil.runtime.published"}
 
 
 def __getattr__(name: str) -> Any:
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from streamveil.derived import answers
+    from streamveil.api.answers import answers
     from streamveil.runtime.published import read
 
 __all__ = [

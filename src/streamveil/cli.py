@@ -49,7 +49,7 @@ from streamveil.release_metadata import cut_sentence
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
-    from streamveil.queries.explain_memory import Limit
+    from streamveil.advise.explain_memory import Limit
 
 CODES: dict[type[StreamveilError], int] = {
     PlanError: 2,
@@ -363,7 +363,7 @@ def explain(
     name: Wanted = None,
 ) -> None:
     """The promise in words, the plan, the noise and every default. Reads no data."""
-    from streamveil.queries.explain_memory import Limit
+    from streamveil.advise.explain_memory import Limit
 
     planned = read_query(query, table, name)
     limit = Limit(None if memory is None else size_of(memory), groups, units)
@@ -392,7 +392,7 @@ def print_explanation(
     plan: Plan, *, forecast: bool, as_json: bool, limit: Limit | None = None
 ) -> None:
     """Text for people, or JSON for programs."""
-    from streamveil.queries.explain import explain as describe
+    from streamveil.advise.explain import explain as describe
 
     console = Terminal(stderr=True)
     watched: AbstractContextManager[Any] = nullcontext()

@@ -19,8 +19,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 
+from streamveil.api.builder import sql
 from streamveil.errors import MissingExtraError
-from streamveil.queries.builder import sql
 from streamveil.runtime.run import run
 from streamveil.terminal import Terminal
 

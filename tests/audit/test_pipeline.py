@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from streamveil.api import builder as sv
 from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
 from streamveil.engines.compile import compile_plan
 from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.operators import rows
 from streamveil.operators.selection import GaussianSelection
 from streamveil.privacy.noise import SeededNoise
-from streamveil.queries import builder as sv
 
 COPIES = 20_000
 HOUR = 3_600_000_000

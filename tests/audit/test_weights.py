@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import streamveil.queries.builder as sv
+import streamveil.api.builder as sv
 from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.noise import SeededNoise

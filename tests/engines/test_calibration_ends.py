@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from streamveil.advise.explain import explain
 from streamveil.engines.sizing import least_sigma
 from streamveil.errors import BudgetError, PlanError
 from streamveil.mechanisms.counters import COUNTERS, AnytimeBltCounter, BltCounter, fit
 from streamveil.operators.weighted import WeightRule, weighted_loss
 from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import explain
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec, Window
 from tests.operators.streams import plan_of
 

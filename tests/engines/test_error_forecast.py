@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.advise.explain_outlook import as_settings
 from streamveil.batch import Batch
 from streamveil.datasets import drawn, repeated
 from streamveil.engines.compile import compile_plan
@@ -31,7 +32,6 @@ from streamveil.operators.selection import GaussianSelection
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu
 from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.explain_outlook import as_settings
 
 BUDGET = sv.Budget(epsilon=6, delta=1e-9)
 EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
@@ -195,7 +195,7 @@ def test_options_that_are_given_win_over_the_forecast():
 
 
 def test_explain_forecasts_all_groups_where_sizes_are_expected():
-    from streamveil.queries.explain import explain
+    from streamveil.advise.explain import explain
 
     made = planned(**EXPECTED, expected_repeats=0.1)
     text = str(explain(made, forecast=True))

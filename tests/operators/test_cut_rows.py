@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.engines.compile import compile_plan
 from streamveil.errors import PlanError
@@ -25,7 +26,6 @@ from streamveil.operators.cut_rows import (
 from streamveil.operators.state import State
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries import builder as sv
 from streamveil.release_metadata import FACTS
 
 ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window

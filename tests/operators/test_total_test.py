@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from streamveil.api import builder as sv
 from streamveil.engines.compile import compile_plan
 from streamveil.mechanisms.counters import BltCounter
 from streamveil.mechanisms.counters.kernels import Coefficients
@@ -19,7 +20,6 @@ from streamveil.operators.total_test import TotalTest, can_test, test_grid
 from streamveil.operators.weighted import WeightRule
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
-from streamveil.queries import builder as sv
 from streamveil.queries.plan import Bounding
 from tests.operators.streams import AGGREGATES, batches, compiled, run
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.errors import BudgetError, StoreError
-from streamveil.privacy import spending
+from streamveil.privacy import deployment, spending
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_mu
 from streamveil.privacy.guarantee import Approx, Gdp, Guarantee, Loss, Pure, Zcdp
@@ -408,7 +408,7 @@ def test_a_guarantee_about_others_is_refused() -> None:
 def test_the_export_is_json_and_complete(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "l.jsonl", SIX, USER) as ledger:
         ledger.charge("visits", Guarantee(USER, Gdp(0.5), horizon=1000), key="job")
-        record = json.loads(json.dumps(ledger.export()))
+        record = json.loads(json.dumps(deployment.record(ledger)))
         assert record["charges"][0]["horizon"] == 1000
         assert record["epsilon"] == Gdp(0.5).epsilon(1e-9)
         assert record["head"] == ledger.verify()
@@ -421,7 +421,7 @@ def test_the_export_tells_ranges_lifetime_and_what_was_charged(tmp_path: Path) -
         ledger.charge("a", Gdp(0.5), range=(3, 9), key="k", about=about)
         ledger.charge("a", Gdp(0.5), range=(3, 9), key="k")  # a restart: known, free
     with Ledger.load(tmp_path / "l.jsonl") as ledger:
-        record = json.loads(json.dumps(ledger.export(), allow_nan=False))
+        record = json.loads(json.dumps(deployment.record(ledger), allow_nan=False))
     (charge,) = record["charges"]
     assert charge["about"] == about
     assert charge["range"] == [3, 9]

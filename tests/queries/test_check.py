@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import streamveil.queries.builder as sv
+import streamveil.api.builder as sv
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
 from streamveil.queries.check import HABITS, check_plan

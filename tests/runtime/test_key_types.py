@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
+from streamveil.api.query import Query
 from streamveil.batch import Release
 from streamveil.errors import PlanError
 from streamveil.privacy.noise import SilentNoise
 from streamveil.queries.plan import Plan, SinkSpec
-from streamveil.queries.query import Query
 from streamveil.runtime.run import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")

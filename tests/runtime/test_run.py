@@ -16,6 +16,7 @@ import pytest
 import streamveil as sv
 from streamveil.batch import Release
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
+from streamveil.privacy import deployment
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import SeededNoise, SilentNoise
@@ -184,7 +185,7 @@ def test_the_charge_says_what_was_charged(clicks: Path, tmp_path: Path) -> None:
     query = plan(clicks)
     released(query, tmp_path / "s", 200)
     with Ledger.load(tmp_path / "s" / "ledger") as ledger:
-        (charge,) = json.loads(json.dumps(ledger.export(), allow_nan=False))["charges"]
+        (charge,) = json.loads(json.dumps(deployment.record(ledger), allow_nan=False))["charges"]
     about = charge["about"]
     assert about["query"]["fingerprint"] == query.fingerprint
     assert about["mechanisms"]["bounding"]["max_rows"] == query.bounding.max_rows

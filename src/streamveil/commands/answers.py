@@ -133,7 +133,7 @@ def top(
 
 def opened(source: Path, sql: Path | None) -> Answers:
     """Everything that was released."""
-    from streamveil.derived import answers
+    from streamveil.api.answers import answers
 
     return answers(source, query=query_of(sql))
 

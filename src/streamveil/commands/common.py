@@ -17,11 +17,11 @@ import typer
 from rich.measure import Measurement
 from rich.table import Table
 
+from streamveil.api.query import Query
 from streamveil.batch import rows_of
 from streamveil.connectors.sinks import to_csv
 from streamveil.errors import PlanError
 from streamveil.queries.plan import SourceSpec
-from streamveil.queries.query import Query
 from streamveil.queries.sql import Planned, Script, parse_script
 from streamveil.terminal import Terminal, label, say
 

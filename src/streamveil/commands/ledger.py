@@ -105,5 +105,7 @@ def convert(
 @app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")
 def export(state: StateFolder) -> None:
     """The deployment as a JSON record for registries and audits (see docs/ledger.md)."""
+    from streamveil.privacy.deployment import record
+
     with open_ledger(state) as ledger:
-        say(json.dumps(ledger.export(), indent=2, allow_nan=False))
+        say(json.dumps(record(ledger), indent=2, allow_nan=False))

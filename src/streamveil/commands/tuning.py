@@ -57,9 +57,9 @@ def tune(
     name: Wanted = None,
 ) -> None:
     """Forecasts errors over bounds, budget split and releases; or solves for an epsilon."""
+    from streamveil.advise.tune import METRICS
+    from streamveil.advise.tune_more import OVER
     from streamveil.privacy.budget import Budget
-    from streamveil.queries.tune import METRICS
-    from streamveil.queries.tune_more import OVER
 
     plan = read_query(query, table, name).plan
     if private is not None and sample is not None:
@@ -99,8 +99,8 @@ def from_sample(
     plot: Path | None,
 ) -> None:
     """Forecasts on a public sample."""
-    from streamveil.queries import tune as tuner
-    from streamveil.queries.tune_more import draw, tune_over
+    from streamveil.advise import tune as tuner
+    from streamveil.advise.tune_more import draw, tune_over
 
     fraction, metric, over = asked
     if target is not None:
@@ -117,7 +117,7 @@ def from_sample(
 
 def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> None:
     """The epsilon for an error in groups of some size."""
-    from streamveil.queries.tune_more import epsilon_for
+    from streamveil.advise.tune_more import epsilon_for
 
     if target is None or units is None:
         raise PlanError("tune needs --sample, or --private, or --target with --units")
@@ -129,11 +129,11 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
     """Three noisy histograms over units, and what they recommend."""
     from dataclasses import replace
 
+    from streamveil.advise.survey import survey
     from streamveil.engines.compile import compile_plan
     from streamveil.privacy.ledger import Ledger
     from streamveil.privacy.noise import KeyedNoise
     from streamveil.queries.plan import Bounding
-    from streamveil.queries.survey import survey
 
     paid = None if ledger is None else Ledger.load(ledger)
     learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)

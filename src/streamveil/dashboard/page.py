@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from streamveil.api.answers import answers
+from streamveil.api.query import Query
 from streamveil.batch import rows_of
 from streamveil.dashboard import series
 from streamveil.dashboard.draw import svg
-from streamveil.derived import Answers, answers
+from streamveil.derived import Answers
 from streamveil.privacy.guarantee import rounded_up
-
-if TYPE_CHECKING:
-    from streamveil.queries.query import Query
 
 STYLE = """
 :root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }

@@ -14,6 +14,8 @@ from streamveil.batch import rows_of
 from streamveil.derived import Answers
 from streamveil.derived.releases import Moment, Releases
 from streamveil.errors import PlanError
+from streamveil.privacy.deployment import record
+from streamveil.privacy.ledger import Ledger
 from streamveil.release_metadata import cut_sentence
 from streamveil.types import Array, Float64
 
@@ -170,10 +172,7 @@ def changes(answers: Answers) -> tuple[pa.Table, tuple[str, ...]] | None:
 
 def ledger_record(path: Path) -> dict[str, Any] | None:
     """The deployment record of a ledger, if there is one."""
-    from streamveil.privacy.ledger import Ledger
-
     if not path.is_file():
         return None
     with Ledger.load(path) as ledger:
-        record: dict[str, Any] = ledger.export()
-        return record
+        return record(ledger)

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import Release, rows_of
+from streamveil.batch import rows_of
 from streamveil.derived.intervals import Interval, deviations, plain, ratio
 from streamveil.derived.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
-from streamveil.derived.releases import Moment, Releases, of_folder, of_releases
+from streamveil.derived.releases import Moment, Releases
 from streamveil.derived.top import Ranked, rank
-from streamveil.errors import PlanError, fitting, visible
+from streamveil.errors import PlanError, visible
 from streamveil.release_metadata import Facts, cut_sentence, read_note
 from streamveil.types import Array
-
-if TYPE_CHECKING:
-    from streamveil.queries.query import Query
 
 At = int | tuple[int, int] | None
 SHOWN = 20  # rows of an answer as text
@@ -344,28 +340,3 @@ def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
     for name, column in columns.items():
         table = table.append_column(name, pa.array(column))
     return table.take(pa.array(ranked.order))
-
-
-@fitting('answers("clicks.veil"), or answers(releases)')
-def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
-    """Questions across releases of one job: those in memory, a sink's folder, a state directory.
-
-    Releases carry what is needed in the metadata of their schema, or in a file beside; without
-    either, give the `query`.
-    """
-    operator = None
-    if query is not None:
-        from streamveil.engines.compile import compile_plan
-        from streamveil.queries.combine import combined_plan
-
-        operator = compile_plan(combined_plan(query.plan))
-    if not isinstance(source, str | Path | Iterable):
-        raise PlanError(
-            "answers takes releases, the folder of a sink or a state directory, not "
-            f"{type(source).__name__}"
-        )
-    if not isinstance(source, str | Path):
-        return Answers(of_releases(source, operator))
-    from streamveil.runtime.published import is_state, of_state
-
-    return Answers(of_state(source) if is_state(source) else of_folder(source, operator))

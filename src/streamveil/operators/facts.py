@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +18,15 @@ from streamveil.mechanisms.counters import COUNTERS, AnytimeBltCounter, Blt, Blt
 from streamveil.mechanisms.counters.protocol import Counter
 from streamveil.mechanisms.portable import portable
 from streamveil.operators.dp_sqlp import RoundSelection
+from streamveil.operators.grouping import Grouping
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.selection import FINE, GaussianSelection
 from streamveil.release_metadata import FACTS, VERSION, Facts
 
-if TYPE_CHECKING:
-    from streamveil.operators.group_by import GroupBy
-
 FLAGS = ("non_negative", "integer", "monotone")
 
 
-def facts_of(operator: GroupBy) -> Facts:
+def facts_of(operator: Grouping) -> Facts:
     """What is the same for every release of a job."""
     totalling, schedule = operator.totalling, operator.schedule
     rounds = isinstance(totalling.selection, RoundSelection)
@@ -56,7 +54,7 @@ def output_facts(output: Any) -> Facts:
     return found | ({"bias": output.bias} if output.bias else {})
 
 
-def distinct_counters(operator: GroupBy) -> list[Counter]:
+def distinct_counters(operator: Grouping) -> list[Counter]:
     """The counters of all lanes, each once."""
     found: list[Counter] = []
     for counter in operator.totalling.counters:
@@ -65,7 +63,7 @@ def distinct_counters(operator: GroupBy) -> list[Counter]:
     return found
 
 
-def lane_facts(operator: GroupBy) -> list[Facts]:
+def lane_facts(operator: Grouping) -> list[Facts]:
     """Lattice and counter of every lane up to the first quantile's.
 
     `most` is what one privacy unit adds to a key that is not shown, at most. `late` lanes are
@@ -91,7 +89,7 @@ def lane_facts(operator: GroupBy) -> list[Facts]:
     return found
 
 
-def test_facts(operator: GroupBy) -> Facts:
+def test_facts(operator: Grouping) -> Facts:
     """When noisy totals of hidden keys are tested, which uses noise of all their lanes."""
     test = operator.totalling.test
     if test is None:
@@ -99,7 +97,7 @@ def test_facts(operator: GroupBy) -> Facts:
     return {"tests": {"triggers": list(test.triggers), "weight": test.share or 1.0}}
 
 
-def rows_in_hidden_key(operator: GroupBy) -> int:
+def rows_in_hidden_key(operator: Grouping) -> int:
     """How many rows of one unit (in its period) a key that is not shown may hold."""
     return operator.bounds.most_in_group(rule_entry(operator))
 
@@ -125,7 +123,7 @@ def counter_from(facts: Facts) -> Counter:
     return made
 
 
-def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
+def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
     """What keeps a key hidden at a trigger; None when keys are public, nothing if that is unknown.
 
     units: an estimate of its units, of deviation `sd`, has not exceeded `threshold`.
@@ -151,18 +149,18 @@ def hidden_facts(operator: GroupBy, trigger: int) -> Facts | None:
     return None
 
 
-def rule_entry(operator: GroupBy) -> int | None:
+def rule_entry(operator: Grouping) -> int | None:
     """The weight of hidden keys in quanta, if there are weights."""
     return None if operator.totalling.rule is None else operator.totalling.rule.entry
 
 
-def constant_facts(operator: GroupBy) -> str:
+def constant_facts(operator: Grouping) -> str:
     """`facts_of` as text that lacks its last brace."""
     return json.dumps(facts_of(operator), separators=(",", ":"))[:-1]
 
 
 def heading(
-    operator: GroupBy,
+    operator: Grouping,
     place: tuple[int, int, int],
     constant: str,
     cut: dict[str, float] | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from streamveil.operators.bounding import Passed, UnitRows
 from streamveil.operators.cut_rows import CutUnits, cut_in
 from streamveil.operators.distinct import recall, see
 from streamveil.operators.dp_sqlp import RoundTotalling
+from streamveil.operators.grouping import Grouping
 from streamveil.operators.kernels import keep_rows
 from streamveil.operators.keys import cells_of, encode_rows, from_cells
 from streamveil.operators.lookup import Lookup
@@ -39,6 +40,7 @@ from streamveil.operators.rows import (
     groups_of,
     lane_hits,
     lane_quanta,
+    leave_out,
     prepare,
     within_reach,
 )
@@ -55,14 +57,11 @@ from streamveil.operators.state import (
     types_from_bytes,
     types_to_bytes,
 )
-from streamveil.operators.turned import BOUNDED, count, leave_out
+from streamveil.operators.turned import BOUNDED, count
 from streamveil.operators.unit_kernels import COUNTED, NEW
 from streamveil.operators.windows import EARLY, LATE, assign, far_ahead
 from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
-
-if TYPE_CHECKING:
-    from streamveil.operators.group_by import GroupBy
 
 NEVER = "not a public key"
 GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
@@ -88,7 +87,7 @@ class Kept(NamedTuple):
     first: UInt8[Array, " kept"]
 
 
-def fold(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
+def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
     """See `Operator.fold`."""
     prepared, pairs = arrive(operator, state, batch, noise)
     made = operator._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
@@ -100,7 +99,7 @@ def fold(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> dict[st
     return delta
 
 
-def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
+def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
     """The row stage and the windows: what may count, and reasons for the rest."""
     program, name_key = operator._program(batch.rows.schema), noise.derive("group-by/keys")
     if state.types is None:
@@ -135,7 +134,7 @@ def arrive(operator: GroupBy, state: State, batch: Batch, noise: Noise) -> tuple
     return prepared, Pairs(pairs.rows, evened(pairs.windows), evened(pairs.periods))
 
 
-def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
+def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
     """The unit stage, then the key stage; returns what they changed."""
     whole = operator.schedule.overlap == 1 and len(pairs.rows) == len(prepared.unit)
     source: Index = slice(None) if whole else pairs.rows
@@ -166,7 +165,7 @@ def accept(operator: GroupBy, state: State, prepared: Prepared, pairs: Pairs) ->
 
 
 def cut_rows(
-    operator: GroupBy,
+    operator: Grouping,
     state: State,
     unit: UInt64[Array, " pairs"],
     pairs: Pairs,
@@ -201,7 +200,7 @@ def add_bands(state: State, windows: list[int], bands: Iterable[Int64[Array, " b
             held.pending += more
 
 
-def asked_keys(operator: GroupBy, prepared: Prepared) -> Array:
+def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
     """What tells the key of every row: the integer that it is, or else its name (two words)."""
     needs_names = operator.public is not None or isinstance(operator.totalling, RoundTotalling)
     if needs_names or prepared.plain is None:
@@ -210,7 +209,7 @@ def asked_keys(operator: GroupBy, prepared: Prepared) -> Array:
 
 
 def recognised(
-    operator: GroupBy,
+    operator: Grouping,
     state: State,
     asked: Array,
     windows: Int64[Array, " pairs"],
@@ -248,7 +247,7 @@ def missing_room(state: State, rows: int) -> tuple[Array, Array, Array]:
     return first, second, third
 
 
-def weighed(operator: GroupBy, state: State, window: int) -> Lookup:
+def weighed(operator: Grouping, state: State, window: int) -> Lookup:
     """The look-up of a window with the weights of now: 0 where bounding does not ask for them."""
     held = state.windows[window]
     lookup = state.lookups.setdefault(window, Lookup())
@@ -268,7 +267,7 @@ def remember(state: State, asked: Array, known: Recognised, strangers: Met) -> N
 
 
 def in_rounds(
-    operator: GroupBy,
+    operator: Grouping,
     state: State,
     known: Recognised,
     names: Array,
@@ -284,7 +283,7 @@ def in_rounds(
 
 
 def pass_units(
-    operator: GroupBy,
+    operator: Grouping,
     state: State,
     unit: UInt64[Array, " pairs"],
     known: Recognised,
@@ -347,7 +346,7 @@ def keep(
 
 
 def brought(
-    operator: GroupBy,
+    operator: Grouping,
     state: State,
     prepared: Prepared,
     windows: Int64[Array, " kept"],
@@ -378,7 +377,7 @@ def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
 
 
 def add(
-    operator: GroupBy, state: State, windows: Int64[Array, " kept"], kept: Kept, rows: KeyRows
+    operator: Grouping, state: State, windows: Int64[Array, " kept"], kept: Kept, rows: KeyRows
 ) -> None:
     """Adds accepted pairs to their keys; `rows` holds the lanes that are not given."""
     lanes = operator.plain_lanes
@@ -394,7 +393,7 @@ def add(
         add_rows(table, found, KeyRows(rows.lanes[mine], rows.hits[mine]), brought)
 
 
-def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
+def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None:
     """See `Operator.apply`."""
     if "types" in delta and state.types is None:
         state.types = types_from_bytes(delta["types"])
@@ -421,7 +420,7 @@ def replay(operator: GroupBy, state: State, delta: Mapping[str, Array]) -> None:
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
 
 
-def packed_firsts(operator: GroupBy, first: UInt8[Array, " kept"]) -> dict[str, Array]:
+def packed_firsts(operator: Grouping, first: UInt8[Array, " kept"]) -> dict[str, Array]:
     """A bit for each accepted pair; a second one where what is released counts units as well."""
     packed = {"first": np.packbits(first & COUNTED)}
     if operator.firsts == "all" and operator.bounds.slots is not None:
@@ -437,7 +436,7 @@ def unpacked_firsts(delta: Mapping[str, Array], n: int) -> UInt8[Array, " kept"]
 
 
 def remembered(
-    operator: GroupBy, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
+    operator: Grouping, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
 ) -> Recognised:
     """What `recognised` said, from the key rows."""
     n, rule = len(found), operator.totalling.rule

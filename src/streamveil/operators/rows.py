@@ -29,7 +29,7 @@ from streamveil.operators.hashing import (
     name_columns,
 )
 from streamveil.operators.kernels import MIX
-from streamveil.operators.turned import NOT_FINITE
+from streamveil.operators.turned import NOT_FINITE, count
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
 RowFunction = Callable[[pa.Table], pa.Array]
@@ -390,3 +390,10 @@ def require_number(kind: pa.DataType, name: str) -> None:
         raise PlanError(
             f"'{name}' adds up values of type {kind}.\n  to fix  CAST the expression to a number"
         )
+
+
+def leave_out(prepared: Prepared, reason: str, rows: Array) -> None:
+    """Counts rows that cannot be used, and notes which they are where somebody asks."""
+    count(prepared.turned, {reason: len(rows)})
+    if prepared.refused is not None:
+        prepared.refused.add(reason, rows)

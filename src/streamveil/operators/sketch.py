@@ -30,9 +30,9 @@ from streamveil.mechanisms.sketches.keys import key_words
 from streamveil.mechanisms.sketches.keystream import key_schedule
 from streamveil.mechanisms.sketches.table import SketchTable
 from streamveil.operators.bounding import Bounds, UnitRows, UnitTable, unit_stage
-from streamveil.operators.rows import Bind, Prepared, RowProgram, prepare
+from streamveil.operators.rows import Bind, Prepared, RowProgram, leave_out, prepare
 from streamveil.operators.state import constant, parts, spread_out, to_bytes
-from streamveil.operators.turned import BOUNDED, count, leave_out
+from streamveil.operators.turned import BOUNDED, count
 from streamveil.operators.windows import (
     EARLY,
     LATE,

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from streamveil.operators.rows import Prepared
-    from streamveil.types import Array
 
 NOT_FINITE = "not a finite number"
 BOUNDED = "over the contribution bound"  # as it should be: no fault of the row
@@ -24,10 +19,3 @@ def count(into: dict[str, int], more: Mapping[str, int]) -> None:
     for reason, rows in more.items():
         if rows:
             into[reason] = into.get(reason, 0) + rows
-
-
-def leave_out(prepared: Prepared, reason: str, rows: Array) -> None:
-    """Counts rows that cannot be used, and notes which they are where somebody asks."""
-    count(prepared.turned, {reason: len(rows)})
-    if prepared.refused is not None:
-        prepared.refused.add(reason, rows)

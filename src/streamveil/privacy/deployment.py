@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from streamveil.privacy.guarantee import Loss
-    from streamveil.privacy.ledger import Charge, Ledger
+from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.ledger import Charge, Ledger
 
 FORMAT = 3
 ACCOUNTING = {

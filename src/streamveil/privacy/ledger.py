@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.privacy import deployment, spending
+from streamveil.privacy import spending
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
 from streamveil.privacy.journal import Journal, Record, has_torn_tail
@@ -317,11 +316,6 @@ class Ledger:
         else:
             loss = _lost(charges, periods)
         return Guarantee(self.protects, loss, periods=periods)
-
-    def export(self) -> dict[str, Any]:
-        """The deployment as a record for registries and audits; see `privacy.deployment`."""
-        self._refresh()
-        return deployment.record(self)
 
     @property
     def head(self) -> str:

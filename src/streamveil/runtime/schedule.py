@@ -13,23 +13,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.connectors import Source
 from streamveil.connectors.arrival import Arrivals, arrivals
 from streamveil.connectors.aside import PLACE, rows_aside
 from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
 from streamveil.errors import PlanError, SourceError
+from streamveil.queries.plan import Clock
 from streamveil.runtime.pile import Pile
 from streamveil.types import Array, Int64
-
-if TYPE_CHECKING:
-    from streamveil.connectors import Source
-    from streamveil.queries.plan import Clock
 
 SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.engines.spark.feeds import feed_of, options_for
+from streamveil.engines.spark.feeds import options_for
 from streamveil.engines.spark.kafka import KafkaReading, Topic
+from streamveil.engines.spark.source import feed_of
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock, SourceSpec

@@ -187,22 +187,8 @@ def pieces(splits: list[Split]) -> Iterator[list[str]]:
 def options_for(
     kind: str, source: dict[str, Any], clock: Clock, arrival: str | None
 ) -> dict[str, str]:
-    """The options that name a source, as Spark wants them."""
+    """The options that name a source, as Spark wants them; `source.feed_of` reads them."""
     return {
         "kind": kind, "from": json.dumps(source), "clock": json.dumps(asdict(clock)),
         "arrival": arrival or "",
     }  # fmt: skip
-
-
-def feed_of(options: dict[str, str]) -> Feed:
-    """The inverse of `options_for`."""
-    clock = Clock(**json.loads(options["clock"]))
-    source = json.loads(options["from"])
-    if options["kind"] == "kafka":
-        from streamveil.engines.spark.kafka import KafkaFeed, Topic
-
-        return KafkaFeed(Topic.of(source), clock)
-    arrival = options.get("arrival") or None
-    if options["kind"] == "rate":
-        return RateFeed(RateSource(**source), clock, arrival)
-    return FilesFeed(FilesSource(**source), clock, arrival)

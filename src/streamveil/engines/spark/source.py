@@ -18,7 +18,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StringType, StructField, StructType
 
-from streamveil.engines.spark.feeds import feed_of
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.rate import RateSource
+from streamveil.engines.spark.feeds import Feed, FilesFeed, RateFeed
+from streamveil.engines.spark.kafka import KafkaFeed, Topic
 from streamveil.queries.plan import Clock
 
 NAME = "streamveil"
@@ -99,3 +102,15 @@ class StepReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         """Nothing is open."""
+
+
+def feed_of(options: dict[str, str]) -> Feed:
+    """The inverse of `options_for`."""
+    clock = Clock(**json.loads(options["clock"]))
+    source = json.loads(options["from"])
+    if options["kind"] == "kafka":
+        return KafkaFeed(Topic.of(source), clock)
+    arrival = options.get("arrival") or None
+    if options["kind"] == "rate":
+        return RateFeed(RateSource(**source), clock, arrival)
+    return FilesFeed(FilesSource(**source), clock, arrival)

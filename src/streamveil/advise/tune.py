@@ -19,9 +19,12 @@ import pyarrow.compute as pc
 from numba import njit
 from scipy.special import erf
 
+from streamveil.advise.lane_noise import lane_sd, shown_chance
+from streamveil.engines.compile import compile_plan
+from streamveil.engines.error_forecast import LUCK
 from streamveil.errors import PlanError, require_one_of
+from streamveil.operators.rows import require_number
 from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import lane_sd, shown_chance
 from streamveil.queries.expr import (
     column_named,
     compile_expression,
@@ -177,7 +180,6 @@ def _times(plan: Plan, table: pa.Table) -> Any:
 
 
 def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
-    from streamveil.operators.rows import require_number  # operators sit above the queries
 
     if aggregate.expression is None:
         return np.ones(table.num_rows)
@@ -305,8 +307,6 @@ def forecast(
         error s sqrt(2/pi) exp(-b^2 / 2 s^2) + b erf(b / (s sqrt 2)); a hidden one by its total.
         Where groups carry weights, they are those of groups of their size.
     """
-    from streamveil.engines.compile import compile_plan  # engines sit above the queries
-
     operator = compile_plan(replace(plan, bounding=bounding))
     aggregate = first_counted(plan)
     place = next(i for i, out in enumerate(operator.outputs) if out.name == aggregate.name)
@@ -338,8 +338,6 @@ def admitted(
     A group is hidden until as many of its units were accepted as the selection asks for; its weight
     follows from its size. See `error_forecast.forecast`; here for the rows of the sample.
     """
-    from streamveil.engines.error_forecast import LUCK
-
     rule, bounds, selection = operator.totalling.rule, operator.bounds, operator.totalling.selection
     bounding = Bounding(
         max_rows=bounds.max_rows, max_rows_per_group=bounds.per_group, quadratic=bounds.quadratic

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import streamveil as sv
+from streamveil.advise import tune_more
+from streamveil.advise.tune_more import draw, epsilon_for, lines, tune_over
 from streamveil.engines.compile import compile_plan
 from streamveil.errors import PlanError
-from streamveil.queries import tune_more
 from streamveil.queries.plan import Bounding
-from streamveil.queries.tune_more import draw, epsilon_for, lines, tune_over
-from tests.queries.test_tune import KEYS, clicks, plan
+from tests.advise.test_tune import KEYS, clicks, plan
 
 
 def test_bounds_on_values_weigh_clamping_against_noise():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from streamveil.engines.tables import Design
 from streamveil.queries.plan import Plan
-
-if TYPE_CHECKING:
-    from streamveil.engines.tables import Design
 
 Row = tuple[str, ...]
 MANY = 12  # values of a domain or sets of columns that are written out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamveil.engines.embedded.group_by import WORK
+
 PROGRAM = 250 << 20  # bytes of the running program with its libraries, about
 GROUPS_ENTERED = 4  # groups of a unit, where nothing is said
 
@@ -37,8 +39,6 @@ class Sizes:
 
 def unit_rows(sizes: Sizes, limit: Limit) -> list[tuple[str, str]]:
     """The memory of the expected units, and what happens to those that do not fit."""
-    from streamveil.engines.embedded.group_by import WORK  # engines sit above the queries
-
     groups = 2 * sizes.group * (limit.groups or 0)  # their tables double
     rows = []
     if limit.units is not None:

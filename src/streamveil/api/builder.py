@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
+from streamveil.api.query import Query
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.privacy.budget import Budget
@@ -26,7 +27,7 @@ from streamveil.queries.assemble import Draft, assemble
 from streamveil.queries.options import OPTIONS
 from streamveil.queries.parts import Duration, Ticks, duration_us, make_aggregate
 from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
-from streamveil.queries.query import Query
+from streamveil.queries.sql import parse_script
 
 
 @dataclass(frozen=True)
@@ -407,8 +408,6 @@ def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
 @fitting('sql(text, {"clicks": table})')
 def sql(text: str, tables: Mapping[str, Any] | None = None) -> Query:
     """The only query of a SQL script. `tables` maps names to streams or to tables in memory."""
-    from streamveil.queries.sql import parse_script
-
     if tables is not None and not isinstance(tables, Mapping):
         raise PlanError(
             "tables maps the names in the query to streams or tables.\n"

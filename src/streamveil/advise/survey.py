@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import ndtri
 
+from streamveil.advise.tune import Sample, first_counted, ranks, row_pairs, usable_rows
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_sigma, root_up
@@ -20,7 +21,6 @@ from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise
 from streamveil.privacy.samplers import rounded_gaussian
 from streamveil.queries.plan import Plan
-from streamveil.queries.tune import Sample, first_counted, ranks, row_pairs, usable_rows
 from streamveil.types import Array, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20

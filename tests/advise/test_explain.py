@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import streamveil.queries.builder as sv
+import streamveil.api.builder as sv
+from streamveil.advise.explain import explain, mechanism_rows, shown_chance, shown_triggers
+from streamveil.advise.explain_memory import Limit
+from streamveil.advise.explain_outlook import threshold_of
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import explain, mechanism_rows, shown_chance, shown_triggers
-from streamveil.queries.explain_memory import Limit
-from streamveil.queries.explain_outlook import threshold_of
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen

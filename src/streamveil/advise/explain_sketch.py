@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from streamveil.operators.sketch import SketchQuery
 from streamveil.queries.plan import Plan
-
-if TYPE_CHECKING:
-    from streamveil.operators.sketch import SketchQuery
 
 Row = tuple[str, ...]
 

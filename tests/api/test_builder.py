@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import streamveil.queries.builder as sv
+import streamveil.api.builder as sv
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
 from streamveil.queries.parts import duration_us

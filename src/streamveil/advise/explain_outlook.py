@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from streamveil.advise.lane_noise import lane_sd
+from streamveil.engines.error_forecast import CAUTION, Settings, Threshold, errors_of, expected
+from streamveil.operators.group_by import GroupBy
+from streamveil.operators.release import driver
 from streamveil.queries.plan import Plan
-
-if TYPE_CHECKING:
-    from streamveil.engines.error_forecast import Settings, Threshold
-    from streamveil.operators.group_by import GroupBy
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 
 
 def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
-    from streamveil.engines.error_forecast import CAUTION, errors_of, expected
-    from streamveil.operators.release import driver
-    from streamveil.queries.explain import lane_sd
-
     outlook, totalling = expected(plan.options, windows_of(operator)), operator.totalling
     last, place = operator.schedule.triggers, driver(totalling.lanes)
     if outlook is None or last is None or place < 0 or plan.preset != "default":
@@ -41,8 +37,6 @@ def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
 
 def as_settings(operator: GroupBy) -> Settings:
     """The bounds, weights and selection of an operator as a forecast takes them."""
-    from streamveil.engines.error_forecast import Settings
-
     bounds, rule, selection = operator.bounds, operator.totalling.rule, operator.totalling.selection
     weight = 1.0 if rule is None else rule.scale / rule.entry
     return Settings(
@@ -55,8 +49,6 @@ def as_settings(operator: GroupBy) -> Settings:
 
 def threshold_of(selection: Any, last: int) -> Threshold:
     """What the selection asks for at the last release."""
-    from streamveil.engines.error_forecast import Threshold
-
     if selection is None:
         return Threshold(0.0)
     usual: float | None = getattr(selection, "usual", None)

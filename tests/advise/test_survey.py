@@ -7,11 +7,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.errors import BudgetError, PlanError
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries.survey import (
+from streamveil.advise.survey import (
     REPEAT_EDGES,
     ROW_EDGES,
     VAGUE,
@@ -20,8 +16,12 @@ from streamveil.queries.survey import (
     learn,
     survey,
 )
-from streamveil.queries.tune import usable_rows
-from tests.queries.test_tune import clicks, plan
+from streamveil.advise.tune import usable_rows
+from streamveil.errors import BudgetError, PlanError
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from tests.advise.test_tune import clicks, plan
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 
 PRICE = sv.Budget(epsilon=1, delta=1e-9)
@@ -120,7 +120,7 @@ def test_the_noise_has_the_declared_scale():
     table, made = clicks(5), plan(clicks(5))
     exact = np.concatenate(histograms(usable_rows(made, table, 1.0), valued=False))
     found: list[np.ndarray] = []
-    import streamveil.queries.survey as module
+    import streamveil.advise.survey as module
 
     def keep(noisy, scale):
         found.append(np.concatenate(noisy))

@@ -5,10 +5,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.errors import PlanError
-from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries.plan import Bounding
-from streamveil.queries.tune import (
+from streamveil.advise.tune import (
     _totals,
     forecast,
     passes,
@@ -16,6 +13,9 @@ from streamveil.queries.tune import (
     solve_epsilon,
     tune,
 )
+from streamveil.errors import PlanError
+from streamveil.privacy.noise import SeededNoise, SilentNoise
+from streamveil.queries.plan import Bounding
 from streamveil.runtime.run import run
 
 KEYS = [f"k{i:02}" for i in range(12)]

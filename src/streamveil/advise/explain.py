@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from math import inf, sqrt
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import Any
 
-import numpy as np
-from scipy.special import ndtr
-
+from streamveil.advise import explain_table as tables
+from streamveil.advise.explain_memory import Limit, Sizes, unit_rows
+from streamveil.advise.explain_outlook import HEADING, outlook_rows
+from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
+from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
+from streamveil.engines.compile import compile_plan
+from streamveil.engines.sketched import compile_sketch, is_sketched
+from streamveil.engines.tables import Design
 from streamveil.errors import visible_lines
+from streamveil.operators.bounding import Shape
+from streamveil.operators.group_by import GroupBy
+from streamveil.operators.selection import GaussianSelection
+from streamveil.operators.sketch import SketchQuery
+from streamveil.operators.table import ChangingTable
+from streamveil.operators.total_test import TotalTest
 from streamveil.privacy.guarantee import rounded_up
-from streamveil.queries import explain_table as tables
 from streamveil.queries.combine import combined_plan
-from streamveil.queries.explain_memory import Limit, Sizes, unit_rows
-from streamveil.queries.explain_outlook import HEADING, outlook_rows
-from streamveil.queries.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.queries.plan import Clock, Plan, TableSource, Window
-
-if TYPE_CHECKING:
-    from streamveil.operators.group_by import GroupBy
-    from streamveil.operators.sketch import SketchQuery
-    from streamveil.operators.table import ChangingTable
-    from streamveil.operators.total_test import TotalTest
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth
@@ -64,9 +65,6 @@ class Explanation:
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
     """Describes a plan. Compiles it, reads no data."""
-    from streamveil.engines.compile import compile_plan  # engines sit above the queries
-    from streamveil.engines.sketched import compile_sketch, is_sketched
-
     if isinstance(plan.source, TableSource):
         return explain_table(plan)
     if is_sketched(plan):
@@ -91,8 +89,6 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
 
 def explain_table(plan: Plan) -> Explanation:
     """Describes a query over a changing table."""
-    from streamveil.engines.tables import Design  # engines sit above the queries
-
     design = Design(plan)
     triggers = shown_triggers(design.workload.steps)
     heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
@@ -247,8 +243,6 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
 
 def selection_rows(operator: GroupBy) -> list[Row]:
     """How discovered groups are chosen."""
-    from streamveil.operators.selection import GaussianSelection  # beside, not below
-
     selection: Any = operator.totalling.selection
     if selection is None:
         return []
@@ -294,26 +288,6 @@ def _bounding(plan: Plan, quadratic: int | None) -> str:
         parts.append(f"while the sum of squared rows per group, weighted, is at most {quadratic:,}")
     scope = "" if plan.period_us is None else f", in each {_span(plan.period_us)}"
     return ", ".join(parts) + scope
-
-
-def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
-    """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
-    totalling = operator.totalling
-    counter = totalling.counters[lane]
-    if lane == totalling.shared:
-        from streamveil.operators.selection import FINE  # operators sit beside, not below
-
-        return sqrt(float(counter.std(np.array([trigger]))[0]) ** 2 / FINE**2 + 1 / 12)
-    rule = totalling.rule
-    weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
-    sd = float(counter.std(np.array([trigger]))[0])
-    return sd * float(totalling.lanes[lane].quantum) / weight
-
-
-def threshold(operator: GroupBy, trigger: int) -> float | None:
-    """Units a group's noisy count must exceed to be shown; None for public groups."""
-    test = getattr(operator.totalling.selection, "threshold", None)
-    return None if test is None else float(test(trigger))
 
 
 def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
@@ -368,21 +342,6 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     return Section(title, tuple(rows), heading)
 
 
-def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
-    """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
-    from streamveil.operators.selection import FINE  # beside, not below
-
-    selection: Any = operator.totalling.selection
-    if selection is None:
-        return None
-    if not hasattr(selection, "table"):  # at this very trigger: a little less
-        sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
-        return float(ndtr((units - selection.threshold(trigger)) / sd))
-    steps = np.arange(1, selection.table.horizon + 1)
-    arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)
-    return float(selection.table.opening_chance(np.maximum(arrived, 0)))
-
-
 def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     """What the noise interval does not cover."""
     notes: dict[str, list[str]] = {}
@@ -428,8 +387,6 @@ def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:
 
     At the usual fill of the tables.
     """
-    from streamveil.operators.bounding import Shape
-
     shape = Shape.of(operator.bounds, operator.firsts)
     return round(shape.slot_bytes / FILL), round(shape.group_bytes / FILL), shape.lanes
 

@@ -1,6 +1,6 @@
 """The Python spelling of queries over changing tables.
 
->>> from streamveil.queries.builder import Budget, count, files, rows
+>>> from streamveil.api.builder import Budget, count, files, rows
 >>> people = table(files("changes.parquet"), id="id", operation="op",
 ...                domains={"city": ["Oslo", "Rome"], "age": range(100)})
 >>> query = people.marginals(ways=1).agg(n=count()).release(
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamveil.api.builder import RELEASE_OPTIONS, Measure, Rows, Stream, endless
+from streamveil.api.query import Query
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.privacy.budget import Budget
 from streamveil.queries.assemble import Draft, assemble
-from streamveil.queries.builder import RELEASE_OPTIONS, Measure, Rows, Stream, endless
 from streamveil.queries.parts import Duration, Ticks, duration_us
 from streamveil.queries.plan import Aggregate, SinkSpec, TableSource
-from streamveil.queries.query import Query
 from streamveil.queries.table import table_source
 
 

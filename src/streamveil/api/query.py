@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.queries.plan import Plan
 
 if TYPE_CHECKING:
-    from streamveil.batch import Release
-    from streamveil.queries.explain import Explanation
+    from streamveil.advise.explain import Explanation
     from streamveil.runtime.ask import Answer
 
 RUN_OPTIONS = (
@@ -29,7 +29,7 @@ class Query:
     @fitting("explain(), or explain(forecast=True)")
     def explain(self, *, forecast: bool = False) -> Explanation:
         """The promise in words, the plan, the noise and every default. Reads no data."""
-        from streamveil.queries.explain import explain
+        from streamveil.advise.explain import explain
 
         return explain(self.plan, forecast=forecast)
 
@@ -42,7 +42,7 @@ class Query:
         Spark; options are then secret, noise, insecure, ledger, progress and once.
         """
         from streamveil.runtime.on_spark import SparkEngine
-        from streamveil.runtime.run import run  # the runtime sits above the queries
+        from streamveil.runtime.run import run  # loaded when it is needed
 
         if not isinstance(state, str | PathLike):
             raise PlanError(f"state must be the path of a directory, not {type(state).__name__}")
@@ -67,6 +67,6 @@ class Query:
 
         About the last closed step of the job in `state`. Options: secret, noise, insecure.
         """
-        from streamveil.runtime.ask import ask  # the runtime sits above the queries
+        from streamveil.runtime.ask import ask  # loaded when it is needed
 
         return ask(self.plan, question, state=state, **options)

@@ -11,12 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.errors import MissingExtraError, PlanError, require_one_of
-from streamveil.privacy.budget import Budget
-from streamveil.queries.explain import lane_sd
-from streamveil.queries.expr import compile_value
-from streamveil.queries.plan import Plan
-from streamveil.queries.tune import (
+from streamveil.advise.lane_noise import lane_sd
+from streamveil.advise.tune import (
     EPSILONS,
     METRICS,
     Forecast,
@@ -27,6 +23,11 @@ from streamveil.queries.tune import (
     require_whole,
     tune,
 )
+from streamveil.engines.compile import compile_plan
+from streamveil.errors import MissingExtraError, PlanError, require_one_of
+from streamveil.privacy.budget import Budget
+from streamveil.queries.expr import compile_value
+from streamveil.queries.plan import Plan
 
 VALUES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # quantiles of the values, tried as bounds
 SHARES = (0.3, 0.4, 0.5, 0.6, 2 / 3, 0.72, 0.8, 0.9)
@@ -77,8 +78,6 @@ def over_values(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Foreca
 
 def over_split(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Forecast]:
     """Shares of the budget for the values, the rest for deciding which groups to show."""
-    from streamveil.engines.compile import compile_plan  # engines sit above the queries
-
     operator = compile_plan(plan)
     if operator.totalling.selection is None or plan.preset != "default":
         raise PlanError("public groups and presets leave no budget to split")
@@ -104,8 +103,6 @@ def over_releases(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Fore
     Error: of a group read at any time: the noise of the last release and the rows since, half an
         interval's on average, if rows arrive evenly.
     """
-    from streamveil.engines.compile import compile_plan  # engines sit above the queries
-
     steps = compile_plan(plan).schedule.steps
     if steps is None or plan.clock.kind == "once":
         raise PlanError("how often to release is tuned for a query with a known number of steps")
@@ -134,8 +131,6 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
     No rows are needed: the group has one row per unit, the error is the deviation of the noise at
     the last release over `units`, for a group of its size.
     """
-    from streamveil.engines.compile import compile_plan  # engines sit above the queries
-
     asked = first_counted(plan)
     if asked.function == "sum":
         raise PlanError("a target error without a sample is for counts; give a public sample")

@@ -1,0 +1,43 @@
+"""The noise of a compiled query's numbers, and the chance that its groups are shown."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from streamveil.operators.group_by import GroupBy
+from streamveil.operators.selection import FINE
+
+
+def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
+    """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
+    totalling = operator.totalling
+    counter = totalling.counters[lane]
+    if lane == totalling.shared:
+        return sqrt(float(counter.std(np.array([trigger]))[0]) ** 2 / FINE**2 + 1 / 12)
+    rule = totalling.rule
+    weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
+    sd = float(counter.std(np.array([trigger]))[0])
+    return sd * float(totalling.lanes[lane].quantum) / weight
+
+
+def threshold(operator: GroupBy, trigger: int) -> float | None:
+    """Units a group's noisy count must exceed to be shown; None for public groups."""
+    test = getattr(operator.totalling.selection, "threshold", None)
+    return None if test is None else float(test(trigger))
+
+
+def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
+    """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
+    selection: Any = operator.totalling.selection
+    if selection is None:
+        return None
+    if not hasattr(selection, "table"):  # at this very trigger: a little less
+        sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
+        return float(ndtr((units - selection.threshold(trigger)) / sd))
+    steps = np.arange(1, selection.table.horizon + 1)
+    arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)
+    return float(selection.table.opening_chance(np.maximum(arrived, 0)))

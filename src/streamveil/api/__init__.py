@@ -1,0 +1,1 @@
+"""The Python library: queries are built, explained, run and asked."""

@@ -1,0 +1,35 @@
+"""Questions across the releases of one job, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from streamveil.api.query import Query
+from streamveil.batch import Release
+from streamveil.derived.answers import Answers
+from streamveil.derived.releases import of_folder, of_releases
+from streamveil.engines.compile import compile_plan
+from streamveil.errors import PlanError, fitting
+from streamveil.queries.combine import combined_plan
+from streamveil.runtime.published import is_state, of_state
+
+
+@fitting('answers("clicks.veil"), or answers(releases)')
+def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
+    """Questions across releases of one job: those in memory, a sink's folder, a state directory.
+
+    Releases carry what is needed in the metadata of their schema, or in a file beside; without
+    either, give the `query`.
+    """
+    operator = None
+    if query is not None:
+        operator = compile_plan(combined_plan(query.plan))
+    if not isinstance(source, str | Path | Iterable):
+        raise PlanError(
+            "answers takes releases, the folder of a sink or a state directory, not "
+            f"{type(source).__name__}"
+        )
+    if not isinstance(source, str | Path):
+        return Answers(of_releases(source, operator))
+    return Answers(of_state(source) if is_state(source) else of_folder(source, operator))
