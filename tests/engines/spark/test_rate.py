@@ -17,6 +17,7 @@ if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
 from streamveil.engines.spark import feeds
+from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import Split
 from streamveil.runtime.spark import SparkJob, without_cut_count
 from streamveil.runtime.spark_state import Layout
@@ -54,7 +55,7 @@ def test_publishes_the_bytes_of_the_embedded_engine(session, tmp_path, monkeypat
 
 def taken(plan, step, before, seen):
     """The positions of a step's rows, as far as its plan tells."""
-    feed = feeds.feed_of(feeds.options_for("rate", plan.source.options, plan.clock, "ts"))
+    feed = feed_of(feeds.options_for("rate", plan.source.options, plan.clock, "ts"))
     splits = [Split.parse(text) for piece in feed.splits(before, seen, step) for text in piece]
     return sorted((part.base + part.skip, part.rows) for part in splits)
 
@@ -65,7 +66,7 @@ def test_a_replay_has_all_rows_and_ends(every):
     if "ROWS" in every:  # which takes a number of steps instead
         text = text.replace("start = '2026-01-01', end = '2026-01-01 01:00:00')", "steps = 9)")
     plan = parse_script(text).query.plan
-    feed = feeds.feed_of(feeds.options_for("rate", plan.source.options, plan.clock, "ts"))
+    feed = feed_of(feeds.options_for("rate", plan.source.options, plan.clock, "ts"))
     seen = feed.seen(feed.nothing(), 0.0)
     assert [feed.has(seen, step) for step in (1, 3, 4)] == [True, True, False]
     if plan.clock.kind == "rows":
@@ -76,7 +77,7 @@ def test_a_live_step_takes_the_rows_whose_time_came_before_it():
     live = QUERY.replace("units = 300", "units = 300, follow = TRUE")
     plan = parse_script(live.format(out="out", every="INTERVAL 20 MINUTE")).query.plan
     assert plan.clock.kind == "wall"
-    feed = feeds.feed_of(feeds.options_for("rate", plan.source.options, plan.clock, None))
+    feed = feed_of(feeds.options_for("rate", plan.source.options, plan.clock, None))
     start = plan.clock.start_us / 1e6
     first = feed.seen(feed.nothing(), start + 1200)
     second = feed.seen(first, start + 2400)

@@ -27,6 +27,7 @@ if importlib.util.find_spec("pyspark") is None:
 
 from streamveil.engines.spark import feeds, stages, tasks
 from streamveil.engines.spark.chains import Chain
+from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import digest, footers
 from streamveil.runtime import spark as jobs
 from streamveil.runtime.spark_state import CHECKPOINT, Layout, Mark
@@ -67,7 +68,7 @@ class Steps:
 
     def __init__(self, job, monkeypatch):
         self.job, self.monkeypatch = job, monkeypatch
-        self.feed = feeds.feed_of(job._options())
+        self.feed = feed_of(job._options())
 
     def run(self, step, seed, setup=None):
         """All tasks of a step: its releases and report; None when there is no such step."""
@@ -230,7 +231,7 @@ def test_a_file_of_other_content_is_another_file_and_a_copy_is_not(tmp_path):
 def test_a_task_reads_no_file_that_changed_since_it_was_planned(tmp_path, monkeypatch):
     case = CASES[0]
     with opened(case, tmp_path) as job:
-        feed = feeds.feed_of(job._options())
+        feed = feed_of(job._options())
         seen = feed.seen(feed.nothing(), 0.0)
         text = next(texts for texts in feed.splits(feed.nothing(), seen, 1) if texts)[0]
         job.setup.reading.rows(text, 1)
@@ -243,7 +244,7 @@ def test_a_task_reads_no_file_that_changed_since_it_was_planned(tmp_path, monkey
 def test_rows_of_late_files_that_belong_to_no_step_are_counted(tmp_path):
     case = CASES[0]
     with opened(case, tmp_path) as job:
-        feed = feeds.feed_of(job._options())
+        feed = feed_of(job._options())
         before = feed.seen(feed.nothing(), 0.0)
         table = pq.read_table(tmp_path / "data" / "a.parquet").slice(0, 20)
         late = pa.array(np.full(20, 90 * HOUR)).cast(table["seen"].type)

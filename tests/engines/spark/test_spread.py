@@ -30,6 +30,7 @@ if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
 from streamveil.engines.spark import feeds, stages, tasks
+from streamveil.engines.spark.source import feed_of
 from streamveil.runtime import spark as jobs
 from streamveil.runtime.spark_state import Layout
 
@@ -51,7 +52,7 @@ def in_tasks(plan, folder, shards, rng, monkeypatch):
     layout = Layout(shards=shards)
     with jobs.SparkJob(plan, state=folder, session=None, layout=layout, keys=keys) as job:
         setup = replace(job.setup, tasks=max(1, shards - 1))
-        feed = feeds.feed_of(job._options())
+        feed = feed_of(job._options())
         before, made, reports = {"step": 0, **feed.nothing()}, [], []
         for step in range(1, 1000):
             seen = {"step": step, **feed.seen(before, 0.0)}
