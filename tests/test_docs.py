@@ -32,3 +32,37 @@ def test_the_examples_run(page, commands, tmp_path, monkeypatch):
                 assert done.returncode == 0, (line, done.stdout, done.stderr)
                 ran += 1
     assert ran == commands
+
+
+ROOT = DOCS.parent
+SOURCE = ROOT / "src" / "streamveil"
+DOTTED = re.compile(r"`(?:streamveil\.)?([a-z_]+(?:\.[A-Za-z_]+)+)")
+FILE = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)")
+
+
+def missing(text):
+    """Modules, files and names in modules that a text names in backticks and that are not there."""
+    for name in DOTTED.findall(text):
+        parts, place = name.split("."), SOURCE
+        while parts and (place / parts[0]).is_dir():
+            place /= parts.pop(0)
+        if place != SOURCE and parts:
+            if (place / f"{parts[0]}.py").is_file():
+                place /= f"{parts.pop(0)}.py"
+            else:
+                place /= "__init__.py"
+            if parts and not re.search(rf"\b{parts[0]}\b", place.read_text()):
+                yield name
+    for name in FILE.findall(text):
+        if not any((top / name).is_file() for top in (ROOT, SOURCE)):
+            yield name
+
+
+def test_modules_and_files_that_are_named_are_there():
+    pages = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *SOURCE.rglob("*.py")]
+    found = {str(page.relative_to(ROOT)): set(missing(page.read_text())) for page in pages}
+    assert {page: names for page, names in found.items() if names} == {}
+    planted = (
+        "`operators.guarantee`, `privacy.noise.Nowhere`, `engines/nowhere.py`, `privacy.noise`"
+    )
+    assert set(missing(planted)) == set(re.findall("`(.+?)`", planted)[:3])

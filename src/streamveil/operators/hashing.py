@@ -7,8 +7,8 @@ variant). Several columns are chained: the concatenated names of the columns are
 
 Why 128 bits are enough: under a secret key nobody can aim at a collision, and among n different
 keys the chance of any is at most n**2 / 2**129 (n = 2**40: 2**-49, and a collision would only give
-two keys the same noise and the same row). A privacy unit keeps only the first 64 bits; what a
-collision of those would cost is charged to delta by `operators.guarantee`.
+two keys the same noise and the same row). A privacy unit keeps only the first 64 bits; the chance
+of a collision of those is charged (`GroupBy.loss`, `SketchQuery.guarantee`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Budget and sensitivity to noise scale: the only place where noise is sized.
+"""A budget to the most that one mechanism may lose, and to the noise scale that this needs.
 
-Every function searches from the private side and checks its answer through the forward formula of
-`guarantee`, so a scale that is returned keeps the budget, and rounding only ever adds noise.
+What is not given exactly is searched from the private side, and the answer is checked through the
+forward formula of `guarantee`: a number that is returned keeps the budget, and rounding only adds
+noise. Noise of several parts together is sized elsewhere: `mechanisms.shares`,
+`mechanisms.counters.fit`, `mechanisms.sketches.privacy`, `operators.weighted`, `engines.sizing`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""From losses to (epsilon, delta): upper bounds, so that no stated loss is below the true one.
+"""From losses to (epsilon, delta): upper bounds, with margins for what float64 rounds.
 
-Functions named `delta` bound a hockey-stick divergence H(eps) = sup over events of P[E] - e^eps
-Q[E] from above, for any real eps. Floats are float64; each result is raised by a bound on its
-rounding error. Where that error comes from scipy, the bound (MARGIN, MASS_MARGIN) is measured and
-trusted, not proved.
+Functions named `..._delta` bound a hockey-stick divergence H(eps) = sup over events of P[E] - e^eps
+Q[E] from above, for any real eps. In exact arithmetic each is an upper bound, with a proof or a
+citation. Parts are raised by a margin for rounding, which also covers the sums taken over them. The
+margins for scipy (MARGIN, MASS_MARGIN) are measured, those for exp, log and tanh are generous; all
+are trusted, not proved (`docs/weaknesses.md`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From the pieces a query names to its plan. Both spellings end here.
 
-The options of a query arrive by the names of `options.OPTIONS`, whoever wrote them; a default that
-depends on another option is decided here and nowhere else.
+The options of a query arrive by the names of `options.OPTIONS`, whoever wrote them; a default of
+the plan that depends on another option is decided here. What also depends on the mechanism is
+decided by `engines.compile`, with its reason (`GroupBy.defaults`).
 """
 
 from __future__ import annotations

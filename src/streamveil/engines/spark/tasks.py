@@ -81,7 +81,7 @@ TASKS = count()  # of this process: Spark collects garbage after each, but not w
 
 
 def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
-    """Splits of any partition to admitted rows: files are read here, raw rows go nowhere else."""
+    """Splits of any partition to admitted rows: the task that reads a row admits it."""
 
     def task(batches: Batches) -> Batches:
         operator, noise = setup.operator.open(), setup.keys()

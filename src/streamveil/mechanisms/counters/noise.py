@@ -1,4 +1,8 @@
-"""The one place where counters draw noise: one column of draws per key."""
+"""Gaussian noise of counters that draw for all keys at once: one column of draws per key.
+
+Compiled steps (`kernels`), Haar counters (`haar`, `keyed`) and the Laplace tree (`kary`) draw their
+own.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from streamveil.types import Array, Int64
 class LiveTable:
     """The curator's handle of a dynamic mechanism.
 
-    `tick` ends a public step and is the only moment noise is drawn. What `delete` returns, and how
-    long anything takes, is raw data: for the curator's code only.
+    `tick` ends a public step. Noise is drawn by it and by `open`, at no other time. What `delete`
+    returns, and how long anything takes, is raw data: for the curator's code only.
 
     >>> from streamveil.mechanisms.dynamic import FullyDynamic
     >>> from streamveil.mechanisms.linear import Marginals, Share, noisy_queries

@@ -271,7 +271,9 @@ class DisjointDoubling:
 
 @dataclass
 class Reruns(Generic[Data]):
-    """Runs a black box by a schedule while records arrive. The only place that charges for it.
+    """Runs a black box by a schedule while records arrive, and charges each run to `meter`.
+
+    Runs on disjoint records are not charged one by one: their costs do not add.
 
     `black_box(data, share, place)` returns the answer of one private run on `data` that costs
     `share`; `slice_of(start, stop)` gives the records of those positions. When several runs fall
