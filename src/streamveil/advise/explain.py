@@ -29,6 +29,7 @@ from streamveil.operators.table import ChangingTable
 from streamveil.operators.total_test import TotalTest
 from streamveil.privacy.guarantee import rounded_up
 from streamveil.queries.combine import combined_plan
+from streamveil.queries.look import look_share, with_look
 from streamveil.queries.plan import Clock, Plan, TableSource, Window
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
@@ -69,6 +70,7 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
         return explain_table(plan)
     if is_sketched(plan):
         return explain_sketch(plan, compile_sketch(plan))
+    plan = with_look(plan)
     operator = compile_plan(combined_plan(plan))
     triggers = shown_triggers(operator.schedule.triggers)
     sections = [
@@ -227,6 +229,10 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
         ("bounding", _bounding(plan, bounds.quadratic)),
         ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
     ]
+    if operator.look is not None:
+        share, said = float(look_share(plan)), "; ".join(operator.look.said)
+        asks = f"{share:.0%} of the budget asks how many rows units have, which chooses the rest"
+        rows.insert(0, ("before the first release", f"{asks}: {said}" if said else asks))
     rows += selection_rows(operator)
     for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
         if place == totalling.shared or lane.place > 0:

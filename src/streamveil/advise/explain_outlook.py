@@ -9,6 +9,7 @@ from streamveil.advise.lane_noise import lane_sd
 from streamveil.engines.error_forecast import CAUTION, Settings, Threshold, errors_of, expected
 from streamveil.operators.group_by import GroupBy
 from streamveil.operators.release import driver
+from streamveil.queries.look import expectations
 from streamveil.queries.plan import Plan
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
@@ -16,7 +17,8 @@ HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "
 
 def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
-    outlook, totalling = expected(plan.options, windows_of(operator)), operator.totalling
+    outlook = expected(expectations(plan.options), windows_of(operator))
+    totalling = operator.totalling
     last, place = operator.schedule.triggers, driver(totalling.lanes)
     if outlook is None or last is None or place < 0 or plan.preset != "default":
         return []

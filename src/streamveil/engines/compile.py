@@ -18,6 +18,7 @@ from streamveil.engines.sizing import Sizing, is_open
 from streamveil.errors import PlanError, nearest
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.group_by import Default, GroupBy
+from streamveil.operators.look import Look
 from streamveil.operators.outputs import LaneBook, Output
 from streamveil.operators.protocol import Operator
 from streamveil.operators.release import Totalling, driver
@@ -35,12 +36,14 @@ from streamveil.queries.expr import (
     compile_unit,
     compile_value,
 )
+from streamveil.queries.look import divided, look_share, stated
 from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
 SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
 MOST_LEVELS = 12
+MOST_LOOKED = Fraction(1, 2)
 MICRO = timedelta(microseconds=1)
 OPTIONS = {
     "selection",
@@ -58,6 +61,8 @@ OPTIONS = {
     "selection_share",
     "weights",
     "cut_share",
+    "look_share",
+    "looked",
     "intervals",
     "max_units",
     *EXPECTED,
@@ -94,6 +99,7 @@ class Compiler:
 
     def compile(self) -> GroupBy:
         """The operator."""
+        look = self._look()
         plan = self.plan
         unknown = set(plan.options) - OPTIONS
         if unknown:
@@ -152,8 +158,21 @@ class Compiler:
             confidence=confidence,
             max_units=max_units,
             true_intervals=self._true_intervals(outputs, totalling),
+            look=look,
             defaults=tuple(self.defaults),
         )
+
+    def _look(self) -> Look | None:
+        """What a look at the rows costs; the plan goes on with what is left of its budget."""
+        share = look_share(self.plan)
+        if not 0 <= share <= MOST_LOOKED:
+            raise PlanError(f"look_share must be between 0 and {float(MOST_LOOKED):g}")
+        if not share:
+            return None
+        looking, rest = divided(self.plan.budget, share)
+        self._note("look_share", float(share), "of the budget: rows tell their shape first")
+        self.plan = replace(self.plan, budget=rest)
+        return Look(stated(looking), tuple(self.plan.options.get("looked", {}).get("said", ())))
 
     def _true_intervals(self, outputs: tuple[Output, ...], totalling: Totalling) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""

@@ -36,6 +36,7 @@ from streamveil.operators.total_test import TotalTest, can_test, test_grid
 from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import PRECISION, gaussian_mu, root_down, root_up, zcdp_rho
+from streamveil.queries.look import expectations
 from streamveil.queries.plan import Plan
 from streamveil.types import Exact
 
@@ -290,7 +291,7 @@ class Sizing:
     @cached_property
     def outlook(self) -> Outlook | None:
         """The stream that the query expects in one scope of a unit, if it says so."""
-        return expected(self.plan.options, self.windows or 1)
+        return expected(expectations(self.plan.options), self.windows or 1)
 
     def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
         """The settings with the least forecast error on what is expected, or on usual streams."""

@@ -19,6 +19,7 @@ from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, Unit
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.facts import constant_facts, heading
 from streamveil.operators.keys import Types, encode_keys
+from streamveil.operators.look import Look
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.outputs import Output
 from streamveil.operators.release import (
@@ -118,6 +119,7 @@ class GroupBy:
     confidence: float
     max_units: int
     true_intervals: bool = False  # intervals cover the rows over the bound as well
+    look: Look | None = None  # at the rows, before the first release
     defaults: tuple[Default, ...] = ()
 
     def __post_init__(self) -> None:
@@ -156,6 +158,8 @@ class GroupBy:
         """The sum of all parts; see the class."""
         totalling = self.totalling
         loss = Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
+        if self.look is not None:
+            loss += self.look.loss
         for place, (lane, counter) in enumerate(
             zip(totalling.lanes, totalling.counters, strict=True)
         ):

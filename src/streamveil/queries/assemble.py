@@ -43,6 +43,7 @@ PASSED = (
     "selection_share",
     "mu_share",
     "delta_share",
+    "look_share",
     "hidden_groups",
     "total_tests",
     "weights",
@@ -203,10 +204,8 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
         raise PlanError("give max_rows_contributed or max_groups_contributed, not both")
     if groups is not None and groups < 1:
         raise PlanError(f"max_groups_contributed must be at least 1, not {groups}")
-    one_shot = draft.ticks.every_us is None and draft.ticks.rows is None
-    one_shot &= not isinstance(draft.source, TableSource)
-    if rows is None and squares is None and groups is None and one_shot:
-        groups = 1  # GoogleSQL's default
+    if rows is None and squares is None and groups is None and combine:
+        groups = 1  # GoogleSQL's default; else a forecast chooses
     if combine and each not in (None, 1):
         raise PlanError(
             "with contribution_bounds_per_group the rows of a unit in a group are one contribution;"

@@ -179,7 +179,7 @@ OPTIONS: dict[str, Option] = {
         row_value, G, NONE, "who is protected: a column or per-row expression"
     ),
     "max_groups_contributed": Option(
-        whole, G, "1 when `max_rows_contributed` is not given",
+        whole, G, "by forecast; 1 with `contribution_bounds_per_group`",
         "groups one unit may count in; C = groups x rows per group",
     ),
     "max_rows_contributed": Option(
@@ -244,6 +244,10 @@ OPTIONS: dict[str, Option] = {
     ),
     "cut_share": Option(
         real, S, "0.02", "share of mu^2 for a private count of the rows over the contribution bound"
+    ),
+    "look_share": Option(
+        number_text, S, "0.05 where all rows are there at the start and none are expected",
+        "share of the budget that asks the rows for their shape before the first release; 0: none",
     ),
     "selection": Option(
         word, S, "'auto': by forecast",

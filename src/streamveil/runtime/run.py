@@ -29,6 +29,7 @@ from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Keys
+from streamveil.runtime.look import looked
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import Schedule
@@ -82,6 +83,8 @@ def run(  # noqa: PLR0913  (the public signature)
     keys = Keys(secret, noise, insecure)
     if epoch_of(Path(state)) is None:
         warn_of_nothing(plan)
+    if engine is None:
+        plan = looked(plan, Path(state), noise, None if ledger is None else Path(ledger))
     work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
     shared = None if ledger is None else Path(ledger)
     work = replace(work, ledger=shared, keep_releases=keep_releases)

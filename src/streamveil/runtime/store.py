@@ -2,6 +2,7 @@
 
     state.json        whose state this is: job, query, operator, format, epoch; no secret
     secret            the noise secret, mode 0600, unless it is kept elsewhere
+    look.json         what a look at the rows said before the first release, if there was one
     ledger            what was spent, charged once when the directory was created
     lock              held by the one process that runs the job
     log-N             the micro-batches committed after batch N
@@ -36,9 +37,10 @@ VERSION = 1
 HEADER = "state.json"
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
+LOOK = "look.json"  # what a look at the rows said
 EPOCH_BYTES = 16
 CLOSING_SECONDS = 4.0  # a container gives ten in all
-BEFORE_CREATION = frozenset([LOCK, SECRET, SCRATCH])  # what may be there before the header
+BEFORE_CREATION = frozenset([LOCK, SECRET, SCRATCH, LOOK])  # what may be there before the header
 PARTS = (LEDGER, wal.SEGMENT, checkpoint.CHECKPOINT)  # what is there after it
 
 

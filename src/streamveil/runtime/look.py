@@ -1,0 +1,148 @@
+"""The look at the data before a job's first release: made once, kept in the state, never repeated.
+
+    look.json         what the look said; beside `state.json`
+
+Exactly once: what a look says is used when it is durable, and it is read from there ever after. A
+look that was cut off before has said nothing, and is made anew with fresh noise. Its loss is part
+of the job's charge, which is made before anything is published.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.connectors import open_source
+from streamveil.connectors.base import micros
+from streamveil.engines.compile import compile_plan
+from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.operators.protocol import Operator
+from streamveil.privacy.noise import KeyedNoise, Noise
+from streamveil.queries.combine import combined_plan
+from streamveil.queries.expr import column_named
+from streamveil.queries.look import divided, look_share, told, with_look
+from streamveil.queries.plan import Plan
+from streamveil.queries.schema import check_schema
+from streamveil.queries.survey import Learned, survey
+from streamveil.runtime import disk, notes
+from streamveil.runtime.account import Account
+from streamveil.runtime.lock import Lock
+from streamveil.runtime.store import LOOK, epoch_of, require_empty
+
+KIND, VERSION = "look", 1
+CHUNK = 1_000_000  # rows
+
+
+def looked(plan: Plan, state: Path, noise: Noise | None, ledger: Path | None) -> Plan:
+    """The plan with what a look at its rows says: made now for a new job, or remembered.
+
+    Raises StoreError when the state holds a look for another query.
+    """
+    home = state.absolute()
+    if (home / LOOK).exists():
+        return remembered(plan, home / LOOK)
+    if epoch_of(home) is not None:
+        return plan
+    wanted = with_look(plan)
+    if not look_share(wanted):
+        return plan
+    require_empty(home)
+    require_room(wanted, ledger)
+    disk.make_directory(home)
+    lock = Lock(home)
+    try:
+        if (home / LOOK).exists():
+            return remembered(plan, home / LOOK)
+        known, said = look(wanted, noise or KeyedNoise.fresh())
+        made = told(wanted, known, said)
+        if not fits(made, ledger):
+            made = told(wanted, {}, said)
+        kept: dict[str, Any] = made.options["looked"]
+        notes.write(home / LOOK, KIND, VERSION, {"plan": wanted.fingerprint, "looked": kept})
+        return made
+    finally:
+        lock.close()
+
+
+def remembered(plan: Plan, path: Path) -> Plan:
+    """The plan with what the look of its state said."""
+    content, wanted = notes.read(path, KIND, VERSION), with_look(plan)
+    if content["plan"] != wanted.fingerprint:
+        raise StoreError(
+            "the state directory was created for another job: the query changed.\n"
+            "  to fix  run the query it was created for, or give the changed one a state directory"
+            " (and a budget) of its own"
+        )
+    return told(wanted, content["looked"]["options"], content["looked"]["said"])
+
+
+def look(plan: Plan, noise: Noise) -> tuple[dict[str, float], list[str]]:
+    """Reads all rows and asks for their shape; options, and all numbers in words."""
+    looking, _ = divided(plan.budget, look_share(plan))
+    learned, _ = survey(plan, rows_of(plan), looking, noise)
+    return learned.options, in_words(learned)
+
+
+def in_words(learned: Learned) -> list[str]:
+    """What a look says, each number with its interval."""
+    said = [
+        f"{name} = {found.value:g}, with 95 % between {found.low:.3g} and {found.high:.3g}"
+        for name, found in learned.numbers
+    ]
+    return said if learned.sure else [*said, "too little to choose settings from"]
+
+
+def rows_of(plan: Plan) -> pa.Table:
+    """The columns that a plan reads, of all rows within its schedule."""
+    from streamveil.runtime.run import needed_columns
+
+    source = open_source(
+        plan.source.kind, plan.source.options, plan.source.event_time, plan.clock.arrival
+    )
+    schema = source.schema()
+    check_schema(plan, schema)
+    wanted = needed_columns(plan, schema)
+    parts = [schema.empty_table().select(wanted)]
+    parts += [chunk.rows.select(wanted) for chunk in source.read(None, CHUNK)]
+    return within(plan, pa.concat_tables(parts))
+
+
+def within(plan: Plan, rows: pa.Table) -> pa.Table:
+    """Rows that arrive while the job runs, by its public schedule."""
+    clock = plan.clock
+    if clock.kind == "rows":
+        return rows.slice(0, clock.every * (clock.steps or 0))
+    name = clock.arrival or plan.source.event_time
+    if clock.kind == "once" or name is None:
+        return rows
+    name = column_named(rows.schema, name)
+    at = micros(rows[name], name)
+    inside = pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us))
+    return rows.filter(inside)
+
+
+def require_room(plan: Plan, ledger: Path | None) -> None:
+    """Refuses what would be refused whatever the look said, before it is paid."""
+    account(plan, compile_plan(combined_plan(plan)), ledger).require_room()
+
+
+def fits(plan: Plan, ledger: Path | None) -> bool:
+    """Whether there are settings for what the look said, and room for them in a shared ledger.
+
+    What to do otherwise does not depend on the look: the settings of a query that knows nothing.
+    """
+    try:
+        require_room(plan, ledger)
+    except (PlanError, BudgetError):
+        return False
+    return True
+
+
+def account(plan: Plan, operator: Operator, ledger: Path | None) -> Account:
+    """What the job will pay."""
+    return Account(
+        name=plan.name, limit=plan.budget, guarantee=operator.guarantee, about=dict, shared=ledger
+    )
