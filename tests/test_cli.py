@@ -151,8 +151,9 @@ def call(*arguments, **env):
 def without_cut(errors):
     """What a run says, but for how many rows were over the bound, which it always says."""
     lines = errors.splitlines()
-    kept = [line for line in lines if "rows were over the contribution bound" not in line]
-    assert len(kept) == len(lines) - 1
+    said = "rows were over the contribution bound", "a private look at the rows"
+    kept = [line for line in lines if not any(words in line for words in said)]
+    assert any(said[0] in line for line in lines)
     return kept
 
 

@@ -45,7 +45,7 @@ from streamveil.errors import (
     nearest,
 )
 from streamveil.queries.plan import Plan
-from streamveil.release_metadata import cut_sentence
+from streamveil.release_metadata import cut_sentence, look_sentence
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
@@ -307,7 +307,9 @@ def show_last(last: Release | None, plan: Plan) -> None:
         return
     if plan.sink is None:
         print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
-    cut = cut_sentence(last.table.schema)
+    look, cut = look_sentence(last.table.schema), cut_sentence(last.table.schema)
+    if look is not None:
+        say(look, err=True)
     if cut is not None:
         say(f"release {last.trigger}: {cut}", err=True)
 

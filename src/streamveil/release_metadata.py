@@ -49,6 +49,14 @@ def cut_sentence(schema: pa.Schema) -> str | None:
     )
 
 
+def look_sentence(schema: pa.Schema) -> str | None:
+    """What a look at the rows said before the first release; None where there was none."""
+    look = (read_facts(schema) or {}).get("look")
+    return (
+        f"settings were chosen by a private look at the rows: {'; '.join(look)}" if look else None
+    )
+
+
 def sentences(schema: pa.Schema) -> list[str]:
     """What belongs beside the numbers of a release wherever they are shown."""
     return [text for text in (cut_sentence(schema), read_note(schema)) if text is not None]

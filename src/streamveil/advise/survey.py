@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fractions import Fraction
 from typing import NamedTuple
@@ -29,6 +29,7 @@ VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
+OUTSTANDING = 3.0  # deviations above which a bin is taken to hold units
 FEWEST = 5.0  # deviations of all units together below which nothing is said
 VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
 
@@ -90,6 +91,7 @@ class Learned:
     repeats: Measured | None = None  # share of rows that repeat a group of their unit
     high: Measured | None = None  # what 99 of 100 values do not exceed
     cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
+    likely: dict[str, float] = field(default_factory=dict)  # options by bins above the noise
 
     @property
     def sure(self) -> bool:
@@ -130,7 +132,8 @@ def survey(
         rounded_gaussian(noise.at("survey", place), counted.astype(np.float64), asked.sigma)
         for place, counted in enumerate(counts)
     ]
-    return learn(noisy, float(asked.sigma)), asked.guarantee
+    sigma = float(asked.sigma)
+    return replace(learn(noisy, sigma), likely=likely(noisy, sigma)), asked.guarantee
 
 
 def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bins"]]:
@@ -185,6 +188,34 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
     if rows is not None:
         rows = Measured(round(max(rows.value, 1.0), 2), max(rows.low, 1.0), max(rows.high, 1.0))
     return Learned(units, rows, most, repeats, high, most.high)
+
+
+def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]:
+    """What a forecast should expect: estimates from the bins that stand out of the noise.
+
+    An estimate for a choice, not a statement: it has no interval, and leaves out what few units
+    have. Empty where no bin stands out.
+
+    >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(REPEAT_EDGES), np.int64)]
+    >>> bins[0][:3], bins[1][0] = (500, 300, 200), 1000
+    >>> found = likely(bins, 10.0)
+    >>> found["expected_units"], found["expected_rows"], found["expected_most_rows"]
+    (1000.0, 1.7, 3.0)
+    """
+    rows, again = (np.where(bins > OUTSTANDING * sigma, bins, 0) for bins in noisy[:2])
+    if not rows.any() or not again.any():
+        return {}
+    ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
+    units, middle = float(rows.sum()), (ROW_EDGES + ends) / 2
+    most = ends[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
+    shares = (REPEAT_EDGES + np.append(REPEAT_EDGES[1:], 1.0)) / 2
+    mean = max(1.0, float((rows * middle).sum()) / units)
+    repeated = float((again * shares).sum() / again.sum())
+    found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
+    return {
+        f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
+        for name, value in found.items()
+    }
 
 
 def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -> Measured | None:

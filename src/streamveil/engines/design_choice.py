@@ -20,7 +20,8 @@ UNKNOWN_OPENING = 8.0  # where every group is public: the unit of references
 USUAL_SIZES = ((3e3, 30), (1e5, 30), (1e5, 1_000), (3e6, 1_000), (3e6, 30_000))
 USUAL_STEEP, USUAL_REPEATS = (0.0, 1.4), (0.25,)
 USUAL_ROWS = (1.5, 6.0, 30.0)  # of a unit on average, where nothing bounds them
-FEWER_UNITS = 400  # drawn for each of many streams
+FEWER_UNITS = 250  # drawn for each of many streams
+FEW = 7  # one of so many streams of a family decides where to look; coprime to its parts
 ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
 Place = tuple[int, ...]  # in the grids of a design
 
@@ -81,8 +82,9 @@ def choose(problem: Problem) -> Settings:
     """
 
     @lru_cache(maxsize=4096)
-    def cost(settings: Settings) -> float:
-        made = [forecast(one, settings, problem.noise).cost for one in problem.family]
+    def cost(settings: Settings, every: int = 1) -> float:
+        family = problem.family[::every]
+        made = [forecast(one, settings, problem.noise).cost for one in family]
         return sum(made) / len(made)
 
     return min((descended(grid, cost) for grid in designs(problem)), key=cost)
@@ -98,14 +100,18 @@ class Grid:
     moves: tuple[Place, ...]  # ways in which places are varied
 
 
-def descended(grid: Grid, cost: Callable[[Settings], float]) -> Settings:
-    """The best place near which none is better, in steps of two places and then of one."""
+def descended(grid: Grid, cost: Callable[[Settings, int], float]) -> Settings:
+    """A place near which none is better: far steps by some streams, near ones by all."""
     place = grid.start
-    for step in (4, 2, 1):
-        best = min(near(grid, place, step), key=lambda p: cost(grid.at(p)), default=place)
-        while cost(grid.at(best)) < cost(grid.at(place)):
+    for step, every in ((4, FEW), (2, FEW), (1, 1)):
+
+        def worse(at: Place, every: int = every) -> float:
+            return cost(grid.at(at), every)
+
+        best = min(near(grid, place, step), key=worse, default=place)
+        while worse(best) < worse(place):
             place = best
-            best = min(near(grid, place, step), key=lambda p: cost(grid.at(p)), default=place)
+            best = min(near(grid, place, step), key=worse, default=place)
     return grid.at(place)
 
 

@@ -68,6 +68,11 @@ class Sizing:
     windows: int | None  # windows that one scope of a unit meets; None: no end
     setting: Setting
 
+    def __post_init__(self) -> None:
+        kind, known = self.plan.counter, [*COUNTERS, "auto"]
+        if kind not in known:
+            raise PlanError(f"unknown counter '{kind}'{nearest(kind, known)}")
+
     @property
     def collision(self) -> Fraction:
         """The chance that one unit shares its fingerprint with another."""
@@ -406,8 +411,6 @@ class Sizing:
         kind = self.plan.counter
         if kind == "auto":
             kind = "anytime-blt" if self.horizon is None else "blt"
-        if kind not in COUNTERS:
-            raise PlanError(f"unknown counter '{kind}'{nearest(kind, [*COUNTERS, 'auto'])}")
         make: Any = COUNTERS[kind]
         if make.keyed:
             raise PlanError(

@@ -32,6 +32,7 @@ def facts_of(operator: Grouping) -> Facts:
     rounds = isinstance(totalling.selection, RoundSelection)
     return {
         "version": VERSION,
+        **({"look": list(operator.look.said)} if operator.look is not None else {}),
         "job": operator.job,
         "keys": list(operator.key_names),
         "confidence": operator.confidence,

@@ -46,11 +46,12 @@ def looked(plan: Plan, state: Path, noise: Noise | None, ledger: Path | None) ->
         return remembered(plan, home / LOOK)
     if epoch_of(home) is not None:
         return plan
+    require_empty(home)
     wanted = with_look(plan)
     if not look_share(wanted):
         return plan
-    require_empty(home)
-    require_room(wanted, ledger)
+    if ledger is not None:
+        require_room(wanted, ledger)
     disk.make_directory(home)
     lock = Lock(home)
     try:
@@ -83,16 +84,18 @@ def look(plan: Plan, noise: Noise) -> tuple[dict[str, float], list[str]]:
     """Reads all rows and asks for their shape; options, and all numbers in words."""
     looking, _ = divided(plan.budget, look_share(plan))
     learned, _ = survey(plan, rows_of(plan), looking, noise)
-    return learned.options, in_words(learned)
+    return learned.likely, in_words(learned)
 
 
 def in_words(learned: Learned) -> list[str]:
-    """What a look says, each number with its interval."""
+    """What a look says, each number with its interval, if noise leaves one."""
+    sure = {name: found for name, found in learned.numbers if found.sure}
     said = [
-        f"{name} = {found.value:g}, with 95 % between {found.low:.3g} and {found.high:.3g}"
-        for name, found in learned.numbers
+        f"{name} = {value:g}"
+        + (f" (95 %: {sure[name].low:.3g} to {sure[name].high:.3g})" if name in sure else "")
+        for name, value in learned.likely.items()
     ]
-    return said if learned.sure else [*said, "too little to choose settings from"]
+    return said or ["too little to choose settings from"]
 
 
 def rows_of(plan: Plan) -> pa.Table:

@@ -1,0 +1,205 @@
+"""A look at the rows: made once, paid within the budget, remembered, and worth its price."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamveil as sv
+from streamveil.engines.compile import compile_plan
+from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.privacy.budget import Budget
+from streamveil.privacy.convert import gaussian_delta
+from streamveil.privacy.guarantee import Loss
+from streamveil.privacy.ledger import Ledger
+from streamveil.privacy.neighbours import Neighbours
+from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.look import divided, look_share, stated, told, with_look
+from streamveil.queries.survey import Survey
+from streamveil.runtime import look as looks
+from streamveil.runtime.run import run
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+UNITS, GROUPS, ROWS = 20_000, 200, 120_000
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(8)
+    return pa.table({"user": rng.integers(0, UNITS, ROWS), "page": rng.integers(0, GROUPS, ROWS)})
+
+
+def asked(rows, options="", budget="epsilon = 6, delta = 1e-9"):
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({budget}, privacy_unit_column = user{options})"
+        " page, COUNT(*) AS n FROM t GROUP BY page"
+    )
+    return sv.sql(text, {"t": rows}).plan
+
+
+def released(plan, state, seed=1):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(run(plan, state=state, noise=SeededNoise(seed), insecure=True))[-1].table
+
+
+def error(table, rows):
+    truth = np.bincount(rows["page"].to_numpy(), minlength=GROUPS)
+    found = np.zeros(GROUPS)
+    found[table["page"].to_numpy()] = table["n"].to_numpy()
+    return np.abs(found - truth).sum() / ROWS
+
+
+def test_the_first_query_that_everybody_writes_loses_hardly_a_row(rows, tmp_path):
+    table = released(asked(rows), tmp_path / "a")
+    assert table.num_rows == GROUPS
+    assert sum(table["n"].to_pylist()) > 0.98 * ROWS
+    blind = released(asked(rows, ", look_share = 0"), tmp_path / "b")
+    assert error(table, rows) < 0.02 < 2 * 0.02 < error(blind, rows)
+
+
+@given(
+    st.sampled_from(["epsilon", "rho", "mu"]),
+    st.fractions(Fraction(1, 1000), 20),
+    st.fractions(Fraction(1, 100), Fraction(1, 2)),
+)
+def test_look_and_rest_never_cost_more_than_the_budget(kind, size, share):
+    budget = Budget(**{kind: size, "delta": Fraction(1, 10**9)})
+    looking, rest = divided(budget, share)
+    both = stated(looking) + stated(rest)
+    if kind == "epsilon":
+        assert (both.pure_total, both.delta) == (size, budget.delta)
+    else:
+        assert (both.gaussian if kind == "mu" else both.zcdp) <= (size**2 if kind == "mu" else size)
+        assert rest.delta == budget.delta
+    assert Survey(looking, 3, Neighbours(unit="u")).guarantee.loss.fits(looking)
+
+
+def test_the_operator_pays_for_the_look_whatever_it_said(rows):
+    plan = with_look(asked(rows))
+    assert look_share(plan) == Fraction(1, 20)
+    for known in ({}, {"expected_rows": 2.0}, {"expected_rows": 300.0, "expected_repeats": 0.9}):
+        operator = compile_plan(told(plan, known, []))
+        assert operator.look is not None
+        assert 5.7 < operator.guarantee.epsilon(1e-9) <= 6
+        without = replace(operator, look=None)
+        assert without.guarantee.epsilon(0.95e-9) <= 5.7
+
+
+def test_the_stated_loss_of_a_look_is_that_of_its_noise():
+    """The planted fault: noise of another budget does not keep what is charged."""
+    looking, _ = divided(Budget(epsilon=6, delta=1e-9), Fraction(1, 20))
+    fits = [Survey(budget, 3, Neighbours(unit="u")).guarantee.loss.mu()
+            for budget in (looking, Budget(epsilon=1, delta=looking.delta))]  # fmt: skip
+    charged = stated(looking)
+    at = np.array([float(charged.pure_total)])
+    deltas = [float(gaussian_delta(at, mu)[0]) for mu in fits]
+    assert deltas[0] <= charged.delta < deltas[1]
+
+
+def test_a_look_is_made_once_and_remembered(rows, tmp_path, monkeypatch):
+    plan, made = asked(rows), []
+    monkeypatch.setattr(looks, "survey", lambda *given: made.append(1) or ORIGINAL(*given))
+    first = released(plan, tmp_path / "s")
+    again = released(plan, tmp_path / "s", seed=1)
+    assert first.equals(again)
+    assert made == [1]
+    with pytest.raises(StoreError, match="query changed"):
+        released(replace(plan, where="page > 3"), tmp_path / "s")
+
+
+ORIGINAL = looks.survey
+
+
+def test_a_job_that_was_cut_off_after_its_look_goes_on_with_it(rows, tmp_path):
+    whole = released(asked(rows), tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "look.json").write_bytes((tmp_path / "whole" / "look.json").read_bytes())
+    assert released(asked(rows), tmp_path / "cut", seed=1).equals(whole)
+
+
+def test_a_damaged_look_is_refused_and_a_lost_one_too(rows, tmp_path):
+    released(asked(rows), tmp_path / "s")
+    path = tmp_path / "s" / "look.json"
+    text = path.read_text()
+    path.write_text(text.replace("expected_rows", "expected_rowz", 1))
+    with pytest.raises(StoreError, match=r"look\.json"):
+        released(asked(rows), tmp_path / "s")
+    path.unlink()
+    with pytest.raises(StoreError, match="changed"):
+        released(asked(rows), tmp_path / "s")
+
+
+def test_a_ledger_without_room_is_told_before_any_row_is_read(rows, tmp_path, monkeypatch):
+    path = tmp_path / "ledger"
+    Ledger.open(path, Budget(epsilon=1, delta=1e-9), Neighbours(unit="user")).close()
+    monkeypatch.setattr(looks, "rows_of", lambda _: pytest.fail("rows were read"))
+    with pytest.raises(BudgetError):
+        run(asked(rows), state=tmp_path / "s", ledger=path)
+    assert not (tmp_path / "s" / "look.json").exists()
+
+
+def no_room(*_):
+    raise BudgetError("no room")
+
+
+def test_what_a_look_says_without_room_for_it_changes_nothing(rows, tmp_path, monkeypatch):
+    """A refusal would tell something of the rows, so the settings of no knowledge are taken."""
+    monkeypatch.setattr(looks, "require_room", no_room)
+    assert not looks.fits(asked(rows), None)
+    made = looks.looked(asked(rows), tmp_path / "s", SeededNoise(1), None)
+    assert made.options["looked"]["options"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "looks_first"),
+    [
+        ("", "epsilon = 1, delta = 1e-9", True),
+        ("", "mu = 1, delta = 1e-9", True),
+        (", expected_rows = 3", "epsilon = 1, delta = 1e-9", False),
+        (", look_share = 0", "epsilon = 1, delta = 1e-9", False),
+        (
+            ", public_groups = [1, 2], max_groups_contributed = 2",
+            "epsilon = 1, delta = 1e-9",
+            False,
+        ),
+        (", public_groups = [1, 2]", "epsilon = 1, delta = 1e-9", True),
+    ],
+)
+def test_who_knows_is_not_asked(rows, options, budget, looks_first):
+    assert bool(look_share(with_look(asked(rows, options, budget)))) == looks_first
+
+
+def test_live_data_cannot_be_looked_at():
+    text = (
+        "CREATE STREAM s (u BIGINT, k BIGINT, t TIMESTAMP) WITH (source = 'files', path = 'none',"
+        " format = 'json', event_time = 't', follow = TRUE);"
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9, steps = 3,"
+        " privacy_unit_column = u, clock = 'wall', start = '2026-01-01'{more})"
+        " k, COUNT(*) AS n FROM s GROUP BY k EMIT EVERY INTERVAL 1 HOUR"
+    )
+    assert not look_share(with_look(sv.sql(text.format(more="")).plan))
+    with pytest.raises(PlanError, match="must all be there"):
+        with_look(sv.sql(text.format(more=", look_share = 0.1")).plan)
+
+
+def test_no_row_is_no_reason_to_fail(tmp_path):
+    empty = pa.table({"user": pa.array([], pa.int64()), "page": pa.array([], pa.int64())})
+    assert released(asked(empty), tmp_path / "s").num_rows == 0
+
+
+def test_the_sum_of_two_losses_is_what_a_job_is_charged(rows, tmp_path):
+    released(asked(rows), tmp_path / "s")
+    with Ledger.load(tmp_path / "s" / "ledger") as ledger:
+        [charge] = ledger.entries()
+    looking, _ = divided(Budget(epsilon=6, delta=1e-9), Fraction(1, 20))
+    assert charge.loss.pure_total >= stated(looking).pure_total
+    assert charge.loss.fits(Budget(epsilon=6, delta=1e-9))
+    assert isinstance(charge.loss, Loss)
