@@ -16,6 +16,7 @@ from streamveil.errors import PlanError
 from streamveil.operators import folding
 from streamveil.operators.aggregate import KeyTable, find_keys
 from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.operators.contradictions import require_agreement
 from streamveil.operators.dp_sqlp import RoundTotalling
 from streamveil.operators.facts import constant_facts, heading
 from streamveil.operators.keys import Types, encode_keys
@@ -123,6 +124,7 @@ class GroupBy:
     defaults: tuple[Default, ...] = ()
 
     def __post_init__(self) -> None:
+        require_agreement(self)
         nodes = [lane.kind == "node" for lane in self.totalling.lanes]
         if nodes != sorted(nodes):  # else rows would be added to lanes that others' noise hides
             raise ValueError("the nodes of trees are the last lanes")
