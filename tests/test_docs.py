@@ -66,3 +66,9 @@ def test_modules_and_files_that_are_named_are_there():
         "`operators.guarantee`, `privacy.noise.Nowhere`, `engines/nowhere.py`, `privacy.noise`"
     )
     assert set(missing(planted)) == set(re.findall("`(.+?)`", planted)[:3])
+
+
+def test_the_tests_that_hold_a_finding_are_still_there():
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (DOCS / "review.md").read_text())
+    assert len(named) > 22
+    assert [name for name in named if not (DOCS.parent / name).exists()] == []

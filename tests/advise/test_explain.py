@@ -12,6 +12,7 @@ from streamveil.advise.explain_memory import Limit
 from streamveil.advise.explain_outlook import threshold_of
 from streamveil.engines.compile import compile_plan
 from streamveil.privacy.budget import Budget
+from streamveil.queries.look import with_look
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen
@@ -37,7 +38,9 @@ def test_it_is_complete_and_reads_nothing():
 def test_the_promise_is_that_of_the_operator_and_within_the_budget():
     made = query()
     facts = made.explain().facts
-    assert facts["epsilon"] == compile_plan(made.plan).guarantee.epsilon(made.plan.budget.delta)
+    assert facts["epsilon"] == compile_plan(with_look(made.plan)).guarantee.epsilon(
+        made.plan.budget.delta
+    )
     assert 1.9 < facts["epsilon"] <= 2
     small = query(Budget(epsilon="0.5", delta=1e-8)).explain().facts
     assert small["noise"]["n"][1] > 3 * facts["noise"]["n"][1]
@@ -54,7 +57,7 @@ def test_the_promise_is_restated_only_where_there_is_a_number():
 
 
 def test_the_noise_is_that_of_the_counters():
-    operator = compile_plan(query().plan)
+    operator = compile_plan(with_look(query().plan))
     place = operator.outputs[1].lanes[0]
     lane, counter = operator.totalling.lanes[place], operator.totalling.counters[place]
     expected = float(counter.std(np.array([10]))[0]) * float(lane.quantum)
@@ -129,9 +132,10 @@ def test_memory_is_forecast_for_the_expected_units():
 @pytest.mark.parametrize("least", [1, 20])
 def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     made = query(keys=sv.discover(min_units=least))
-    said = next(text for *_, text in mechanism_rows(made.plan, compile_plan(made.plan))
-                if "half of all groups" in text)  # fmt: skip
-    units, operator = float(said.split()[5]), compile_plan(made.plan)
+    plan = with_look(made.plan)
+    operator = compile_plan(plan)
+    said = next(text for *_, text in mechanism_rows(plan, operator) if "half of all groups" in text)
+    units = float(said.split()[5])
     last = operator.schedule.triggers
     assert shown_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
     asked = threshold_of(operator.totalling.selection, last).units

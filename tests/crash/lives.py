@@ -24,7 +24,6 @@ from streamveil.derived.releases import Moment
 from streamveil.engines.embedded import group_by
 from streamveil.privacy import spending
 from streamveil.privacy.ledger import Ledger
-from streamveil.release_metadata import metadata_file
 from streamveil.runtime import describe, frame
 from streamveil.runtime.archive import ARCHIVE, committed, contents
 from streamveil.runtime.job import Job
@@ -168,8 +167,6 @@ def published(folder: Path) -> dict[str, bytes]:
     """Every complete published release."""
     out = folder / "out"
     files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".partial"]
-    for path in files:
-        assert path.suffix == ".parquet" or metadata_file(path).exists()  # written before
     files = [path for path in files if not path.name.startswith("metadata=")]
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
 

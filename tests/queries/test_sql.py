@@ -89,12 +89,11 @@ def test_a_plain_query_is_one_shot(text):
         pytest.fail(str(error))
     assert made.clock.kind == "once"
     assert made.source.kind == "files"
-    assert made.bounding.max_rows is not None
 
 
 def test_group_defaults_of_googlesql():
     one = plan("COUNT(*) AS n FROM t", "epsilon=1, delta=.1, privacy_unit_column=id")
-    assert (one.bounding.max_rows, one.bounding.max_rows_per_group) == (1, None)
+    assert (one.bounding.max_rows, one.bounding.quadratic) == (None, None)  # unlike GoogleSQL: 1
     two = plan(
         "k, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n FROM t GROUP BY k",
         "epsilon=1, delta=.1, privacy_unit_column=id, max_groups_contributed=3",
@@ -380,6 +379,7 @@ def test_every_option_of_the_clause_can_be_written():
         "preset": "'dp-sqlp'", "thresholds": "'rigorous'", "counter": "'tree'",
         "name": "'job'", "non_negative": "TRUE", "integer": "TRUE", "monotone": "TRUE",
         "confidence": "0.9", "selection_share": "0.5", "intervals": "'true'", "cut_share": "0.1",
+        "look_share": "0.1",
         "selection": "'table'", "mu_share": "0.6", "hidden_groups": "2", "weights": "flat",
         "total_tests": "3", "entry_weight": "0.5", "weight_reference": "100", "delta_share": "0.5",
         "max_units": "1000", "expected_rows": "3.5", "expected_most_rows": "20",

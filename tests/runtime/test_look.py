@@ -154,8 +154,9 @@ def test_what_a_look_says_without_room_for_it_changes_nothing(rows, tmp_path, mo
     """A refusal would tell something of the rows, so the settings of no knowledge are taken."""
     monkeypatch.setattr(looks, "require_room", no_room)
     assert not looks.fits(asked(rows), None)
-    made = looks.looked(asked(rows), tmp_path / "s", SeededNoise(1), None)
-    assert made.options["looked"]["options"] == {}
+    made, kept = looks.looked(asked(rows), tmp_path / "s", SeededNoise(1), None)
+    assert made.options["looked"]["options"] == kept["looked"]["options"] == {}
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_jobs_that_share_a_ledger_share_its_limit(clicks: Path, tmp_path: Path) 
 
 
 def test_the_charge_says_what_was_charged(clicks: Path, tmp_path: Path) -> None:
-    query = plan(clicks)
+    query = plan(clicks, options={"look_share": 0})
     released(query, tmp_path / "s", 200)
     with Ledger.load(tmp_path / "s" / "ledger") as ledger:
         (charge,) = json.loads(json.dumps(deployment.record(ledger), allow_nan=False))["charges"]

@@ -36,7 +36,7 @@ from streamveil.queries.expr import (
     compile_unit,
     compile_value,
 )
-from streamveil.queries.look import divided, look_share, stated
+from streamveil.queries.look import LOOKED, divided, look_share, stated
 from streamveil.queries.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
 from streamveil.queries.plan import Aggregate, Plan, TableSource
 
@@ -62,7 +62,6 @@ OPTIONS = {
     "weights",
     "cut_share",
     "look_share",
-    "looked",
     "intervals",
     "max_units",
     *EXPECTED,
@@ -101,7 +100,7 @@ class Compiler:
         """The operator."""
         look = self._look()
         plan = self.plan
-        unknown = set(plan.options) - OPTIONS
+        unknown = set(plan.options) - OPTIONS - {LOOKED}
         if unknown:
             word = sorted(unknown)[0]
             raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
@@ -172,7 +171,7 @@ class Compiler:
         looking, rest = divided(self.plan.budget, share)
         self._note("look_share", float(share), "of the budget: rows tell their shape first")
         self.plan = replace(self.plan, budget=rest)
-        return Look(stated(looking), tuple(self.plan.options.get("looked", {}).get("said", ())))
+        return Look(stated(looking), tuple(self.plan.options.get(LOOKED, {}).get("said", ())))
 
     def _true_intervals(self, outputs: tuple[Output, ...], totalling: Totalling) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""

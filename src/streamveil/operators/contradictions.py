@@ -63,8 +63,9 @@ def counted(totalling: Totalling, triggers: int | None) -> Iterator[str]:
     if isinstance(selection, GaussianSelection | RoundSelection):
         found.append(selection.counter)
     for counter in found:
-        if counter.horizon is not None and counter.horizon != triggers:
-            yield f"a counter takes {counter.horizon} steps where a window has {triggers} triggers"
+        steps = counter.horizon  # more than there are triggers cost nothing
+        if steps is not None and triggers is not None and steps < triggers:
+            yield f"a counter takes {steps} steps where a window has {triggers} triggers"
 
 
 def selected(totalling: Totalling, bounds: Bounds, triggers: int | None) -> Iterator[str]:

@@ -140,7 +140,7 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
         if test is None or trigger not in test.triggers:
             return {}
         quantum = float(test.lane.quantum)
-        threshold, sd = test.threshold(trigger), test.deviation(trigger)
+        threshold, sd = test.threshold(trigger) + 0.5, test.deviation(trigger)  # noise is rounded
         return {"threshold": threshold * quantum, "sd": sd * quantum, "lane": test.place}
     if isinstance(selection, GaussianSelection):
         return {"threshold": selection.threshold(trigger), "sd": selection.deviation(trigger)}

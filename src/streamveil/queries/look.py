@@ -17,6 +17,7 @@ from streamveil.privacy.guarantee import Loss
 from streamveil.queries.plan import Plan, TableSource
 
 LOOK_SHARE = Fraction(1, 20)
+LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 COUNTED = ("count", "count_units", "count_distinct", "sum")
 SKETCHED = ("heavy_hitters", "approx_frequency")
 
@@ -27,7 +28,10 @@ def look_share(plan: Plan) -> Fraction:
 
 
 def with_look(plan: Plan) -> Plan:
-    """The plan with a look, where it has something to tell and all rows are there."""
+    """The plan with a look, where it has something to tell and all rows are there.
+
+    Not by itself where each period is protected: a person present all year would pay each time.
+    """
     if "look_share" in plan.options:
         if look_share(plan) and not can_look(plan):
             raise PlanError(
@@ -36,7 +40,7 @@ def with_look(plan: Plan) -> Plan:
                 "  to fix  leave it out for live data and give expected_rows, if that is known"
             )
         return plan
-    settled = "expected_rows" in plan.options
+    settled = "expected_rows" in plan.options or plan.period_us is not None
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
     if settled or (public and bounded) or not can_look(plan):
@@ -93,9 +97,9 @@ def stated(looking: Budget) -> Loss:
 
 def told(plan: Plan, known: dict[str, float], said: list[str]) -> Plan:
     """The plan with what a look said: numbers as options of expectation, and in words."""
-    return replace(plan, options={**plan.options, "looked": {"options": known, "said": said}})
+    return replace(plan, options={**plan.options, LOOKED: {"options": known, "said": said}})
 
 
 def expectations(options: Any) -> dict[str, Any]:
     """The options of a query, with what a look said."""
-    return {**options, **options.get("looked", {}).get("options", {})}
+    return {**options, **options.get(LOOKED, {}).get("options", {})}

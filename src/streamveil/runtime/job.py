@@ -102,7 +102,7 @@ class Job:
         self._saving: Saving | None = None  # the checkpoint that is not yet whole
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
         if work.rejects is not None or work.ledger is not None:
-            self._require(Path(directory))
+            require(work, Path(directory))
         self._store = stores.Store(Path(directory), policy)
         try:
             self._noise = (keys or Keys()).noise_of(self._store, work.identity)
@@ -115,14 +115,6 @@ class Job:
             self._store.close()
             raise
         self._running = self._run()
-
-    def _require(self, directory: Path) -> None:
-        """Refuses what would be refused later, before anything is made."""
-        work, epoch = self.work, stores.epoch_of(directory)
-        if work.rejects is not None:
-            work.rejects.require(directory, epoch)
-        if epoch is None:
-            work.account.require_room()
 
     def _open_ledger(self) -> None:
         """Charges a new job once; an existing one must still have its charge."""
@@ -355,6 +347,15 @@ class Job:
                 counters=self._health,
             )
         )
+
+
+def require(work: Work, directory: Path) -> None:
+    """Refuses what would be refused later, before anything is made."""
+    epoch = stores.epoch_of(directory)
+    if work.rejects is not None:
+        work.rejects.require(directory, epoch)
+    if epoch is None:
+        work.account.require_room()
 
 
 def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:

@@ -10,7 +10,6 @@ of the job's charge, which is made before anything is published.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,47 +22,56 @@ from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import KeyedNoise, Noise
 from streamveil.queries.combine import combined_plan
 from streamveil.queries.expr import column_named
-from streamveil.queries.look import divided, look_share, told, with_look
+from streamveil.queries.look import LOOKED, divided, look_share, told, with_look
 from streamveil.queries.plan import Plan
 from streamveil.queries.schema import check_schema
 from streamveil.queries.survey import Learned, survey
 from streamveil.runtime import disk, notes
 from streamveil.runtime.account import Account
 from streamveil.runtime.lock import Lock
+from streamveil.runtime.notes import Content
 from streamveil.runtime.store import LOOK, epoch_of, require_empty
 
 KIND, VERSION = "look", 1
 CHUNK = 1_000_000  # rows
 
 
-def looked(plan: Plan, state: Path, noise: Noise | None, ledger: Path | None) -> Plan:
-    """The plan with what a look at its rows says: made now for a new job, or remembered.
+def looked(
+    plan: Plan, state: Path, noise: Noise | None, ledger: Path | None
+) -> tuple[Plan, Content | None]:
+    """The plan with what a look at its rows says, and what to `keep` of a look that was made now.
 
-    Raises StoreError when the state holds a look for another query.
+    Raises StoreError when the state holds a look for another query. Nothing is written.
     """
     home = state.absolute()
     if (home / LOOK).exists():
-        return remembered(plan, home / LOOK)
+        return remembered(plan, home / LOOK), None
     if epoch_of(home) is not None:
-        return plan
+        return plan, None
     require_empty(home)
     wanted = with_look(plan)
     if not look_share(wanted):
-        return plan
+        return plan, None
     if ledger is not None:
         require_room(wanted, ledger)
+    known, said = look(wanted, noise or KeyedNoise.fresh())
+    made = told(wanted, known, said)
+    if not fits(made, ledger):
+        made = told(wanted, {}, said)
+    return made, {"plan": wanted.fingerprint, "looked": made.options[LOOKED]}
+
+
+def keep(state: Path, made: Content) -> None:
+    """Writes what a look said, once: from now on the state has it."""
+    home = state.absolute()
     disk.make_directory(home)
     lock = Lock(home)
     try:
         if (home / LOOK).exists():
-            return remembered(plan, home / LOOK)
-        known, said = look(wanted, noise or KeyedNoise.fresh())
-        made = told(wanted, known, said)
-        if not fits(made, ledger):
-            made = told(wanted, {}, said)
-        kept: dict[str, Any] = made.options["looked"]
-        notes.write(home / LOOK, KIND, VERSION, {"plan": wanted.fingerprint, "looked": kept})
-        return made
+            raise StoreError(
+                "another process has begun this job.\n  to fix  run again when it has ended"
+            )
+        notes.write(home / LOOK, KIND, VERSION, made)
     finally:
         lock.close()
 

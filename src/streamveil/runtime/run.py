@@ -27,9 +27,9 @@ from streamveil.queries.schema import check_schema
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
-from streamveil.runtime.job import Job, Work
+from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Keys
-from streamveil.runtime.look import looked
+from streamveil.runtime.look import keep, looked
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import Schedule
@@ -83,11 +83,14 @@ def run(  # noqa: PLR0913  (the public signature)
     keys = Keys(secret, noise, insecure)
     if epoch_of(Path(state)) is None:
         warn_of_nothing(plan)
+    shared, fresh = None if ledger is None else Path(ledger), None
     if engine is None:
-        plan = looked(plan, Path(state), noise, None if ledger is None else Path(ledger))
+        plan, fresh = looked(plan, Path(state), noise, shared)
     work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
-    shared = None if ledger is None else Path(ledger)
     work = replace(work, ledger=shared, keep_releases=keep_releases)
+    if fresh is not None:
+        require(work, Path(state))
+        keep(Path(state), fresh)
     return Job(state, work, keys, progress=progress)
 
 

@@ -348,12 +348,14 @@ def operator_of(plan: Plan) -> Operator:
         )
     if kind == "kafka" and plan.clock.kind != "wall":
         raise PlanError("a topic has no end: give the query a wall clock with a start")
-    return sketched.operator_of(without_cut_count(combined_plan(plan)))
+    return sketched.operator_of(as_on_spark(combined_plan(plan)))
 
 
-def without_cut_count(plan: Plan) -> Plan:
-    """The plan as Spark runs it: units are counted in shards, which share no count of cut rows."""
+def as_on_spark(plan: Plan) -> Plan:
+    """The plan as Spark runs it: shards share no count of cut rows, and nobody looks first."""
     wanted = plan.options.get("cut_share", 0) or plan.options.get("intervals", "noise") != "noise"
+    if plan.options.get("look_share", 0):
+        raise PlanError("look_share is for the embedded engine.\n  to fix  leave it out")
     if wanted:
         raise PlanError(
             "cut_share and intervals = 'true' need a count of all rows over the bound, which the"
@@ -361,7 +363,9 @@ def without_cut_count(plan: Plan) -> Plan:
             "  to fix  leave them out, or run on the embedded engine"
         )
     plain = plan.preset == "default" and not sketched.is_sketched(plan)
-    return replace(plan, options={**plan.options, "cut_share": 0}) if plain else plan
+    return (
+        replace(plan, options={**plan.options, "cut_share": 0, "look_share": 0}) if plain else plan
+    )
 
 
 def placed(plan: Plan) -> Plan:

@@ -32,7 +32,7 @@ if importlib.util.find_spec("pyspark") is None:
 
 from streamveil.runtime import spark as driver
 from streamveil.runtime import spark_state as states
-from streamveil.runtime.spark import SparkJob, without_cut_count
+from streamveil.runtime.spark import SparkJob, as_on_spark
 from streamveil.runtime.spark_state import Layout
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
@@ -45,7 +45,7 @@ def embedded(case, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         noise = SeededNoise(lives.SEED)
-        plan = without_cut_count(case.plan(folder / "data", out))
+        plan = as_on_spark(case.plan(folder / "data", out))
         list(run(plan, state=folder / "embedded", noise=noise, insecure=True))
     return published(out)
 
@@ -217,7 +217,7 @@ def test_unsigned_keys_are_shown_and_handed_over_as_they_are(public, session, tm
         shown = [release.table["k"].to_pylist() for release in made]
     assert shown[-1] == LARGE
     assert [int(row["k"]) for row in handed[-1]] == LARGE
-    plain = without_cut_count(plans[1])
+    plain = as_on_spark(plans[1])
     list(run(plain, state=tmp_path / "embedded", noise=SEEDED.noise, insecure=True))
     assert published(tmp_path / "out") == published(tmp_path / "wanted")
 
@@ -284,7 +284,7 @@ def test_counts_rows_and_rejects_as_the_embedded_engine_does(session, tmp_path):
     with spark(session).start(plan, state=tmp_path / "state", noise=SEEDED.noise, insecure=True,
                               progress=found.append) as running:  # fmt: skip
         list(running)
-    plain = without_cut_count(plan)
+    plain = as_on_spark(plan)
     with run(plain, state=tmp_path / "embedded", noise=SEEDED.noise, insecure=True,
              progress=wanted.append) as running:  # fmt: skip
         list(running)

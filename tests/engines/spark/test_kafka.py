@@ -21,7 +21,7 @@ from streamveil.errors import MissingExtraError, PlanError, SourceError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock, SourceSpec
 from streamveil.runtime.run import run
-from streamveil.runtime.spark import without_cut_count
+from streamveil.runtime.spark import as_on_spark
 from tests.engines.spark.streams import CASES
 
 COLUMNS = {"unit": "BIGINT", "key": "BIGINT", "value": "DOUBLE"}
@@ -180,7 +180,7 @@ def test_releases_are_those_of_the_same_rows_in_files(broker, session, tmp_path)
         found = list(running)
     files = replace(plan.source, event_time=None)
     again = replace(plan, source=files, clock=clock(2))
-    wanted = list(run(without_cut_count(again), state=tmp_path / "embedded", **start))
+    wanted = list(run(as_on_spark(again), state=tmp_path / "embedded", **start))
     assert [(r.window, r.trigger) for r in found] == [(r.window, r.trigger) for r in wanted]
     assert all(a.table.equals(b.table) for a, b in zip(found, wanted, strict=True))
     assert told[-1].rejected["malformed row"] == 2

@@ -23,7 +23,7 @@ from streamveil.engines.sketched import operator_of
 from streamveil.queries.plan import Clock
 from streamveil.queries.sql import parse_script
 from streamveil.runtime.run import run
-from streamveil.runtime.spark import without_cut_count
+from streamveil.runtime.spark import as_on_spark
 from tests.engines.spark.broker import PARTITIONS, rows_of
 from tests.engines.spark.user import charges, end, killed_and_resumed, noise_of, tables_in
 
@@ -75,7 +75,7 @@ def test_made_rows_run_live_and_resume(tmp_path):
     source = replace(plan.source, options={**plan.source.options, "follow": False})
     replay = replace(plan, source=source, clock=clock, sink=None)
     again = {"state": tmp_path / "replay", "noise": noise_of(tmp_path), "insecure": True}
-    wanted = [release.table for release in run(without_cut_count(replay), **again)]
+    wanted = [release.table for release in run(as_on_spark(replay), **again)]
     assert same(found, wanted)
     assert charges(tmp_path) == 1
     for number, path in enumerate(sorted((tmp_path / "out").rglob("*.parquet")), 1):
@@ -107,7 +107,7 @@ def test_a_topic_runs_live_and_resumes(tmp_path):
 
 def by_steps(plan, folder):
     """The embedded engine's operator over the ranges that Spark logged, step by step."""
-    operator, noise, made, counts = operator_of(without_cut_count(plan)), noise_of(folder), [], []
+    operator, noise, made, counts = operator_of(as_on_spark(plan)), noise_of(folder), [], []
     state, before = operator.init(), dict.fromkeys(range(PARTITIONS), 0)
     logs = sorted(
         (folder / "state" / "checkpoint" / "offsets").iterdir(), key=lambda p: (len(p.name), p.name)

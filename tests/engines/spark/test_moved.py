@@ -19,7 +19,7 @@ from tests.engines.spark.streams import CASES
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
-from streamveil.runtime.spark import placed, unplaced, without_cut_count
+from streamveil.runtime.spark import as_on_spark, placed, unplaced
 
 CASE = CASES[3]  # by rows, so that steps do not depend on when they run
 START = {"noise": SeededNoise(1), "insecure": True}
@@ -47,7 +47,7 @@ def test_paths_are_made_absolute_and_are_no_part_of_what_a_job_is(tmp_path, monk
 @pytest.mark.filterwarnings("ignore:insecure noise")
 def test_a_job_goes_on_where_its_files_were_moved_and_nowhere_else(session, tmp_path, monkeypatch):
     CASE.write(tmp_path / "in" / "data")
-    plan = without_cut_count(plan_at(str(tmp_path / "in" / "data")))
+    plan = as_on_spark(plan_at(str(tmp_path / "in" / "data")))
     wanted = list(run(plan, state=tmp_path / "embedded", **START))
     monkeypatch.chdir(tmp_path / "in")  # not the folder of Spark's workers
     engine, state = spark(session, shards=2), tmp_path / "state"

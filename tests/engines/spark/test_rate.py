@@ -19,7 +19,7 @@ if importlib.util.find_spec("pyspark") is None:
 from streamveil.engines.spark import feeds
 from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import Split
-from streamveil.runtime.spark import SparkJob, without_cut_count
+from streamveil.runtime.spark import SparkJob, as_on_spark
 from streamveil.runtime.spark_state import Layout
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
@@ -42,7 +42,7 @@ def test_publishes_the_bytes_of_the_embedded_engine(session, tmp_path, monkeypat
         parse_script(QUERY.format(out=tmp_path / name, every="INTERVAL 20 MINUTE")).query.plan
         for name in "ab"
     )
-    list(run(without_cut_count(here), state=tmp_path / "embedded", noise=noise, insecure=True))
+    list(run(as_on_spark(here), state=tmp_path / "embedded", noise=noise, insecure=True))
     keys = Keys(noise=noise, insecure=True)
     with SparkJob(
         there, state=tmp_path / "state", session=session, layout=Layout(shards=2), keys=keys

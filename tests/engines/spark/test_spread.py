@@ -41,7 +41,7 @@ SEED = 5
 def embedded(plan, folder):
     """Releases and the operator-only counts of the embedded engine."""
     told = []
-    with run(jobs.without_cut_count(plan), state=folder, noise=SeededNoise(SEED), insecure=True,
+    with run(jobs.as_on_spark(plan), state=folder, noise=SeededNoise(SEED), insecure=True,
              progress=told.append) as job:  # fmt: skip
         return list(job), told[-1]
 

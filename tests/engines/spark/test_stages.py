@@ -25,7 +25,7 @@ from streamveil.errors import SourceError, StoreError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock
 from streamveil.runtime.run import needed_columns, run
-from streamveil.runtime.spark import without_cut_count
+from streamveil.runtime.spark import as_on_spark
 from tests.engines.spark.streams import CASES, HOUR, Case
 
 SEED = 5
@@ -38,14 +38,12 @@ MORE = [replace(case, name=f"{case.name}{seed}", seed=seed, shards=1 + seed % 5)
 def embedded(plan, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(
-            run(without_cut_count(plan), state=folder, noise=SeededNoise(SEED), insecure=True)
-        )
+        return list(run(as_on_spark(plan), state=folder, noise=SeededNoise(SEED), insecure=True))
 
 
 def staged(case, plan, rng):
     """What the Spark engine computes, stage by stage, in this process."""
-    noise, operator = SeededNoise(SEED), compile_plan(without_cut_count(plan))
+    noise, operator = SeededNoise(SEED), compile_plan(as_on_spark(plan))
     source = FilesSource(**plan.source.options)
     schema = source.schema()
     wanted = pa.schema([schema.field(name) for name in needed_columns(plan, schema)])
