@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.survey import Survey
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.convert import gaussian_delta
@@ -22,7 +23,6 @@ from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.look import divided, look_share, stated, told, with_look
-from streamveil.queries.survey import Survey
 from streamveil.runtime import look as looks
 from streamveil.runtime.run import run
 

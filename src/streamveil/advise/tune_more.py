@@ -17,13 +17,13 @@ from streamveil.advise.tune import (
     METRICS,
     Forecast,
     Tuning,
-    first_counted,
     forecast,
     read_sample,
     require_whole,
     tune,
 )
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.numbered_rows import first_counted
 from streamveil.errors import MissingExtraError, PlanError, require_one_of
 from streamveil.privacy.budget import Budget
 from streamveil.queries.expr import compile_value

@@ -129,8 +129,8 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
     """Three noisy histograms over units, and what they recommend."""
     from dataclasses import replace
 
-    from streamveil.advise.survey import survey
     from streamveil.engines.compile import compile_plan
+    from streamveil.engines.survey import survey
     from streamveil.privacy.ledger import Ledger
     from streamveil.privacy.noise import KeyedNoise
     from streamveil.queries.plan import Bounding

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
+from streamveil.operators.grouping import Grouping
 from streamveil.operators.opening import TableOpening
 from streamveil.operators.release import Totalling
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import GaussianSelection
 
-if TYPE_CHECKING:
-    from streamveil.operators.group_by import GroupBy
 
-
-def require_agreement(operator: GroupBy) -> None:
+def require_agreement(operator: Grouping) -> None:
     """Raises ValueError with the first contradiction."""
     for complaint in contradictions(operator):
         raise ValueError(f"the parts of this query's operator disagree: {complaint}")
 
 
-def contradictions(operator: GroupBy) -> Iterator[str]:
+def contradictions(operator: Grouping) -> Iterator[str]:
     """Each in a sentence."""
     totalling, bounds = operator.totalling, operator.bounds
     yield from scopes(operator)
@@ -39,7 +37,7 @@ def contradictions(operator: GroupBy) -> Iterator[str]:
     yield from levels(totalling)
 
 
-def scopes(operator: GroupBy) -> Iterator[str]:
+def scopes(operator: Grouping) -> Iterator[str]:
     """Who is protected, and whose rows are bounded together."""
     period, micros = operator.protects.period, operator.period_us
     if period != (None if micros is None else timedelta(microseconds=micros)):

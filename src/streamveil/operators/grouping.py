@@ -10,11 +10,13 @@ import pyarrow as pa
 
 from streamveil.operators.bounding import Bounds, Firsts, Passed, UnitRows
 from streamveil.operators.keys import Types
+from streamveil.operators.look import Look
 from streamveil.operators.outputs import Output
 from streamveil.operators.release import Totalling, WindowState
 from streamveil.operators.rows import Lane, RowProgram
 from streamveil.operators.state import State
 from streamveil.operators.windows import Schedule
+from streamveil.privacy.neighbours import Neighbours
 from streamveil.types import Array, Bool, Int64, UInt64
 
 Tree = tuple[int, Lane, int]  # its first lane, a lane of it, its levels
@@ -43,6 +45,12 @@ class Grouping(Protocol):
     def outputs(self) -> tuple[Output, ...]: ...
     @property
     def confidence(self) -> float: ...
+    @property
+    def protects(self) -> Neighbours: ...
+    @property
+    def max_units(self) -> int: ...
+    @property
+    def look(self) -> Look | None: ...
     @property
     def plain_lanes(self) -> tuple[Lane, ...]: ...
     @property

@@ -11,7 +11,7 @@ from streamveil.privacy.guarantee import Loss
 class Look:
     """A survey of the rows that chose the settings of everything after it.
 
-    Proof: the survey loses `loss` (`queries.survey`, `queries.look.divided`), and the rest of the
+    Proof: the survey loses `loss` (`engines.survey`, `queries.look.divided`), and the rest of the
         operator keeps what is left of the budget whatever the survey said; see `GroupBy`.
     """
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from streamveil.connectors import open_source
 from streamveil.connectors.base import micros
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.survey import Learned, survey
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import KeyedNoise, Noise
@@ -25,9 +26,9 @@ from streamveil.queries.expr import column_named
 from streamveil.queries.look import LOOKED, divided, look_share, told, with_look
 from streamveil.queries.plan import Plan
 from streamveil.queries.schema import check_schema
-from streamveil.queries.survey import Learned, survey
 from streamveil.runtime import disk, notes
 from streamveil.runtime.account import Account
+from streamveil.runtime.columns import needed_columns
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.notes import Content
 from streamveil.runtime.store import LOOK, epoch_of, require_empty
@@ -108,8 +109,6 @@ def in_words(learned: Learned) -> list[str]:
 
 def rows_of(plan: Plan) -> pa.Table:
     """The columns that a plan reads, of all rows within its schedule."""
-    from streamveil.runtime.run import needed_columns
-
     source = open_source(
         plan.source.kind, plan.source.options, plan.source.event_time, plan.clock.arrival
     )

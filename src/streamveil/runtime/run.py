@@ -21,10 +21,10 @@ from streamveil.errors import PlanError
 from streamveil.operators.protocol import Operator
 from streamveil.privacy.noise import Noise
 from streamveil.queries.combine import combined_plan
-from streamveil.queries.expr import column_named, columns_of
 from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.calibration import calibration
+from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work, require
@@ -175,22 +175,6 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
         sleep=time.sleep, once=pace.once,
     )  # fmt: skip  # the clock of a live job belongs to the runtime
     return schedule.batches
-
-
-def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
-    """The source's columns that the plan mentions, in the source's order."""
-    texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
-    if not isinstance(plan.source, TableSource):  # whose aggregates are over declared columns
-        texts += [aggregate.expression for aggregate in plan.aggregates]
-    mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
-    exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
-    exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
-    return [name for name in schema.names if name.lower() in mentioned or name in exact]
-
-
-def time_named(schema: pa.Schema, name: str | None) -> str | None:
-    """A column of times as the source spells it."""
-    return None if name is None else column_named(schema, name)
 
 
 def needed_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:

@@ -42,11 +42,11 @@ from streamveil.queries.plan import Plan, TableSource
 from streamveil.queries.schema import check_schema
 from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
+from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Keys
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.progress import Listener, Progress, silent
-from streamveil.runtime.run import needed_columns, time_named
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
     SHARDS,

@@ -24,7 +24,8 @@ from streamveil.engines.spark.splits import digest, footers, last_step, plan_ste
 from streamveil.errors import SourceError, StoreError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock
-from streamveil.runtime.run import needed_columns, run
+from streamveil.runtime.columns import needed_columns
+from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
 from tests.engines.spark.streams import CASES, HOUR, Case
 

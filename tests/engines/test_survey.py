@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.advise.survey import (
+from streamveil.advise.tune import usable_rows
+from streamveil.engines.survey import (
     REPEAT_EDGES,
     ROW_EDGES,
     VAGUE,
@@ -16,7 +17,6 @@ from streamveil.advise.survey import (
     learn,
     survey,
 )
-from streamveil.advise.tune import usable_rows
 from streamveil.errors import BudgetError, PlanError
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.neighbours import Neighbours
@@ -120,7 +120,7 @@ def test_the_noise_has_the_declared_scale():
     table, made = clicks(5), plan(clicks(5))
     exact = np.concatenate(histograms(usable_rows(made, table, 1.0), valued=False))
     found: list[np.ndarray] = []
-    import streamveil.advise.survey as module
+    import streamveil.engines.survey as module
 
     def keep(noisy, scale):
         found.append(np.concatenate(noisy))

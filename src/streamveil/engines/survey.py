@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import ndtri
 
-from streamveil.advise.tune import Sample, first_counted, ranks, row_pairs, usable_rows
+from streamveil.engines.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
 from streamveil.errors import PlanError
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import gaussian_sigma, root_up
