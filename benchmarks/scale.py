@@ -54,7 +54,7 @@ from streamveil.operators.folding import BOUNDED
 from streamveil.privacy.budget import Budget
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import peak_bytes, resident_bytes
 from streamveil.runtime.store import SCRATCH
 from streamveil.types import Array, Float64, Int64
@@ -70,7 +70,7 @@ GROUPS = ((1_000, 0), (1_000, 1_000_000), (50_000, 0), (150_000, 0))  # shown, h
 COST = "ms of CPU per batch of 500,000"
 UNITS_PER_SHOWN, STRIDE = 180, 7_919
 SPREAD = 4_000_037  # users, a prime: rows of a key differ in their user
-SECRET = Keys(secret=bytes(32))
+SECRET = Randomness(secret=bytes(32))
 LIMIT = Budget(epsilon=6, delta=1e-9)
 Ints: TypeAlias = Int64[Array, " rows"]
 Floats: TypeAlias = Float64[Array, " rows"]

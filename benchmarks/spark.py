@@ -43,9 +43,9 @@ from streamveil.engines.spark.splits import footers, plan_step
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.spark import SparkJob
-from streamveil.runtime.spark_state import Layout
+from streamveil.runtime.spark_state import SparkLayout
 
 KEYS, UNITS, SMALL = 1_000_000, 5_000_000, 1_000
 SECOND = 1_000_000  # microseconds
@@ -133,8 +133,8 @@ def private(spark, plan: Plan, state: Path) -> list[list[float]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         job = SparkJob(
-            plan, state=state, session=spark, layout=Layout(shards=SHARDS),
-            keys=Keys(noise=SeededNoise(1), insecure=True),
+            plan, state=state, session=spark, layout=SparkLayout(shards=SHARDS),
+            keys=Randomness(noise=SeededNoise(1), insecure=True),
         )  # fmt: skip
     ends = [clock()]
     with job:

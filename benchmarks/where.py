@@ -31,7 +31,7 @@ from streamveil.engines.embedded.group_by import EmbeddedGroupBy
 from streamveil.operators import folding
 from streamveil.queries.plan import Bounding
 from streamveil.runtime import job
-from streamveil.runtime.schedule import Schedule
+from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import Store
 from throughput import machine, private
 
@@ -99,7 +99,7 @@ def main() -> None:
     for part, owner, names in PARTS:
         for name in names:
             setattr(owner, name, timed(part, getattr(owner, name)))
-    Schedule._rows = timed_reading(Schedule._rows)  # type: ignore[method-assign]
+    MicroBatches._rows = timed_reading(MicroBatches._rows)  # type: ignore[method-assign]
     folder = options.data or Path(tempfile.mkdtemp())
     found = {ids: measured(folder, options.users, ids) for ids in options.ids}
     if options.full:

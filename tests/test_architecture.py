@@ -196,3 +196,23 @@ def test_the_check_sees_a_circle_through_a_package(tmp_path):
     assert set(found) == {"pack.inner", "pack.inner.user", "pack.lone"}
     (tmp_path / "lone.py").write_text("def b():\n    from pack.inner.tools import c\n")
     assert circle({name: set(loads(name, packages)) for name in packages}) == []
+
+
+def shared_names(root):
+    """Names of public classes that more than one module defines."""
+    homes = {}
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(root)))
+    return {name: sorted(places) for name, places in homes.items() if len(places) > 1}
+
+
+def test_no_two_public_classes_share_a_name():
+    assert shared_names(ROOT) == {}
+
+
+def test_the_check_sees_a_shared_name(tmp_path):
+    (tmp_path / "one.py").write_text("class Schedule: ...\nclass _Own: ...\n")
+    (tmp_path / "two.py").write_text("class Schedule: ...\nclass _Own: ...\n")
+    assert shared_names(tmp_path) == {"Schedule": ["one.py", "two.py"]}

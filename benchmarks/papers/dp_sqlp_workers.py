@@ -25,8 +25,8 @@ from streamveil.api import builder as sv
 from streamveil.engines.spark.session import session
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
-from streamveil.runtime.keys import Keys
-from streamveil.runtime.spark import Layout, SparkJob
+from streamveil.runtime.keys import Randomness
+from streamveil.runtime.spark import SparkJob, SparkLayout
 
 SHARDS, STEPS = 4, 5
 
@@ -51,8 +51,8 @@ def seconds(spark: Any, folder: Path, state: Path, stream: Stream, rows: int) ->
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        job = SparkJob(query.plan, state=state, session=spark, layout=Layout(shards=SHARDS),
-                       keys=Keys(noise=SeededNoise(1), insecure=True))  # fmt: skip
+        job = SparkJob(query.plan, state=state, session=spark, layout=SparkLayout(shards=SHARDS),
+                       keys=Randomness(noise=SeededNoise(1), insecure=True))  # fmt: skip
     ends = [time.perf_counter()]
     with job:
         ends += [time.perf_counter() for _ in job]

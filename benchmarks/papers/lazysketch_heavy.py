@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.papers.lazysketch_plots import draw, sweep
 from benchmarks.sketches import finder, judge, trace
-from streamveil.mechanisms.sketches import CountMin, Found
+from streamveil.mechanisms.sketches import CountMin, HeavyKeys
 from streamveil.privacy.noise import SeededNoise
 
 K, RELEASES, BLOCK = 256, 16, 2**20
@@ -80,12 +80,12 @@ def width_of(megabytes: float) -> int:
     return (int(megabytes * 1e6) // 12 - 65_792) // 6
 
 
-def candidates(sketch, traced: Trace, release: int = -1) -> Found:
+def candidates(sketch, traced: Trace, release: int = -1) -> HeavyKeys:
     """The K largest of all keys so far, as a sketch without privacy counts them."""
     names = traced.names[traced.counts[release] > 0]
     values = sketch.estimate(names)
     top = np.argpartition(-values, K)[:K]
-    return Found(names[top].astype(np.uint64), values[top], 0.0)
+    return HeavyKeys(names[top].astype(np.uint64), values[top], 0.0)
 
 
 class FrequentItems:
@@ -101,10 +101,10 @@ class FrequentItems:
         for names, counts in counted:
             deque(map(self.sketch.update, names, counts), maxlen=0)
 
-    def top(self) -> Found:
+    def top(self) -> HeavyKeys:
         rows = self.sketch.get_frequent_items(self.kind.NO_FALSE_NEGATIVES)[:K]
         names = np.array([row[0] for row in rows], np.uint64)
-        return Found(names, np.array([row[1] for row in rows], np.float64), 0.0)
+        return HeavyKeys(names, np.array([row[1] for row in rows], np.float64), 0.0)
 
 
 def private(config, trial: int, traced: Trace) -> dict[str, float]:

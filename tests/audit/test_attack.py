@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from streamveil.audit import Finding, clopper_pearson, distinguish
+from streamveil.audit import EventCounts, clopper_pearson, distinguish
 
 ALPHA = 1e-9
 TRIALS = 100_000
@@ -45,9 +45,12 @@ def test_the_presence_of_a_number_is_an_event():
 
 
 def test_both_directions_and_complements_count():
-    for finding in (Finding("x", 900, 100, 1000, ALPHA), Finding("x", 100, 900, 1000, ALPHA)):
+    for finding in (
+        EventCounts("x", 900, 100, 1000, ALPHA),
+        EventCounts("x", 100, 900, 1000, ALPHA),
+    ):
         assert finding.epsilon(0.0) > 1
-    assert Finding("x", 500, 500, 1000, ALPHA).epsilon(0.0) == 0
+    assert EventCounts("x", 500, 500, 1000, ALPHA).epsilon(0.0) == 0
 
 
 def test_the_interval_covers():

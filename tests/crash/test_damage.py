@@ -22,7 +22,7 @@ from streamveil.errors import StreamveilError
 from streamveil.runtime.frame import MAGIC
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.published import of_state
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.tables import to_bytes
@@ -41,7 +41,7 @@ Random = np.random.Generator
 def run(folder: Path, job: str, stop: int | None = None) -> None:
     """Runs a job to its end, or stops it after some releases."""
     work = replace(streams.work(job, folder), sink=None)
-    with Job(folder / "state", work, Keys(), policy=POLICY) as opened:
+    with Job(folder / "state", work, Randomness(), policy=POLICY) as opened:
         for number, _ in enumerate(opened, start=1):
             if number == stop:
                 return

@@ -16,7 +16,7 @@ from streamveil.engines.compile import compile_plan
 from streamveil.engines.design_choice import Given, Problem, choose
 from streamveil.engines.error_forecast import (
     MOST_ROWS,
-    Noise,
+    ForecastNoise,
     Outlook,
     Settings,
     admit,
@@ -36,7 +36,7 @@ from streamveil.privacy.noise import SeededNoise
 BUDGET = sv.Budget(epsilon=6, delta=1e-9)
 EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
             "expected_groups": 3_000}  # fmt: skip
-NOISE = Noise(mu=0.96, spread=2.1, half=18.6)
+NOISE = ForecastNoise(mu=0.96, spread=2.1, half=18.6)
 
 
 OPEN = Given()
@@ -136,7 +136,9 @@ def test_the_forecast_is_what_the_pipeline_does(repeats):
     half = design_selection(100, Budget(epsilon=6, delta=1e-9), 2).half
     settings = Settings(kind="table", quadratic=2 * (rule.scale / rule.entry) ** 2, slots=2,
                         share=0.7, reference=60)  # fmt: skip
-    found = forecast(outlook, settings, Noise(mu=mu, spread=spread, half=half, triggers=100))
+    found = forecast(
+        outlook, settings, ForecastNoise(mu=mu, spread=spread, half=half, triggers=100)
+    )
     assert found.l1 == pytest.approx(float(error.sum()), rel=0.15)
     assert found.l2 == pytest.approx(float(np.sqrt((error**2).sum())), rel=0.3)
     assert found.keys == pytest.approx(shown, rel=0.15)
@@ -204,7 +206,7 @@ def test_explain_forecasts_all_groups_where_sizes_are_expected():
     assert len(lines) == len(outlook.family()) > 0
     shown = [float([cell for cell in line if cell][1].replace(",", "")) for line in lines]
     settings = as_settings(operator)
-    noise = Noise(mu=0.96, spread=1.7, half=18.6, triggers=20, delta=5e-10)
+    noise = ForecastNoise(mu=0.96, spread=1.7, half=18.6, triggers=20, delta=5e-10)
     for keys, one in zip(shown, outlook.family(), strict=True):
         share = replace(settings, share=0.7 if settings.kind == "table" else 0.5)
         assert keys == pytest.approx(forecast(one, share, noise).keys, rel=0.5)

@@ -16,7 +16,7 @@ from streamveil import mechanisms
 from streamveil.errors import BudgetError
 from streamveil.mechanisms import dynamic, linear
 from streamveil.mechanisms.dynamic import Changes
-from streamveil.mechanisms.dynamic.schedulers import Run
+from streamveil.mechanisms.dynamic.schedulers import ScheduledRun
 from streamveil.mechanisms.sparse_vector import Sparse
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import Place
@@ -83,7 +83,7 @@ class Greedy:
         self.budget = Budget(epsilon=1) if share.kind == "pure" else Budget(rho=share.amount)
 
     def run(self, index):
-        return Run(index, 0, index + 1, self.share.scale(Fraction(2, 5)), 0.1)
+        return ScheduledRun(index, 0, index + 1, self.share.scale(Fraction(2, 5)), 0.1)
 
 
 def reruns(plan):

@@ -31,7 +31,7 @@ from streamveil.privacy.coin_table import CoinTable
 from streamveil.privacy.convert import gaussian_delta, nothing_delta
 from streamveil.privacy.guarantee import Gdp, Loss, Pure
 from streamveil.privacy.noise import SeededNoise
-from streamveil.privacy.pld import LONGEST, RARE, LossLaw, Points, law_near, law_under
+from streamveil.privacy.pld import LONGEST, RARE, CurvePoints, LossLaw, law_near, law_under
 from streamveil.privacy.waiting import NEVER, UNCLEAR, doubt, wait_word, waits
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 
@@ -83,15 +83,15 @@ def test_the_ends_of_the_range() -> None:
     assert float(doubt(1001, 2**48)) < 1e-20
 
 
-def randomised_response(epsilon: float, step: float) -> Points:
+def randomised_response(epsilon: float, step: float) -> CurvePoints:
     """Points of its curve, rounded up."""
     places = np.arange(-round(epsilon / step), round(epsilon / step) + 1)
     p, gammas = exp(epsilon) / (1 + exp(epsilon)), np.exp(places * step)
     heights = np.maximum(p - gammas * (1 - p), 0.0) + np.maximum((1 - p) - gammas * p, 0.0)
-    return Points(gammas, heights * (1 + 1e-14) + 1e-16, places)
+    return CurvePoints(gammas, heights * (1 + 1e-14) + 1e-16, places)
 
 
-def law_by_fractions(points: Points, step: float) -> LossLaw:
+def law_by_fractions(points: CurvePoints, step: float) -> LossLaw:
     """The definition: hull and masses of `law_under` in fractions."""
     nodes = [(Fraction(0), Fraction(1), 0)]
     for place in np.argsort(points.gammas, kind="stable"):
@@ -119,7 +119,7 @@ def assert_same_law(found: LossLaw, wanted: LossLaw) -> None:
 @pytest.mark.parametrize("curve", [curve_with, curve_without])
 @pytest.mark.parametrize(("horizon", "places"), [(3, 16), (100, 40)])
 def test_integers_give_the_law_of_fractions(
-    curve: Callable[..., Points], horizon: int, places: int
+    curve: Callable[..., CurvePoints], horizon: int, places: int
 ) -> None:
     coins, step = Coins(tuple(int(COIN * exp(-0.6 * gap)) for gap in range(1, 24))), 0.7 / places
     points = curve(worst_openings(coins, horizon, step, 10), step, places)
@@ -132,12 +132,12 @@ def test_integers_give_the_law_of_fractions(
 def test_any_points_give_the_law_of_fractions(drawn: list[tuple[int, float]]) -> None:
     places = np.array([place for place, _ in drawn])
     heights = np.array([height for _, height in drawn])
-    points = Points(np.exp(0.3 * places), heights, places)
+    points = CurvePoints(np.exp(0.3 * places), heights, places)
     assert_same_law(law_under(points, 0.3), law_by_fractions(points, 0.3))
 
 
 @pytest.mark.parametrize("curve", [curve_with, curve_without])
-def test_the_law_in_floats_is_near(curve: Callable[..., Points]) -> None:
+def test_the_law_in_floats_is_near(curve: Callable[..., CurvePoints]) -> None:
     coins, step = Coins(tuple(int(COIN * exp(-0.6 * gap)) for gap in range(1, 24))), 0.7 / 16
     points = curve(worst_openings(coins, 100, step, 10), step, 16)
     exact, near = (make(points, step).self_compose(3) for make in (law_under, law_near))
@@ -182,7 +182,9 @@ def test_tails_of_a_composition_count_as_infinite_loss() -> None:
 def test_points_above_the_hull_change_nothing() -> None:
     points = randomised_response(0.4, 0.1)
     loose = replace(points, heights=points.heights + 0.1 * (points.places == -1))
-    fit = Points(*(np.delete(row, 3) for row in (points.gammas, points.heights, points.places)))
+    fit = CurvePoints(
+        *(np.delete(row, 3) for row in (points.gammas, points.heights, points.places))
+    )
     assert_array_equal(law_under(loose, 0.1).masses, law_under(fit, 0.1).masses)
 
 

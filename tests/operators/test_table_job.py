@@ -12,11 +12,11 @@ from streamveil.mechanisms.linear import Mwem, Residuals, Share
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.store import CheckpointPolicy
 from tests.operators.test_table import CELLS, random_batches, table_of
 
-KEYS = Keys(None, SeededNoise(5), True)
+KEYS = Randomness(None, SeededNoise(5), True)
 OFTEN = CheckpointPolicy(log_bytes=2000, log_per_state=0)
 STEPS = 12
 

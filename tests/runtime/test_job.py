@@ -21,7 +21,7 @@ from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import KeyedNoise, SeededNoise, SilentNoise
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.store import CheckpointPolicy
 from tests.runtime.toy import LIMIT, SEEDED, State, Stream, Toy, work
@@ -37,7 +37,7 @@ def _no_secret_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    folder: Path, what: Work | None = None, keys: Keys = SEEDED, **options: Any
+    folder: Path, what: Work | None = None, keys: Randomness = SEEDED, **options: Any
 ) -> list[Release]:
     with Job(folder, what or work(), keys, **options) as job:
         return list(job)
@@ -47,14 +47,14 @@ def values(releases: list[Release]) -> list[list[int]]:
     return [release.table["n"].to_pylist() for release in releases]
 
 
-def stop_after(folder: Path, releases: int, keys: Keys = SEEDED, **options: Any) -> None:
+def stop_after(folder: Path, releases: int, keys: Randomness = SEEDED, **options: Any) -> None:
     with Job(folder, work(), keys, **options) as job:
         for _ in range(releases):
             next(job)
 
 
 def test_silent_releases_are_running_counts(tmp_path: Path) -> None:
-    released = run(tmp_path / "s", keys=Keys(noise=SilentNoise(), insecure=True))
+    released = run(tmp_path / "s", keys=Randomness(noise=SilentNoise(), insecure=True))
     rows = np.concatenate([Stream().batch(number).rows["key"].to_numpy() for number in range(12)])
     expected = [np.bincount(rows[: 40 * step], minlength=8).tolist() for step in range(1, 7)]
     assert values(released) == expected
@@ -142,18 +142,18 @@ def test_a_source_error_ends_the_run_and_a_restart_goes_on(tmp_path: Path) -> No
 
 
 def test_keyed_noise_differs_between_states_and_not_between_lives(tmp_path: Path) -> None:
-    stop_after(tmp_path / "a", 1, Keys(secret=SECRET))
+    stop_after(tmp_path / "a", 1, Randomness(secret=SECRET))
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     first, copy = (
-        values(run(tmp_path / name, keys=Keys(secret=SECRET)))[-1] for name in ("a", "copy")
+        values(run(tmp_path / name, keys=Randomness(secret=SECRET)))[-1] for name in ("a", "copy")
     )
-    other = values(run(tmp_path / "b", keys=Keys(secret=SECRET)))[-1]
+    other = values(run(tmp_path / "b", keys=Randomness(secret=SECRET)))[-1]
     assert first == copy
     assert first != other
 
 
 def test_a_secure_noise_gets_the_epoch_of_the_state(tmp_path: Path) -> None:
-    keys = Keys(noise=KeyedNoise(SECRET))
+    keys = Randomness(noise=KeyedNoise(SECRET))
     assert values(run(tmp_path / "a", keys=keys)) != values(run(tmp_path / "b", keys=keys))
     assert run(tmp_path / "a", keys=keys)
     assert not (tmp_path / "a" / "secret").exists()
@@ -161,7 +161,7 @@ def test_a_secure_noise_gets_the_epoch_of_the_state(tmp_path: Path) -> None:
 
 def test_the_secret_is_kept_in_one_private_file_only(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    run(folder, keys=Keys(), policy=OFTEN)
+    run(folder, keys=Randomness(), policy=OFTEN)
     path = folder / "secret"
     assert path.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -186,9 +186,9 @@ def test_a_secret_from_elsewhere_is_not_stored(
         f"command:cat {tmp_path / 'key'}",
     ]
     for way in ways:
-        assert run(tmp_path / "s", keys=Keys(secret=way))
+        assert run(tmp_path / "s", keys=Randomness(secret=way))
     monkeypatch.setenv("STREAMVEIL_SECRET", SECRET.hex())
-    assert run(tmp_path / "s", keys=Keys())
+    assert run(tmp_path / "s", keys=Randomness())
     assert not (tmp_path / "s" / "secret").exists()
 
 
@@ -207,28 +207,28 @@ def test_a_secret_that_is_none_is_refused_before_anything_is_spent(
     tmp_path: Path, way: str | bytes
 ) -> None:
     with pytest.raises(StoreError):
-        run(tmp_path / "s", keys=Keys(secret=way))
+        run(tmp_path / "s", keys=Randomness(secret=way))
     assert not (tmp_path / "s" / "ledger").exists()
 
 
 def test_a_readable_secret_file_is_refused(tmp_path: Path) -> None:
-    run(tmp_path / "s", keys=Keys())
+    run(tmp_path / "s", keys=Randomness())
     (tmp_path / "s" / "secret").chmod(0o640)
     with pytest.raises(StoreError, match="chmod 600"):
-        run(tmp_path / "s", keys=Keys())
+        run(tmp_path / "s", keys=Randomness())
 
 
 def test_a_moved_state_resumes_with_its_secret_and_refuses_without(tmp_path: Path) -> None:
-    stop_after(tmp_path / "s", 2, Keys())
+    stop_after(tmp_path / "s", 2, Randomness())
     shutil.copytree(tmp_path / "s", tmp_path / "witness")
     shutil.move(tmp_path / "s", tmp_path / "moved")
     (tmp_path / "moved" / "secret").rename(tmp_path / "kept")
     with pytest.raises(StoreError, match="does not hold its secret"):
-        run(tmp_path / "moved", keys=Keys())
+        run(tmp_path / "moved", keys=Randomness())
     with pytest.raises(StoreError, match="not the one"):
-        run(tmp_path / "moved", keys=Keys(secret=SECRET))
-    resumed = run(tmp_path / "moved", keys=Keys(secret=f"file:{tmp_path / 'kept'}"))
-    assert values(resumed) == values(run(tmp_path / "witness", keys=Keys()))
+        run(tmp_path / "moved", keys=Randomness(secret=SECRET))
+    resumed = run(tmp_path / "moved", keys=Randomness(secret=f"file:{tmp_path / 'kept'}"))
+    assert values(resumed) == values(run(tmp_path / "witness", keys=Randomness()))
 
 
 @pytest.mark.parametrize(
@@ -375,11 +375,11 @@ def test_overspending_is_refused_before_anything_is_drawn(tmp_path: Path) -> Non
 def test_insecure_noise_must_be_asked_for_and_is_announced(tmp_path: Path) -> None:
     for noise in (SeededNoise(1), SilentNoise()):
         with pytest.raises(PlanError, match="insecure=True"):
-            Keys(noise=noise)
+            Randomness(noise=noise)
     with pytest.warns(UserWarning, match="protect nobody"):
         run(tmp_path / "s")
     with pytest.raises(StoreError, match="secret"):
-        run(tmp_path / "s", keys=Keys(secret=SECRET))
+        run(tmp_path / "s", keys=Randomness(secret=SECRET))
 
 
 def test_a_replay_that_differs_is_refused(tmp_path: Path) -> None:
@@ -409,9 +409,9 @@ def test_progress_tells_numbers_only(tmp_path: Path) -> None:
 
 
 def test_no_secret_state_is_shown(tmp_path: Path) -> None:
-    with Job(tmp_path / "s", work(), Keys(secret=SECRET)) as job:
+    with Job(tmp_path / "s", work(), Randomness(secret=SECRET)) as job:
         next(job)
-        for thing in (job, job._last, job._state, Keys(secret=SECRET)):
+        for thing in (job, job._last, job._state, Randomness(secret=SECRET)):
             assert SECRET.hex() not in repr(thing)
         assert "totals" not in repr(job)
         assert "delta" not in repr(job._last)

@@ -8,7 +8,7 @@ import streamveil as sv
 from streamveil.batch import Release
 from streamveil.privacy.noise import SeededNoise
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import Pace, work_of
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.tables import nulls_as_zero, settled
@@ -39,7 +39,7 @@ def job(column, folder):
         {"t": table},
     )
     work = work_of(query.plan, pace=Pace(max_rows=100))
-    return Job(folder, work, Keys(noise=SeededNoise(3), insecure=True), policy=OFTEN)
+    return Job(folder, work, Randomness(noise=SeededNoise(3), insecure=True), policy=OFTEN)
 
 
 @pytest.mark.parametrize("name", COLUMNS)

@@ -16,7 +16,7 @@ from streamveil.runtime import checkpoint
 from streamveil.runtime.ring import Ring
 from streamveil.runtime.saving import SPREAD, Saving
 from streamveil.runtime.store import Header, Identity, Store
-from streamveil.runtime.wal import Place, Record
+from streamveil.runtime.wal import JobPosition, Record
 from tests.runtime.toy import Toy
 
 PORTIONS = 10
@@ -88,11 +88,11 @@ def test_nobody_waits_for_memory_after_a_failure(
     store.begin(Header(Identity("toy", "f00d", "toy", 1), "e0", "", secure=False))
     store.finish()
 
-    def full(draft: checkpoint.Draft, head: Any, body: Any) -> None:
+    def full(draft: checkpoint.CheckpointDraft, head: Any, body: Any) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(checkpoint.Draft, "_put", full)
-    draft = store.begin_checkpoint(checkpoint.Saved(Record(Place(1), {})))
+    monkeypatch.setattr(checkpoint.CheckpointDraft, "_put", full)
+    draft = store.begin_checkpoint(checkpoint.Saved(Record(JobPosition(1), {})))
     for _ in range(9):
         draft.add({"x": np.zeros(BLOCK, np.uint8)}, ring)
     store.finish_checkpoint(draft, 1, None)

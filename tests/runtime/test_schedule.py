@@ -12,7 +12,7 @@ from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
 from streamveil.queries.plan import Clock
 from streamveil.runtime import schedule as module
-from streamveil.runtime.schedule import Schedule
+from streamveil.runtime.schedule import MicroBatches
 
 
 def source(times):
@@ -33,7 +33,7 @@ EVENT = Clock(kind="event", every=10, start_us=100, end_us=150, steps=5)
 
 
 def test_a_replay_closes_every_step_in_order_with_the_rows_of_that_step():
-    s = Schedule(source([100, 131, 105, 149, 99, 150, None, 119]), EVENT, event_time="at")
+    s = MicroBatches(source([100, 131, 105, 149, 99, 150, None, 119]), EVENT, event_time="at")
     batches, closed, rows = run(s)
     assert closed == [1, 2, 3, 4, 5]
     assert rows == {1: [0, 2], 2: [7], 3: [], 4: [1], 5: [3]}
@@ -42,10 +42,10 @@ def test_a_replay_closes_every_step_in_order_with_the_rows_of_that_step():
 
 @given(st.lists(st.integers(90, 160), max_size=40), st.integers(1, 5))
 def test_a_row_never_moves_another_row(times, size):
-    whole = run(Schedule(source(times), EVENT, event_time="at", max_rows=size))[2]
+    whole = run(MicroBatches(source(times), EVENT, event_time="at", max_rows=size))[2]
     for gone in range(len(times)):
         rest = [t if i != gone else None for i, t in enumerate(times)]
-        without = run(Schedule(source(rest), EVENT, event_time="at", max_rows=size))[2]
+        without = run(MicroBatches(source(rest), EVENT, event_time="at", max_rows=size))[2]
         assert without == {step: [r for r in rows if r != gone] for step, rows in whole.items()}
 
 
@@ -57,7 +57,7 @@ def test_resuming_anywhere_gives_the_rest(times, size, kind):
         "w": Clock(kind="wall", every=10, start_us=0, steps=2),
         "1": Clock(kind="once"),
     }[kind]
-    s = Schedule(source(times), clock, event_time="at", max_rows=size, now=lambda: 1e9,
+    s = MicroBatches(source(times), clock, event_time="at", max_rows=size, now=lambda: 1e9,
                  sleep=lambda _: None)  # fmt: skip
     shape = [(b.step, b.closes_step, b.rows.to_pylist(), b.position) for b in s.batches()]
     for i, (*_, position) in enumerate(shape):
@@ -78,9 +78,9 @@ def test_resuming_anywhere_gives_the_rest(times, size, kind):
 )
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_step_that_was_taken_in_part_goes_on_only_with_the_rows_it_began_with(then, fine, size):
-    taken = next(Schedule(source([101, 102, 103, 104, 105]), EVENT, event_time="at",
+    taken = next(MicroBatches(source([101, 102, 103, 104, 105]), EVENT, event_time="at",
                           max_rows=3).batches())  # fmt: skip
-    rest = Schedule(source(then), EVENT, event_time="at", max_rows=size)
+    rest = MicroBatches(source(then), EVENT, event_time="at", max_rows=size)
     if fine:
         times = [
             t.microsecond for b in rest.batches(taken.position) for t in b.rows["at"].to_pylist()
@@ -92,8 +92,8 @@ def test_a_step_that_was_taken_in_part_goes_on_only_with_the_rows_it_began_with(
 
 
 def test_a_step_that_is_closed_does_not_care_what_becomes_of_its_rows():
-    closed = next(Schedule(source([101, 102, 115]), EVENT, event_time="at").batches())
-    rest = Schedule(source([100, 101, 103, 109, 115, 119]), EVENT, event_time="at")
+    closed = next(MicroBatches(source([101, 102, 115]), EVENT, event_time="at").batches())
+    rest = MicroBatches(source([100, 101, 103, 109, 115, 119]), EVENT, event_time="at")
     assert run(rest, closed.position)[2] == {2: [4, 5], 3: [], 4: [], 5: []}
 
 
@@ -111,7 +111,7 @@ def test_wide_rows_come_few_at_a_time(monkeypatch, tmp_path, kind):
     columns = {"at": "TIMESTAMP", "row": "STRING"}
     for made in (MemorySource(table), FilesSource(str(tmp_path / "t.parquet")),
                  FilesSource(str(tmp_path / "t.csv"), columns=columns)):  # fmt: skip
-        s = Schedule(made, clock, event_time="at")
+        s = MicroBatches(made, clock, event_time="at")
         found = []
         for most in (1 << 30, 500):
             monkeypatch.setattr(base, "MOST_BYTES", most)
@@ -128,7 +128,7 @@ def test_wide_rows_come_few_at_a_time(monkeypatch, tmp_path, kind):
 def test_a_large_replay_is_sorted_on_disk_with_the_same_result(monkeypatch):
     rng = np.random.default_rng(1)
     times = [int(t) for t in rng.integers(90, 160, 500)]
-    s = Schedule(source(times), EVENT, event_time="at", max_rows=7)
+    s = MicroBatches(source(times), EVENT, event_time="at", max_rows=7)
     small = run(s)
     monkeypatch.setattr(module, "SPILL_BYTES", 100)
     large = run(s)
@@ -143,26 +143,26 @@ def test_a_replay_takes_more_words_than_one_dictionary_holds(monkeypatch, spill)
     chunks = [pa.array(some).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
               for some in words]  # fmt: skip
     table = pa.table({"at": pa.concat_arrays([at] * 4), "word": pa.chunked_array(chunks)})
-    batches = Schedule(MemorySource(table), EVENT, event_time="at", max_rows=30).batches()
+    batches = MicroBatches(MemorySource(table), EVENT, event_time="at", max_rows=30).batches()
     found = {word for batch in batches for word in batch.rows["word"].to_pylist()}
     assert found == {*words[0], *words[1]}
 
 
 def test_steps_of_rows_stop_at_the_horizon_and_close_a_last_short_step():
-    s = Schedule(source(range(8)), Clock(kind="rows", every=3), max_rows=2)
+    s = MicroBatches(source(range(8)), Clock(kind="rows", every=3), max_rows=2)
     assert run(s)[1:] == ([1, 2, 3], {1: [0, 1, 2], 2: [3, 4, 5], 3: [6, 7]})
-    s = Schedule(source(range(8)), Clock(kind="rows", every=3, steps=2), max_rows=2)
+    s = MicroBatches(source(range(8)), Clock(kind="rows", every=3, steps=2), max_rows=2)
     assert run(s)[1:] == ([1, 2], {1: [0, 1, 2], 2: [3, 4, 5]})
 
 
 def test_one_shot_is_one_step_even_without_rows():
-    assert run(Schedule(source([]), Clock(kind="once")))[1:] == ([1], {1: []})
-    assert run(Schedule(source([5, 6, 7]), Clock(kind="once"), max_rows=2))[1] == [1]
+    assert run(MicroBatches(source([]), Clock(kind="once")))[1:] == ([1], {1: []})
+    assert run(MicroBatches(source([5, 6, 7]), Clock(kind="once"), max_rows=2))[1] == [1]
 
 
 def test_a_one_shot_that_is_done_reads_no_rows_that_came_later():
-    done = run(Schedule(source([5, 6]), Clock(kind="once")))[0][-1].position
-    assert run(Schedule(source([5, 6, 7]), Clock(kind="once")), done) == ([], [], {})
+    done = run(MicroBatches(source([5, 6]), Clock(kind="once")))[0][-1].position
+    assert run(MicroBatches(source([5, 6, 7]), Clock(kind="once")), done) == ([], [], {})
 
 
 def test_the_wall_clock_closes_a_step_at_its_public_time_only():
@@ -173,13 +173,13 @@ def test_the_wall_clock_closes_a_step_at_its_public_time_only():
         time[0] += seconds
 
     clock = Clock(kind="wall", every=2_000_000, start_us=0, steps=2)
-    s = Schedule(source([1, 2]), clock, now=lambda: time[0], sleep=sleep)
+    s = MicroBatches(source([1, 2]), clock, now=lambda: time[0], sleep=sleep)
     assert run(s)[1:] == ([1, 2], {1: [0, 1], 2: []})
     assert time[0] == 4.0
 
 
 def test_a_time_column_of_another_type_is_refused_by_name():
-    s = Schedule(MemorySource(pa.table({"at": ["secret"]})), EVENT, event_time="at")
+    s = MicroBatches(MemorySource(pa.table({"at": ["secret"]})), EVENT, event_time="at")
     with pytest.raises(SourceError, match="column 'at' must hold timestamps") as error:
         run(s)
     assert "secret" not in str(error.value)

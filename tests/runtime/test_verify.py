@@ -16,9 +16,9 @@ from streamveil.privacy.guarantee import Gdp
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.runtime.job import Job
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.rejects import Routing
-from streamveil.runtime.spark_state import Home, Mark
+from streamveil.runtime.spark_state import Home, PublishedStep
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.verify import verify
 from tests.runtime.toy import COLUMNS, Stream, work
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     """A job that keeps releases, and rejected rows in another directory."""
     routing = Routing(directory=tmp_path / "aside", columns=COLUMNS)
     done = replace(work(Stream(batches=24)), rejects=routing)
-    with Job(tmp_path / "s", done, Keys(), policy=ONCE) as job:
+    with Job(tmp_path / "s", done, Randomness(), policy=ONCE) as job:
         list(job)
     return tmp_path / "s"
 
@@ -100,7 +100,7 @@ def test_what_runs_or_is_no_state_is_not_verified(tmp_path: Path) -> None:
 
 
 def test_damaged_notes_of_a_state_on_spark_are_named(tmp_path: Path) -> None:
-    home, mark = Home(tmp_path), Mark(step=3, rows=20, tags=9)
+    home, mark = Home(tmp_path), PublishedStep(step=3, rows=20, tags=9)
     home.commit(mark)
     assert home.mark == mark
     path = tmp_path / "committed"

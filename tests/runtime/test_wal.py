@@ -20,7 +20,7 @@ EPOCH = "e0"
 
 
 def record(batch: int) -> wal.Record:
-    place = wal.Place(batch, batch, True, f"at {batch}", {"late": batch})
+    place = wal.JobPosition(batch, batch, True, f"at {batch}", {"late": batch})
     return wal.Record(
         place, {"x": np.arange(batch)}, (Mark(0, batch, batch, 7, 1000 + batch, 0.1 * batch),)
     )
@@ -38,7 +38,7 @@ def put(folder: Path, batch: int, until: int = 0) -> None:
         if after is not None:
             after()
 
-    draft = checkpoint.Draft(folder, EPOCH, saved(batch), at_once)
+    draft = checkpoint.CheckpointDraft(folder, EPOCH, saved(batch), at_once)
     ring = Ring(8192)
     draft.add({"x": np.arange(batch)}, ring)
     draft.add({"y": np.arange(2 * batch)}, ring)

@@ -19,9 +19,9 @@ from streamveil.privacy.guarantee import Gdp, Guarantee
 from streamveil.privacy.neighbours import Neighbours
 from streamveil.privacy.noise import Noise, SeededNoise
 from streamveil.runtime.job import Work
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 
-SEEDED = Keys(noise=SeededNoise(7), insecure=True)
+SEEDED = Randomness(noise=SeededNoise(7), insecure=True)
 LIMIT = Budget(mu=1)
 COLUMNS = pa.schema([("key", pa.int64())])
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from streamveil.advise import explain_table as tables
-from streamveil.advise.explain_memory import Limit, Sizes, unit_rows
+from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
 from streamveil.advise.explain_outlook import HEADING, outlook_rows
 from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
@@ -384,7 +384,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
                  f"{plan.keys[0].name}, k => 100, memory => {limit.memory}) in a query of its own: "
                  "bounded memory, the same promise")
             )  # fmt: skip
-    rows += unit_rows(Sizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
+    rows += unit_rows(MemorySizes(unit, entry, seen + KEY_BYTES + shown, inside), limit)
     return tuple(rows)
 
 

@@ -20,7 +20,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MemorySizes:
     """Bytes of one privacy unit, of each group it is in, and of one shown group.
 
     A unit in at most `inside` groups takes no bytes for them.
@@ -37,7 +37,7 @@ class Sizes:
         return self.unit + (self.inside < GROUPS_ENTERED) * GROUPS_ENTERED * self.entry
 
 
-def unit_rows(sizes: Sizes, limit: Limit) -> list[tuple[str, str]]:
+def unit_rows(sizes: MemorySizes, limit: Limit) -> list[tuple[str, str]]:
     """The memory of the expected units, and what happens to those that do not fit."""
     groups = 2 * sizes.group * (limit.groups or 0)  # their tables double
     rows = []

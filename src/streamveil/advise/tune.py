@@ -137,7 +137,7 @@ class Facts(NamedTuple):
     weight: Float64[Array, " rows"]
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """What bounding makes of every row, in the order of the sample."""
 
     passed: Bool[Array, " rows"]
@@ -146,13 +146,13 @@ class Kept(NamedTuple):
 
 def passes(
     sample: Sample, bounding: Bounding, facts: Facts | None = None, slots: int | None = None
-) -> Kept:
+) -> KeptRows:
     """Which rows bounding keeps; `slots`: as in `Bounds`."""
     n, most = len(sample.cell), float(np.iinfo(np.int64).max)
     facts = Facts(np.zeros(n, np.bool_), np.ones(n)) if facts is None else facts
     limits = (bounding.max_rows, bounding.max_rows_per_group, bounding.quadratic, slots)
     bounds = np.array([most if limit is None else limit for limit in limits])
-    return Kept(*accept(sample.scope, row_pairs(sample), facts.hidden, facts.weight, bounds))
+    return KeptRows(*accept(sample.scope, row_pairs(sample), facts.hidden, facts.weight, bounds))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]  # numba is untyped
@@ -221,7 +221,7 @@ def forecast(
 
 def admitted(
     operator: Any, sample: Sample, sizes: Float64[Array, " cells"], sd: float
-) -> tuple[Kept, Float64[Array, " cells"]]:
+) -> tuple[KeptRows, Float64[Array, " cells"]]:
     """Which rows pass, and how many times the noise each group has.
 
     A group is hidden until as many of its units were accepted as the selection asks for; its weight

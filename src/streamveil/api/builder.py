@@ -39,7 +39,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowCount:
     """A number of source rows, as a distance between releases."""
 
     n: int
@@ -150,7 +150,7 @@ class Stream:
         'end="2026-02-01", budget=Budget(epsilon=1, delta=1e-9))'
     )
     def release(
-        self, *, budget: Budget, every: Duration | Rows | None = None, **options: Any
+        self, *, budget: Budget, every: Duration | RowCount | None = None, **options: Any
     ) -> Query:
         """The finished query: a release at every step, or one answer when `every` is left out.
 
@@ -177,8 +177,8 @@ class Stream:
         }
         return Query(assemble(self._draft(every), values))
 
-    def _draft(self, every: Duration | Rows | None) -> Draft:
-        time = None if every is None or isinstance(every, Rows) else duration_us(every, "every")
+    def _draft(self, every: Duration | RowCount | None) -> Draft:
+        time = None if every is None or isinstance(every, RowCount) else duration_us(every, "every")
         return Draft(
             source=self.source,
             aggregates=self.measures,
@@ -187,7 +187,7 @@ class Stream:
             window=self.shape,
             ticks=Ticks(
                 every_us=time,
-                rows=every.n if isinstance(every, Rows) else None,
+                rows=every.n if isinstance(every, RowCount) else None,
                 unbounded=endless(self.source),
             ),
             sink=self.sink,
@@ -305,11 +305,11 @@ def public(groups: Iterable[Any] | str) -> Keys:
 
 
 @fitting("rows(1000)")
-def rows(n: int) -> Rows:
+def rows(n: int) -> RowCount:
     """A release every n source rows."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise PlanError("rows takes a whole number of at least 1")
-    return Rows(n)
+    return RowCount(n)
 
 
 @fitting('count(), or count("column")')

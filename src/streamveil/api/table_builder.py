@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamveil.api.builder import RELEASE_OPTIONS, Measure, Rows, Stream, endless
+from streamveil.api.builder import RELEASE_OPTIONS, Measure, RowCount, Stream, endless
 from streamveil.api.query import Query
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.privacy.budget import Budget
@@ -72,7 +72,7 @@ class Table:
 
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
     def release(
-        self, *, budget: Budget, every: Duration | Rows | None = None, **options: Any
+        self, *, budget: Budget, every: Duration | RowCount | None = None, **options: Any
     ) -> Query:
         """The finished query: a release at every step, or one answer when `every` is left out.
 
@@ -84,9 +84,9 @@ class Table:
                 raise PlanError(f"unknown option '{name}'{nearest(name, RELEASE_OPTIONS)}")
         if not isinstance(budget, Budget):
             raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
-        by_rows = isinstance(every, Rows)
+        by_rows = isinstance(every, RowCount)
         ticks = Ticks(
-            every_us=None if every is None or isinstance(every, Rows) else
+            every_us=None if every is None or isinstance(every, RowCount) else
             duration_us(every, "every"),
             rows=every.n if by_rows else None,  # type: ignore[union-attr]  # just looked
             unbounded=endless(self.source),

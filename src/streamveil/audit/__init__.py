@@ -1,6 +1,6 @@
 """Empirical privacy auditing of mechanisms and of whole jobs."""
 
 from streamveil.audit.attack import Audit, distinguish
-from streamveil.audit.bounds import Finding, clopper_pearson
+from streamveil.audit.bounds import EventCounts, clopper_pearson
 
-__all__ = ["Audit", "Finding", "clopper_pearson", "distinguish"]
+__all__ = ["Audit", "EventCounts", "clopper_pearson", "distinguish"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamveil.audit.bounds import DELTAS, Finding
+from streamveil.audit.bounds import DELTAS, EventCounts
 from streamveil.types import Array, Float64
 
 MAX_EVENTS = 32  # events fixed on the training half; the error probability is shared among them
@@ -17,7 +17,7 @@ MAX_EVENTS = 32  # events fixed on the training half; the error probability is s
 class Audit:
     """All findings of one attack. Each event was fixed before the trials that judge it."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[EventCounts, ...]
 
     def epsilon(self, delta: float) -> float:
         """The best proven lower bound on ε."""
@@ -51,7 +51,7 @@ def distinguish(
     share = alpha / len(events)
     return Audit(
         tuple(
-            Finding(name, int((test_a[:trials] @ w > cut).sum()),
+            EventCounts(name, int((test_a[:trials] @ w > cut).sum()),
                     int((test_b[:trials] @ w > cut).sum()), trials, share)
             for name, w, cut in events
         )

@@ -29,7 +29,7 @@ def clopper_pearson(hits: int, trials: int, alpha: float) -> tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Finding:
+class EventCounts:
     """How often one event, fixed before these trials, happened under two neighbouring inputs."""
 
     event: str

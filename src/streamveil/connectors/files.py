@@ -54,7 +54,7 @@ from streamveil.types import Array, Int64
 
 
 @dataclass(frozen=True)
-class Place:
+class ReadPosition:
     """Where reading stands: `row` rows of the file `name` are done, and all files before it."""
 
     name: str = ""
@@ -64,7 +64,7 @@ class Place:
     malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
 
     @classmethod
-    def parse(cls, position: str | None) -> Place:
+    def parse(cls, position: str | None) -> ReadPosition:
         """From the JSON of a position."""
         return cls(**json.loads(position)) if position else cls()
 
@@ -147,7 +147,7 @@ class FilesSource:
         """See `Source.read`."""
         names = found(self.patterns)
         place, wanted = (
-            Place.parse(position),
+            ReadPosition.parse(position),
             select(self._schema(names, columns), columns, "the source"),
         )
         self.names = [shown(name) for name in names]
@@ -155,7 +155,7 @@ class FilesSource:
         for index, before in enumerate(digests(names, first), start=first):
             path = Path(names[index])
             size = guarded(path, path.stat).st_size
-            start = place if names[index] == place.name else Place(malformed=0)
+            start = place if names[index] == place.name else ReadPosition(malformed=0)
             if (start.row or start.malformed) and size != start.size:
                 raise SourceError(
                     f"the file '{shown(path.name)}' changed after it was read in part; rows would"
@@ -165,7 +165,7 @@ class FilesSource:
             row = start.row
             for part in self._reader(path).read(path, wanted, start, max_rows):
                 row += part.rows.num_rows
-                here = Place(names[index], row, size, before, part.malformed).text()
+                here = ReadPosition(names[index], row, size, before, part.malformed).text()
                 rows, aside = part.rows, ()
                 if part.numbers is not None:
                     rows = with_places(rows, index, part.numbers)
@@ -186,7 +186,7 @@ class FilesSource:
         )
 
 
-def check_prefix(names: list[str], place: Place) -> int:
+def check_prefix(names: list[str], place: ReadPosition) -> int:
     """The index of the first file to read; SourceError when files before the place changed."""
     if not place.name:
         return 0
@@ -212,7 +212,7 @@ class Aside(NamedTuple):
     size: int | None = None  # of a line of which only the start is here
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Rows of a file."""
 
     rows: pa.Table
@@ -237,7 +237,9 @@ class Reader:
         """Columns of one file."""
         raise NotImplementedError
 
-    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
         """Rows of one file."""
         raise NotImplementedError
 
@@ -264,7 +266,9 @@ class ParquetReader(Reader):
         """From the footer."""
         return plain_schema(guarded(path, lambda: pq.read_schema(path)).remove_metadata())
 
-    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
         """See `Reader.read`."""
         file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
         select(file.schema_arrow, wanted.names, f"'{shown(path.name)}'")
@@ -286,7 +290,7 @@ class ParquetReader(Reader):
             for part in slices(kept, max_rows):
                 rows, rejected = fit(part, wanted)
                 if not self.traced:
-                    yield Part(rows, rejected)
+                    yield FilePart(rows, rejected)
                     continue
                 numbers = np.arange(row, row + rows.num_rows) + 1
                 row += rows.num_rows
@@ -294,7 +298,7 @@ class ParquetReader(Reader):
                 if rejected:
                     odd = misfits(part, rows)
                     aside = [Aside(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))]
-                yield Part(rows, rejected, 0, numbers, aside)
+                yield FilePart(rows, rejected, 0, numbers, aside)
 
 
 class CsvReader(Reader):
@@ -317,7 +321,9 @@ class CsvReader(Reader):
             raise SourceError(f"'{shown(path.name)}' {error}") from None
         return pa.schema([(name, pa.string()) for name in names])
 
-    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
         """See `Reader.read`. A line with the wrong number of fields is counted, never raised."""
         if guarded(path, path.stat).st_size == 0:
             return
@@ -347,7 +353,9 @@ class JsonReader(Reader):
             )
         return self.declared
 
-    def read(self, path: Path, wanted: pa.Schema, start: Place, max_rows: int) -> Iterator[Part]:
+    def read(
+        self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
+    ) -> Iterator[FilePart]:
         """See `Reader.read`. A line that is no JSON object is counted, never raised."""
         read = partial(json_block, wanted=wanted)
         with opened(path) as file:
@@ -383,7 +391,7 @@ class Fitting:
     max_rows: int
     first: int | None  # number of the first line; None: nobody asks where rows come from
 
-    def parts(self, pieces: Iterable[Lines], start: Place) -> Iterator[Part]:
+    def parts(self, pieces: Iterable[Lines], start: ReadPosition) -> Iterator[FilePart]:
         """What comes after a place; malformed lines go with the next rows, or without any."""
         skip, told, malformed, line = start.row, start.malformed, 0, self.first
         for piece in pieces:
@@ -403,13 +411,13 @@ class Fitting:
 
     def _part(
         self, part: pa.Table, unread: tuple[str, Numbers], malformed: int, origin: Origin | None
-    ) -> Part:
+    ) -> FilePart:
         (reason, odd), (rows, rejected) = unread, fit(part, self.wanted)
         if len(odd):
             rejected = {**rejected, reason: len(odd)}
         if origin is None:
-            return Part(rows, rejected, malformed)
+            return FilePart(rows, rejected, malformed)
         mine = origin.rows[: part.num_rows]
         wrong = mine[misfits(part, rows)] if rejected else mine[:0]
         found = [origin.aside(reason, odd), origin.aside(MISFIT, wrong)]
-        return Part(rows, rejected, malformed, mine + origin.first, found)
+        return FilePart(rows, rejected, malformed, mine + origin.first, found)

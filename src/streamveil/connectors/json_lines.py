@@ -36,7 +36,7 @@ DEEPER = np.zeros(256, np.int8)
 DEEPER[[*b"[{"]], DEEPER[[*b"]}"]] = 1, -1
 
 
-class Piece(NamedTuple):
+class LinePiece(NamedTuple):
     """Some lines of a block."""
 
     rows: pa.Table
@@ -67,14 +67,14 @@ def json_messages(messages: list[bytes], wanted: pa.Schema) -> Lines:
     return json_rows(messages, wanted.names)
 
 
-def parsed(block: bytes, wanted: pa.Schema) -> Iterator[Piece]:
+def parsed(block: bytes, wanted: pa.Schema) -> Iterator[LinePiece]:
     """A block in as few pieces as Arrow reads."""
     todo = [block]
     while todo:
         block = todo.pop()
         try:
             rows = native_rows(block, wanted)
-            yield Piece(rows, np.zeros(0, np.int64), rows.num_rows)
+            yield LinePiece(rows, np.zeros(0, np.int64), rows.num_rows)
         except OddError as odd:
             piece = sifted_rows(block, wanted) if odd.line is None else None
             parts = parts_of(block, odd.line, wanted) if piece is None else []
@@ -84,7 +84,7 @@ def parsed(block: bytes, wanted: pa.Schema) -> Iterator[Piece]:
             elif not parts:
                 lines = lines_of(block)
                 found = json_rows(lines, wanted.names)
-                yield Piece(typed(found.rows, wanted), found.malformed, len(lines))
+                yield LinePiece(typed(found.rows, wanted), found.malformed, len(lines))
 
 
 def parts_of(block: bytes, odd: int | None, wanted: pa.Schema) -> list[bytes]:
@@ -106,7 +106,7 @@ def parts_of(block: bytes, odd: int | None, wanted: pa.Schema) -> list[bytes]:
     return list(divided(block))
 
 
-def sifted_rows(block: bytes, wanted: pa.Schema) -> Piece | None:
+def sifted_rows(block: bytes, wanted: pa.Schema) -> LinePiece | None:
     """A block of which some lines do not even look like objects, if none of those is a row."""
     lines = lines_of(block)
     odd = np.array(
@@ -119,7 +119,7 @@ def sifted_rows(block: bytes, wanted: pa.Schema) -> Piece | None:
         return None
     rest = json_block(b"".join(compress(lines, ~odd)), wanted)
     malformed = [np.flatnonzero(odd)[found.malformed], np.flatnonzero(~odd)[rest.malformed]]
-    return Piece(rest.rows, np.sort(np.concatenate(malformed)), len(lines))
+    return LinePiece(rest.rows, np.sort(np.concatenate(malformed)), len(lines))
 
 
 def typed(rows: pa.Table, wanted: pa.Schema) -> pa.Table:

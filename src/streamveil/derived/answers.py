@@ -68,7 +68,7 @@ def cell(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightedSum:
     """A weighted sum of numbers of one key."""
 
     terms: tuple[tuple[Cell, float], ...]
@@ -77,7 +77,7 @@ class Part:
         """The sum."""
         return np.asarray(sum(a * joint.value(cell) for cell, a in self.terms))
 
-    def covariance(self, joint: Joint, other: Part) -> Ends:
+    def covariance(self, joint: Joint, other: WeightedSum) -> Ends:
         """Between two sums: the ends add up, each with its sign."""
         low, high = np.zeros(len(joint.keys)), np.zeros(len(joint.keys))
         for (one, a), (two, b) in product(self.terms, other.terms):
@@ -107,7 +107,7 @@ class Answers:
         end = self._moment(at)
         start = Moment(end.window, end.trigger - 1) if since is None else self._moment(since)
         self.releases.require(start)
-        part = Part(((Cell(end, name), 1.0), (Cell(start, name), -1.0)))
+        part = WeightedSum(((Cell(end, name), 1.0), (Cell(start, name), -1.0)))
         return self._sum(name, part, confidence)
 
     def last(
@@ -115,7 +115,7 @@ class Answers:
     ) -> Derived:
         """A count or sum over the last triggers only, across windows that lie side by side."""
         end = self._moment(at)
-        return self._sum(name, Part(self._span(name, end, triggers)), confidence)
+        return self._sum(name, WeightedSum(self._span(name, end, triggers)), confidence)
 
     def ratio(  # noqa: PLR0913  (two numbers and two places, by name)
         self,
@@ -136,7 +136,7 @@ class Answers:
         """
         end, other = self._moment(at), self._moment(at if to is None else to)
         parts = [
-            Part(((Cell(moment, column), 1.0),) if triggers is None
+            WeightedSum(((Cell(moment, column), 1.0),) if triggers is None
                  else self._span(column, moment, triggers))
             for column, moment in ((top, end), (bottom, other))
         ]  # fmt: skip
@@ -162,7 +162,7 @@ class Answers:
         that are not shown. See `derived.top`.
         """
         end = self._moment(at)
-        part = Part(((Cell(end, name), 1.0),))
+        part = WeightedSum(((Cell(end, name), 1.0),))
         joint, notes = self._joint([part])
         level = self._confidence(confidence)
         variance = part.covariance(joint, part).high
@@ -174,7 +174,7 @@ class Answers:
 
     # ---- helpers
 
-    def _sum(self, name: str, part: Part, confidence: float | None) -> Derived:
+    def _sum(self, name: str, part: WeightedSum, confidence: float | None) -> Derived:
         joint, notes = self._joint([part])
         level = self._confidence(confidence)
         variance = part.covariance(joint, part).high
@@ -281,7 +281,7 @@ class Answers:
             raise PlanError("confidence must be above 0 and below 1")
         return given
 
-    def _joint(self, parts: list[Part]) -> tuple[Joint, list[str]]:
+    def _joint(self, parts: list[WeightedSum]) -> tuple[Joint, list[str]]:
         """The keys that all terms show, and what there is to say about the question."""
         cells = list(dict.fromkeys(cell for part in parts for cell, _ in part.terms))
         for cell in cells:

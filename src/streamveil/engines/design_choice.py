@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from math import inf, isqrt, sqrt
 
-from streamveil.engines.error_forecast import Kind, Noise, Outlook, Settings, forecast
+from streamveil.engines.error_forecast import ForecastNoise, Kind, Outlook, Settings, forecast
 from streamveil.queries.overflow import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
@@ -45,7 +45,7 @@ class Problem:
     """What is to be decided, from public numbers alone."""
 
     family: tuple[Outlook, ...]
-    noise: Noise
+    noise: ForecastNoise
     given: Given
     kinds: tuple[Kind, ...]
     weighted: bool  # whether groups may carry weights

@@ -143,7 +143,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class ForecastNoise:
     """The public numbers of the mechanisms that settings work on."""
 
     mu: float  # of all Gaussian releases, were they alone
@@ -282,7 +282,7 @@ def draw_stream(outlook: Outlook) -> Drawn:
     )  # fmt: skip
 
 
-def forecast(outlook: Outlook, settings: Settings, noise: Noise) -> Errors:
+def forecast(outlook: Outlook, settings: Settings, noise: ForecastNoise) -> Errors:
     """The expected errors of a count with some settings."""
     base = noise.spread * sqrt(settings.moved)
     if settings.kind == "gaussian":

@@ -19,7 +19,14 @@ from streamveil.engines.design_choice import (
     usual_family,
     weight_quanta,
 )
-from streamveil.engines.error_forecast import CAUTION, Kind, Noise, Outlook, Settings, expected
+from streamveil.engines.error_forecast import (
+    CAUTION,
+    ForecastNoise,
+    Kind,
+    Outlook,
+    Settings,
+    expected,
+)
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, BltCounter, Counter, HonakerCounter, fit
 from streamveil.mechanisms.counters.fit import short
@@ -311,7 +318,7 @@ class Sizing:
         slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         return choose(Problem(family, noise, given, kinds, weighted, slots))
 
-    def _noise(self, half: float | None) -> Noise:
+    def _noise(self, half: float | None) -> ForecastNoise:
         """The public numbers that a forecast needs."""
         fine = Fraction(10**6)
         counter: Any = fit(self._unscaled(), Budget(mu=1), fine, 1)
@@ -321,7 +328,7 @@ class Sizing:
         uses = [self.uses[self.lanes.index(lane)] for lane in lanes]
         part = self.uses[max(driver(self.lanes), 0)] / max(sum(uses), 1)
         left = float(self._left(Fraction(0))) / 2
-        return Noise(
+        return ForecastNoise(
             mu=round(float(self._mu(Fraction(0))) * sqrt(part), 4),
             beside=round(float(self._mu(self._left(Fraction(0)) / 2)) * sqrt(part), 4),
             spread=round(spread, 4),

@@ -7,7 +7,13 @@ from fractions import Fraction
 from functools import cached_property
 
 from streamveil.errors import PlanError
-from streamveil.mechanisms.dynamic.choose import Candidate, Choice, Preset, Workload, choose
+from streamveil.mechanisms.dynamic.choose import (
+    Candidate,
+    MechanismChoice,
+    Preset,
+    Workload,
+    choose,
+)
 from streamveil.mechanisms.dynamic.live_pmw import LivePmw
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.structured import Marginals
@@ -95,7 +101,7 @@ class Design:
         return Fraction(1, lives if self.plan.budget.is_pure else lives * lives)
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> MechanismChoice:
         """All mechanisms for the released answers, best first."""
         budget, ask = self.plan.budget, self.ask_share
         preset: Preset = "theorem" if self.plan.preset == "theorem" else "practical"

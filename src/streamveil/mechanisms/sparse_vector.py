@@ -132,7 +132,7 @@ class AboveThreshold:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SparseAnswer:
     """What a question got: EASY (below), HARD (above; with a value if one was paid), EXHAUSTED."""
 
     kind: Literal["EASY", "HARD", "EXHAUSTED"]
@@ -215,7 +215,7 @@ class Sparse:
         threshold: int,
         place: Place,
         measured: int | None = None,
-    ) -> Answer:
+    ) -> SparseAnswer:
         """One question about `count`; a halt reports `measured` (default: the same count)."""
         one = np.array([count]), np.array([threshold])
         value = np.array([count if measured is None else measured])
@@ -228,28 +228,28 @@ class Sparse:
         thresholds: Int64[Array, " n"],
         measured: Int64[Array, " n"],
         place: Place,
-    ) -> tuple[int, Answer]:
+    ) -> tuple[int, SparseAnswer]:
         """Asks until one is above: (how many were below before, what the next one got)."""
         if state.run is None:
-            return 0, Answer("EXHAUSTED")
+            return 0, SparseAnswer("EXHAUSTED")
         here = place.inside(b"run", state.started - 1)
         first = self.above.ask_many(state.run, counts, thresholds, here)
         if first == len(counts):
-            return first, Answer("EASY")
+            return first, SparseAnswer("EASY")
         answer = self._measure(state, int(measured[first]), here)
         self._start(state, place)
         return first, answer
 
-    def _measure(self, state: SparseState, count: int, place: Place) -> Answer:
+    def _measure(self, state: SparseState, count: int, place: Place) -> SparseAnswer:
         epsilon = self.parts()[2]
         if not epsilon:
-            return Answer("HARD")
+            return SparseAnswer("HARD")
         cost = pure_cost(self.share, epsilon)
         if not state.meter.fits(cost):
-            return Answer("EXHAUSTED")
+            return SparseAnswer("EXHAUSTED")
         state.meter.charge(cost)
         noise = discrete_laplace(place.draws(b"value"), self.unit / epsilon, 1)
-        return Answer("HARD", float(count + int(noise[0])))
+        return SparseAnswer("HARD", float(count + int(noise[0])))
 
 
 def pure_cost(share: Share, epsilon: Exact) -> Share:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from streamveil.mechanisms.counters.protocol import Counter
-from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.protocol import CounterState as CounterState
 from streamveil.mechanisms.portable import portable
 from streamveil.operators.selection import Address
 from streamveil.privacy.calibrate import root_up

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from streamveil.mechanisms.counters import HonakerCounter
-from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.protocol import CounterState as CounterState
 from streamveil.mechanisms.portable import portable
 from streamveil.mechanisms.thresholds import SAFETY
 from streamveil.operators.outputs import Totals

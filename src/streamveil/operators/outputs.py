@@ -28,7 +28,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Estimate:
     """One aggregate for every key: value, standard deviation of its noise, interval."""
 
     value: Float64[Array, " keys"]
@@ -68,12 +68,12 @@ class Output:
         """No value or end of an interval is below."""
         return 0.0 if self.non_negative else -np.inf
 
-    def answer(self, totals: Totals, confidence: float) -> Answer:
+    def answer(self, totals: Totals, confidence: float) -> Estimate:
         """The columns of this aggregate."""
         lanes = list(self.lanes)
         return self._answer(totals.estimate[lanes], totals.variance[lanes], confidence)
 
-    def in_order(self, totals: Totals, order: Int32[Array, " keys"], confidence: float) -> Answer:
+    def in_order(self, totals: Totals, order: Int32[Array, " keys"], confidence: float) -> Estimate:
         """The columns of this aggregate with its keys in another order.
 
         Values of a plain count are integers already where the column holds integers.
@@ -92,12 +92,12 @@ class Output:
             totals.estimate[lane], totals.variance[lane], order, quantile_of(confidence),
             self.least, whole, value, rest,
         )  # fmt: skip
-        return Answer(value, *rest)
+        return Estimate(value, *rest)
 
-    def _answer(self, estimate: Array, variance: Array, confidence: float) -> Answer:
+    def _answer(self, estimate: Array, variance: Array, confidence: float) -> Estimate:
         found = FUNCTIONS[self.function](self, estimate, variance, quantile_of(confidence))
         if self.non_negative:
-            found = Answer(
+            found = Estimate(
                 *(np.maximum(found.value, 0), found.sd),
                 np.maximum(found.low, 0),
                 np.maximum(found.high, 0),
@@ -110,15 +110,15 @@ def quantile_of(confidence: float) -> float:
     return float(portable(ndtri((1 + confidence) / 2)))
 
 
-Function = Callable[[Output, Array, Array, float], Answer]
+Function = Callable[[Output, Array, Array, float], Estimate]
 
 
-def total(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
+def total(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
     """A lane as it is."""
     return normal(estimate[0], np.sqrt(variance[0]), z)
 
 
-def average(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
+def average(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
     """Centre + sum / count, inside the bounds of the values; the interval is Fieller's.
 
     The standard deviation is that of the delta method.
@@ -128,8 +128,8 @@ def average(output: Output, estimate: Array, variance: Array, z: float) -> Answe
     sd = np.sqrt(variance[1] + share**2 * variance[0]) / count
     parts = (estimate[1], variance[1]), (estimate[0], variance[0])
     low, high = fieller(*parts, np.zeros(len(share)), z)
-    found = Answer(share, sd, np.minimum(low, share), np.maximum(high, share))
-    moved = Answer(found.value + centre, sd, found.low + centre, found.high + centre)
+    found = Estimate(share, sd, np.minimum(low, share), np.maximum(high, share))
+    moved = Estimate(found.value + centre, sd, found.low + centre, found.high + centre)
     return clip(moved, output.low, output.high)
 
 
@@ -152,7 +152,7 @@ def fieller(
     return low, high
 
 
-def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
+def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
     """The sample variance from sums of centred values and squares; see `spread_between`.
 
     The standard deviation is that of the delta method.
@@ -165,7 +165,7 @@ def variance_of(output: Output, estimate: Array, variance: Array, z: float) -> A
     bessel, most = count / np.maximum(count - 1, 1), (output.high - output.low) ** 2 / 4
     value = np.clip(value * bessel, 0.0, most * bessel)
     low, high = spread_between(output, estimate, variance, z)
-    return Answer(value, sd * bessel, np.minimum(low, value), np.maximum(high, value))
+    return Estimate(value, sd * bessel, np.minimum(low, value), np.maximum(high, value))
 
 
 def spread_between(
@@ -201,15 +201,15 @@ def apart(z: float, share: float) -> float:
     return float(portable(-ndtri(share * ndtr(-z))))
 
 
-def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
+def deviation(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
     """The square root of the variance, and of the ends of its interval."""
     found = variance_of(output, estimate, variance, z)
     value = np.sqrt(found.value)
     sd = np.where(value > 0, found.sd / np.where(value > 0, 2 * value, 1.0), np.sqrt(found.sd))
-    return Answer(value, sd, np.sqrt(found.low), np.sqrt(found.high))
+    return Estimate(value, sd, np.sqrt(found.low), np.sqrt(found.high))
 
 
-def quantile(output: Output, estimate: Array, variance: Array, z: float) -> Answer:
+def quantile(output: Output, estimate: Array, variance: Array, z: float) -> Estimate:
     """Walks the tree to the wanted rank; the interval ends with leaves, see `leaves_around`."""
     value = walk(output, estimate, np.full(estimate.shape[1], output.q))
     low, high = value.copy(), value.copy()
@@ -220,7 +220,7 @@ def quantile(output: Output, estimate: Array, variance: Array, z: float) -> Answ
         first, last = leaves_around(output, estimate[:, part], variance[:, part], z)
         low[part] = np.minimum(low[part], output.low + wide * first)
         high[part] = np.maximum(high[part], output.low + wide * (last + 1))
-    return Answer(value, (high - low) / (2 * z), low, np.minimum(high, output.high))
+    return Estimate(value, (high - low) / (2 * z), low, np.minimum(high, output.high))
 
 
 def leaves_around(
@@ -289,14 +289,14 @@ def in_turn(rows: Float64[Array, "rows keys"]) -> Float64[Array, " keys"]:
     return np.asarray(np.cumsum(rows, axis=0)[-1])
 
 
-def normal(value: Array, sd: Array, z: float) -> Answer:
+def normal(value: Array, sd: Array, z: float) -> Estimate:
     """A value with the interval of Gaussian noise."""
-    return Answer(value, sd, value - z * sd, value + z * sd)
+    return Estimate(value, sd, value - z * sd, value + z * sd)
 
 
-def clip(answer: Answer, low: float, high: float | Float64[Array, " keys"]) -> Answer:
+def clip(answer: Estimate, low: float, high: float | Float64[Array, " keys"]) -> Estimate:
     """Value and interval inside bounds, each key's own."""
-    return Answer(
+    return Estimate(
         np.clip(answer.value, low, high),
         answer.sd,
         np.clip(answer.low, low, high),

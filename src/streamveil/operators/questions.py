@@ -37,7 +37,7 @@ Closed = tuple[int, Float64[Array, " k"], Float64[Array, " k"]]  # step, its ans
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionAnswer:
     """An answer: public."""
 
     kind: str  # RELEASED, EASY, HARD or EXHAUSTED
@@ -87,15 +87,15 @@ class Questions:
 
     def ask(
         self, state: Asking, question: Bool[Array, " N"], place: Place
-    ) -> tuple[Asked, Arrays | None]:
+    ) -> tuple[QuestionAnswer, Arrays | None]:
         """One question, in place; also what changed, None when nothing did."""
         digest = hashlib.blake2b(np.packbits(question).tobytes(), digest_size=16).hexdigest()
         for known, kind, value, reach in state.known:
             if known == digest:
-                return Asked(kind, value, reach, state.t, self._left(state)), None
+                return QuestionAnswer(kind, value, reach, state.t, self._left(state)), None
         follows = self._released(state, question)
         if follows is not None and follows[1] <= self._easy(state):
-            return Asked("RELEASED", *follows, state.t), None
+            return QuestionAnswer("RELEASED", *follows, state.t), None
         if self.adaptive is None or state.inner is None:
             raise PlanError(
                 "this question does not follow from what was released, and nothing is set aside "
@@ -119,7 +119,7 @@ class Questions:
 
     def _adaptive(
         self, state: Asking, digest: str, question: Bool[Array, " N"], place: Place
-    ) -> tuple[Asked, Arrays | None]:
+    ) -> tuple[QuestionAnswer, Arrays | None]:
         adaptive, inner = self.adaptive, state.inner
         assert adaptive is not None  # noqa: S101  (checked by `ask`)
         assert inner is not None  # noqa: S101
@@ -134,7 +134,7 @@ class Questions:
             state.known[-1], state.count, inner.run, inner.started, inner.hard, inner.meter, moved,
         ]  # fmt: skip
         delta = {f"question/{name}": array for name, array in pack(changed).items()}
-        asked = Asked(answer.kind, value, reach, state.t, adaptive.left(inner))
+        asked = QuestionAnswer(answer.kind, value, reach, state.t, adaptive.left(inner))
         return asked, delta
 
     def apply(self, state: Asking, delta: Mapping[str, Array]) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.mechanisms.counters.protocol import Counter
-from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.protocol import CounterState as CounterState
 from streamveil.operators.aggregate import KeyTable
 from streamveil.operators.cut_rows import CutBands, CutCounter
 from streamveil.operators.keys import Types
 from streamveil.operators.opening import withdrawn
-from streamveil.operators.outputs import Answer, Output, Totals
+from streamveil.operators.outputs import Estimate, Output, Totals
 from streamveil.operators.release_kernels import take_lanes
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import Address, GaussianSelection, Selection, join
@@ -324,8 +324,8 @@ def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> C
 
 
 def _rising(
-    shown: Float64[Array, " shown"], order: Int32[Array, " shown"], answer: Answer
-) -> Answer:
+    shown: Float64[Array, " shown"], order: Int32[Array, " shown"], answer: Estimate
+) -> Estimate:
     value = np.maximum(shown[order], answer.value)
     shown[order] = value
-    return Answer(value, answer.sd, answer.low, np.maximum(answer.high, value))
+    return Estimate(value, answer.sd, answer.low, np.maximum(answer.high, value))

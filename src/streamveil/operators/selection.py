@@ -9,8 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from streamveil.mechanisms.counters.protocol import Counter
-from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.protocol import Counter, CounterState
 from streamveil.mechanisms.counters.skip import skip_with
 from streamveil.mechanisms.thresholds import GaussianThresholds
 from streamveil.privacy.calibrate import root_up

@@ -27,7 +27,7 @@ from streamveil.mechanisms.dynamic.records import Records, RecordsState, protect
 from streamveil.mechanisms.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.mechanisms.linear.structured import Marginals
 from streamveil.operators.hashing import name_column
-from streamveil.operators.questions import QUESTION, Asked, Asking, Questions
+from streamveil.operators.questions import QUESTION, Asking, QuestionAnswer, Questions
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.noise import Noise, Place, SilentNoise
 from streamveil.types import Array, Bool, Int64
@@ -258,7 +258,7 @@ class ChangingTable:
 
     def ask(
         self, state: TableState, question: Bool[Array, " N"], noise: Noise
-    ) -> tuple[Asked, Arrays | None]:
+    ) -> tuple[QuestionAnswer, Arrays | None]:
         """One question about the last closed step: how many records lie at these points?
 
         In place. Also what `apply` needs to repeat it, None when nothing changed.

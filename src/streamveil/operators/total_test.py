@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from streamveil.mechanisms.counters import BltCounter
-from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.protocol import CounterState as CounterState
 from streamveil.mechanisms.portable import portable
 from streamveil.mechanisms.thresholds import SAFETY, reaches
 from streamveil.operators.bounding import Bounds

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from streamveil.mechanisms.portable import portable
-from streamveil.operators.outputs import Answer, Output
+from streamveil.operators.outputs import Estimate, Output
 from streamveil.types import Array, Bool, Float64
 
 UNEVEN = 3.0  # times as many rows as on average that a group may have lost; chosen by measurement
@@ -16,7 +16,7 @@ FARTHEST = 60.0  # deviations below an estimate at which the search for its end 
 COVERED = ("count", "count_units", "count_distinct", "sum")
 
 
-def with_cut(answer: Answer, output: Output, odds: float) -> Answer:
+def with_cut(answer: Estimate, output: Output, odds: float) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut.
 
     `odds`: cut rows per row that was kept, at most, over all groups. Which groups lost them is not
@@ -30,8 +30,8 @@ def with_cut(answer: Answer, output: Output, odds: float) -> Answer:
 
 
 def since_shown(
-    answer: Answer, fresh: Bool[Array, " keys"], threshold: float, confidence: float
-) -> Answer:
+    answer: Estimate, fresh: Bool[Array, " keys"], threshold: float, confidence: float
+) -> Estimate:
     """The intervals of groups that a Gaussian selection shows for the first time, corrected.
 
     Proof: such a count is only seen because it is above the threshold t, so it has the law of a

@@ -15,7 +15,7 @@ from numba import njit
 from streamveil.mechanisms.counters import AnytimeBltCounter, BltCounter, feedback
 from streamveil.mechanisms.counters.kernels import Coefficients, blt_step
 from streamveil.mechanisms.counters.protocol import Counter, Ids, Increments, next_step
-from streamveil.mechanisms.counters.protocol import State as CounterState
+from streamveil.mechanisms.counters.protocol import CounterState as CounterState
 from streamveil.mechanisms.counters.stream import draws_at
 from streamveil.mechanisms.portable import portable
 from streamveil.privacy.guarantee import Loss

@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from streamveil.errors import require_positive
-from streamveil.privacy.pld import Points
+from streamveil.privacy.pld import CurvePoints
 from streamveil.types import Array, Float64, Int64
 
 COIN = 1 << 64
@@ -153,7 +153,7 @@ def worst_openings(
     """
     require_positive(horizon=horizon, step=step, reach=reach)
     pairs = list(pairwise((COIN, *coins.coins, 0)))
-    rows = Rows(
+    rows = GapChoices(
         more=np.array([more / COIN for more, _ in pairs]),
         less=np.array([less / COIN for _, less in pairs]),
         stay=np.array([(COIN - less) / COIN for _, less in pairs]),
@@ -173,7 +173,7 @@ def worst_near(
     kept = np.concatenate([[True, True], np.diff(np.floor(logit * THIN)) != 0])
     kept[-1] = True
     more, less = more[kept], less[kept]
-    return _worst(Rows(more, less, 1 - less, (1 - more) / (1 - less)), horizon, step, reach)
+    return _worst(GapChoices(more, less, 1 - less, (1 - more) / (1 - less)), horizon, step, reach)
 
 
 def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> float:
@@ -189,7 +189,7 @@ def reach_of(chances: Float64[Array, " gaps"], step: float, most: float) -> floa
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class GapChoices:
     """What an adversary chooses from: one gap each, correctly rounded but for `worst_near`."""
 
     more: Float64[Array, " rows"]  # pi with the unit more
@@ -198,7 +198,7 @@ class Rows:
     shrink: Float64[Array, " rows"]  # (1 - more) / (1 - less)
 
 
-def _worst(rows: Rows, horizon: int, step: float, reach: float) -> Float64[Array, " nodes"]:
+def _worst(rows: GapChoices, horizon: int, step: float, reach: float) -> Float64[Array, " nodes"]:
     """See `worst_openings`."""
     nodes = np.exp(-step * np.arange(int(np.ceil(reach / step)) + 1))
     jump, weight = _chords(rows.shrink * (1 + 1e-15), step)
@@ -275,7 +275,7 @@ def opening_chance(
     return float(law @ (1 - never))
 
 
-def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> Points:
+def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> CurvePoints:
     """Points above the curve of (with a unit, without it), q = e^(-step * shift_places).
 
     From gamma = 1 up: gamma W(1/gamma). Below, h(gamma) = 1 - gamma + gamma h'(1/gamma) with the
@@ -285,14 +285,14 @@ def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) 
     places = np.arange(len(worst))
     gammas = np.exp(step * places) * (1 + 1e-14)  # W(1/gamma) <= W(x_i)
     heights = np.minimum(gammas * worst * UP, 1.0)
-    return Points(
+    return CurvePoints(
         np.append(corner, gammas),
         np.append((1 - corner) * (1 + 1e-14) + 1e-15, heights),
         np.append(-shift_places, places),
     )
 
 
-def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> Points:
+def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> CurvePoints:
     """Points above the curve of (without a unit, with it).
 
     From gamma = 1 up the curve is at most 1 - gamma q: a line, so its two ends do. Below,
@@ -303,7 +303,7 @@ def curve_without(worst: Float64[Array, " nodes"], step: float, shift_places: in
     heights = np.minimum((1 - gammas + worst) * (1 + 1e-15), 1.0)
     corner = (1 - np.exp(-step * shift_places)) * (1 + 1e-14) + 2e-14  # at 1 - 1e-14
     heights[0] = min(heights[0], corner)
-    return Points(
+    return CurvePoints(
         np.append(gammas, np.exp(step * shift_places) * (1 + 1e-14)),
         np.append(heights, 0.0),
         np.append(-places, shift_places),

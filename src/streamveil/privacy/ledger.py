@@ -14,7 +14,7 @@ from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
 from streamveil.privacy.journal import Journal, Record, has_torn_tail
 from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.spending import Amounts, Cost, Periods, Totals
+from streamveil.privacy.spending import Amounts, Cost, Periods, PeriodTotals
 
 FORMAT = 2  # 2: tables by their certificates, chances, charges that hold given the past
 
@@ -134,7 +134,7 @@ class Ledger:
         self.protects = protects
         self.caps: Loss | None = None  # None: fixed by the first charge
         self._journal = journal
-        self._totals = Totals()
+        self._totals = PeriodTotals()
         self._charges: list[Charge] = []
         self._by_key: dict[str, Charge] = {}
 
@@ -401,7 +401,7 @@ class Ledger:
             raise ValueError(f"the key '{charge.key}' was charged before with another content")
         return True
 
-    def _left(self, caps: Loss, totals: Totals, periods: Periods | None) -> Loss:
+    def _left(self, caps: Loss, totals: PeriodTotals, periods: Periods | None) -> Loss:
         limit, worst = spending.limits(caps), totals.worst(periods)
         return spending.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
 
@@ -454,7 +454,7 @@ def periods_between(start: datetime, end: datetime, period: timedelta) -> Period
 
 def _lost(charges: Sequence[Charge], periods: int) -> Loss:
     """What charges come to for a unit present in so many consecutive periods."""
-    totals, whole = Totals(), NOTHING
+    totals, whole = PeriodTotals(), NOTHING
     for charge in charges:
         times = charge.held(periods)
         loss = charge.loss.times(times) if charge.separate else charge.loss.group(times)

@@ -31,7 +31,7 @@ LONGEST = 8192  # places of a law of many compositions; beyond, its lattice is m
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class CurvePoints:
     """h(gammas[i]) <= heights[i], where gammas[i] = e^(places[i] * step); in any order."""
 
     gammas: Float64[Array, " points"]
@@ -137,7 +137,7 @@ class LossLaw:
         return min(1.0, (total + self.infinite) * (1 + 2.0**-50))
 
 
-def law_under(points: Points, step: float) -> LossLaw:
+def law_under(points: CurvePoints, step: float) -> LossLaw:
     """The loss law of the least dominating pair above all points.
 
     Proof: with hull nodes (g_i, h_i), g_0 = 0, h_0 = 1, and slopes s_i from node i - 1 to i (0
@@ -201,7 +201,7 @@ def hull(gammas: list[int], heights: list[int], one: int) -> tuple[list[int], li
     return nodes, runs, rises
 
 
-def law_near(points: Points, step: float) -> LossLaw:
+def law_near(points: CurvePoints, step: float) -> LossLaw:
     """About `law_under`, in floats: for searches, whose result is then certified by that."""
     order = np.argsort(points.gammas)
     gammas, heights = points.gammas[order], points.heights[order]

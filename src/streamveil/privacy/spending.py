@@ -167,7 +167,7 @@ def _gaussian_square(epsilon: float) -> float:
     return 4 * tail**2 * (1 + 1e-9)
 
 
-class Totals:
+class PeriodTotals:
     """What each unit-period has lost: an amount for all of them and more within ranges.
 
     Memory: one row per distinct end of a range. A charge costs O(log ranges + ranges it meets).
@@ -179,9 +179,9 @@ class Totals:
         self._starts: list[int] = []  # of segments; the last one only ends the segment before
         self._ranged: list[Amounts] = []
 
-    def copy(self) -> Totals:
+    def copy(self) -> PeriodTotals:
         """An independent copy."""
-        other = Totals()
+        other = PeriodTotals()
         other.everywhere, other.most = self.everywhere, self.most
         other._starts, other._ranged = list(self._starts), list(self._ranged)
         return other

@@ -22,7 +22,7 @@ from streamveil.queries.script import read_question
 from streamveil.queries.table import points_where
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.job import Job, Work
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.spark_state import HEADER
 from streamveil.runtime.store import read_header
 
@@ -90,7 +90,7 @@ def ask(
         feed=lambda _: iter(()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
     )  # fmt: skip
-    with Job(state, work, Keys(secret, noise, insecure)) as job:
+    with Job(state, work, Randomness(secret, noise, insecure)) as job:
         asked = job.ask(points)
     known = isfinite(asked.reach)
     return Answer(

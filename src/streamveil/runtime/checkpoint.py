@@ -72,7 +72,7 @@ class Saved:
         return tuple(Release(table, one.window, one.trigger, one.step) for table, one in known)
 
 
-class Draft:
+class CheckpointDraft:
     """A checkpoint under way. What is added is copied at once and written behind."""
 
     def __init__(self, directory: Path, epoch: str, saved: Saved, behind: Behind) -> None:

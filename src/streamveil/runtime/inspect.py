@@ -88,7 +88,7 @@ def inspect(directory: str | Path) -> Summary:
     parts = [] if path is None else checkpoint.heads_of(path, header.epoch)[0]
     log = logged(folder, header.epoch, after)
     heads = parts[:1] + [head for head, _ in log]
-    places = [wal.Place(**head["place"]) for head in heads] or [wal.Place()]
+    places = [wal.JobPosition(**head["place"]) for head in heads] or [wal.JobPosition()]
     place, before = places[-1], places[-2] if len(places) > 1 else None
     identity = header.identity
     return Summary(

@@ -28,8 +28,8 @@ from streamveil.privacy.budget import Budget
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
-from streamveil.runtime.checkpoint import Draft, Saved
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.checkpoint import CheckpointDraft, Saved
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import of_state, pick
@@ -37,7 +37,7 @@ from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
 from streamveil.runtime.ring import Ring
 from streamveil.runtime.saving import Saving
 from streamveil.runtime.tables import Mark, settled
-from streamveil.runtime.wal import Place, Record
+from streamveil.runtime.wal import JobPosition, Record
 from streamveil.types import Array
 
 Feed = Callable[[str | None], Iterator[Batch]]  # micro-batches from a position on
@@ -88,7 +88,7 @@ class Job:
         self,
         directory: str | Path,
         work: Work,
-        keys: Keys | None = None,
+        keys: Randomness | None = None,
         *,
         progress: Listener | None = None,
         policy: stores.CheckpointPolicy | None = None,
@@ -105,7 +105,7 @@ class Job:
             require(work, Path(directory))
         self._store = stores.Store(Path(directory), policy)
         try:
-            self._noise = (keys or Keys()).noise_of(self._store, work.identity)
+            self._noise = (keys or Randomness()).noise_of(self._store, work.identity)
             self._open_ledger()
             header = self._store.header
             assert header is not None  # noqa: S101  (the noise was checked against it)
@@ -140,7 +140,7 @@ class Job:
         extent = saved.needs.archive if saved and saved.needs else None
         self._archive = Archive(directory, epoch, self.work.sink, extent, self.work.keep_releases)
         self._state = operator.load(saved.record.delta) if saved else operator.init()
-        self._last = replace(saved.record, delta={}) if saved else Record(Place(), {})
+        self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
         self._latest = saved.releases if saved else ()
         if extent is None:
             self._latest = self._archive.restore(self._latest, self._last.releases)
@@ -172,7 +172,7 @@ class Job:
         return tuple(known for _, known in made)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> JobPosition:
         """How far the job has come."""
         return self._last.place
 
@@ -271,7 +271,7 @@ class Job:
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
         known = self._release(batch.step, closed=batch.closes_step)
-        place = Place(
+        place = JobPosition(
             batch=self.place.batch + 1,
             step=batch.step,
             closed=batch.closes_step,
@@ -284,7 +284,7 @@ class Job:
         self._effort += time.thread_time() - started
         return replace(self._last, delta=delta)
 
-    def _snapshot(self, record: Record) -> tuple[bool, Draft | None]:
+    def _snapshot(self, record: Record) -> tuple[bool, CheckpointDraft | None]:
         """Copies what a checkpoint needs after `record`: whether it begins, and if it is whole."""
         used_up = self._store.used_up(self._effort)
         begins = self._saving is None and used_up >= 1 and not self._store.is_writing
@@ -303,7 +303,7 @@ class Job:
         self,
         record: Record,
         releases: tuple[Release, ...],
-        saving: tuple[bool, Draft | None],
+        saving: tuple[bool, CheckpointDraft | None],
         aside: Iterable[pa.Table],
     ) -> tuple[Release, ...]:
         """Durable first, then public; a checkpoint never overtakes its batches."""
@@ -321,7 +321,7 @@ class Job:
         self._report(record)
         return releases
 
-    def _finish_checkpoint(self, draft: Draft, until: int) -> None:
+    def _finish_checkpoint(self, draft: CheckpointDraft, until: int) -> None:
         self._store.finish_checkpoint(draft, until, self._archive.extent)
 
     def _send(self, releases: tuple[Release, ...]) -> tuple[Release, ...]:

@@ -14,7 +14,7 @@ CHECK_DIGITS = 32
 
 
 @dataclass(frozen=True, repr=False)  # secret
-class Keys:
+class Randomness:
     """What the caller says about randomness; nothing said means a secret in the state directory."""
 
     secret: bytes | str | None = None  # see `secret.given`

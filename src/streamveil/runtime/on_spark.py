@@ -49,18 +49,18 @@ class SparkEngine:
         if self.session is not None:
             require_session(self.session)
         from streamveil.engines.spark.splits import require_parquet
-        from streamveil.runtime.keys import Keys
+        from streamveil.runtime.keys import Randomness
         from streamveil.runtime.spark import SparkJob
-        from streamveil.runtime.spark_state import Layout
+        from streamveil.runtime.spark_state import SparkLayout
 
         if plan.source.kind == "files":  # sooner, and in fewer words, than Spark would tell
             require_parquet(cast(FilesSource, open_source("files", plan.source.options)))
-        layout = Layout(shards=self.shards, storage=self.storage, tasks=self.tasks)
+        layout = SparkLayout(shards=self.shards, storage=self.storage, tasks=self.tasks)
         made = self.session if self.session is not None else session(self.master)
         return SparkJob(
-            plan, state=state, session=made, layout=layout, keys=Keys(secret, noise, insecure),
-            once=once, progress=progress, ledger=None if ledger is None else Path(ledger),
-            publish=self.publish,
+            plan, state=state, session=made, layout=layout,
+            keys=Randomness(secret, noise, insecure), once=once, progress=progress,
+            ledger=None if ledger is None else Path(ledger), publish=self.publish,
         )  # fmt: skip
 
 

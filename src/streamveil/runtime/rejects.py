@@ -136,7 +136,7 @@ class Rejects:
         with naming(self.where):
             file = Unnamed(self.where / f"{BATCH}{number:012d}{ENDING}")
             try:
-                out = pa.PythonFile(Stream(file), "w")
+                out = pa.PythonFile(AnonymousFile(file), "w")
                 with pq.ParquetWriter(out, self.schema, write_page_checksum=True) as writer:
                     for table in chain([first], full):
                         writer.write_table(table)
@@ -145,7 +145,7 @@ class Rejects:
                 file.close()
 
 
-class Stream:
+class AnonymousFile:
     """An unnamed file as Arrow writes to one."""
 
     closed = False

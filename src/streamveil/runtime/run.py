@@ -28,11 +28,11 @@ from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work, require
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import keep, looked
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
-from streamveil.runtime.schedule import Schedule
+from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import SCRATCH, epoch_of
 
 Engine = Callable[[Plan], Operator]
@@ -80,7 +80,7 @@ def run(  # noqa: PLR0913  (the public signature)
     `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
     are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
-    keys = Keys(secret, noise, insecure)
+    keys = Randomness(secret, noise, insecure)
     if epoch_of(Path(state)) is None:
         warn_of_nothing(plan)
     shared, fresh = None if ledger is None else Path(ledger), None
@@ -169,7 +169,7 @@ def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], It
     clock, time_column = plan.clock, time_named(schema, plan.source.event_time)
     if clock.arrival is not None:
         clock = replace(clock, arrival=time_named(schema, clock.arrival))
-    schedule = Schedule(
+    schedule = MicroBatches(
         source, clock, columns=columns, event_time=time_column,
         max_rows=pace.max_rows or batch_rows(schema, columns), now=time.time,  # noqa: TID251
         sleep=time.sleep, once=pace.once,

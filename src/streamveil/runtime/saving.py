@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streamveil.operators.protocol import Arrays, Operator
-from streamveil.runtime.checkpoint import Draft
+from streamveil.runtime.checkpoint import CheckpointDraft
 from streamveil.runtime.ring import Ring
 
 SPREAD = 0.5  # of the patience with a log: what a checkpoint may take until its last portion
@@ -23,7 +23,7 @@ Portion = Callable[[], Arrays]  # as it is when it is asked for
 class Saving:
     """A checkpoint under way."""
 
-    def __init__(self, draft: Draft, operator: Operator, state: Any, ring: Ring) -> None:
+    def __init__(self, draft: CheckpointDraft, operator: Operator, state: Any, ring: Ring) -> None:
         self.draft, self._ring = draft, ring
         now, self._left = portions(operator, state)
         self._all = len(self._left)

@@ -33,7 +33,7 @@ SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
 
 
 @dataclass(frozen=True)
-class Schedule:
+class MicroBatches:
     """The micro-batches of one job. `now` and `sleep` are used by the wall clock only."""
 
     source: Source
@@ -160,7 +160,7 @@ def changed() -> SourceError:
 class Replay:
     """The rows of a bounded source, grouped by the step of their arrival; large ones on disk."""
 
-    def __init__(self, schedule: Schedule, steps: int) -> None:
+    def __init__(self, schedule: MicroBatches, steps: int) -> None:
         self.schedule, self.steps = schedule, steps
         self.rejected: dict[str, int] = {}
         self.aside = Pile()

@@ -44,17 +44,17 @@ from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.describe import describe
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
     SHARDS,
     Home,
-    Layout,
     Made,
-    Mark,
+    PublishedStep,
     SecretFrom,
+    SparkLayout,
     missing,
 )
 
@@ -100,14 +100,14 @@ class SparkJob:
     """Runs or resumes a plan on a Spark session; iterating gives its releases."""
 
     def __init__(  # noqa: PLR0913  (what `SparkEngine.start` was given)
-        self, plan: Plan, *, state: str | Path, session: Any, layout: Layout | None = None,
-        keys: Keys | None = None, once: bool = False, progress: Listener | None = None,
+        self, plan: Plan, *, state: str | Path, session: Any, layout: SparkLayout | None = None,
+        keys: Randomness | None = None, once: bool = False, progress: Listener | None = None,
         ledger: Path | None = None, publish: Publish | None = None,
     ) -> None:  # fmt: skip
         self.publish = publish
         fingerprint, plan = unplaced(plan).fingerprint, placed(plan)
         self.plan, self.session, self.once = plan, session, once
-        self.layout, self.tell = layout or Layout(), progress or silent
+        self.layout, self.tell = layout or SparkLayout(), progress or silent
         self.operator, self.schema = operator_of(plan), schema_of(plan)
         check_schema(plan, self.schema)
         check_public(self.operator, combined_schema(plan, self.schema))
@@ -121,7 +121,7 @@ class SparkJob:
         self.lock = Lock(path)
         try:
             made = Made(fingerprint, calibration(self.operator))
-            header, secret = self.home.open(made, self.layout, keys or Keys())
+            header, secret = self.home.open(made, self.layout, keys or Randomness())
             self.shards = Shards(header.storage or str(path / SHARDS), header.epoch)
             self.setup = self._setup(header.shards, secret)
             self.home.charge(header, account)
@@ -301,7 +301,7 @@ class SparkJob:
             self.out.put(release)
             self.published += 1
         rejected = total([self.mark.rejected, report["turned"]])
-        mark = Mark(
+        mark = PublishedStep(
             step=step, rows=self.mark.rows + report["rows"], rejected=rejected, tags=report["tags"]
         )
         self.home.commit(mark)

@@ -19,7 +19,7 @@ from streamveil.privacy.noise import KeyedNoise, Noise
 from streamveil.runtime import notes
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.account import Account
-from streamveil.runtime.keys import Keys, check
+from streamveil.runtime.keys import Randomness, check
 from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, require_empty
 from streamveil.runtime.wal import damaged
 
@@ -49,7 +49,7 @@ class SecretFrom:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SparkLayout:
     """How a job is spread. Shards and storage are fixed when its state is created; tasks are not.
 
     A task works on one or more shards, so a job with many shards grows and shrinks with the
@@ -81,7 +81,7 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class SparkHeader:
     """What ties state, checkpoint, epoch and secret together."""
 
     fingerprint: str
@@ -93,7 +93,7 @@ class Header:
     ready: bool = False  # whether the charge was taken
 
     @classmethod
-    def read(cls, path: Path) -> Header | None:
+    def read(cls, path: Path) -> SparkHeader | None:
         """The header of a state, if it is one."""
         if not path.exists():
             return None
@@ -101,7 +101,7 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class PublishedStep:
     """The last step whose releases are all published, and what was read until then."""
 
     step: int = 0
@@ -117,12 +117,16 @@ class Home:
     path: Path
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> PublishedStep:
         """What is committed."""
         path = self.path / MARK
-        return Mark(**notes.read(path, "mark on Spark", VERSION)) if path.exists() else Mark()
+        return (
+            PublishedStep(**notes.read(path, "mark on Spark", VERSION))
+            if path.exists()
+            else PublishedStep()
+        )
 
-    def commit(self, mark: Mark) -> None:
+    def commit(self, mark: PublishedStep) -> None:
         """Says durably that a step is published."""
         notes.write(self.path / MARK, "mark on Spark", VERSION, asdict(mark))
 
@@ -151,9 +155,11 @@ class Home:
         """Refuses to create a state among files that are not its own, or are the rest of one."""
         require_empty(self.path, HEADER, (LEDGER, MARK, CHECKPOINT, SHARDS))
 
-    def open(self, made: Made, layout: Layout, keys: Keys) -> tuple[Header, SecretFrom]:
+    def open(
+        self, made: Made, layout: SparkLayout, keys: Randomness
+    ) -> tuple[SparkHeader, SecretFrom]:
         """Creates header, epoch and secret together, or checks that all are still there."""
-        header = Header.read(self.path / HEADER) or self._create(made, layout, keys)
+        header = SparkHeader.read(self.path / HEADER) or self._create(made, layout, keys)
         secret = SecretFrom(place_of(keys, self.path), header.epoch)
         self._require_same(header, made, layout)
         if secret.place.startswith("file:"):
@@ -167,7 +173,7 @@ class Home:
             self._require_owned(Shards(header.storage, header.epoch), header)
         return header, secret
 
-    def _create(self, made: Made, layout: Layout, keys: Keys) -> Header:
+    def _create(self, made: Made, layout: SparkLayout, keys: Randomness) -> SparkHeader:
         self.require_empty()
         if layout.place:
             storage = Shards(layout.place)
@@ -181,7 +187,7 @@ class Home:
             fresh = not (self.path / secrets.SECRET).exists()
             (secrets.create if fresh else secrets.kept)(self.path)
         secret = SecretFrom(place, new_epoch().hex())
-        header = Header(
+        header = SparkHeader(
             fingerprint=made.fingerprint, calibration=made.calibration,
             shards=layout.shards or NEW_SHARDS,
             storage=layout.place, epoch=secret.epoch, noise_check=check(secret()),
@@ -189,7 +195,7 @@ class Home:
         self._write(header)
         return header
 
-    def _require_owned(self, shards: Shards, header: Header) -> None:
+    def _require_owned(self, shards: Shards, header: SparkHeader) -> None:
         """Claims the storage for a new state; later it must still be this state's."""
         if not header.ready:
             shards.claim()
@@ -201,7 +207,7 @@ class Home:
                 "  to fix  restore state and storage from backups of one moment"
             )
 
-    def _require_same(self, header: Header, made: Made, layout: Layout) -> None:
+    def _require_same(self, header: SparkHeader, made: Made, layout: SparkLayout) -> None:
         if header.fingerprint != made.fingerprint:
             raise StoreError(
                 "this state was created by another query.\n"
@@ -221,7 +227,7 @@ class Home:
                 "  to fix  name the storage that the state was created with"
             )
 
-    def charge(self, header: Header, account: Account) -> None:
+    def charge(self, header: SparkHeader, account: Account) -> None:
         """Charges a new job once; an existing one must still have its charge."""
         path, key = self.path / LEDGER, header.epoch
         if header.ready:
@@ -231,7 +237,7 @@ class Home:
             account.charge(path, key)
             self._write(replace(header, ready=True))
 
-    def _write(self, header: Header) -> None:
+    def _write(self, header: SparkHeader) -> None:
         notes.write(self.path / HEADER, "state on Spark", VERSION, asdict(header))
 
     def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
@@ -271,7 +277,7 @@ class Home:
             )
 
 
-def place_of(keys: Keys, home: Path) -> str:
+def place_of(keys: Randomness, home: Path) -> str:
     """Where tasks find the secret; refuses to send a secret itself to them."""
     if isinstance(keys.noise, KeyedNoise) and not keys.noise.secure:
         warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=3)

@@ -119,7 +119,7 @@ class Store:
         self._error: BaseException | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._written: Future[None] | None = None  # the last of its work
-        self._draft: checkpoint.Draft | None = None
+        self._draft: checkpoint.CheckpointDraft | None = None
         if not (directory / HEADER).exists():
             require_empty(directory)  # a foreign one is left as it is
         disk.make_directory(directory)
@@ -188,14 +188,16 @@ class Store:
         with self._fatal():
             self._log.start(after)
 
-    def begin_checkpoint(self, saved: Saved) -> checkpoint.Draft:
+    def begin_checkpoint(self, saved: Saved) -> checkpoint.CheckpointDraft:
         """A new checkpoint, to be filled and finished; written in the background."""
         self._drafted_seconds = 0.0
-        self._draft = checkpoint.Draft(self.directory, self._log.epoch, saved, self._behind)
+        self._draft = checkpoint.CheckpointDraft(
+            self.directory, self._log.epoch, saved, self._behind
+        )
         return self._draft
 
     def finish_checkpoint(
-        self, draft: checkpoint.Draft, until: int, archive: checkpoint.Extent | None
+        self, draft: checkpoint.CheckpointDraft, until: int, archive: checkpoint.Extent | None
     ) -> None:
         """Makes a checkpoint durable in the background; it needs the log, up to now, and releases.
 

@@ -24,8 +24,8 @@ from streamveil.runtime.inspect import size_text
 from streamveil.runtime.keys import check
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.published import SPARK, kept_by_sink, led_to, of_state, require_all
-from streamveil.runtime.spark_state import Header as SparkHeader
 from streamveil.runtime.spark_state import Home
+from streamveil.runtime.spark_state import SparkHeader as SparkHeader
 from streamveil.runtime.store import LEDGER, Header, read_header
 
 Words = str  # what was found whole

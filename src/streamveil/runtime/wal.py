@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPosition:
     """How far a job has come: all that is needed to go on, next to the operator's state."""
 
     batch: int = 0  # micro-batches folded
@@ -55,7 +55,7 @@ class Until:
 class Record:
     """One committed micro-batch."""
 
-    place: Place  # after it
+    place: JobPosition  # after it
     delta: dict[str, Array]  # what the operator's fold did
     releases: tuple[Mark, ...] = ()  # what its step made public
 
@@ -76,7 +76,7 @@ def to_frame(
 
 def from_frame(read: frame.Frame) -> Record:
     """The record of a frame."""
-    return Record(Place(**read.head["place"]), read.arrays, tuple(marks_of(read.head)))
+    return Record(JobPosition(**read.head["place"]), read.arrays, tuple(marks_of(read.head)))
 
 
 def marks_of(head: frame.Head) -> list[Mark]:
@@ -174,7 +174,7 @@ def kept(directory: Path) -> list[tuple[int, Path]]:
 
 
 @dataclass(frozen=True, repr=False)  # secret: holds private state
-class Part(Generic[T]):
+class LogPart(Generic[T]):
     """A frame of the log: the first one of a segment, or a record."""
 
     path: Path
@@ -199,7 +199,7 @@ class Part(Generic[T]):
 Read = Callable[[BinaryIO], Iterator[tuple[int, frame.Head, bytes, int, T]]]
 
 
-def linked(segments: list[tuple[int, Path]], epoch: str, read: Read[T]) -> Iterator[Part[T]]:
+def linked(segments: list[tuple[int, Path]], epoch: str, read: Read[T]) -> Iterator[LogPart[T]]:
     """All frames of the log up to a torn tail, in the order of their chain; damage is refused.
 
     `read` gives offset, head, prefix, size and content of each frame of a file.
@@ -220,7 +220,7 @@ def linked(segments: list[tuple[int, Path]], epoch: str, read: Read[T]) -> Itera
             if offset:
                 known = frame.chain(known, prefix)
             found = True
-            yield Part(path, offset, size, head, batch, known, content)
+            yield LogPart(path, offset, size, head, batch, known, content)
         if not found:
             raise damaged(path)
 

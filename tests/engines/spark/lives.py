@@ -62,14 +62,14 @@ def live(case: int, folder: Path, master: str) -> None:
     """One life, to the end."""
     from streamveil.engines.spark.session import session
     from streamveil.privacy.noise import SeededNoise
-    from streamveil.runtime.keys import Keys
+    from streamveil.runtime.keys import Randomness
     from streamveil.runtime.spark import SparkJob
-    from streamveil.runtime.spark_state import Layout
+    from streamveil.runtime.spark_state import SparkLayout
 
     warnings.simplefilter("ignore")
-    keys = Keys(noise=SeededNoise(SEED), insecure=True)
+    keys = Randomness(noise=SeededNoise(SEED), insecure=True)
     plan = ALL[case].plan(folder / "data", folder / "out")
-    layout = Layout(shards=ALL[case].shards)
+    layout = SparkLayout(shards=ALL[case].shards)
     found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     paths = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(found)}
     with SparkJob(

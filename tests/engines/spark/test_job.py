@@ -21,7 +21,7 @@ import streamveil as sv
 from streamveil.errors import PlanError, SourceError, StoreError
 from streamveil.privacy.ledger import Ledger
 from streamveil.privacy.noise import SeededNoise
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run
 from tests.engines.spark import lives
@@ -33,10 +33,10 @@ if importlib.util.find_spec("pyspark") is None:
 from streamveil.runtime import spark as driver
 from streamveil.runtime import spark_state as states
 from streamveil.runtime.spark import SparkJob, as_on_spark
-from streamveil.runtime.spark_state import Layout
+from streamveil.runtime.spark_state import SparkLayout
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
-SEEDED = Keys(noise=SeededNoise(lives.SEED), insecure=True)
+SEEDED = Randomness(noise=SeededNoise(lives.SEED), insecure=True)
 
 
 def embedded(case, folder):
@@ -52,7 +52,7 @@ def embedded(case, folder):
 
 def job(case, folder, session, keys=SEEDED):
     plan = case.plan(folder / "data", folder / "out")
-    layout = Layout(shards=case.shards)
+    layout = SparkLayout(shards=case.shards)
     return SparkJob(plan, state=folder / "state", session=session, layout=layout, keys=keys)
 
 
@@ -315,7 +315,7 @@ def finished(session, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     case = CASES[4]
     case.write(folder / "data")
-    with job(case, folder, session, Keys()) as running:
+    with job(case, folder, session, Randomness()) as running:
         list(running)
         setup = running.setup
     return folder, setup
@@ -354,7 +354,13 @@ def test_a_state_that_lost_a_part_is_refused(finished, part, tmp_path):
     # the plan names the data by its path: open the copy under the original's plan
     plan = CASES[4].plan(folder / "data", folder / "out")
     with pytest.raises(StoreError, match=r"lost|missing"):
-        SparkJob(plan, state=tmp_path / "state", session=None, layout=Layout(shards=1), keys=Keys())
+        SparkJob(
+            plan,
+            state=tmp_path / "state",
+            session=None,
+            layout=SparkLayout(shards=1),
+            keys=Randomness(),
+        )
 
 
 def test_another_query_secret_or_number_of_shards_is_refused(finished):
@@ -362,20 +368,20 @@ def test_another_query_secret_or_number_of_shards_is_refused(finished):
     plan = CASES[4].plan(folder / "data", folder / "out")
 
     def opened(plan=plan, shards=1, keys=None):
-        return SparkJob(plan, state=folder / "state", session=None, layout=Layout(shards=shards),
-                        keys=keys or Keys())  # fmt: skip
+        return SparkJob(plan, state=folder / "state", session=None,
+                        layout=SparkLayout(shards=shards), keys=keys or Randomness())  # fmt: skip
 
     with pytest.raises(StoreError, match="shards may not"):
         opened(shards=2)
     with pytest.raises(StoreError, match="in another storage"):
-        SparkJob(plan, state=folder / "state", session=None, keys=Keys(),
-                 layout=Layout(storage=f"file://{folder}/elsewhere"))  # fmt: skip
+        SparkJob(plan, state=folder / "state", session=None, keys=Randomness(),
+                 layout=SparkLayout(storage=f"file://{folder}/elsewhere"))  # fmt: skip
     with pytest.raises(StoreError, match="another query"):
         opened(plan=replace(plan, name="other"))
     with pytest.raises(StoreError, match="secret is not the one"):
         opened(keys=SEEDED)
     with pytest.raises(PlanError, match="named by its place"):
-        opened(keys=Keys("ab" * 32))
+        opened(keys=Randomness("ab" * 32))
     opened().close()
 
 

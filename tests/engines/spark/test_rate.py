@@ -8,7 +8,7 @@ import pytest
 
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.sql import parse_script
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import run
 from tests.engines.spark import lives
 from tests.engines.spark.streams import published
@@ -20,7 +20,7 @@ from streamveil.engines.spark import feeds
 from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import Split
 from streamveil.runtime.spark import SparkJob, as_on_spark
-from streamveil.runtime.spark_state import Layout
+from streamveil.runtime.spark_state import SparkLayout
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:insecure noise")]
 QUERY = """
@@ -43,9 +43,9 @@ def test_publishes_the_bytes_of_the_embedded_engine(session, tmp_path, monkeypat
         for name in "ab"
     )
     list(run(as_on_spark(here), state=tmp_path / "embedded", noise=noise, insecure=True))
-    keys = Keys(noise=noise, insecure=True)
+    keys = Randomness(noise=noise, insecure=True)
     with SparkJob(
-        there, state=tmp_path / "state", session=session, layout=Layout(shards=2), keys=keys
+        there, state=tmp_path / "state", session=session, layout=SparkLayout(shards=2), keys=keys
     ) as job:
         made = list(job)
     assert len(made) == 3

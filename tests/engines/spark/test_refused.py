@@ -18,7 +18,7 @@ import pytest
 from streamveil.connectors.files import FilesSource
 from streamveil.errors import SourceError, StoreError
 from streamveil.privacy.noise import SeededNoise
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
 
@@ -30,11 +30,11 @@ from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import digest, footers
 from streamveil.runtime import spark as jobs
-from streamveil.runtime.spark_state import CHECKPOINT, Layout, Mark
+from streamveil.runtime.spark_state import CHECKPOINT, PublishedStep, SparkLayout
 from tests.engines.spark.test_spread import assert_equal, one_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
-KEYS = Keys(noise=SeededNoise(5), insecure=True)
+KEYS = Randomness(noise=SeededNoise(5), insecure=True)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Steps:
         """A whole step."""
         self.logged(step)
         _, report = self.run(step, seed)
-        self.job.home.commit(Mark(step=step, tags=report["tags"]))
+        self.job.home.commit(PublishedStep(step=step, tags=report["tags"]))
         self.job.shards.tidy(step - 1)
 
 
@@ -103,7 +103,7 @@ def opened(case, folder, state="state", storage=None):
         case.write(folder / "data")
     return jobs.SparkJob(
         case.plan(folder / "data"), state=folder / state, session=None, keys=KEYS,
-        layout=Layout(shards=case.shards, storage=storage),
+        layout=SparkLayout(shards=case.shards, storage=storage),
     )  # fmt: skip
 
 
@@ -205,12 +205,12 @@ def test_places_are_the_same_wherever_a_start_or_a_task_stands(tmp_path, monkeyp
         (tmp_path / "data", f"file:{tmp_path}/key", f"{tmp_path}/bucket"),
     ):
         monkeypatch.chdir(folder)
-        keys, layout = Keys(secret=secret), Layout(storage=storage)
+        keys, layout = Randomness(secret=secret), SparkLayout(storage=storage)
         with jobs.SparkJob(plan, **started, keys=keys, layout=layout) as job:
             assert job.shards.root == f"{tmp_path}/bucket"
             assert job.setup.keys.place == f"file:{tmp_path}/key"
     with pytest.raises(StoreError, match="in another storage"):
-        jobs.SparkJob(plan, **started, keys=keys, layout=Layout(storage="bucket"))
+        jobs.SparkJob(plan, **started, keys=keys, layout=SparkLayout(storage="bucket"))
 
 
 def test_a_file_of_other_content_is_another_file_and_a_copy_is_not(tmp_path):

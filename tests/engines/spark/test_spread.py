@@ -21,7 +21,7 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Clock
 from streamveil.runtime.ask import ask
-from streamveil.runtime.keys import Keys
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import run
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
@@ -32,7 +32,7 @@ if importlib.util.find_spec("pyspark") is None:
 from streamveil.engines.spark import feeds, stages, tasks
 from streamveil.engines.spark.source import feed_of
 from streamveil.runtime import spark as jobs
-from streamveil.runtime.spark_state import Layout
+from streamveil.runtime.spark_state import SparkLayout
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 SEED = 5
@@ -48,8 +48,8 @@ def embedded(plan, folder):
 
 def in_tasks(plan, folder, shards, rng, monkeypatch):
     """The same from the tasks of all stages, and the reports of all steps."""
-    keys = Keys(noise=SeededNoise(SEED), insecure=True)
-    layout = Layout(shards=shards)
+    keys = Randomness(noise=SeededNoise(SEED), insecure=True)
+    layout = SparkLayout(shards=shards)
     with jobs.SparkJob(plan, state=folder, session=None, layout=layout, keys=keys) as job:
         setup = replace(job.setup, tasks=max(1, shards - 1))
         feed = feed_of(job._options())
@@ -221,7 +221,7 @@ def test_a_table_with_a_share_for_questions_is_refused(tmp_path):
 def test_a_state_of_spark_takes_no_questions(tmp_path):
     case = ASKED[5]
     plan = case.plan(case.write(tmp_path / "data"))
-    keys = Keys(noise=SeededNoise(SEED), insecure=True)
+    keys = Randomness(noise=SeededNoise(SEED), insecure=True)
     jobs.SparkJob(plan, state=tmp_path / "state", session=None, keys=keys).close()
     with pytest.raises(StoreError, match="runs on Spark"):
         ask(plan, "COUNT(*) WHERE age > 1", state=tmp_path / "state")

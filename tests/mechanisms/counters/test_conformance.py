@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamveil.errors import HorizonError
-from streamveil.mechanisms.counters import COUNTERS, Counter, State, fit
+from streamveil.mechanisms.counters import COUNTERS, Counter, CounterState, fit
 from streamveil.mechanisms.counters.kary import blocks_of
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Loss
@@ -68,7 +68,7 @@ def some_ids(keys: int) -> np.ndarray:
     return np.random.default_rng(8).integers(0, 2**63, (keys, 2)).astype(np.uint64)
 
 
-def frozen(state: State) -> State:
+def frozen(state: CounterState) -> CounterState:
     state.whole.setflags(write=False)
     state.real.setflags(write=False)
     return state
@@ -93,7 +93,7 @@ def test_save_and_resume_at_every_step_equals_the_unbroken_run(name):
     unbroken = run(counter, xs, noise)
     state, place = counter.init(4), Place(noise, "counter")
     for t in range(HORIZON):
-        again = State.from_arrays({k: v.copy() for k, v in state.to_arrays().items()})
+        again = CounterState.from_arrays({k: v.copy() for k, v in state.to_arrays().items()})
         np.testing.assert_array_equal(run(counter, xs, noise, state=again), unbroken[t:])
         released, state = counter.step(frozen(state), xs[t], place)
         np.testing.assert_array_equal(released, unbroken[t])

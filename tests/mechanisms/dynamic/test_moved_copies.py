@@ -24,7 +24,7 @@ from streamveil.mechanisms.dynamic import (
 )
 from streamveil.mechanisms.dynamic.interval_tree import UPDATE
 from streamveil.mechanisms.dynamic.records import Records
-from streamveil.mechanisms.linear import Answers, Matrix, Share, noisy_queries
+from streamveil.mechanisms.linear import Matrix, QueryAnswers, Share, noisy_queries
 from streamveil.mechanisms.sparse_vector import AboveThreshold
 from streamveil.privacy.noise import Place, SilentDraws, SilentNoise
 
@@ -52,7 +52,7 @@ class Written:
 
     def release(self, histogram, share, place, size_hat=None):
         self.draws.append(("release", place.path, share, int(histogram[0])))
-        return Answers(np.zeros(1))
+        return QueryAnswers(np.zeros(1))
 
 
 def price(kind, share, moved):

@@ -129,16 +129,16 @@ class Replica:
         partial.write_text(json.dumps([stamp, made]))
         partial.replace(label)
 
-    def _sorted(self, arrays: dict[str, Array]) -> tuple[list[Place], list[tuple[str, Array]]]:
+    def _sorted(self, arrays: dict[str, Array]) -> tuple[list[ArrayPlace], list[tuple[str, Array]]]:
         """Arrays that lie in the map as they are, and others, which then do not overlap it."""
-        kept: list[Place] = []
+        kept: list[ArrayPlace] = []
         new: list[tuple[str, Array]] = []
         start, size = (0, 0) if self.whole is None else (address(self.whole), len(self.whole))
         for name, array in arrays.items():
             at = address(array) - start
             inside = 0 <= at < size
             if inside and array.flags.c_contiguous and array.size:
-                kept.append(Place(name, array.dtype.str, array.shape, at, array.nbytes))
+                kept.append(ArrayPlace(name, array.dtype.str, array.shape, at, array.nbytes))
             else:
                 whole = array.flags.c_contiguous and not inside
                 new.append((name, array if whole else array.copy()))
@@ -160,7 +160,7 @@ class Replica:
             found.close()
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """Where an array lies in a replica."""
 
     name: str
@@ -175,12 +175,12 @@ class Place(NamedTuple):
         return part.view(self.dtype).reshape(self.shape)
 
 
-def places(layout: list[list[Any]]) -> list[Place]:
+def places(layout: list[list[Any]]) -> list[ArrayPlace]:
     """As they were written."""
-    return [Place(*entry) for entry in layout]
+    return [ArrayPlace(*entry) for entry in layout]
 
 
-def placed(kept: list[Place], new: list[tuple[str, Array]], size: int) -> list[Place]:
+def placed(kept: list[ArrayPlace], new: list[tuple[str, Array]], size: int) -> list[ArrayPlace]:
     """Finds room for new arrays between the kept ones, or behind the `size` bytes there are."""
     gaps, end = [], 0
     for place in sorted(kept, key=lambda p: p.start):
@@ -195,7 +195,7 @@ def placed(kept: list[Place], new: list[tuple[str, Array]], size: int) -> list[P
             start, last = last, last + wanted
         else:
             start, gap[0] = gap[0], gap[0] + wanted
-        made.append(Place(name, array.dtype.str, array.shape, start, array.nbytes))
+        made.append(ArrayPlace(name, array.dtype.str, array.shape, start, array.nbytes))
     return made
 
 

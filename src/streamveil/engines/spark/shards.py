@@ -49,7 +49,7 @@ class File(NamedTuple):
     kind: str
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """What a file holds."""
 
     facts: dict[str, Any]
@@ -77,7 +77,7 @@ class Shards:
 
     # ---- whole versions, for states that are small or change everywhere
 
-    def read(self, stage: str, shard: int, version: int) -> Part | None:
+    def read(self, stage: str, shard: int, version: int) -> ShardPart | None:
         """A version; None for version 0, which holds nothing."""
         return self.get(stage, shard, version, BASE) if version else None
 
@@ -89,7 +89,7 @@ class Shards:
 
     # ---- files
 
-    def get(self, stage: str, shard: int, version: int, kind: str) -> Part:
+    def get(self, stage: str, shard: int, version: int, kind: str) -> ShardPart:
         """Reads a file; StoreError where it is missing or damaged. Its arrays may be changed."""
         system, base = opened(self.root)
         what = f"version {version} of shard {shard} ({stage})"
@@ -112,12 +112,12 @@ class Shards:
                 f"{what} belongs to another state.\n"
                 "  to fix  restore the directory from a backup of one moment"
             )
-        return Part(facts, arrays, tag_of([data.data]), len(data))
+        return ShardPart(facts, arrays, tag_of([data.data]), len(data))
 
     def put(
         self, stage: str, shard: int, version: int, kind: str,
         content: tuple[dict[str, Any], dict[str, Array]],
-    ) -> Part:  # fmt: skip
+    ) -> ShardPart:  # fmt: skip
         """Writes a file of facts and arrays, unless the same is there; StoreError for another.
 
         What names the tag of its history in its facts is the same if that is: its layout may vary.
@@ -127,13 +127,13 @@ class Shards:
         facts, arrays = content
         own = {"format": FORMAT, "origin": self.origin, "place": [stage, shard, version]}
         parts = pack({**own, **facts}, arrays)
-        part = Part(facts, arrays, tag_of(parts), sum(map(len, parts)))
+        part = ShardPart(facts, arrays, tag_of(parts), sum(map(len, parts)))
         for _ in range(2):  # once more if another was faster
             if self._found(system, path, part) or create(system, path, parts):
                 return part
         raise StoreError(f"version {version} of shard {shard} ({stage}) cannot be written")
 
-    def _found(self, system: fs.FileSystem, path: str, part: Part) -> bool:
+    def _found(self, system: fs.FileSystem, path: str, part: ShardPart) -> bool:
         """Whether a file is there that says the same; one that was cut short is taken away."""
         try:
             head, size = peek(system, path)
@@ -152,7 +152,7 @@ class Shards:
             " else start a new state, with a new budget"
         )
 
-    def _agrees(self, head: Head, part: Part) -> bool:
+    def _agrees(self, head: Head, part: ShardPart) -> bool:
         if "tag" in part.facts:
             named = {name: head.facts.get(name) for name in part.facts}
             return head.facts.get("origin") == self.origin and named == part.facts

@@ -49,7 +49,7 @@ class StepSource(DataSource):
         return StepReader(dict(self.options))
 
 
-class Piece(InputPartition):
+class TaskSplits(InputPartition):
     """The splits that one task reads."""
 
     def __init__(self, splits: list[str]) -> None:
@@ -90,11 +90,11 @@ class StepReader(DataSourceStreamReader):
         step = int(end["step"])
         if step == int(start["step"]):
             return []
-        return [Piece(texts) for texts in self.feed.splits(start, end, step)]
+        return [TaskSplits(texts) for texts in self.feed.splits(start, end, step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The names of one piece's splits."""
-        assert isinstance(partition, Piece)  # noqa: S101  (Spark hands back what we made)
+        assert isinstance(partition, TaskSplits)  # noqa: S101  (Spark hands back what we made)
         yield pa.RecordBatch.from_pydict({"split": pa.array(partition.splits, pa.string())})
 
     def commit(self, end: dict[str, Any]) -> None:

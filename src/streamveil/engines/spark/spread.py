@@ -15,7 +15,7 @@ Stage = Callable[[tasks.Setup, int], tasks.Task]
 
 
 @dataclass(frozen=True)
-class Spread:
+class StagePlan:
     """The stages of an operator; a shuffle lies between any two."""
 
     stages: tuple[Stage, ...]
@@ -33,15 +33,15 @@ class Spread:
         return [*counts[:-1], 1 if self.alone else tasks]
 
 
-def spread_of(plan: Plan, operator: Operator) -> Spread:
+def spread_of(plan: Plan, operator: Operator) -> StagePlan:
     """The stages of a plan's operator."""
     if isinstance(operator, ChangingTable):
-        return Spread((tables.read_task, tables.release_task), (tables.LAST,), alone=True)
+        return StagePlan((tables.read_task, tables.release_task), (tables.LAST,), alone=True)
     if isinstance(operator, SketchQuery):
         stages = sketches.admit_task, sketches.bound_task, sketches.release_task
-        return Spread(stages, ("unit", sketches.LAST), alone=True)
+        return StagePlan(stages, ("unit", sketches.LAST), alone=True)
     if plan.bounding.combine:
         first = combining.Combining(plan)
         stages = first.split_task, first.bound_task, tasks.release_task
-        return Spread(stages, ("unit", "key"))
-    return Spread((tasks.admit_task, tasks.bound_task, tasks.release_task), ("unit", "key"))
+        return StagePlan(stages, ("unit", "key"))
+    return StagePlan((tasks.admit_task, tasks.bound_task, tasks.release_task), ("unit", "key"))

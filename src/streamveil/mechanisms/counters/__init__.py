@@ -8,7 +8,7 @@ from __future__ import annotations
 from streamveil.mechanisms.counters.anytime import AnytimeBltCounter
 from streamveil.mechanisms.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.mechanisms.counters.blt import BltCounter
-from streamveil.mechanisms.counters.choose import Choice, Comparison, choose, compare
+from streamveil.mechanisms.counters.choose import Comparison, CounterChoice, choose, compare
 from streamveil.mechanisms.counters.dense import DenseCounter
 from streamveil.mechanisms.counters.fit import fit
 from streamveil.mechanisms.counters.haar import HaarCounter
@@ -16,7 +16,7 @@ from streamveil.mechanisms.counters.hybrid import HybridCounter
 from streamveil.mechanisms.counters.inputs import Quanta, VectorCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
 from streamveil.mechanisms.counters.participation import Participation, moved_by
-from streamveil.mechanisms.counters.protocol import Counter, State
+from streamveil.mechanisms.counters.protocol import Counter, CounterState
 from streamveil.mechanisms.counters.rational import Blt, best_blt
 from streamveil.mechanisms.counters.skip import skip
 from streamveil.mechanisms.counters.smooth import SmoothTreeCounter
@@ -45,9 +45,10 @@ __all__ = [
     "BinaryTreeCounter",
     "Blt",
     "BltCounter",
-    "Choice",
     "Comparison",
     "Counter",
+    "CounterChoice",
+    "CounterState",
     "CounterStream",
     "DenseCounter",
     "HaarCounter",
@@ -58,7 +59,6 @@ __all__ = [
     "Quanta",
     "SmoothTreeCounter",
     "SqrtToeplitzCounter",
-    "State",
     "VectorCounter",
     "best_blt",
     "choose",

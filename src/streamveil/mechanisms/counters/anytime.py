@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import rational
 from streamveil.mechanisms.counters.blt import BltCounter
-from streamveil.mechanisms.counters.protocol import Estimates, Ids, Increments, State
+from streamveil.mechanisms.counters.protocol import CounterState, Estimates, Ids, Increments
 from streamveil.mechanisms.counters.rational import Blt, check_buffers
 from streamveil.mechanisms.counters.stream import Stepping
 from streamveil.mechanisms.counters.toeplitz import root_coefficients
@@ -109,13 +109,13 @@ class AnytimeBltCounter(Stepping):
         """See `Counter`."""
         return self.inner.state_bytes
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return self.inner.init(keys, t)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         return self.inner._advance(state, increments, draws, ids)
 

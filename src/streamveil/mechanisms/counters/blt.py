@@ -12,10 +12,10 @@ from streamveil.errors import require_one_of, require_positive
 from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.kernels import Coefficients, blt_step
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     checked_times,
     column,
     next_step,
@@ -24,7 +24,7 @@ from streamveil.mechanisms.counters.protocol import (
 from streamveil.mechanisms.counters.rational import Blt, best_blt
 from streamveil.mechanisms.counters.schedule import (
     WEIGHTINGS,
-    Schedule,
+    BltSchedule,
     Weighting,
     buffers_for,
     check_horizon,
@@ -48,7 +48,7 @@ class BltCounter(Stepping):
     Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
     Guarantee: mu-GDP, mu = (moved * sensitivity + slack) / sigma; also for increments that depend
         on earlier releases.
-    Proof: see `feedback`; the columns have equal norms by `Schedule.scales`. A key that starts
+    Proof: see `feedback`; the columns have equal norms by `BltSchedule.scales`. A key that starts
         late uses the lower right part of the encoder, whose columns are no longer.
     Error: unbiased; within 5 % (maximum over time) of what any factorization must have.
     Memory: 8 (d + 1) bytes per key.
@@ -85,7 +85,7 @@ class BltCounter(Stepping):
         return self.factors or best_blt(self.horizon, self.d or buffers_for(self.horizon))
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> BltSchedule:
         """What depends on the factorization and the horizon alone."""
         return prepare(self.blt, self.horizon, self.weighting)
 
@@ -127,13 +127,13 @@ class BltCounter(Stepping):
         """See `Counter`."""
         return 8 * (self.buffers + 1)
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.buffers)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t, plan = next_step(self.horizon, state), self.schedule
         scale, noise = plan.scales(t)
@@ -146,7 +146,7 @@ class BltCounter(Stepping):
             draws,
             ids,
         )
-        return total, State(t, total[None, :], real)
+        return total, CounterState(t, total[None, :], real)
 
 
 @lru_cache(maxsize=32)

@@ -34,7 +34,7 @@ ONE_ROW = Participation(rows=1, per_key=1)
 
 
 @dataclass(frozen=True)
-class Choice:
+class CounterChoice:
     """A counter with its noise, and why."""
 
     counter: Counter
@@ -51,7 +51,7 @@ def choose(
     *,
     person: Participation = ONE_ROW,
     touched: float = 1.0,
-) -> Choice:
+) -> CounterChoice:
     """The counter of least error for a setting, sized to its budget.
 
     `horizon` is None when nobody knows it. `touched` is the share of steps at which a typical key
@@ -73,7 +73,9 @@ def choose(
         if largest_std(pure, horizon) < largest_std(fitted, horizon):
             fitted, reason = pure, "delta is so small that Laplace noise is less than Gaussian"
     worst = largest_std(fitted, horizon)
-    return Choice(fitted, f"{reason}; max sd {worst:.2f}, {fitted.state_bytes} bytes per key")
+    return CounterChoice(
+        fitted, f"{reason}; max sd {worst:.2f}, {fitted.state_bytes} bytes per key"
+    )
 
 
 def _pick(horizon: int | None, budget: Budget, touched: float) -> tuple[Counter, str]:

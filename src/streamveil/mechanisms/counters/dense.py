@@ -12,10 +12,10 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.noise import remembering_step
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     checked_times,
     next_step,
     zeros,
@@ -118,13 +118,13 @@ class DenseCounter(Stepping):
         """See `Counter`."""
         return 8 * (self.horizon + 1)
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.horizon)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t, differences = next_step(self.horizon, state), _prepared(self.horizon)[0]
         scale = float(differences[t - 1, t - 1])

@@ -129,7 +129,7 @@ class HaarCounter(KeyedHaar):
 
 
 @dataclass(frozen=True)
-class Node:
+class HaarNode:
     """A node on the path of a step: its noise enters with `height` times its level's scale."""
 
     level: int  # 0: the whole
@@ -151,14 +151,14 @@ class Node:
         return exact.tail_at(node, key) if ids is None else exact.tail_for(node, ids[key], 0)
 
 
-def haar_path(t: int, levels: int) -> list[Node]:
+def haar_path(t: int, levels: int) -> list[HaarNode]:
     """The nodes with a part in N_t."""
-    path = [Node(0, 0, Fraction(t * t, 2**levels))]
+    path = [HaarNode(0, 0, Fraction(t * t, 2**levels))]
     for level in range(1, levels + 1):
         inside, length = t % 2**level, 2**level
         if inside:
             tent = Fraction(2 * min(inside, length - inside), length)
-            path.append(Node(level, t >> level, tent**2 * Fraction(length, 4)))
+            path.append(HaarNode(level, t >> level, tent**2 * Fraction(length, 4)))
     return path
 
 
@@ -184,7 +184,7 @@ def haar_read(
 
 
 def settle(
-    path: list[Node],
+    path: list[HaarNode],
     sizes: tuple[tuple[float, ...], float],
     words: UInt64[Array, " nodes"],
     tails: list[exact.Tail],

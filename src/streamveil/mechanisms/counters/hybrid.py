@@ -14,10 +14,10 @@ from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.noise import gaussian_rows
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     checked_times,
     column,
     next_step,
@@ -111,27 +111,27 @@ class HybridCounter(Stepping):
         """See `Counter`."""
         return 8 * (3 + BUFFERS)
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=3, real=BUFFERS)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`. Rows: released past epochs, exact current epoch, inner total."""
         t = next_step(self.horizon, state)
         epoch, added = epoch_of(t), column(increments, state.keys)
         past, exact = state.whole[0], state.whole[1] + added
-        inside = State(t - 2**epoch, state.whole[2:], state.real)
+        inside = CounterState(t - 2**epoch, state.whole[2:], state.real)
         estimate, inside = self.inner(epoch)._advance(inside, added, draws, ids)
         released = past + np.asarray(estimate, np.int64)
         if epoch_of(t + 1) == epoch:
             whole = np.concatenate([past[None], exact[None], inside.whole])
-            return released, State(t, whole, inside.real)
+            return released, CounterState(t, whole, inside.real)
         noise = gaussian_rows(draws.at("epoch"), ids, state.keys, 1, self.outer_sigma)[0]
         whole = np.zeros_like(state.whole)
         whole[0] = past + exact + noise
-        return released, State(t, whole, np.zeros_like(state.real))
+        return released, CounterState(t, whole, np.zeros_like(state.real))
 
 
 def epoch_of(t: int) -> int:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.counters.protocol import Counter, Ids, State, column, next_step
+from streamveil.mechanisms.counters.protocol import Counter, CounterState, Ids, column, next_step
 from streamveil.mechanisms.counters.stream import Stepping, draws_at
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Place
@@ -53,31 +53,31 @@ class VectorCounter(Stepping):
         """Steps the guarantee covers."""
         return self.counter.horizon
 
-    def init(self, keys: int, t: int = 0) -> tuple[State, ...]:
+    def init(self, keys: int, t: int = 0) -> tuple[CounterState, ...]:
         """One state per coordinate."""
         return (self.counter.init(keys, t),) * self.width
 
-    def dump(self, states: tuple[State, ...]) -> dict[str, Array]:
+    def dump(self, states: tuple[CounterState, ...]) -> dict[str, Array]:
         """See `Stepping.dump`."""
         found = (state.to_arrays().items() for state in states)
         return {f"{i}/{name}": array for i, part in enumerate(found) for name, array in part}
 
-    def load(self, saved: Mapping[str, Array]) -> tuple[State, ...]:
+    def load(self, saved: Mapping[str, Array]) -> tuple[CounterState, ...]:
         """See `Stepping.load`."""
         parts: list[dict[str, Array]] = [{} for _ in range(self.width)]
         for name, array in saved.items():
             place, _, part = name.partition("/")
             if part and int(place) < self.width:
                 parts[int(place)][part] = array
-        return tuple(State.from_arrays(part) for part in parts)
+        return tuple(CounterState.from_arrays(part) for part in parts)
 
     def step(  # type: ignore[override]  # the state is one per coordinate
         self,
-        states: tuple[State, ...],
+        states: tuple[CounterState, ...],
         increments: Int64[Array, "keys width"],
         place: Place,
         ids: Ids | None = None,
-    ) -> tuple[Array, tuple[State, ...]]:
+    ) -> tuple[Array, tuple[CounterState, ...]]:
         """See `Counter.step`; every coordinate draws below an address of its own."""
         rows = np.asarray(increments)
         if rows.ndim != 2 or rows.shape[1] != self.width:

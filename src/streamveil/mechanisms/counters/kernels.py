@@ -99,7 +99,7 @@ def wider(columns: Array, keys: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Run:
+class StepRun:
     """The public numbers of some steps in a row."""
 
     keep: Float64[Array, " d"]
@@ -112,7 +112,7 @@ class Run:
         return Coefficients(self.keep, self.drain, float(self.scales[i]), float(self.spreads[i]))
 
 
-def blt_run(pair: Pair, run: Run, draws: Draws, ids: Ids | None) -> Pair:
+def blt_run(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
     """(total, buffers) after steps without increments, in one compiled pass.
 
     A key uses the words 0, 1, .. of its own at this address, one per step, and what it draws from
@@ -126,7 +126,7 @@ def blt_run(pair: Pair, run: Run, draws: Draws, ids: Ids | None) -> Pair:
     return np.concatenate([one for one, _ in done]), np.hstack([rows for _, rows in done])
 
 
-def _run_of(pair: Pair, run: Run, draws: Draws, ids: Ids | None) -> Pair:
+def _run_of(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
     """`blt_run` of keys whose words are held together."""
     total, real = pair[0].copy(), pair[1].copy(order="C")
     steps, sure = len(run.scales), np.empty(len(total), np.bool_)
@@ -142,7 +142,7 @@ def _run_of(pair: Pair, run: Run, draws: Draws, ids: Ids | None) -> Pair:
     return total, real
 
 
-def _settled_run(one: Pair, run: Run, words: Array, key: int, asked: Asked) -> Pair:
+def _settled_run(one: Pair, run: StepRun, words: Array, key: int, asked: Asked) -> Pair:
     """`blt_run` of one key, some of whose draws need multiprecision."""
     total, real = one
     for i in range(len(run.scales)):

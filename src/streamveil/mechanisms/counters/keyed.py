@@ -12,10 +12,10 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     column,
     zeros,
 )
@@ -43,18 +43,20 @@ class Keyed(Stepping):
         """See `Counter`."""
         return 16
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=2, real=0)
 
     def _advance(
-        self: Readable, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self: Readable, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`; `draws` have the same address at every step."""
         total = state.whole[0] + column(increments, state.keys)
         marks = check_mark(state.whole[1], mark_of(draws))
         t = state.t + 1
-        return self._read(total, t, draws, ids), State(t, np.stack([total, marks]), state.real)
+        return self._read(total, t, draws, ids), CounterState(
+            t, np.stack([total, marks]), state.real
+        )
 
 
 def node_words(

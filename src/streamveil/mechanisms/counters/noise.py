@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.mechanisms.counters.feedback import up
-from streamveil.mechanisms.counters.protocol import Estimates, Ids, Increments, State, column
+from streamveil.mechanisms.counters.protocol import CounterState, Estimates, Ids, Increments, column
 from streamveil.privacy.noise import Draws
 from streamveil.privacy.samplers import rounded_gaussian, rounded_gaussian_for
 from streamveil.types import Array, Exact, Float64, Int64
@@ -33,15 +33,15 @@ def gaussian_rows(
 
 
 def remembering_step(
-    state: State,
+    state: CounterState,
     increments: Increments,
     about: tuple[Float64[Array, " keys"], float, Exact | float],
     draws: Draws,
     ids: Ids | None,
-) -> tuple[Estimates, State]:
+) -> tuple[Estimates, CounterState]:
     """One step of a feedback counter that keeps every z: `about` is (offset, D_t, sigma)."""
     offset, scale, sigma = about
     fresh = gaussian_about(draws, ids, offset, up(sigma) * scale)
     total, real = state.whole[0] + column(increments, state.keys) + fresh, state.real.copy()
     real[state.t] = (fresh - offset) / scale
-    return total, State(state.t + 1, total[None, :], real)
+    return total, CounterState(state.t + 1, total[None, :], real)

@@ -19,7 +19,7 @@ Estimates = Int64[Array, " keys"] | Float64[Array, " keys"]
 
 
 @dataclass(frozen=True, repr=False)  # secret: a state is stored, never shown
-class State:
+class CounterState:
     """The state of one counter for many keys: one column per key, all keys at the same step.
 
     What the rows mean is the counter's own business. A column of zeros is a key that starts now:
@@ -35,20 +35,20 @@ class State:
         """How many keys are counted."""
         return int(self.whole.shape[1])
 
-    def take(self, columns: Int64[Array, " kept"]) -> State:
+    def take(self, columns: Int64[Array, " kept"]) -> CounterState:
         """The keys at these columns, in this order."""
-        return State(self.t, self.whole[:, columns], self.real[:, columns])
+        return CounterState(self.t, self.whole[:, columns], self.real[:, columns])
 
-    def grow(self, keys: int) -> State:
+    def grow(self, keys: int) -> CounterState:
         """`keys` further columns that start late: at the current step."""
-        return State(self.t, _widen(self.whole, keys), _widen(self.real, keys))
+        return CounterState(self.t, _widen(self.whole, keys), _widen(self.real, keys))
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store."""
         return {"t": np.array(self.t, np.int64), "whole": self.whole, "real": self.real}
 
     @classmethod
-    def from_arrays(cls, saved: Mapping[str, Array]) -> State:
+    def from_arrays(cls, saved: Mapping[str, Array]) -> CounterState:
         """The inverse of `to_arrays`; raises StoreError when the arrays are not a state."""
         try:
             t, whole, real = int(saved["t"]), saved["whole"], saved["real"]
@@ -98,12 +98,12 @@ class Counter(Protocol):
     def state_bytes(self) -> int:
         """Bytes of state per key."""
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """No counts yet; `t` steps of the horizon are already over."""
 
     def step(
-        self, state: State, increments: Increments, place: Place, ids: Ids | None = None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, place: Place, ids: Ids | None = None
+    ) -> tuple[Estimates, CounterState]:
         """Adds one increment to every key; returns the noisy totals and the next state.
 
         `place` is the same at every step, and this run's alone: step t draws at the address t below
@@ -111,17 +111,17 @@ class Counter(Protocol):
         """
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """A step with given draws: for counters inside counters."""
 
 
-def zeros(t: int, keys: int, whole: int, real: int) -> State:
+def zeros(t: int, keys: int, whole: int, real: int) -> CounterState:
     """An empty state."""
-    return State(t, np.zeros((whole, keys), np.int64), np.zeros((real, keys), np.float64))
+    return CounterState(t, np.zeros((whole, keys), np.int64), np.zeros((real, keys), np.float64))
 
 
-def next_step(horizon: int, state: State) -> int:
+def next_step(horizon: int, state: CounterState) -> int:
     """The number of the step that begins now; raises HorizonError after the last."""
     if state.t >= horizon:
         raise HorizonError(horizon)

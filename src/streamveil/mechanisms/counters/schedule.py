@@ -24,13 +24,13 @@ Weighting = Literal["none", "columns", "columns-noise"]
 Pair = tuple[Array, Array]
 WEIGHTINGS: tuple[Weighting, ...] = ("none", "columns", "columns-noise")
 DIGITS = 60
-MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `Schedule.scales`
+MARGIN = 1 + 1e-12  # column scales are this much larger than computed: see `BltSchedule.scales`
 NOISE_POWERS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)  # tried by `_noise_schedule`
 LARGEST_NOISE_HORIZON = 2**17  # beyond, a noise schedule gains less than 0.2 %
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class BltSchedule:
     """A BLT prepared for a horizon: float64 recursion coefficients, exact norms, public scales."""
 
     horizon: int
@@ -81,14 +81,14 @@ class Schedule:
 
 
 @lru_cache(maxsize=4096)
-def _column_scale(schedule: Schedule, t: int) -> float:
+def _column_scale(schedule: BltSchedule, t: int) -> float:
     left = squared_norm(schedule.p, schedule.omega, schedule.horizon - t + 1)
     whole = squared_norm(schedule.p, schedule.omega, schedule.horizon)
     return sqrt(left / whole) * MARGIN
 
 
 @lru_cache(maxsize=64)
-def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
+def prepare(blt: Blt, horizon: int, weighting: Weighting) -> BltSchedule:
     """The schedule of a BLT over a horizon."""
     keep, drain = 1 - np.array(blt.q), blt.drain()
     if not (np.all(drain > 0) and np.all(keep > 0)):
@@ -102,12 +102,12 @@ def prepare(blt: Blt, horizon: int, weighting: Weighting) -> Schedule:
         columns, noise = _noise_schedule(keep, drain, encoder, horizon)
         norm = float(np.sqrt(_weighted_tails(*encoder, noise).max())) * (1 + 8 * horizon * U)
     total = float(_exact_sum(*exact, horizon)) * UP
-    return Schedule(horizon, weighting, keep, drain, p, omega, norm, total, columns, noise)
+    return BltSchedule(horizon, weighting, keep, drain, p, omega, norm, total, columns, noise)
 
 
 @lru_cache(maxsize=1 << 14)
 def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> float:
-    """S_n in a fixed order of basic operations; see `Schedule.scales`."""
+    """S_n in a fixed order of basic operations; see `BltSchedule.scales`."""
     total = 1.0
     for i, rate in enumerate(p):
         for j, other in enumerate(p):
@@ -116,7 +116,7 @@ def squared_norm(p: tuple[float, ...], omega: tuple[float, ...], n: int) -> floa
     return total
 
 
-def unit_variances(schedule: Schedule) -> Float64[Array, "2 horizon"]:
+def unit_variances(schedule: BltSchedule) -> Float64[Array, "2 horizon"]:
     """Per step: variance for sigma = 1 without rounding, and of rounding errors of variance 1."""
     steps = np.arange(1, schedule.horizon + 1)
     if schedule.columns is not None and schedule.noise is not None:

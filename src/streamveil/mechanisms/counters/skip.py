@@ -18,9 +18,9 @@ from streamveil.mechanisms.counters.blt import BltCounter
 from streamveil.mechanisms.counters.feedback import up
 from streamveil.mechanisms.counters.haar import HaarCounter
 from streamveil.mechanisms.counters.kary import KaryTreeCounter
-from streamveil.mechanisms.counters.kernels import Run, blt_run
+from streamveil.mechanisms.counters.kernels import StepRun, blt_run
 from streamveil.mechanisms.counters.noise import gaussian_rows
-from streamveil.mechanisms.counters.protocol import Counter, Ids, State
+from streamveil.mechanisms.counters.protocol import Counter, CounterState, Ids
 from streamveil.mechanisms.counters.smooth import SmoothTreeCounter, word_at
 from streamveil.mechanisms.counters.tree import BinaryTreeCounter
 from streamveil.privacy.noise import Draws, Place, SilentDraws, require_place
@@ -29,7 +29,9 @@ from streamveil.types import Exact
 DIGITS = 60
 
 
-def skip(counter: Counter, state: State, steps: int, place: Place, ids: Ids | None = None) -> State:
+def skip(
+    counter: Counter, state: CounterState, steps: int, place: Place, ids: Ids | None = None
+) -> CounterState:
     """The state after `steps` steps without increments whose estimates nobody saw.
 
     The law of everything released later is that of taking the steps one by one. Whether steps were
@@ -43,8 +45,8 @@ def skip(counter: Counter, state: State, steps: int, place: Place, ids: Ids | No
 
 
 def skip_with(
-    counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None = None
-) -> State:
+    counter: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None = None
+) -> CounterState:
     """`skip` with given draws: for who owns addresses, each used once for each key."""
     if steps < 0:
         raise ValueError(f"steps must be at least 0, not {steps}")
@@ -54,7 +56,9 @@ def skip_with(
 
 
 @singledispatch
-def _skipped(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+def _skipped(
+    counter: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+) -> CounterState:
     """Counters that must take every step: the noise of each is used by all later ones."""
     for step in range(1, steps + 1):
         nothing = np.zeros(state.keys, np.int64)
@@ -65,28 +69,36 @@ def _skipped(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids 
 @_skipped.register(AnytimeHaarCounter)
 @_skipped.register(HaarCounter)
 @_skipped.register(KaryTreeCounter)
-def _(counter: Counter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
-    return State(state.t + steps, state.whole, state.real)
+def _(
+    counter: Counter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+) -> CounterState:
+    return CounterState(state.t + steps, state.whole, state.real)
 
 
 @_skipped.register
-def _(counter: AnytimeBltCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+def _(
+    counter: AnytimeBltCounter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+) -> CounterState:
     return _skipped(counter.inner, state, steps, draws, ids)
 
 
 @_skipped.register
-def _(counter: BltCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+def _(
+    counter: BltCounter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+) -> CounterState:
     if draws.silent or not state.keys:
-        return State(state.t + steps, state.whole, state.real)
+        return CounterState(state.t + steps, state.whole, state.real)
     plan, t = counter.schedule, state.t + steps
     scales, noise = plan.steps(state.t + 1, t)
-    run = Run(plan.keep, plan.drain, scales, up(counter.sigma) * (noise * scales))
+    run = StepRun(plan.keep, plan.drain, scales, up(counter.sigma) * (noise * scales))
     total, real = blt_run((state.whole[0], state.real), run, draws, ids)
-    return State(t, total[None, :], real)
+    return CounterState(t, total[None, :], real)
 
 
 @_skipped.register
-def _(counter: BinaryTreeCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+def _(
+    counter: BinaryTreeCounter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+) -> CounterState:
     t = state.t + steps
     kept = [level for level in range(counter.levels) if state.t >> level == t >> level]
     fresh = [level for level in range(counter.levels) if t >> level & 1 and level not in kept]
@@ -94,7 +106,9 @@ def _(counter: BinaryTreeCounter, state: State, steps: int, draws: Draws, ids: I
 
 
 @_skipped.register
-def _(counter: SmoothTreeCounter, state: State, steps: int, draws: Draws, ids: Ids | None) -> State:
+def _(
+    counter: SmoothTreeCounter, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+) -> CounterState:
     t, (height, ones) = state.t + steps, counter.shape
     before, word = word_at(state.t, height, ones), word_at(t, height, ones)
     kept = [i for i in range(height) if word[: i + 1] == before[: i + 1]]
@@ -104,11 +118,11 @@ def _(counter: SmoothTreeCounter, state: State, steps: int, draws: Draws, ids: I
 
 def _renewed(
     sigma: Exact | float,
-    state: State,
+    state: CounterState,
     t: int,
     nodes: tuple[list[int], list[int]],
     source: tuple[Draws, Ids | None],
-) -> State:
+) -> CounterState:
     """Totals and kept nodes stay; fresh nodes are drawn; the others close."""
     kept, fresh = nodes
     whole = np.zeros_like(state.whole)
@@ -118,4 +132,4 @@ def _renewed(
     if fresh:
         noise = gaussian_rows(*source, state.keys, len(fresh), sigma)
         whole[[1 + i for i in fresh]] = noise
-    return State(t, whole, state.real)
+    return CounterState(t, whole, state.real)

@@ -13,10 +13,10 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.noise import gaussian_rows
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     checked_times,
     column,
     next_step,
@@ -87,13 +87,13 @@ class SmoothTreeCounter(Stepping):
         """See `Counter`."""
         return 8 * (self.shape[0] + 1)
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.shape[0] + 1, real=0)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t, (height, ones) = next_step(self.horizon, state), self.shape
         before, word = word_at(t - 1, height, ones), word_at(t, height, ones)
@@ -105,7 +105,7 @@ class SmoothTreeCounter(Stepping):
         whole[[1 + i for i in fresh]] = gaussian_rows(
             draws, ids, state.keys, len(fresh), self.sigma
         )
-        return whole.sum(axis=0), State(t, whole, state.real)
+        return whole.sum(axis=0), CounterState(t, whole, state.real)
 
 
 @lru_cache(maxsize=64)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     column,
     next_step,
 )
@@ -36,12 +36,12 @@ class Steppable(Protocol):
     def horizon(self) -> int:
         """Steps the guarantee covers."""
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """One step with the draws that belong to it."""
 
 
@@ -49,8 +49,12 @@ class Stepping:
     """The step of every counter, and the stream that owns its noise."""
 
     def step(
-        self: Steppable, state: State, increments: Increments, place: Place, ids: Ids | None = None
-    ) -> tuple[Estimates, State]:
+        self: Steppable,
+        state: CounterState,
+        increments: Increments,
+        place: Place,
+        ids: Ids | None = None,
+    ) -> tuple[Estimates, CounterState]:
         """See `Counter.step`."""
         t = next_step(self.horizon, state)
         increments = column(increments, state.keys)
@@ -80,7 +84,7 @@ class Stepping:
 
     def load(self, saved: Mapping[str, Array]) -> Any:
         """The inverse of `dump`; raises StoreError when the arrays are not a state."""
-        return State.from_arrays(saved)
+        return CounterState.from_arrays(saved)
 
 
 class CounterStream:

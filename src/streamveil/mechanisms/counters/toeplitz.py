@@ -13,10 +13,10 @@ from streamveil.errors import require_one_of, require_positive
 from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.noise import remembering_step
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     checked_times,
     next_step,
     zeros,
@@ -103,13 +103,13 @@ class SqrtToeplitzCounter(Stepping):
         """See `Counter`."""
         return 8 * (self.horizon + 1)
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.horizon)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t = next_step(self.horizon, state)
         scale = float(self._scales()[t - 1])

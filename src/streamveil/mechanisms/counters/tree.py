@@ -12,10 +12,10 @@ from streamveil.errors import require_positive
 from streamveil.mechanisms.counters import feedback
 from streamveil.mechanisms.counters.noise import gaussian_rows
 from streamveil.mechanisms.counters.protocol import (
+    CounterState,
     Estimates,
     Ids,
     Increments,
-    State,
     checked_times,
     column,
     next_step,
@@ -87,13 +87,13 @@ class BinaryTreeCounter(Stepping):
         """See `Counter`."""
         return 8 * (self.levels + 1)
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.levels + 1, real=0)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t = next_step(self.horizon, state)
         level = trailing_zeros(t)
@@ -101,7 +101,7 @@ class BinaryTreeCounter(Stepping):
         whole[0] += column(increments, state.keys)
         whole[1 : level + 1] = 0
         whole[level + 1] = gaussian_rows(draws, ids, state.keys, 1, self.sigma)[0]
-        return whole.sum(axis=0), State(t, whole, state.real)
+        return whole.sum(axis=0), CounterState(t, whole, state.real)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +166,13 @@ class HonakerCounter(Stepping):
         """See `Counter`."""
         return 16 * self.levels
 
-    def init(self, keys: int, t: int = 0) -> State:
+    def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.levels, real=self.levels)
 
     def _advance(
-        self, state: State, increments: Increments, draws: Draws, ids: Ids | None
-    ) -> tuple[Estimates, State]:
+        self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
+    ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t = next_step(self.horizon, state)
         level, top = trailing_zeros(t), self.levels - 1
@@ -190,7 +190,7 @@ class HonakerCounter(Stepping):
         whole[:done], real[:done] = 0, 0.0
         whole[done] = block if level <= top else whole[done] + block
         real[done] = estimate if level <= top else real[done] + estimate
-        return real.sum(axis=0), State(t, whole, real)
+        return real.sum(axis=0), CounterState(t, whole, real)
 
 
 def trailing_zeros(t: int) -> int:

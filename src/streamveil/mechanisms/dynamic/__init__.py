@@ -2,7 +2,7 @@
 
 from streamveil.mechanisms.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
 from streamveil.mechanisms.dynamic.buckets import Published, Repaired
-from streamveil.mechanisms.dynamic.choose import Choice, Workload, choose
+from streamveil.mechanisms.dynamic.choose import MechanismChoice, Workload, choose
 from streamveil.mechanisms.dynamic.classifier import GrowingClassifier
 from streamveil.mechanisms.dynamic.continual_mwem import ContinualMwem
 from streamveil.mechanisms.dynamic.erm import (
@@ -34,7 +34,6 @@ __all__ = [
     "BBScheduler",
     "Bag",
     "Changes",
-    "Choice",
     "ContinualMwem",
     "DisjointDoubling",
     "DynamicMechanism",
@@ -44,6 +43,7 @@ __all__ = [
     "InsertionOnly",
     "LivePmw",
     "LiveTable",
+    "MechanismChoice",
     "NoisyGradientDescent",
     "ObjectivePerturbation",
     "OutputPerturbation",

@@ -10,7 +10,7 @@ from streamveil.errors import HorizonError, require_positive
 from streamveil.mechanisms.dynamic.interval_tree import RECORD
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, error_of, released
-from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
@@ -65,7 +65,7 @@ class TwoStream:
         self._side.step(state.born, Bag.of(changes.born), place.inside(b"born"))
         self._side.step(state.gone, Bag.of(changes.gone), place.inside(b"gone"))
 
-    def answers(self, state: TwoState) -> Answers:
+    def answers(self, state: TwoState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         both = [(1.0, self._side.answers(state.born)), (-1.0, self._side.answers(state.gone))]
         return combine(both, self.queries.size)
@@ -77,12 +77,12 @@ class TwoStream:
 
 
 @dataclass(repr=False)  # secret
-class TableState:
+class BaselineState:
     """The records that are there, and the latest answers."""
 
     t: int
     live: Bag
-    latest: Answers
+    latest: QueryAnswers
     born: Any = None  # SnapshotDelta: since the snapshot
     gone: Any = None
 
@@ -130,11 +130,11 @@ class Rerun:
         """See `DynamicMechanism`."""
         return Guarantee(RECORD, self.part.loss.times(self.releases), self.steps)
 
-    def init(self, place: Place) -> TableState:
+    def init(self, place: Place) -> BaselineState:
         """See `DynamicMechanism`."""
-        return TableState(0, Bag(), combine([], self.queries.size))
+        return BaselineState(0, Bag(), combine([], self.queries.size))
 
-    def step(self, state: TableState, changes: Changes, place: Place) -> None:
+    def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         if self.steps is not None and state.t >= self.steps:
             raise HorizonError(self.steps)
@@ -142,11 +142,11 @@ class Rerun:
         state.live = Bag.sum([state.live, Bag.of(changes.born), Bag.of(changes.gone, -1)])
         state.latest = released(self.static, state.live, self.part, place.inside(state.t))
 
-    def answers(self, state: TableState) -> Answers:
+    def answers(self, state: BaselineState) -> QueryAnswers:
         """See `DynamicMechanism`. A copy: what a reader does with it stays with the reader."""
         return combine([(1.0, state.latest)], self.queries.size)
 
-    def bound(self, state: TableState, beta: float) -> float:
+    def bound(self, state: BaselineState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
         return float("inf") if self.static.adaptive else self.static.error.alpha(self.part, 0, beta)
 
@@ -197,12 +197,12 @@ class SnapshotDelta:
         loss = self.snapshot.loss.times(self.most) + self._side.loss + self._side.loss
         return Guarantee(RECORD, loss, self.horizon)
 
-    def init(self, place: Place) -> TableState:
+    def init(self, place: Place) -> BaselineState:
         """See `DynamicMechanism`."""
         nothing = combine([], self.queries.size)
-        return TableState(0, Bag(), nothing, self._side.init(), self._side.init())
+        return BaselineState(0, Bag(), nothing, self._side.init(), self._side.init())
 
-    def step(self, state: TableState, changes: Changes, place: Place) -> None:
+    def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
         """See `DynamicMechanism`."""
         if state.t >= self.horizon:
             raise HorizonError(self.horizon)
@@ -217,12 +217,12 @@ class SnapshotDelta:
             self._side.step(state.gone, gone, here.inside(b"gone"))
         state.t += 1
 
-    def answers(self, state: TableState) -> Answers:
+    def answers(self, state: BaselineState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         born, gone = self._side.answers(state.born), self._side.answers(state.gone)
         return combine([(1.0, state.latest), (1.0, born), (-1.0, gone)], self.queries.size)
 
-    def bound(self, state: TableState, beta: float) -> float:
+    def bound(self, state: BaselineState, beta: float) -> float:
         """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
         if self.static.adaptive:
             return float("inf")

@@ -16,7 +16,7 @@ import numpy as np
 from streamveil.mechanisms.dynamic.protocol import Bag
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, released
 from streamveil.mechanisms.linear.additive import noisy_queries
-from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Matrix
 from streamveil.mechanisms.shares import Share
 from streamveil.mechanisms.sparse_vector import AboveState, AboveThreshold
@@ -37,7 +37,7 @@ class BucketState:
     rounds: int
     round: int
     size: float  # public estimate of the number of records at the start of the round
-    base: Answers
+    base: QueryAnswers
     deletions: Any = None  # state of the accumulator of this round
     above: AboveState | None = None
     counter: Any = None  # published only: the noisy count of deletions
@@ -62,7 +62,7 @@ class BucketPlan(Protocol):
     def step(self, state: BucketState, gone: Bag, place: Place) -> None:
         """One segment closed: which of the bucket's records it deleted, possibly none."""
 
-    def answers(self, state: BucketState) -> Answers:
+    def answers(self, state: BucketState) -> QueryAnswers:
         """About the records that remain."""
 
     def parts(self, state: BucketState) -> list[Share]:
@@ -126,7 +126,7 @@ class Repaired:
 
     def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
         """See `BucketPlan`."""
-        empty = Answers(released_nothing(self.static))
+        empty = QueryAnswers(released_nothing(self.static))
         state = BucketState(share, remaining, bag, 1, 0, 0.0, empty)
         if remaining == 0:
             state.base = released(self.static, bag, share, place.inside(b"base"))
@@ -184,7 +184,7 @@ class Repaired:
             state.size /= 2
             self._start(state, place)
 
-    def answers(self, state: BucketState) -> Answers:
+    def answers(self, state: BucketState) -> QueryAnswers:
         """See `BucketPlan`."""
         if state.deletions is None:
             return state.base
@@ -260,7 +260,7 @@ class Published:
 
     def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
         """See `BucketPlan`."""
-        empty = Answers(released_nothing(self.static))
+        empty = QueryAnswers(released_nothing(self.static))
         state = BucketState(share, remaining, bag, 0, 0, 0.0, empty)
         self._start(state, place)
         return state
@@ -300,10 +300,10 @@ class Published:
             self._start(state, place)
             state.halted = state.size < 2 * gamma
 
-    def answers(self, state: BucketState) -> Answers:
+    def answers(self, state: BucketState) -> QueryAnswers:
         """See `BucketPlan`."""
         if state.halted:
-            return Answers(released_nothing(self.static))
+            return QueryAnswers(released_nothing(self.static))
         removed = self._accumulators(state)[0].answers(state.deletions)
         return combine([(1.0, state.base), (-1.0, removed)], self.static.queries.size)
 

@@ -71,7 +71,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MechanismChoice:
     """All candidates, best first."""
 
     workload: Workload
@@ -119,7 +119,7 @@ class Choice:
 
 def choose(
     workload: Workload, budget: Budget, preset: Preset = "practical", part: Exact = 1
-) -> Choice:
+) -> MechanismChoice:
     """Recommends a mechanism and says why; 'theorem' ranks by what is proved.
 
     Mechanisms spend the fraction `part` of the budget, in epsilon or rho (mu squared).
@@ -138,7 +138,7 @@ def choose(
         others = _growing if workload.grows else _changing
         found += others(workload, share, preset)
     best = sorted(found, key=lambda c: c.proved if preset == "theorem" else c.expected)
-    return Choice(workload, preset, tuple(best))
+    return MechanismChoice(workload, preset, tuple(best))
 
 
 def static_error(queries: Queries, size: float, share: Share, amount: float) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 
 from streamveil.errors import PlanError, require_positive
 from streamveil.mechanisms.dynamic.erm import Trainer, trainer, unit_rows
-from streamveil.mechanisms.dynamic.schedulers import Reruns, Schedule
+from streamveil.mechanisms.dynamic.schedulers import Reruns, RunSchedule
 from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.noise import Noise, Place
@@ -39,7 +39,7 @@ class GrowingClassifier:
     """
 
     def __init__(  # noqa: PLR0913 (its settings, as scikit-learn has them)
-        self, *, features: int, classes: tuple[object, object], schedule: Schedule, noise: Noise,
+        self, *, features: int, classes: tuple[object, object], schedule: RunSchedule, noise: Noise,
         method: str | Trainer = "gradient", intercept: bool = True,
         name: str = "growing-classifier",
     ) -> None:  # fmt: skip

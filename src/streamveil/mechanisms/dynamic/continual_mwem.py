@@ -19,7 +19,7 @@ from streamveil.mechanisms.dynamic.signed_counter import (
     TreeCounterState,
 )
 from streamveil.mechanisms.linear.mwem import measure_worst
-from streamveil.mechanisms.linear.protocol import Answers
+from streamveil.mechanisms.linear.protocol import QueryAnswers
 from streamveil.mechanisms.linear.queries import Matrix, Queries
 from streamveil.mechanisms.linear.strategies import Direct
 from streamveil.mechanisms.linear.weights import Weights
@@ -118,10 +118,10 @@ class ContinualMwem:
             return 0.0
         return float(self.counter.answers(state.size).values[0])  # type: ignore[arg-type]
 
-    def answers(self, state: ContinualState) -> Answers:
+    def answers(self, state: ContinualState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         synthetic = max(self._size(state), 0.0) * state.weights
-        return Answers(self.queries.answers(synthetic), synthetic)
+        return QueryAnswers(self.queries.answers(synthetic), synthetic)
 
     def bound(self, state: ContinualState, beta: float) -> float:
         """See `DynamicMechanism`: proved is only that no answer is wrong by more than all."""

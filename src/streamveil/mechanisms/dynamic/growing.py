@@ -11,7 +11,7 @@ from streamveil.mechanisms.dynamic.protocol import Bag
 from streamveil.mechanisms.dynamic.schedulers import PUBLIC_SIZES
 from streamveil.mechanisms.dynamic.trees import Accumulator, released
 from streamveil.mechanisms.linear.additive import Additive
-from streamveil.mechanisms.linear.protocol import Answers, ErrorBound, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Loss
@@ -50,7 +50,7 @@ class PublicSizes:
         share: Share,
         place: Place,
         size_hat: float | None = None,
-    ) -> Answers:
+    ) -> QueryAnswers:
         """See `StaticMechanism`; `size_hat` is not needed and not read."""
         return self.static.release(histogram, share, place, float(histogram.sum()))
 
@@ -60,7 +60,7 @@ class FoundedState:
     """What is known of the first batch, and the accumulator of the others."""
 
     rest: Any
-    first: Answers | None = None
+    first: QueryAnswers | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Founded:
         else:
             self.rest.step(state.rest, bag, place.inside(b"rest"))
 
-    def answers(self, state: FoundedState) -> Answers:
+    def answers(self, state: FoundedState) -> QueryAnswers:
         """See `Accumulator`."""
         first = [] if state.first is None else [(1.0, state.first)]
         rest = (1.0, self.rest.answers(state.rest))

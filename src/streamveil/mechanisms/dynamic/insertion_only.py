@@ -10,7 +10,7 @@ import numpy as np
 
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree, error_of
-from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism
+from streamveil.mechanisms.linear.protocol import QueryAnswers, StaticMechanism
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.partition import (
     EVENT,
@@ -107,7 +107,7 @@ class InsertionOnly:
         state.steps += 1
         self.inner.step(state.inner, batch, place.inside(b"inner"))
 
-    def answers(self, state: InsertionState) -> Answers:
+    def answers(self, state: InsertionState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         return self.inner.answers(state.inner)
 

@@ -14,7 +14,7 @@ from streamveil.mechanisms.dynamic.buckets import BucketPlan, BucketState, Publi
 from streamveil.mechanisms.dynamic.insertion_only import partition_share
 from streamveil.mechanisms.dynamic.protocol import EMPTY, Bag, Changes
 from streamveil.mechanisms.dynamic.trees import error_of
-from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.partition import Partition, PartitionState, Squaring, TimeVarying
 from streamveil.mechanisms.shares import Share
@@ -260,10 +260,10 @@ class FullyDynamic:
             return min(length - 1, self.horizon - q)
         return length - 1
 
-    def answers(self, state: TreeTableState) -> Answers:
+    def answers(self, state: TreeTableState) -> QueryAnswers:
         """See `DynamicMechanism`. Counts below zero are shown as zero."""
         parts = [(1.0, self.bucket.answers(bucket.state)) for bucket in state.buckets]
-        return Answers(np.maximum(combine(parts, self.queries.size).values, 0.0))
+        return QueryAnswers(np.maximum(combine(parts, self.queries.size).values, 0.0))
 
     def bound(self, state: TreeTableState, beta: float) -> float:
         """See `DynamicMechanism`: of closed segments, plus what the open one may hide.

@@ -14,7 +14,7 @@ from streamveil.mechanisms.dynamic.records import (
     RecordsState,
     protected,
 )
-from streamveil.mechanisms.linear.protocol import Answers
+from streamveil.mechanisms.linear.protocol import QueryAnswers
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.noise import Noise, Place
 from streamveil.types import Array, Int64
@@ -85,7 +85,7 @@ class LiveTable:
         self.mechanism.step(self.state, together(self.pending), self.place)
         self.pending = []
 
-    def answers(self) -> Answers:
+    def answers(self) -> QueryAnswers:
         """The latest answers."""
         return self.mechanism.answers(self.state)
 

@@ -13,7 +13,7 @@ from streamveil.errors import require_between, require_positive
 from streamveil.mechanisms.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
 from streamveil.mechanisms.dynamic.protocol import Changes
 from streamveil.mechanisms.shares import Meter, Share
-from streamveil.mechanisms.sparse_vector import Answer, epoch_share
+from streamveil.mechanisms.sparse_vector import SparseAnswer, epoch_share
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Place
 from streamveil.types import Array, Float64
@@ -98,7 +98,7 @@ class LivePmw:
         if state.epoch > epoch:
             self.inner.open_run(state, place)
 
-    def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> Answer:
+    def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
         """One question by its weights, 0 or 1; in records. Free when EASY, refused when EXHAUSTED.
 
         EXHAUSTED comes with the synthetic answer, whose error is then not promised.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.errors import StoreError
-from streamveil.mechanisms.dynamic.baselines import TableState, TwoState
+from streamveil.mechanisms.dynamic.baselines import BaselineState, TwoState
 from streamveil.mechanisms.dynamic.buckets import BucketState
 from streamveil.mechanisms.dynamic.continual_mwem import ContinualState
 from streamveil.mechanisms.dynamic.insertion_only import InsertionState
@@ -22,22 +22,26 @@ from streamveil.mechanisms.dynamic.interval_tree import Live, TreeTableState
 from streamveil.mechanisms.dynamic.pmwg import PmwgState
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.signed_counter import RootState, TreeCounterState
-from streamveil.mechanisms.dynamic.trees import HybridState, Node, TreeState
+from streamveil.mechanisms.dynamic.trees import HybridState, TreeNode, TreeState
 from streamveil.mechanisms.dynamic.triggered import TriggeredState
-from streamveil.mechanisms.linear.protocol import Answers
+from streamveil.mechanisms.linear.protocol import QueryAnswers
 from streamveil.mechanisms.partition import PartitionState
 from streamveil.mechanisms.shares import Meter, Share
 from streamveil.mechanisms.sparse_vector import AboveState
 from streamveil.types import Array
 
-CLASSES: dict[str, Any] = {
-    cls.__name__: cls
+FIRST_NAMES: dict[type, str] = {  # under which saved states know classes that were renamed
+    BaselineState: "TableState", QueryAnswers: "Answers", TreeNode: "Node",
+}  # fmt: skip
+NAMES: dict[type, str] = {
+    cls: FIRST_NAMES.get(cls, cls.__name__)
     for cls in (
-        AboveState, Answers, Bag, BucketState, Changes, ContinualState, HybridState, InsertionState,
-        Live, Meter, Node, PartitionState, PmwgState, RootState, Share, TableState,
-        TreeCounterState, TreeState, TreeTableState, TriggeredState, TwoState,
+        AboveState, BaselineState, Bag, BucketState, Changes, ContinualState, HybridState,
+        InsertionState, Live, Meter, PartitionState, PmwgState, QueryAnswers, RootState, Share,
+        TreeCounterState, TreeNode, TreeState, TreeTableState, TriggeredState, TwoState,
     )
 }  # fmt: skip
+CLASSES: dict[str, Any] = {name: cls for cls, name in NAMES.items()}
 
 
 def pack(value: Any) -> dict[str, Array]:
@@ -68,9 +72,9 @@ def _flatten(value: Any, arrays: dict[str, Array]) -> Any:
         return {"fraction": str(value)}
     if isinstance(value, list | tuple):
         return [_flatten(item, arrays) for item in value]
-    if type(value).__name__ in CLASSES:
+    if type(value) in NAMES:
         parts = {f.name: _flatten(getattr(value, f.name), arrays) for f in fields(value)}
-        return {"class": type(value).__name__, "fields": parts}
+        return {"class": NAMES[type(value)], "fields": parts}
     if isinstance(value, np.integer | np.floating | np.bool_):
         return value.item()
     if value is None or isinstance(value, bool | int | float):

@@ -14,7 +14,7 @@ from streamveil.mechanisms.shares import Meter, Share
 from streamveil.mechanisms.sparse_vector import (
     AboveState,
     AboveThreshold,
-    Answer,
+    SparseAnswer,
     epoch_share,
     pure_cost,
 )
@@ -206,7 +206,7 @@ class Pmwg:
                 state.epoch += 1
             self.open_run(state, place)
 
-    def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> Answer:
+    def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
         """One question by its weights in [0, 1], answered in records.
 
         EXHAUSTED comes with the synthetic answer, whose error is then not promised.
@@ -214,13 +214,13 @@ class Pmwg:
         quanta = whole_quanta(query, self.shift, self.domain)
         guess = state.size * float(query @ state.weights)
         if state.run is None:
-            return Answer("EXHAUSTED", guess)
+            return SparseAnswer("EXHAUSTED", guess)
         exact = counted(quanta, state.histogram)
         gap = abs(exact - round(math.ldexp(guess, self.shift)))
         limit = math.ceil(math.ldexp(self.limit(state), self.shift))
         here = place.inside(b"run", state.started - 1)
         if not self.above(state.epoch).ask(state.run, gap, limit, here):
-            return Answer("EASY", guess)
+            return SparseAnswer("EASY", guess)
         return self._measure(state, exact, guess, query, place)
 
     def limit(self, state: PmwgState) -> float:
@@ -248,12 +248,12 @@ class Pmwg:
 
     def _measure(
         self, state: PmwgState, exact: int, guess: float, query: Float64[Array, " N"], place: Place
-    ) -> Answer:
+    ) -> SparseAnswer:
         epsilon = epoch_share(self.first, state.epoch, Fraction(self.power)).epsilon * SPLIT[2]
         cost = pure_cost(self.share, epsilon)
         if not state.meter.fits(cost):
             state.run = None
-            return Answer("EXHAUSTED", guess)
+            return SparseAnswer("EXHAUSTED", guess)
         state.meter.charge(cost)
         draws = place.inside(b"run", state.started - 1).draws(b"value")
         noisy = exact + int(discrete_laplace(draws, (1 << self.shift) / epsilon, 1)[0])
@@ -264,7 +264,7 @@ class Pmwg:
         state.weights = moved / moved.sum()
         state.hard += 1
         self.open_run(state, place)
-        return Answer("HARD", value)
+        return SparseAnswer("HARD", value)
 
 
 def gap_fraction(share: Share) -> float:

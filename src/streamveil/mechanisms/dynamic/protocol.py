@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from streamveil.mechanisms.linear.protocol import Answers
+from streamveil.mechanisms.linear.protocol import QueryAnswers
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.privacy.guarantee import Guarantee
 from streamveil.privacy.noise import Place
@@ -97,7 +97,7 @@ class DynamicMechanism(Protocol):
     def step(self, state: State, changes: Changes, place: Place) -> None:
         """Ends one public step, in place. `place` is the same for every step."""
 
-    def answers(self, state: State) -> Answers:
+    def answers(self, state: State) -> QueryAnswers:
         """The latest answers: they reflect the last closed step (or segment)."""
 
     def bound(self, state: State, beta: float) -> float:

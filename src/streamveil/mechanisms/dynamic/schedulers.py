@@ -26,7 +26,7 @@ PUBLIC_SIZES = Neighbours(unit="record", relation="event-change")
 
 
 @dataclass(frozen=True)
-class Run:
+class ScheduledRun:
     """One run of the black box."""
 
     index: int  # from 0
@@ -37,13 +37,13 @@ class Run:
 
 
 @runtime_checkable
-class Schedule(Protocol):
+class RunSchedule(Protocol):
     """An endless list of runs whose costs stay inside one budget."""
 
     budget: Budget
     disjoint: ClassVar[bool]  # whether runs see disjoint records, so that their costs do not add
 
-    def run(self, index: int) -> Run:
+    def run(self, index: int) -> ScheduledRun:
         """The run of this index; sizes never decrease, and of equal ones only the last is run."""
 
     @property
@@ -118,13 +118,13 @@ class BBScheduler:
 
     @property
     def loss(self) -> Loss:
-        """See `Schedule`."""
+        """See `RunSchedule`."""
         return self.whole.loss
 
-    def run(self, index: int) -> Run:
-        """See `Schedule`."""
-        return Run(index, 0, self._size(index), self.whole.scale(self._weight(index) * ROUNDING),
-                   math.exp(-self._log_beta(index)))  # fmt: skip
+    def run(self, index: int) -> ScheduledRun:
+        """See `RunSchedule`."""
+        share = self.whole.scale(self._weight(index) * ROUNDING)
+        return ScheduledRun(index, 0, self._size(index), share, math.exp(-self._log_beta(index)))
 
     def error(self, power: float, factor: float) -> float:
         """Bound on the normalised error at all times, for a (power, factor) black box.
@@ -213,16 +213,16 @@ class BBImprover:
 
     @property
     def loss(self) -> Loss:
-        """See `Schedule`."""
+        """See `RunSchedule`."""
         return self.whole.loss
 
-    def run(self, index: int) -> Run:
-        """See `Schedule`."""
+    def run(self, index: int) -> ScheduledRun:
+        """See `RunSchedule`."""
         n, t = self.start, self.start + index
         z = (1 / (n * math.log(n + 1) ** 2) + 1 / math.log(n)) * (1 + 1e-9)
         weight = 1 / (z * t * math.log(t + 1) ** 2)
         beta = 6 * self.beta / (math.pi**2 * (index + 1) ** 2)
-        return Run(index, 0, t, self.whole.scale(weight), beta)
+        return ScheduledRun(index, 0, t, self.whole.scale(weight), beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,14 +259,14 @@ class DisjointDoubling:
 
     @property
     def loss(self) -> Loss:
-        """See `Schedule`."""
+        """See `RunSchedule`."""
         return self.whole.loss
 
-    def run(self, index: int) -> Run:
-        """See `Schedule`."""
+    def run(self, index: int) -> ScheduledRun:
+        """See `RunSchedule`."""
         start = 0 if index == 0 else self.start * 2 ** (index - 1)
         beta = 6 * self.beta / (math.pi**2 * (index + 1) ** 2)
-        return Run(index, start, self.start * 2**index, self.whole, beta)
+        return ScheduledRun(index, start, self.start * 2**index, self.whole, beta)
 
 
 @dataclass
@@ -280,7 +280,7 @@ class Reruns(Generic[Data]):
     due at once, only the last is made: the others' shares stay unspent.
     """
 
-    schedule: Schedule
+    schedule: RunSchedule
     black_box: Callable[[Data, Share, Place], Any]
     slice_of: Callable[[int, int], Data]
     place: Place

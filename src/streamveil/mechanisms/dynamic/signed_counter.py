@@ -14,7 +14,7 @@ from streamveil.mechanisms.dynamic.interval_tree import RECORD
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.mechanisms.dynamic.trees import Accumulator, Hybrid, Tree
 from streamveil.mechanisms.linear.additive import Additive, grain
-from streamveil.mechanisms.linear.protocol import Answers
+from streamveil.mechanisms.linear.protocol import QueryAnswers
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.linear.strategies import Strategy
 from streamveil.mechanisms.shares import Share
@@ -169,10 +169,10 @@ class SignedCounter:
         draws = place.draws(b"step", state.t)
         state.noisy[state.t - 1] = whole + rounded_gaussian(draws, rest, self.scales)
 
-    def answers(self, state: RootState) -> Answers:
+    def answers(self, state: RootState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         weights = self.coefficients[: state.t][::-1]
-        return Answers(self.strategy.recover(weights @ state.noisy[: state.t]))
+        return QueryAnswers(self.strategy.recover(weights @ state.noisy[: state.t]))
 
     def deviation(self, t: int) -> float:
         """The standard deviation of the worst answer after t steps."""
@@ -261,7 +261,7 @@ class TreeCounter:
         net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
         self.inner.step(state.inner, net, place)
 
-    def answers(self, state: TreeCounterState) -> Answers:
+    def answers(self, state: TreeCounterState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         return self.inner.answers(state.inner)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from streamveil.errors import HorizonError, require_positive
 from streamveil.mechanisms.dynamic.protocol import Bag
-from streamveil.mechanisms.linear.protocol import Answers, Part, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import Part, QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.shares import Share
 from streamveil.privacy.guarantee import Loss
 from streamveil.privacy.noise import Place
@@ -21,12 +21,12 @@ from streamveil.types import Exact
 
 
 @dataclass(repr=False)  # secret: holds raw counts of its block
-class Node:
+class TreeNode:
     """A released block of steps that may still become part of a larger one."""
 
     level: int
     bag: Bag
-    answers: Answers
+    answers: QueryAnswers
 
 
 @dataclass(repr=False)  # secret
@@ -34,7 +34,7 @@ class TreeState:
     """The released blocks that cover all steps so far, longest first."""
 
     t: int = 0
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[TreeNode] = field(default_factory=list)
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class Accumulator(Protocol):
     def step(self, state: Any, bag: Bag, place: Place) -> None:
         """Adds the batch of one step."""
 
-    def answers(self, state: Any) -> Answers:
+    def answers(self, state: Any) -> QueryAnswers:
         """About all batches."""
 
     def parts(self, state: Any) -> list[Share]:
@@ -60,10 +60,10 @@ class Accumulator(Protocol):
 
 def released(
     static: StaticMechanism, bag: Bag, share: Share, place: Place, size_hat: float | None = None
-) -> Answers:
+) -> QueryAnswers:
     """One release about a bag, without its synthetic histogram (only sums of answers are kept)."""
     histogram = bag.histogram(static.queries.domain)
-    return Answers(static.release(histogram, share, place, size_hat).values)
+    return QueryAnswers(static.release(histogram, share, place, size_hat).values)
 
 
 def levels(horizon: int, arity: int) -> int:
@@ -126,9 +126,9 @@ class Tree:
             merged.append(state.nodes.pop().bag)
         whole = Bag.sum(merged)
         answers = released(self.static, whole, self.node, place.inside(b"node", state.t))
-        state.nodes.append(Node(level, whole, answers))
+        state.nodes.append(TreeNode(level, whole, answers))
 
-    def answers(self, state: TreeState) -> Answers:
+    def answers(self, state: TreeState) -> QueryAnswers:
         """See `Accumulator`."""
         return combine([(1.0, node.answers) for node in state.nodes], self.static.queries.size)
 
@@ -142,7 +142,7 @@ class HybridState:
     """One release per finished epoch, and the tree inside the current one."""
 
     t: int = 0
-    roots: list[Answers] = field(default_factory=list)
+    roots: list[QueryAnswers] = field(default_factory=list)
     bag: Bag = field(default_factory=Bag)  # of the current epoch
     tree: TreeState = field(default_factory=TreeState)
 
@@ -198,9 +198,9 @@ class Hybrid:
         else:
             self.tree(epoch).step(state.tree, bag, place.inside(b"epoch", epoch))
 
-    def answers(self, state: HybridState) -> Answers:
+    def answers(self, state: HybridState) -> QueryAnswers:
         """See `Accumulator`."""
-        parts: Sequence[Answers] = [*state.roots, *(node.answers for node in state.tree.nodes)]
+        parts: Sequence[QueryAnswers] = [*state.roots, *(node.answers for node in state.tree.nodes)]
         return combine([(1.0, part) for part in parts], self.static.queries.size)
 
     def parts(self, state: HybridState) -> list[Share]:

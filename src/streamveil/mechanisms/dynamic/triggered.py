@@ -12,7 +12,7 @@ from streamveil.mechanisms.dynamic.insertion_only import partition_share
 from streamveil.mechanisms.dynamic.interval_tree import RECORD
 from streamveil.mechanisms.dynamic.protocol import Bag, Changes
 from streamveil.mechanisms.dynamic.trees import Hybrid, HybridState, error_of, released
-from streamveil.mechanisms.linear.protocol import Answers, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Queries
 from streamveil.mechanisms.shares import Share
 from streamveil.mechanisms.sparse_vector import AboveState, AboveThreshold
@@ -29,7 +29,7 @@ class TriggeredState:
 
     t: int = 0
     live: Bag = field(default_factory=Bag)
-    latest: Answers | None = None  # None: no snapshot yet
+    latest: QueryAnswers | None = None  # None: no snapshot yet
     born: HybridState = field(default_factory=HybridState)
     gone: HybridState = field(default_factory=HybridState)
     since: int = 0  # updates since the snapshot
@@ -122,7 +122,7 @@ class TriggeredSnapshots:
     def _side(self, which: int) -> Hybrid:
         return Hybrid(self.static, self.parts[which], arity=self.arity)
 
-    def answers(self, state: TriggeredState) -> Answers:
+    def answers(self, state: TriggeredState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         if state.latest is None:
             return combine([], self.queries.size)

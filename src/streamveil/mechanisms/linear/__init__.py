@@ -3,7 +3,7 @@
 from streamveil.mechanisms.linear.additive import Additive, noisy_histogram, noisy_queries
 from streamveil.mechanisms.linear.mwem import Mwem
 from streamveil.mechanisms.linear.pmw import Pmw, PmwRelease
-from streamveil.mechanisms.linear.protocol import Answers, ErrorBound, StaticMechanism, combine
+from streamveil.mechanisms.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
 from streamveil.mechanisms.linear.queries import Matrix, Queries, functions
 from streamveil.mechanisms.linear.smalldb import SmallDb
 from streamveil.mechanisms.linear.strategies import (
@@ -22,7 +22,6 @@ from streamveil.privacy.noise import Place
 
 __all__ = [
     "Additive",
-    "Answers",
     "Dense",
     "Direct",
     "ErrorBound",
@@ -36,6 +35,7 @@ __all__ = [
     "PmwRelease",
     "Points",
     "Queries",
+    "QueryAnswers",
     "Ranges",
     "Residuals",
     "Share",

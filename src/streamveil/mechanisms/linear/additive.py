@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamveil.mechanisms.linear.protocol import Answers, NoiseBound
+from streamveil.mechanisms.linear.protocol import NoiseBound, QueryAnswers
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.strategies import Direct, Points, Strategy
 from streamveil.mechanisms.shares import Kind, Share
@@ -76,14 +76,14 @@ class Additive:
         share: Share,
         place: Place,
         size_hat: float | None = None,
-    ) -> Answers:
+    ) -> QueryAnswers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
         exact = self.strategy.measure(histogram)
         measured = noisy(exact, self.scales(share), share.kind, place)
         values = self.strategy.recover(measured)
         points = measured if isinstance(self.strategy, Points) else None
-        return Answers(values, points)
+        return QueryAnswers(values, points)
 
 
 KINDS: tuple[Kind, ...] = ("pure", "zcdp", "gdp")

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
+from streamveil.mechanisms.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.linear.weights import Weights
 from streamveil.mechanisms.shares import Meter, Share, on_lattice
@@ -117,7 +117,7 @@ class Mwem:
         share: Share,
         place: Place,
         size_hat: float | None = None,
-    ) -> Answers:
+    ) -> QueryAnswers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
         size, left = sized(histogram, share, self.size_share, place, size_hat)
@@ -127,11 +127,11 @@ class Mwem:
             return self._uniform(histogram, left if size_hat is None else None, place, size)
         part = left.scale(Fraction(1, rounds))
         synthetic = self._fit(histogram, Meter(left), part, place, size)
-        return Answers(self.queries.answers(synthetic), synthetic)
+        return QueryAnswers(self.queries.answers(synthetic), synthetic)
 
     def _uniform(
         self, histogram: Int64[Array, " N"], left: Share | None, place: Place, size: float
-    ) -> Answers:
+    ) -> QueryAnswers:
         """Too few records for a round: their number, spread evenly over the domain.
 
         A number that had to be bought is bought again with all that is left, and is better then.
@@ -140,7 +140,7 @@ class Mwem:
             noise = left.noise(place.draws(b"better size"), 1, 1, 1)
             size = max(float(histogram.sum() + noise[0]), 0.0)
         synthetic = np.full(self.queries.domain, size / self.queries.domain)
-        return Answers(self.queries.answers(synthetic), synthetic)
+        return QueryAnswers(self.queries.answers(synthetic), synthetic)
 
     def _fit(
         self,

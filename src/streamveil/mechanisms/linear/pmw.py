@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.errors import require_positive
-from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
+from streamveil.mechanisms.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.mechanisms.linear.queries import (
     Queries,
     check_histogram,
@@ -19,7 +19,7 @@ from streamveil.mechanisms.linear.queries import (
 )
 from streamveil.mechanisms.linear.weights import Weights
 from streamveil.mechanisms.shares import Share
-from streamveil.mechanisms.sparse_vector import Answer, Sparse, SparseState
+from streamveil.mechanisms.sparse_vector import Sparse, SparseAnswer, SparseState
 from streamveil.privacy.noise import Place
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -117,7 +117,7 @@ class Pmw:
         uniform = np.full(len(histogram), 1 / len(histogram))
         return PmwState(histogram, uniform, self.sparse.init(place))
 
-    def ask(self, state: PmwState, query: Float64[Array, " N"], place: Place) -> Answer:
+    def ask(self, state: PmwState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
         """One question, by its weights: multiples of 2**-shift in [0, 1]. EASY costs nothing."""
         exact = counted(whole_quanta(query, self.shift, len(state.weights)), state.histogram)
         guess = self.size * float(query @ state.weights)
@@ -130,22 +130,22 @@ class Pmw:
         return math.ceil(math.ldexp(self.threshold, self.shift))
 
     def _settle(
-        self, state: PmwState, answer: Answer, guess: float, query: Float64[Array, " N"]
-    ) -> Answer:
+        self, state: PmwState, answer: SparseAnswer, guess: float, query: Float64[Array, " N"]
+    ) -> SparseAnswer:
         if answer.kind != "HARD" or answer.value is None:
-            return Answer(answer.kind, guess)
+            return SparseAnswer(answer.kind, guess)
         value = math.ldexp(answer.value, -self.shift)
         gap, step = self._step(value, guess)
         moved = state.weights * np.exp(math.copysign(step, gap) * query)
         state.weights = moved / moved.sum()
-        return Answer("HARD", value)
+        return SparseAnswer("HARD", value)
 
     def _step(self, value: float, guess: float) -> tuple[float, float]:
         """The measured gap as a fraction of all records, and how far the weights move for it."""
         gap = min(1.0, max(-1.0, (value - guess) / self.size))
         return gap, 2 * abs(gap) if self.step is None else self.step
 
-    def ask_all(self, state: PmwState, queries: Queries, place: Place) -> Answers:
+    def ask_all(self, state: PmwState, queries: Queries, place: Place) -> QueryAnswers:
         """All questions of a class in order, comparing many at a time.
 
         Settings for practice also move the weights towards what was measured before, after every
@@ -179,7 +179,7 @@ class Pmw:
                 guesses = self.size * fitted.answers()
                 at += 1
         state.weights = fitted.distribution
-        return Answers(values, self.size * state.weights)
+        return QueryAnswers(values, self.size * state.weights)
 
 
 def practical_threshold(share: Share, size: float, domain: int, halts: int) -> float:
@@ -249,7 +249,7 @@ class PmwRelease:
         share: Share,
         place: Place,
         size_hat: float | None = None,
-    ) -> Answers:
+    ) -> QueryAnswers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
         size, left = sized(histogram, share, self.size_share, place, size_hat)

@@ -25,7 +25,7 @@ Part = tuple[Share, float]  # what one release spends, and how many records it r
 
 
 @dataclass(frozen=True)
-class Answers:
+class QueryAnswers:
     """Released answers to a query class, in records. Post-processing only: no data inside.
 
     `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
@@ -43,10 +43,10 @@ class Answers:
         return float(np.dot(self.synthetic, query))
 
 
-def combine(parts: Sequence[tuple[float, Answers]], size: int) -> Answers:
+def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnswers:
     """A weighted sum of answers to the same `size` queries.
 
-    >>> ones = Answers(np.ones(2))
+    >>> ones = QueryAnswers(np.ones(2))
     >>> combine([(1, ones), (-1, ones)], 2).values
     array([0., 0.])
     """
@@ -55,11 +55,11 @@ def combine(parts: Sequence[tuple[float, Answers]], size: int) -> Answers:
         values += weight * answers.values
     whole = [(weight, answers.synthetic) for weight, answers in parts]
     if not whole or any(synthetic is None for _, synthetic in whole):
-        return Answers(values)
+        return QueryAnswers(values)
     total = np.zeros_like(np.asarray(whole[0][1]))
     for weight, synthetic in whole:
         total += weight * np.asarray(synthetic)
-    return Answers(values, total)
+    return QueryAnswers(values, total)
 
 
 @runtime_checkable
@@ -101,7 +101,7 @@ class StaticMechanism(Protocol):
         share: Share,
         place: Place,
         size_hat: float | None = None,
-    ) -> Answers:
+    ) -> QueryAnswers:
         """Spends exactly `share`, draws all noise at `place`.
 
         `size_hat` is a public size or an estimate that is already paid for; without it a mechanism

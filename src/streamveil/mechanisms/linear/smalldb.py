@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.mechanisms.linear.protocol import Answers, PowerBound, sized
+from streamveil.mechanisms.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.mechanisms.linear.queries import Queries, check_histogram
 from streamveil.mechanisms.shares import Share, on_lattice
 from streamveil.privacy.noise import Place
@@ -80,7 +80,7 @@ class SmallDb:
         share: Share,
         place: Place,
         size_hat: float | None = None,
-    ) -> Answers:
+    ) -> QueryAnswers:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
         size, left = sized(histogram, share, self.size_share, place, size_hat)
@@ -90,4 +90,4 @@ class SmallDb:
         exact = np.ldexp(self.queries.exact(histogram).astype(np.float64), -self.queries.shift)
         scores = -np.abs(on_lattice(tables @ weights.T) - exact).max(axis=1)
         chosen = left.choose(place.draws(b"choice"), scores, 1.0)
-        return Answers(self.queries.answers(tables[chosen]), tables[chosen])
+        return QueryAnswers(self.queries.answers(tables[chosen]), tables[chosen])

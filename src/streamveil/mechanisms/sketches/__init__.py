@@ -2,22 +2,21 @@
 
 from streamveil.mechanisms.sketches.hashing import Layout
 from streamveil.mechanisms.sketches.heavy_hitters import (
-    Found,
     HeavyHitters,
+    HeavyKeys,
     LiveHeavyHitters,
     PublishedHierarchy,
 )
 from streamveil.mechanisms.sketches.keys import text_words, words_text
 from streamveil.mechanisms.sketches.lazy import LazySketch, LiveSketch, PunctualSketch
 from streamveil.mechanisms.sketches.linear import CountMin, CountSketch, LinearSketch
-from streamveil.mechanisms.sketches.published import ErrorBound, PublishedSketch
+from streamveil.mechanisms.sketches.published import PublishedSketch, SketchErrorBound
 
 __all__ = [
     "CountMin",
     "CountSketch",
-    "ErrorBound",
-    "Found",
     "HeavyHitters",
+    "HeavyKeys",
     "Layout",
     "LazySketch",
     "LinearSketch",
@@ -26,6 +25,7 @@ __all__ = [
     "PublishedHierarchy",
     "PublishedSketch",
     "PunctualSketch",
+    "SketchErrorBound",
     "text_words",
     "words_text",
 ]  # fmt: skip

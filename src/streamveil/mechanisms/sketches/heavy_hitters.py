@@ -21,7 +21,7 @@ from streamveil.mechanisms.sketches.keystream import key_schedule
 from streamveil.mechanisms.sketches.lazy import describe, make_schedule, warn_about_delta
 from streamveil.mechanisms.sketches.privacy import NoisePlan
 from streamveil.mechanisms.sketches.published import PublishedSketch
-from streamveil.mechanisms.sketches.schedule import ClockName, Schedule
+from streamveil.mechanisms.sketches.schedule import ClockName, PushSchedule
 from streamveil.mechanisms.sketches.table import Arrays, SketchTable, cell_types, save
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
@@ -35,7 +35,7 @@ GUARD = 4.0  # standard deviations of noise a reported key must show
 ALPHA = 0.1  # false keys expected of an inverse search
 
 
-class Found(NamedTuple):
+class HeavyKeys(NamedTuple):
     """Keys in order of estimated weight, largest first."""
 
     keys: UInt64[Array, " found"]
@@ -118,7 +118,7 @@ class HeavyHitters:
         seed = self.seed * 64 + level
         return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
 
-    def schedule(self, width: int) -> Schedule:
+    def schedule(self, width: int) -> PushSchedule:
         """Push times of a level: the same round for all."""
         block = None if self.block is None else min(self.block, width)
         fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
@@ -265,7 +265,7 @@ class PublishedHierarchy:
         threshold: float | None = None,
         beam: int = BEAM,
         lag_corrected: bool = False,
-    ) -> Found:
+    ) -> HeavyKeys:
         """At most k keys with the largest estimates of at least `threshold`.
 
         Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
@@ -290,7 +290,7 @@ class PublishedHierarchy:
             last = level == len(self.levels) - 1
             found, estimates = largest(found, estimates, k if last else beam, least)
             found = found.astype(np.uint64)
-        return Found(found, estimates, self.sd)
+        return HeavyKeys(found, estimates, self.sd)
 
 
 def largest(
@@ -309,7 +309,7 @@ def inverse_search(
     threshold: float | None = None,
     beam: int = BEAM,
     bits: int = WORD,
-) -> Found:
+) -> HeavyKeys:
     """The largest keys of one sketch with invertible hashing, by undoing the hash of row 0.
 
     Algorithm: with a threshold tau, candidates are all keys whose every cell is at least tau.
@@ -333,7 +333,7 @@ def inverse_search(
     keys = np.concatenate(pieces)
     estimates = published.estimate_words(keys)
     found, estimates = largest(keys, estimates, k, -np.inf)
-    return Found(found.astype(np.uint64), estimates, published.sd)
+    return HeavyKeys(found.astype(np.uint64), estimates, published.sd)
 
 
 def cut_off(published: PublishedSketch, beam: int, bits: int) -> float:

@@ -16,7 +16,7 @@ from streamveil.mechanisms.sketches.keys import Keys, key_words, weight_words
 from streamveil.mechanisms.sketches.keystream import key_schedule
 from streamveil.mechanisms.sketches.privacy import Calibration, NoisePlan
 from streamveil.mechanisms.sketches.published import PublishedSketch
-from streamveil.mechanisms.sketches.schedule import ClockName, Schedule
+from streamveil.mechanisms.sketches.schedule import ClockName, PushSchedule
 from streamveil.mechanisms.sketches.table import Arrays, SketchTable, cell_types, save
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.guarantee import Guarantee
@@ -82,7 +82,7 @@ class LazySketch:
         return Layout(kind=self.kind, depth=self.depth, width=self.width, seed=self.seed)
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> PushSchedule:
         """Push times."""
         return make_schedule(self)
 
@@ -200,7 +200,7 @@ class LiveSketch:
         return {**arrays, **saved_once(self._place)}
 
 
-def make_schedule(config: Any) -> Schedule:
+def make_schedule(config: Any) -> PushSchedule:
     """The schedule of a sketch's fields; defaults: ROUNDS rounds per horizon, a tick each."""
     length = config.round
     if length is None:
@@ -210,14 +210,14 @@ def make_schedule(config: Any) -> Schedule:
             raise ValueError("an unknown horizon on the arrival clock needs a round length")
         else:
             length = max(1, config.horizon // ROUNDS)
-    return Schedule(
+    return PushSchedule(
         width=config.width, clock=config.clock, round=length,
         block=min(config.width, BLOCK) if config.block is None else config.block,
         horizon=config.horizon, flushes=config.flushes,
     )  # fmt: skip
 
 
-def warn_about_delta(budget: Budget, schedule: Schedule) -> None:
+def warn_about_delta(budget: Budget, schedule: PushSchedule) -> None:
     """A delta of 1/T or more allows publishing whole records."""
     horizon = schedule.horizon if schedule.clock == "arrivals" else None
     if horizon is not None and budget.delta is not None and budget.delta * horizon >= 1:

@@ -24,7 +24,7 @@ METHODS: tuple[Method, ...] = ("calibrated", "min", "median")
 FAKES = 4096  # cell tuples of keys that nobody has, to see what an absent key looks like
 
 
-class ErrorBound(NamedTuple):
+class SketchErrorBound(NamedTuple):
     """With the stated probability estimate - truth is from -below to above."""
 
     below: float
@@ -119,7 +119,7 @@ class PublishedSketch:
 
     def error_bound(
         self, beta: float, arrivals: float | None = None, late: float | None = None
-    ) -> ErrorBound:
+    ) -> SketchErrorBound:
         """A bound on the error of `min` (or `median`) for one key fixed in advance.
 
         Error: Count-Min: a row's collisions have mean at most N/w (2N/w for an invertible hash), so
@@ -146,12 +146,12 @@ class PublishedSketch:
             if low == 0.0:
                 raise ValueError(f"depth {depth} cannot give beta = {beta}; use more rows")
             reach = float(np.sqrt((second / width + self.sd**2) / low))
-            return ErrorBound(reach + lag, reach + lag)
+            return SketchErrorBound(reach + lag, reach + lag)
         noise = self.sd * float(np.sqrt(2 * np.log(4 * depth / beta)))
         if self.layout.family == "identity":
-            return ErrorBound(noise + lag, noise)
+            return SketchErrorBound(noise + lag, noise)
         load = (2 if self.layout.family == "invertible" else 1) * total / width
-        return ErrorBound(noise + lag, load * (2 / beta) ** (1 / depth) + noise)
+        return SketchErrorBound(noise + lag, load * (2 / beta) ** (1 / depth) + noise)
 
     def _weights(self, arrivals: float | None, late: float | None) -> tuple[float, float]:
         """The most weight so far, and since the oldest push."""

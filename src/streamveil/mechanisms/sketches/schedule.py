@@ -11,14 +11,14 @@ ClockName = Literal["arrivals", "ticks"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class PushSchedule:
     """Every column once in each `round`, `block` columns together, spread evenly over the round.
 
     With the clock 'arrivals' time is the number of items so far (and so is public); with 'ticks' it
     is advanced by the caller and the number of items stays private. The paper's sketch is
     round = width and block = 1, the punctual one round = 1 and block = width.
 
-    >>> plan = Schedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
+    >>> plan = PushSchedule(width=10, clock="arrivals", round=8, block=4, horizon=16)
     >>> plan.blocks, plan.pushes
     (3, 2)
     """

@@ -12,10 +12,10 @@ from streamveil.errors import HorizonError, StoreError
 from streamveil.mechanisms.sketches import kernels
 from streamveil.mechanisms.sketches.cells import LONGEST, CellCounter
 from streamveil.mechanisms.sketches.hashing import Layout
-from streamveil.mechanisms.sketches.kernels import Law, Tables
+from streamveil.mechanisms.sketches.kernels import SketchNumbers, Tables
 from streamveil.mechanisms.sketches.keys import Words
 from streamveil.mechanisms.sketches.published import PublishedSketch
-from streamveil.mechanisms.sketches.schedule import Schedule
+from streamveil.mechanisms.sketches.schedule import PushSchedule
 from streamveil.types import Array, UInt64
 
 Arrays = dict[str, Array]
@@ -37,7 +37,7 @@ class CellTypes:
         return np.dtype(self.pending).itemsize + np.dtype(self.shown).itemsize
 
 
-def cell_types(schedule: Schedule, max_weight: int) -> CellTypes:
+def cell_types(schedule: PushSchedule, max_weight: int) -> CellTypes:
     """The narrowest types that public bounds prove wide enough.
 
     With the arrival clock a round holds at most `round` items and the stream at most `horizon`;
@@ -57,7 +57,7 @@ class SketchTable:
     """A table of cells with a layout, a schedule, a counter and a noise scale."""
 
     layout: Layout
-    schedule: Schedule
+    schedule: PushSchedule
     counter: CellCounter
     types: CellTypes
     sigma: float
@@ -82,13 +82,13 @@ class SketchTable:
         )
 
     @cached_property
-    def law(self) -> Law:
+    def law(self) -> SketchNumbers:
         """Numbers for the compiled loops."""
         unit = 2.0**self.bits
         omega, theta = (
             (np.zeros(0), np.zeros(0)) if self.counter.is_tree else self.counter.coefficients
         )
-        return Law(
+        return SketchNumbers(
             self.counter.code,
             self.layout.code,
             self.layout.factors,
@@ -104,7 +104,7 @@ class SketchTable:
         )
 
     def _decay(self) -> int:
-        """`Law.decay`: set where 32-bit integers provably hold the next value of the one buffer."""
+        """`SketchNumbers.decay`: set where 32 bits hold the next value of the one buffer."""
         if self.counter.name != "blt-1" or self.types.noise is not np.int32:
             return 0
         omega, theta = (float(values[0]) for values in self.counter.coefficients)

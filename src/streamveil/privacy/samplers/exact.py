@@ -135,24 +135,24 @@ def around(value: Number) -> tuple[Number, Number]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class NoiseShape:
     """A symmetric law of scale 1: its tail P(X > x) for x >= 0, and the inverse of that."""
 
     tail: Callable[[Number], Number]
     quantile: Callable[[Number], Number]
 
 
-GAUSSIAN = Shape(
+GAUSSIAN = NoiseShape(
     tail=lambda x: context().erfc(x / context().sqrt(2)) / 2,
     quantile=lambda p: gaussian_quantile(context(), p),
 )
-LAPLACE = Shape(
+LAPLACE = NoiseShape(
     tail=lambda x: context().exp(-x) / 2,
     quantile=lambda p: -context().log(2 * p),
 )
 
 
-def rounded(shape: Shape, word: int, tail: Tail, fraction: float, scale: float) -> int:
+def rounded(shape: NoiseShape, word: int, tail: Tail, fraction: float, scale: float) -> int:
     """round(fraction + scale * X) for the X that `word` and `tail` spell, |fraction| <= 1/2.
 
     Under the sign bit everything is mirrored, so the outcome is sign * k with

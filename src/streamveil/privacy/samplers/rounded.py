@@ -114,7 +114,7 @@ class Law:
     """A shape of noise: the fast table, and the multiprecision truth behind it."""
 
     table: Callable[[], Float64[Array, "rows 8"]]
-    shape: exact.Shape
+    shape: exact.NoiseShape
 
 
 LAWS = {
