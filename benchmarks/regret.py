@@ -3,7 +3,8 @@
 Every stream of `regret_streams.py` x number of releases x budget: the error of a count per
 discovered key with the default settings, beside
 
-- `expected`: the default, told the true sizes of the stream;
+- `blind`: the default without its look at the rows, as for live data;
+- `expected`: the same, told the true sizes of the stream;
 - `preset`: the published system with thresholds that hold (`preset = 'dp-sqlp'`), its C the 99th
   percentile of rows per user;
 - `gaussian-1`, `gaussian-c`: one Gaussian counter for selection and values, one row per user and
@@ -27,6 +28,7 @@ import json
 import platform
 import secrets
 import time
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,10 @@ import streamveil as sv
 from regret_streams import STREAMS, Stream, make
 from streamveil.batch import Batch
 from streamveil.engines.compile import compile_plan
+from streamveil.engines.survey import survey
 from streamveil.errors import PlanError
 from streamveil.privacy.noise import SeededNoise
+from streamveil.queries.look import divided, look_share, told, with_look
 
 RESULTS = Path(__file__).parent / "results" / "regret.json"
 ERRORS = ("l1", "l2", "linf")
@@ -64,7 +68,8 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
     once = [({**GAUSSIAN}, {"max_rows": rows, "max_rows_per_group": 1})
             for rows in sorted({1, 2, 4, 8, 16, stream.most})]  # fmt: skip
     return {
-        "default": [({}, {})],
+        "default": [({"look": True}, {})],
+        "blind": [({}, {})],
         "expected": [(dict(stream.expected), {})],
         "preset": [({"preset": "dp-sqlp"}, {"max_rows": stream.most})],
         "gaussian-1": [(GAUSSIAN, {"max_rows": stream.most, "max_rows_per_group": 1})],
@@ -74,10 +79,10 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
     }  # fmt: skip
 
 
-def operator(arm: Arm, triggers: int, budget: tuple[float, float]) -> Any:
-    """The compiled query of one setting."""
+def operator(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]) -> Any:
+    """The compiled query of one setting; the default looks at the rows, as `run` does."""
     kinds = pa.schema([("user", pa.int64()), ("key", pa.int64())])
-    release, bound = arm
+    release, bound = {name: value for name, value in arm[0].items() if name != "look"}, arm[1]
     grouped = (
         sv.memory(kinds.empty_table()).protect(unit="user")
         .group_by("key", keys=sv.discover(min_units=1)).agg(n=sv.count())
@@ -86,7 +91,12 @@ def operator(arm: Arm, triggers: int, budget: tuple[float, float]) -> Any:
         every=sv.rows(10**9), steps=triggers,
         budget=sv.Budget(epsilon=budget[0], delta=budget[1]), **release,
     )  # fmt: skip
-    return compile_plan(query.plan)
+    if "look" not in arm[0]:
+        return compile_plan(replace(query.plan, options={**query.plan.options, "look_share": 0}))
+    plan, rows = with_look(query.plan), {"user": stream.users, "key": stream.keys}
+    looking, _ = divided(plan.budget, look_share(plan))
+    learned, _ = survey(plan, pa.table(rows), looking, SeededNoise(secrets.randbelow(2**31)))
+    return compile_plan(told(plan, learned.likely, []))
 
 
 def run(stream: Stream, made: Any, triggers: int, seed: int) -> dict[str, float]:
@@ -119,7 +129,7 @@ def measure(stream: Stream, name: str, settings: list[Arm], triggers: int,
     start, found, refused = time.process_time(), [], ""
     for setting in settings:
         try:
-            made = operator(setting, triggers, budget)
+            made = operator(stream, setting, triggers, budget)
         except PlanError as error:
             refused = str(error).splitlines()[0]
             continue
@@ -157,7 +167,11 @@ def summary(rows: list[dict[str, Any]]) -> None:
         here = {r["arm"]: r for r in rows
                 if (r["stream"], r["triggers"], tuple(r["budget"])) == place}  # fmt: skip
         mine = here.get("default", {})
-        others = [r for arm, r in here.items() if arm not in ("default", "expected") and "l1" in r]
+        others = [
+            r
+            for arm, r in here.items()
+            if arm not in ("default", "blind", "expected") and "l1" in r
+        ]
         if "l1" not in mine or not others:
             continue
         ratio = [mine[e] / min(r[e] for r in others) for e in ERRORS]

@@ -21,6 +21,7 @@ USUAL_SIZES = ((3e3, 30), (1e5, 30), (1e5, 1_000), (3e6, 1_000), (3e6, 30_000))
 USUAL_STEEP, USUAL_REPEATS = (0.0, 1.4), (0.25,)
 USUAL_ROWS = (1.5, 6.0, 30.0)  # of a unit on average, where nothing bounds them
 FEWER_UNITS = 250  # drawn for each of many streams
+MANY = 20  # streams of a family that is looked at in part
 FEW = 7  # one of so many streams of a family decides where to look; coprime to its parts
 ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
 Place = tuple[int, ...]  # in the grids of a design
@@ -83,7 +84,7 @@ def choose(problem: Problem) -> Settings:
 
     @lru_cache(maxsize=4096)
     def cost(settings: Settings, every: int = 1) -> float:
-        family = problem.family[::every]
+        family = problem.family[::every] if len(problem.family) > MANY else problem.family
         made = [forecast(one, settings, problem.noise).cost for one in family]
         return sum(made) / len(made)
 
