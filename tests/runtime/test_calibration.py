@@ -101,12 +101,12 @@ def test_a_memory_limit_is_no_mechanism(tmp_path):
 
 
 def test_noise_bounds_and_schedules_are(tmp_path):
-    plain = operator("bounded")
+    plan, plain = planned("bounded"), operator("bounded")
     counter = plain.totalling.counters[-1]
     noisier = replace(counter, sigma=counter.sigma * Fraction(101, 100))
     others = [
         replace(plain, bounds=replace(plain.bounds, max_rows=5)),
-        replace(plain, schedule=replace(plain.schedule, steps=9)),
+        operator_of(replace(plan, clock=replace(plan.clock, steps=9))),
         replace(plain, max_units=10**9),
         replace(plain, totalling=replace(
             plain.totalling, counters=(*plain.totalling.counters[:-1], noisier))),
