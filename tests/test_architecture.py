@@ -216,3 +216,36 @@ def test_the_check_sees_a_shared_name(tmp_path):
     (tmp_path / "one.py").write_text("class Schedule: ...\nclass _Own: ...\n")
     (tmp_path / "two.py").write_text("class Schedule: ...\nclass _Own: ...\n")
     assert shared_names(tmp_path) == {"Schedule": ["one.py", "two.py"]}
+
+
+def taken_compiled(root):
+    """Named tuples that compiled functions take."""
+    trees = [ast.parse(path.read_text()) for path in root.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    tuples = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases)
+    }
+    compiled = (
+        node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and any("njit" in ast.unparse(one) for one in node.decorator_list)
+    )
+    return {
+        name.id
+        for node in compiled
+        for argument in node.args.args
+        if argument.annotation is not None
+        for name in ast.walk(argument.annotation)
+        if isinstance(name, ast.Name) and name.id in tuples
+    }
+
+
+def test_named_tuples_of_compiled_functions_keep_their_names():
+    """Numba reads the caches of an earlier version before it sees that they are old.
+
+    A class that it does not find there by name stops the import of an upgraded package.
+    """
+    assert taken_compiled(ROOT) == {"Flat", "Law", "Scratch", "Tables"}

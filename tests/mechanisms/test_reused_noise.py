@@ -21,7 +21,7 @@ WITHIN = {"KeyedHaar", "Keyed", "Stepping"}  # parts of counters
 BY_DESIGN = {  # draws as arguments, and why that is no release of its own
     "TableSelection": "a key's draw is a function of the key and its number of units",
     "Share": "scales of noise: called by mechanisms with draws of their place",
-    "Node": "a number of the Haar tree",
+    "HaarNode": "a number of the Haar tree",
 }
 
 

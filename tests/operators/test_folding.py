@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamveil.errors import StoreError
 from streamveil.operators import folding
-from streamveil.operators.state import Scratch
+from streamveil.operators.state import BatchScratch
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
 from streamveil.queries.plan import Bounding
@@ -79,7 +79,7 @@ def test_a_key_that_is_known_is_not_named_again(monkeypatch):
 
 
 def test_scratch_is_the_same_memory_until_more_is_needed():
-    scratch = Scratch()
+    scratch = BatchScratch()
     small, large = scratch.take("a", 10, np.int32), scratch.take("a", 5, np.int32)
     assert np.shares_memory(small, large)
     assert not np.shares_memory(small, scratch.take("b", 10, np.int32))

@@ -162,7 +162,7 @@ def test_forced_fallback_gives_the_same_noise(monkeypatch):
     fast = {name: call(NOISE.at("forced")) for name, call in calls.items()}
     for law in ("gaussian", "laplace"):
         known = rounded.LAWS[law]
-        doubtful = rounded.Law(never_sure(known.table()), known.shape)
+        doubtful = rounded.NoiseLaw(never_sure(known.table()), known.shape)
         monkeypatch.setitem(rounded.LAWS, law, doubtful)
     for module in (inverse, choice):
         monkeypatch.setattr(module, "laplace_table", never_sure(samplers.laplace_table()))

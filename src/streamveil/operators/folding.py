@@ -45,8 +45,8 @@ from streamveil.operators.rows import (
     within_reach,
 )
 from streamveil.operators.state import (
+    BatchScratch,
     Index,
-    Scratch,
     State,
     chosen,
     constant,
@@ -335,7 +335,7 @@ def keep(
     passed: Passed,
     unit: UInt64[Array, " pairs"],
     rows: Int32[Array, " pairs"],
-    scratch: Scratch,
+    scratch: BatchScratch,
 ) -> Kept:
     """The accepted pairs, gathered."""
     n = int(np.count_nonzero(passed.accepted))

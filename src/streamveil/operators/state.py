@@ -23,7 +23,7 @@ Index = slice | Array
 Seen = dict[tuple[int, int], KeyTable]  # (window, lane) -> names of the values met
 
 
-class Scratch:
+class BatchScratch:
     """Memory that one micro-batch needs and the next one uses again.
 
     Arrays as long as a micro-batch are otherwise mapped afresh for each, and every page of them
@@ -62,7 +62,7 @@ class State:
     step: int = 0  # last released
     folds: int = 0  # micro-batches so far, where parts of the state are saved after others
     lookups: dict[int, Lookup] = field(default_factory=dict)  # of windows
-    scratch: Scratch = field(default_factory=Scratch)
+    scratch: BatchScratch = field(default_factory=BatchScratch)
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store (views)."""

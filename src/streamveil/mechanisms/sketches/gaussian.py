@@ -66,7 +66,7 @@ MIDDLE = np.uint32(2**32 - LOW_EDGE - HIGH_EDGE)
 ROOT_HALF = np.uint32(0xB504F334)  # sqrt(1/2) * 2^32
 
 
-class GaussianScratch(NamedTuple):
+class Scratch(NamedTuple):
     """Work space of one piece."""
 
     normal: Array
@@ -79,7 +79,7 @@ class GaussianScratch(NamedTuple):
 
 
 @njit(cache=True)
-def new_scratch() -> GaussianScratch:
+def new_scratch() -> Scratch:
     """Empty work space.
 
     The arrays lie in one block at distances that are not near a multiple of 4096: a processor takes
@@ -89,7 +89,7 @@ def new_scratch() -> GaussianScratch:
     base = (64 - raw.ctypes.data % 64) % 64
     second, third = base + 4 * PIECE + 320, base + 8 * PIECE + 640
     noise = raw[third : third + 4 * PIECE].view(np.int32)
-    return GaussianScratch(
+    return Scratch(
         raw[second : second + 4 * PIECE].view(np.float32),
         raw[base : base + 4 * PIECE + 256].view(np.uint32),
         noise,
@@ -230,7 +230,7 @@ def rounded_piece(
     place: tuple[int, int, int],
     law: tuple[float, Array],
     buffers: Array,
-    scratch: GaussianScratch,
+    scratch: Scratch,
 ) -> None:
     """scratch.noise[c] = nearest integer to sigma * (Gaussian of cell c) - sum omega * buffers[c].
 
@@ -262,7 +262,7 @@ def settle(
     place: tuple[int, int, int],
     law: tuple[float, Array],
     buffers: Array,
-    scratch: GaussianScratch,
+    scratch: Scratch,
 ) -> None:
     """Decides the doubtful cells of a piece with more precision."""  # fmt: skip
     group, start, end = place
@@ -302,7 +302,7 @@ def round_about(sigma: float, omega: float, normal: Array, buffer: Array, noise:
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
 def round_all(
-    law: tuple[float, Array], buffers: Array, start: int, end: int, scratch: GaussianScratch
+    law: tuple[float, Array], buffers: Array, start: int, end: int, scratch: Scratch
 ) -> bool:
     """`round_about` for any number of buffers, none for a tree."""
     sigma, omega = law

@@ -14,7 +14,7 @@ from numba import njit
 
 from streamveil.mechanisms.sketches.gaussian import (
     PIECE,
-    GaussianScratch,
+    Scratch,
     new_scratch,
     round_about,
     rounded_piece,
@@ -49,7 +49,7 @@ class Flat(NamedTuple):
     shown: Array
 
 
-class SketchNumbers(NamedTuple):
+class Law(NamedTuple):
     """The numbers of a sketch, for compiled loops."""
 
     counter: int
@@ -77,7 +77,7 @@ def trailing_zeros(k: int) -> int:
 
 
 @njit(inline="always")
-def epoch_start(k: int, law: SketchNumbers) -> int:
+def epoch_start(k: int, law: Law) -> int:
     """The first push of the open epoch of an unbounded tree; 1 otherwise."""
     if len(law.sigmas) == 1:
         return 1
@@ -112,9 +112,9 @@ def flatten(tables: Tables) -> Flat:
 def push_block(
     tables: Tables,
     flat: Flat,
-    law: SketchNumbers,
+    law: Law,
     keys: Array,
-    scratch: GaussianScratch,
+    scratch: Scratch,
     block: int,
 ) -> None:
     """Pushes one block of columns; a block that is the whole table is one run of cells."""
@@ -134,7 +134,7 @@ def push_block(
 
 @njit(cache=True, error_model="numpy")
 def push_run(
-    flat: Flat, law: SketchNumbers, keys: Array, run: tuple[int, int, int], scratch: GaussianScratch
+    flat: Flat, law: Law, keys: Array, run: tuple[int, int, int], scratch: Scratch
 ) -> None:
     """Pushes a run of cells.
 
@@ -159,7 +159,7 @@ def push_run(
 
 @njit(inline="always")
 def push_one_buffer(
-    flat: Flat, law: SketchNumbers, keys: Array, run: tuple[int, int, int], scratch: GaussianScratch
+    flat: Flat, law: Law, keys: Array, run: tuple[int, int, int], scratch: Scratch
 ) -> None:
     """`push_run` for one buffer, the usual case, with as little between the loops as possible."""
     push, begin, stop = run
@@ -220,11 +220,11 @@ def show(shown: Array, pending: Array, change: Array) -> None:
 
 @njit(cache=True)
 def change_of_tree(
-    law: SketchNumbers,
+    law: Law,
     keys: Array,
     place: tuple[int, int, int],
     state: Array,
-    scratch: GaussianScratch,
+    scratch: Scratch,
 ) -> None:
     """scratch.change = Z_k - Z_(k-1) of a tree, with or without kept totals."""
     push, start, end = place
@@ -277,7 +277,7 @@ def add_line(change: Array, line: Array, sign: int) -> None:
 
 
 @njit(cache=True)
-def next_push(tables: Tables, law: SketchNumbers) -> int:
+def next_push(tables: Tables, law: Law) -> int:
     """The clock of the next scheduled push."""
     blocks = len(tables.pushes)
     number = tables.clock[1]
@@ -286,7 +286,7 @@ def next_push(tables: Tables, law: SketchNumbers) -> int:
 
 
 @njit(cache=True)
-def advance(tables: Tables, law: SketchNumbers, keys: Array, time: int) -> None:
+def advance(tables: Tables, law: Law, keys: Array, time: int) -> None:
     """Moves the clock to `time` and pushes what falls due."""
     flat, scratch = flatten(tables), new_scratch()
     tables.clock[0] = time
@@ -296,7 +296,7 @@ def advance(tables: Tables, law: SketchNumbers, keys: Array, time: int) -> None:
 
 
 @njit(cache=True)
-def push_all(tables: Tables, law: SketchNumbers, keys: Array) -> None:
+def push_all(tables: Tables, law: Law, keys: Array) -> None:
     """Pushes every column now."""
     flat, scratch = flatten(tables), new_scratch()
     for block in range(len(tables.pushes)):
@@ -305,7 +305,7 @@ def push_all(tables: Tables, law: SketchNumbers, keys: Array) -> None:
 
 
 @njit(cache=True)
-def count(tables: Tables, law: SketchNumbers, words: Words, weights: Int32[Array, " keys"]) -> None:
+def count(tables: Tables, law: Law, words: Words, weights: Int32[Array, " keys"]) -> None:
     """Adds keys to the pending counts."""
     if len(weights):
         add_weighted(words, weights, law.code, law.factors, tables.pending)
@@ -314,7 +314,7 @@ def count(tables: Tables, law: SketchNumbers, words: Words, weights: Int32[Array
 
 
 @njit(cache=True, error_model="numpy")
-def arrive_fast(tables: Tables, law: SketchNumbers, keys: Array, words: Words) -> None:
+def arrive_fast(tables: Tables, law: Law, keys: Array, words: Words) -> None:
     """`arrive` for the usual case."""
     flat, scratch = flatten(tables), new_scratch()
     pending, clock, pushes, pushed_at = (
@@ -347,7 +347,7 @@ def arrive_fast(tables: Tables, law: SketchNumbers, keys: Array, words: Words) -
 
 @njit(cache=True)
 def arrive(
-    tables: Tables, law: SketchNumbers, keys: Array, words: Words, weights: Int32[Array, " keys"]
+    tables: Tables, law: Law, keys: Array, words: Words, weights: Int32[Array, " keys"]
 ) -> None:
     """Adds keys one tick of the clock each, pushing along the way."""
     if law.decay and len(keys) and not len(weights):

@@ -12,7 +12,7 @@ from streamveil.errors import HorizonError, StoreError
 from streamveil.mechanisms.sketches import kernels
 from streamveil.mechanisms.sketches.cells import LONGEST, CellCounter
 from streamveil.mechanisms.sketches.hashing import Layout
-from streamveil.mechanisms.sketches.kernels import SketchNumbers, Tables
+from streamveil.mechanisms.sketches.kernels import Law, Tables
 from streamveil.mechanisms.sketches.keys import Words
 from streamveil.mechanisms.sketches.published import PublishedSketch
 from streamveil.mechanisms.sketches.schedule import PushSchedule
@@ -82,13 +82,13 @@ class SketchTable:
         )
 
     @cached_property
-    def law(self) -> SketchNumbers:
+    def law(self) -> Law:
         """Numbers for the compiled loops."""
         unit = 2.0**self.bits
         omega, theta = (
             (np.zeros(0), np.zeros(0)) if self.counter.is_tree else self.counter.coefficients
         )
-        return SketchNumbers(
+        return Law(
             self.counter.code,
             self.layout.code,
             self.layout.factors,
@@ -104,7 +104,7 @@ class SketchTable:
         )
 
     def _decay(self) -> int:
-        """`SketchNumbers.decay`: set where 32 bits hold the next value of the one buffer."""
+        """`Law.decay`: set where 32 bits hold the next value of the one buffer."""
         if self.counter.name != "blt-1" or self.types.noise is not np.int32:
             return 0
         omega, theta = (float(values[0]) for values in self.counter.coefficients)

@@ -110,7 +110,7 @@ def rounded_laplace_for(
 
 
 @dataclass(frozen=True)
-class Law:
+class NoiseLaw:
     """A shape of noise: the fast table, and the multiprecision truth behind it."""
 
     table: Callable[[], Float64[Array, "rows 8"]]
@@ -118,8 +118,8 @@ class Law:
 
 
 LAWS = {
-    "gaussian": Law(gaussian_table, exact.GAUSSIAN),
-    "laplace": Law(laplace_table, exact.LAPLACE),
+    "gaussian": NoiseLaw(gaussian_table, exact.GAUSSIAN),
+    "laplace": NoiseLaw(laplace_table, exact.LAPLACE),
 }
 
 
