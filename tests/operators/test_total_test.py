@@ -16,7 +16,7 @@ from streamveil.mechanisms.counters.kernels import Coefficients
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import Address
-from streamveil.operators.total_test import TotalTest, can_test, test_grid
+from streamveil.operators.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.operators.weighted import WeightRule
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.noise import SeededNoise
@@ -25,14 +25,14 @@ from tests.operators.streams import AGGREGATES, batches, compiled, run
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value
 
 ROWS = Lane(kind="rows")
-test_grid.__test__ = TotalTest.__test__ = False
+grid_of_tests.__test__ = TotalTest.__test__ = False
 
 
 def made(bounds, horizon=8, tests=3, sigma=9, **changes):
     counter = BltCounter(horizon=horizon, sigma=sigma)
     settings = {
         "counter": counter, "lane": ROWS, "place": 0, "bounds": bounds, "rule": None,
-        "triggers": test_grid(horizon, tests), "beta": Fraction(1, 20),
+        "triggers": grid_of_tests(horizon, tests), "beta": Fraction(1, 20),
     }  # fmt: skip
     return TotalTest(**settings | changes)
 

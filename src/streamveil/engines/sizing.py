@@ -39,7 +39,7 @@ from streamveil.operators.opening import TableOpening
 from streamveil.operators.release import Totalling, driver
 from streamveil.operators.rows import Lane
 from streamveil.operators.selection import FINE, GaussianSelection
-from streamveil.operators.total_test import TotalTest, can_test, test_grid
+from streamveil.operators.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.operators.weighted import WeightRule, blt_of, weighted_loss
 from streamveil.privacy.budget import Budget
 from streamveil.privacy.calibrate import PRECISION, gaussian_mu, root_down, root_up, zcdp_rho
@@ -261,7 +261,7 @@ class Sizing:
         found = [
             TotalTest(
                 counter=cast(BltCounter, counter), lane=lane, place=place, bounds=bounds,
-                rule=totalling.rule, triggers=test_grid(self.horizon or 1, tests), beta=beta,
+                rule=totalling.rule, triggers=grid_of_tests(self.horizon or 1, tests), beta=beta,
                 least_units=max(1, self.plan.key_set.min_units),
             )
             for place, (lane, counter) in enumerate(

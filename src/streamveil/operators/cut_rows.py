@@ -152,7 +152,7 @@ def told(noisy: Float64[Array, " bands"], sd: float, confidence: float = 0.95) -
     A unit fills its bands from the first on, so bands beyond the first quiet one count as empty.
 
     >>> told(np.array([2e6, 1e5, 0.0, 0.0, 0.0, 0.0]), 1000.0)["rows"]
-    2344.0
+    2344
     """
     each = sd / BASE ** np.arange(BANDS - 1, -1, -1)  # rows
     rows = noisy / BASE ** np.arange(BANDS - 1, -1, -1)

@@ -199,10 +199,10 @@ def can_test(counter: object, lane: Lane, bounds: Bounds, rule: WeightRule | Non
     return blt is not None and blt.weighting != "columns-noise" and rising and few
 
 
-def test_grid(horizon: int, tests: int) -> tuple[int, ...]:
+def grid_of_tests(horizon: int, tests: int) -> tuple[int, ...]:
     """So many triggers at most, each twice as late as the one before; the last is the horizon.
 
-    >>> test_grid(100, 4), test_grid(3, 8), test_grid(1, 4)
+    >>> grid_of_tests(100, 4), grid_of_tests(3, 8), grid_of_tests(1, 4)
     ((13, 25, 50, 100), (1, 2, 3), (1,))
     """
     return tuple(sorted({-(-horizon // 2**back) for back in range(tests)}))
