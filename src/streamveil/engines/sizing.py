@@ -30,7 +30,7 @@ from streamveil.engines.error_forecast import (
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.mechanisms.counters import COUNTERS, BltCounter, Counter, HonakerCounter, fit
 from streamveil.mechanisms.counters.fit import short
-from streamveil.mechanisms.table_design import NoTableError, design_selection
+from streamveil.mechanisms.table_design import NoTableError, about_half, design_selection
 from streamveil.operators.bounding import Bounds
 from streamveil.operators.cut_rows import BANDS, MOVED, CutCounter
 from streamveil.operators.dp_sqlp import RoundSelection, RoundTotalling
@@ -344,10 +344,7 @@ class Sizing:
         if budget.epsilon is None or self.horizon is None:
             return None
         left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
-        try:
-            return float(design_selection(self.horizon, left, 2).half)
-        except NoTableError:
-            return None
+        return about_half(self.horizon, left, 2)
 
     @property
     def _weighable(self) -> bool:

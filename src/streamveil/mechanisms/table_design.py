@@ -44,10 +44,13 @@ AROUND = tuple(  # where descents start, in parts of the usual slope and bend
     (Fraction(slope), Fraction(bend))
     for slope, bend in (("1", "1"), ("4/5", "6/5"), ("6/5", "2/3"))
 )
+STEPS = (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19), Fraction(40, 39))  # of a descent
+MANY_TESTS = 500  # a table is compared in time that grows with its tests: fewer steps beyond
 FEW_GAPS = Fraction(7, 10)  # slope beyond which a descent from one place may end far from the best
 FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
 MOST_EPSILON = 500  # beyond, its exponential has no float64; tables end long before
 LONGEST = 1 << 14  # gaps of a table that is compared: seconds to certify
+MOST_WORK = 1 << 23  # of its gaps times its tests, likewise
 CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
 
 
@@ -98,8 +101,7 @@ def design_selection(
 def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
     setting = Setting(horizon, budget, keys_per_unit, mu)
     rough = cache(partial(_rough_half, setting))
-    starts = _starts(rough, setting) if setting.epsilon <= MOST_EPSILON else ()
-    found = [_descend(rough, setting.short, start) for start in starts]
+    found = _descents(setting, rough, STEPS if horizon <= MANY_TESTS else STEPS[:1])
     design = None
     if found:
         shape = min(found, key=rough)
@@ -111,6 +113,23 @@ def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> S
             "  to fix  take a smaller mu_share, fewer keys per unit or a larger budget"
         )
     return design
+
+
+@lru_cache(maxsize=64)
+def about_half(horizon: int, budget: Budget, keys_per_unit: int) -> float | None:
+    """About the `half` of the design with 2/3 of mu, uncertified; None: no table fits."""
+    mu = Fraction(int(Fraction(gaussian_mu(budget)) * 1000 * Fraction(2, 3)), 1000)
+    setting = Setting(horizon, budget, keys_per_unit, mu)
+    rough = cache(partial(_rough_half, setting))
+    return min(map(rough, _descents(setting, rough, STEPS[:1])), default=None)
+
+
+def _descents(
+    setting: Setting, cost: Callable[[Shape], float], steps: tuple[Fraction, ...]
+) -> list[Shape]:
+    """The shapes at which descents end."""
+    starts = _starts(cost, setting) if setting.epsilon <= MOST_EPSILON else ()
+    return [_descend(cost, setting.short, start, steps) for start in starts]
 
 
 def _starts(cost: Callable[[Shape], float], setting: Setting) -> Iterator[Shape]:
@@ -125,11 +144,14 @@ def _starts(cost: Callable[[Shape], float], setting: Setting) -> Iterator[Shape]
 
 
 def _descend(
-    cost: Callable[[Shape], float], short: Callable[[Shape], Shape], start: Shape
+    cost: Callable[[Shape], float],
+    short: Callable[[Shape], Shape],
+    start: Shape,
+    steps: tuple[Fraction, ...],
 ) -> Shape:
     """Descent on (slope, bend), along both and both diagonals, by factors that approach 1."""
     best, lowest = start, cost(start)
-    for factor in (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19), Fraction(40, 39)):
+    for factor in steps:
         ratios = (factor, Fraction(1), 1 / factor)
         moved = True
         while moved:
@@ -196,7 +218,8 @@ def _rough_half(setting: Setting, shape: Shape) -> float:
     The shift is interpolated between steps: what is compared does not jump with the shape. Tables
     for a small epsilon are flat and long: inf as well where one is too long.
     """
-    chances = setting.family(shape).near(LONGEST)
+    longest = min(LONGEST, MOST_WORK // setting.horizon)
+    chances = setting.family(shape).near(longest)
     if chances is None:
         return inf
     step = shape[0] / ROUGH
@@ -309,8 +332,8 @@ def _half(horizon: int, chances: Float64[Array, " gaps"], shift_epsilon: float) 
     low, high = 1, 2
     while chance(high) < 0.5:
         low, high = high, 2 * high
-    while high - low > 1:
+    while high - low > max(1, low // 1000):
         middle = (low + high) // 2
         low, high = (low, middle) if chance(middle) >= 0.5 else (middle, high)
     below, above = chance(low), chance(high)
-    return low + (0.5 - below) / (above - below)
+    return low + (high - low) * (0.5 - below) / (above - below)

@@ -260,8 +260,8 @@ def opening_chance(
 ) -> float:
     """The chance that a key with this path of units has opened by its end; for forecasts.
 
-    Given Z, every test adds ln(1 - pi) at its gap: for all Z at once, a convolution of these with
-    how often the path has how many units.
+    Given Z, every test adds ln(1 - pi) at its gap: for all Z at once, the sum of a slice of these
+    for each number of units that the path has, as often as it has it.
     """
     threshold = len(chances)
     shifts = np.arange(int(40 / shift_epsilon) + 2)
@@ -270,7 +270,11 @@ def opening_chance(
     gaps = threshold + np.arange(1 - len(often), len(shifts))
     with np.errstate(divide="ignore"):
         closed = np.maximum(np.log1p(-chances), -1e3)[np.clip(gaps, 0, threshold - 1)]
-    never = np.exp(np.convolve(closed, often, "valid"))
+    never = np.zeros(len(shifts))
+    for count in np.flatnonzero(often):  # few: a path has one number of units for each test
+        first = len(often) - 1 - count
+        never += often[count] * closed[first : first + len(shifts)]
+    never = np.exp(never)
     law = -np.expm1(-shift_epsilon) * np.exp(-shift_epsilon * shifts)
     return float(law @ (1 - never))
 
