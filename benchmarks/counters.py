@@ -32,7 +32,9 @@ import mpmath
 import numpy as np
 from scipy.optimize import minimize
 
-from streamveil.mechanisms.counters import (
+from streamveil.core.counters.anytime import root_squared_norm
+from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.counters import (
     AnytimeBltCounter,
     AnytimeHaarCounter,
     BinaryTreeCounter,
@@ -43,13 +45,11 @@ from streamveil.mechanisms.counters import (
     SmoothTreeCounter,
     SqrtToeplitzCounter,
 )
-from streamveil.mechanisms.counters.anytime import root_squared_norm
-from streamveil.mechanisms.counters.anytime_haar import candidate_times
-from streamveil.mechanisms.counters.dense import best_factorization
-from streamveil.mechanisms.counters.haar import column_weights, levels_of, variance_parts
-from streamveil.mechanisms.counters.kary import balanced_digits, levels_for
-from streamveil.mechanisms.counters.tree import bits_of, refined_variances
-from streamveil.privacy.noise import Place, SeededNoise
+from streamveil.counters.anytime_haar import candidate_times
+from streamveil.counters.dense import best_factorization
+from streamveil.counters.haar import column_weights, levels_of, variance_parts
+from streamveil.counters.kary import balanced_digits, levels_for
+from streamveil.counters.tree import bits_of, refined_variances
 
 HERE = Path(__file__).parent
 HORIZONS = [16, 100, 1000, 10**4, 10**5, 2**20]

@@ -10,7 +10,9 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from streamveil.mechanisms.counters import (
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.counters.anytime import root_squared_norm
+from streamveil.counters import (
     AnytimeBltCounter,
     AnytimeHaarCounter,
     BinaryTreeCounter,
@@ -25,8 +27,6 @@ from streamveil.mechanisms.counters import (
     fit,
     moved_by,
 )
-from streamveil.mechanisms.counters.anytime import root_squared_norm
-from streamveil.privacy.budget import Budget
 
 SIGMA = 2.0**24
 COLOURS = {

@@ -21,7 +21,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from streamveil.mechanisms.dynamic import (  # noqa: E402
+from streamveil.core.accounting.budget import Budget  # noqa: E402
+from streamveil.core.noise.keyed import SeededNoise  # noqa: E402
+from streamveil.dynamic import (  # noqa: E402
     ContinualMwem,
     FullyDynamic,
     InsertionOnly,
@@ -33,15 +35,13 @@ from streamveil.mechanisms.dynamic import (  # noqa: E402
     TriggeredSnapshots,
     TwoStream,
 )
-from streamveil.mechanisms.linear import (  # noqa: E402
+from streamveil.linear import (  # noqa: E402
     Marginals,
     Mwem,
     Residuals,
     Share,
     noisy_queries,
 )
-from streamveil.privacy.budget import Budget  # noqa: E402
-from streamveil.privacy.noise import SeededNoise  # noqa: E402
 
 CELLS = Marginals.ways((2,) * 9, 3)
 BUDGET = Budget(epsilon=1, delta=1e-6)

@@ -25,10 +25,10 @@ from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Gdp, Zcdp
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.neighbours import Neighbours
+from streamveil.accounts.ledger import Ledger
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Gdp, Zcdp
+from streamveil.core.accounting.neighbours import Neighbours
 
 USER = Neighbours("user_id")
 USER_DAY = Neighbours("user_id", period=timedelta(days=1))

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from streamveil.operators.addresses import ask, load64, store64
+from streamveil.dataflow.raw_memory import ask, load64, store64
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 LINE = 64

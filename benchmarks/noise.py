@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from streamveil.mechanisms.counters.blt import BltCounter
-from streamveil.privacy import samplers
-from streamveil.privacy.noise import KeyedNoise, Place
+from streamveil.core.counters.blt import BltCounter
+from streamveil.core.noise import samplers
+from streamveil.core.noise.keyed import KeyedNoise, Place
 
 REPEATS = 5
 OUT = Path(__file__).parent / "results" / "noise.json"

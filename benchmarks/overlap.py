@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from streamveil.datasets import Clicks
-from streamveil.queries.plan import Bounding
+from streamveil.plan.plan import Bounding
 from streamveil.runtime import job as jobs
 from throughput import machine, private
 

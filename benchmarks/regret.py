@@ -39,11 +39,11 @@ import pyarrow as pa
 import streamveil as sv
 from regret_streams import STREAMS, Stream, make
 from streamveil.batch import Batch
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.survey import survey
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.look import divided, look_share, told, with_look
+from streamveil.plan.look import divided, look_share, told, with_look
+from streamveil.runtime.survey import survey
 
 RESULTS = Path(__file__).parent / "results" / "regret.json"
 ERRORS = ("l1", "l2", "linf")

@@ -47,12 +47,12 @@ import pyarrow.parquet as pq
 
 from streamveil.batch import Batch
 from streamveil.cli import size_of
+from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
-from streamveil.engines.compile import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.dataflow.stages import BOUNDED
 from streamveil.engines.embedded.group_by import LARGE, within
-from streamveil.operators.folding import BOUNDED
-from streamveil.privacy.budget import Budget
-from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
+from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import peak_bytes, resident_bytes

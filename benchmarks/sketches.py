@@ -29,7 +29,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from streamveil.mechanisms.sketches import (
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.sketches import (
     CountMin,
     HeavyHitters,
     Layout,
@@ -37,10 +40,7 @@ from streamveil.mechanisms.sketches import (
     LinearSketch,
     PunctualSketch,
 )
-from streamveil.mechanisms.sketches.linear import add_keys
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import SeededNoise
+from streamveil.sketches.linear import add_keys
 
 HERE = Path(__file__).parent
 LENGTH, IDS, TOP = 2**20, 10**6, 15

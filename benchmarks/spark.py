@@ -32,17 +32,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.files import FilesSource
-from streamveil.engines.compile import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.spark import stages
-from streamveil.engines.spark.feeds import FilesReading
-from streamveil.engines.spark.moving import Piece, joined
 from streamveil.engines.spark.session import session
 from streamveil.engines.spark.shards import DELTA, Shards
+from streamveil.engines.spark.shuffle import Piece, joined
+from streamveil.engines.spark.source_offsets import FilesReading
 from streamveil.engines.spark.splits import footers, plan_step
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
+from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.spark import SparkJob
 from streamveil.runtime.spark_state import SparkLayout

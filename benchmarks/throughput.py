@@ -47,9 +47,9 @@ import pyarrow.parquet as pq
 from numba import njit
 
 from streamveil.connectors.files import FilesSource
+from streamveil.core.accounting.budget import Budget
 from streamveil.datasets import Clicks
-from streamveil.privacy.budget import Budget
-from streamveil.queries.plan import (
+from streamveil.plan.plan import (
     Aggregate,
     Bounding,
     Clock,

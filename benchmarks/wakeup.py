@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from noise import cpu_seconds
-from streamveil.mechanisms.counters import BltCounter
-from streamveil.mechanisms.counters.skip import skip_with
-from streamveil.operators.selection import FINE, Address, GaussianSelection
-from streamveil.privacy.noise import SeededNoise
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.counters import BltCounter
+from streamveil.counters.skip import skip_with
+from streamveil.dataflow.gaussian_selection import FINE, Address, GaussianSelection
 
 HORIZONS = (16, 100, 1000, 10_000)
 BETA = 1e-9

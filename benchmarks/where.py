@@ -28,8 +28,7 @@ from matplotlib import pyplot as plt
 
 from streamveil.datasets import Clicks
 from streamveil.engines.embedded.group_by import EmbeddedGroupBy
-from streamveil.operators import folding
-from streamveil.queries.plan import Bounding
+from streamveil.plan.plan import Bounding
 from streamveil.runtime import job
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import Store

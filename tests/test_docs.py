@@ -63,7 +63,7 @@ def test_modules_and_files_that_are_named_are_there():
     found = {str(page.relative_to(ROOT)): set(missing(page.read_text())) for page in pages}
     assert {page: names for page, names in found.items() if names} == {}
     planted = (
-        "`operators.guarantee`, `privacy.noise.Nowhere`, `engines/nowhere.py`, `privacy.noise`"
+        "`core.nowhere`, `core.noise.keyed.Nowhere`, `engines/nowhere.py`, `core.noise.keyed`"
     )
     assert set(missing(planted)) == set(re.findall("`(.+?)`", planted)[:3])
 

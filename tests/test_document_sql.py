@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from streamveil.engines import compile as compiler
+from streamveil.compiler import group_by as compiler
 from streamveil.errors import PlanError
-from streamveil.queries.aggregates import FORMS
-from streamveil.queries.assemble import PASSED, POST
-from streamveil.queries.functions import FUNCTIONS
-from streamveil.queries.options import OPTIONS
-from streamveil.queries.sql import parse_script
+from streamveil.expressions.functions import FUNCTIONS
+from streamveil.sql.aggregates import FORMS
+from streamveil.sql.assemble import PASSED, POST
+from streamveil.sql.options import OPTIONS
+from streamveil.sql.sql import parse_script
 from tools.document_sql import AGGREGATE_NOTES, SIGNATURES, render
 
 PAGE = Path(__file__).parents[1] / "docs" / "sql.md"

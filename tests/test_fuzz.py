@@ -8,12 +8,12 @@ import pytest
 
 import streamveil as sv
 from streamveil.advise.explain import explain
+from streamveil.core.noise.keyed import SilentNoise
 from streamveil.errors import StreamveilError
-from streamveil.privacy.noise import SilentNoise
-from streamveil.queries.sql import parse_script
-from tests.queries.mutate import mutated
-from tests.queries.test_sql import FULL
-from tests.queries.test_words import script
+from streamveil.sql.sql import parse_script
+from tests.sql.mutate import mutated
+from tests.sql.test_sql import FULL
+from tests.sql.test_words import script
 
 WILD = ("9" * 400, "1e400", "-0.0", "\U0001f4a9", "\u202e", "ｓｅｌｅｃｔ", "NaN", "0x" + "f" * 40,
         "(" * 90 + "1" + ")" * 90, "CASE WHEN " * 20, "'\\u0000'", "``", "TIMESTAMP '9999-12-31'",

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli
+from streamveil.accounts import deployment
+from streamveil.accounts.ledger import Ledger
 from streamveil.api.query import Query
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Gdp, rounded_up
 from streamveil.dashboard import page
-from streamveil.engines.compile import compile_plan
-from streamveil.privacy import deployment
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Gdp, rounded_up
-from streamveil.privacy.ledger import Ledger
-from streamveil.queries.combine import combined_plan
+from streamveil.plan.combine import combined_plan
 from streamveil.runtime.account import Account
 
 DAY = sv.tumble("1 day")

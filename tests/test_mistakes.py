@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-import streamveil.engines.compile
+import streamveil.compiler.group_by
 
 ROWS = pa.table({
     "ts": pa.array([1_767_225_600_000_000], pa.timestamp("us", "UTC")), "u": [1], "url": ["a"],

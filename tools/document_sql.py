@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from streamveil.queries.aggregates import FORMS, REFUSED
-from streamveil.queries.check import HABITS
-from streamveil.queries.options import OPTIONS, REFUSED_OPTIONS
+from streamveil.plan.check import HABITS
+from streamveil.sql.aggregates import FORMS, REFUSED
+from streamveil.sql.options import OPTIONS, REFUSED_OPTIONS
 
 INTRODUCTION = """\
 # SQL

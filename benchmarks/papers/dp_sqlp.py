@@ -48,10 +48,10 @@ from scipy.stats import norm
 
 from streamveil.api import builder as sv
 from streamveil.batch import Batch
-from streamveil.engines.compile import compile_plan
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.calibrate import gaussian_mu
-from streamveil.privacy.noise import SeededNoise
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.calibrate import gaussian_mu
+from streamveil.core.noise.keyed import SeededNoise
 
 RESULTS = Path(__file__).parents[1] / "results"
 EPSILON, DELTA = 6, 1e-9

@@ -22,7 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.dynamic_streams import Stream, drifting  # noqa: E402
 from benchmarks.papers.tables import Table, named, spread  # noqa: E402
-from streamveil.mechanisms.dynamic import (  # noqa: E402
+from streamveil.core.accounting.budget import Budget  # noqa: E402
+from streamveil.core.noise.keyed import SeededNoise  # noqa: E402
+from streamveil.dynamic import (  # noqa: E402
     Changes,
     ContinualMwem,
     FullyDynamic,
@@ -34,8 +36,8 @@ from streamveil.mechanisms.dynamic import (  # noqa: E402
     TriggeredSnapshots,
     TwoStream,
 )
-from streamveil.mechanisms.dynamic.choose import Workload, choose  # noqa: E402
-from streamveil.mechanisms.linear import (  # noqa: E402
+from streamveil.dynamic.choose import Workload, choose  # noqa: E402
+from streamveil.linear import (  # noqa: E402
     Additive,
     Direct,
     Halfspaces,
@@ -50,8 +52,6 @@ from streamveil.mechanisms.linear import (  # noqa: E402
     Share,
     noisy_queries,
 )
-from streamveil.privacy.budget import Budget  # noqa: E402
-from streamveil.privacy.noise import SeededNoise  # noqa: E402
 
 SEEDS = (0, 1, 2)
 BUDGET = Budget(epsilon=1, delta=1e-6)
@@ -439,7 +439,7 @@ def e10() -> Table:
 
 def e12() -> Table:
     """Which copy a deletion removes decides how many buckets of one level a single update moves."""
-    from tests.mechanisms.dynamic.test_interval_tree import fifo, lifo
+    from tests.dynamic.test_interval_tree import fifo, lifo
 
     table = Table(
         "dynamic", "E12", {"stream": "one surplus copy, then insert, delete, insert, delete, ..."}
@@ -454,7 +454,7 @@ def e12() -> Table:
 
 def first_update(stream, match) -> int:
     """Buckets of one level that differ when the first insertion is removed."""
-    from tests.mechanisms.dynamic.test_interval_tree import buckets_of, difference
+    from tests.dynamic.test_interval_tree import buckets_of, difference
 
     one, other = buckets_of(stream, match), buckets_of(((0, 0), *stream[1:]), match)
     levels: dict[int, int] = {}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamveil.mechanisms.dynamic import Changes
-from streamveil.mechanisms.linear import Queries
+from streamveil.dynamic import Changes
+from streamveil.linear import Queries
 
 
 @dataclass

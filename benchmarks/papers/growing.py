@@ -21,7 +21,9 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from tables import FIGURES, Table, named, spread
 
-from streamveil.mechanisms.dynamic import (
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.dynamic import (
     BBImprover,
     BBScheduler,
     Changes,
@@ -31,8 +33,8 @@ from streamveil.mechanisms.dynamic import (
     Reruns,
     growing,
 )
-from streamveil.mechanisms.dynamic.erm import LOSSES, minimiser, unit_rows
-from streamveil.mechanisms.linear import (
+from streamveil.dynamic.erm import LOSSES, minimiser, unit_rows
+from streamveil.linear import (
     Additive,
     Marginals,
     Matrix,
@@ -42,8 +44,6 @@ from streamveil.mechanisms.linear import (
     Share,
     noisy_queries,
 )
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise, SilentNoise
 
 SEEDS = (0, 1, 2)
 PURE, APPROX = Budget(epsilon=1), Budget(epsilon=1, delta=1e-6)

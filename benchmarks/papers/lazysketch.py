@@ -34,18 +34,18 @@ from numba import njit
 from benchmarks.papers.lazysketch_heavy import HEAVY, Trace
 from benchmarks.papers.lazysketch_plots import FIGURES, bars, draw, sweep
 from benchmarks.sketches import BUDGET, IDS, LENGTH, TIMES, TOP, lazy, trace, zipf
-from streamveil.mechanisms.sketches import CountMin, CountSketch
-from streamveil.mechanisms.sketches.cells import CellCounter
-from streamveil.mechanisms.sketches.gaussian import (
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.sketches import CountMin, CountSketch
+from streamveil.sketches.cells import CellCounter
+from streamveil.sketches.gaussian import (
     PIECE,
     new_scratch,
     round_about,
     standard_pairs,
 )
-from streamveil.mechanisms.sketches.kernels import finish
-from streamveil.mechanisms.sketches.keystream import GROUP, fill, key_schedule
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise
+from streamveil.sketches.kernels import finish
+from streamveil.sketches.keystream import GROUP, fill, key_schedule
 
 RESULTS = Path(__file__).parents[1] / "results" / "lazysketch.json"
 KILOBYTES = (24, 72, 240, 720, 2400)

@@ -41,6 +41,7 @@ from streamveil.api.builder import (
 )
 from streamveil.api.table_builder import table
 from streamveil.batch import Release
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import (
     BudgetError,
     HorizonError,
@@ -51,16 +52,12 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
-from streamveil.privacy.budget import Budget
 from streamveil.runtime.on_spark import spark
 
 __version__ = "0.1.0"
 
 # mechanisms for use with NumPy arrays alone, loaded when first asked for
-_MECHANISMS = {
-    name: f"streamveil.mechanisms.{name}" for name in ("counters", "sketches", "linear", "dynamic")
-}
-
+_MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
 # what reads releases, loaded when first asked for
 _READERS = {"answers": "streamveil.api.answers", "read": "streamveil.runtime.published"}
@@ -69,7 +66,7 @@ _READERS = {"answers": "streamveil.api.answers", "read": "streamveil.runtime.pub
 def __getattr__(name: str) -> Any:
     """Loads `counters`, `sketches`, `linear`, `dynamic`, `answers` and `read` on first use."""
     if name in _MECHANISMS:
-        return import_module(_MECHANISMS[name])
+        return import_module(f"streamveil.{name}")
     if name in _READERS:
         return getattr(import_module(_READERS[name]), name)
     known = [*__all__, *_MECHANISMS]

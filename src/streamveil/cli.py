@@ -44,7 +44,7 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
-from streamveil.queries.plan import Plan
+from streamveil.plan.plan import Plan
 from streamveil.release_metadata import cut_sentence, look_sentence
 from streamveil.terminal import Terminal, label, say
 

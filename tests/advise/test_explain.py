@@ -8,11 +8,11 @@ import pytest
 
 import streamveil.api.builder as sv
 from streamveil.advise.explain import explain, mechanism_rows, shown_chance, shown_triggers
+from streamveil.advise.explain_forecast import threshold_of
 from streamveil.advise.explain_memory import Limit
-from streamveil.advise.explain_outlook import threshold_of
-from streamveil.engines.compile import compile_plan
-from streamveil.privacy.budget import Budget
-from streamveil.queries.look import with_look
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.plan.look import with_look
 
 
 def query(budget=Budget(epsilon=2, delta=1e-8), keys=None, **options):  # noqa: B008  # frozen

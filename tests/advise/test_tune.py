@@ -13,9 +13,9 @@ from streamveil.advise.tune import (
     solve_epsilon,
     tune,
 )
+from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import PlanError
-from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries.plan import Bounding
+from streamveil.plan.plan import Bounding
 from streamveil.runtime.run import run
 
 KEYS = [f"k{i:02}" for i in range(12)]

@@ -6,9 +6,9 @@ import pytest
 import streamveil as sv
 from streamveil.advise import tune_more
 from streamveil.advise.tune_more import draw, epsilon_for, lines, tune_over
-from streamveil.engines.compile import compile_plan
+from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError
-from streamveil.queries.plan import Bounding
+from streamveil.plan.plan import Bounding
 from tests.advise.test_tune import KEYS, clicks, plan
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamveil.api.builder as sv
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError
-from streamveil.privacy.budget import Budget
-from streamveil.queries.parts import duration_us
-from streamveil.queries.sql import parse_script
+from streamveil.sql.parts import duration_us
+from streamveil.sql.sql import parse_script
 
 BUDGET = Budget(epsilon=1, delta=1e-9)
 

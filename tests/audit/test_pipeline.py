@@ -8,11 +8,11 @@ import pytest
 
 from streamveil.api import builder as sv
 from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
-from streamveil.engines.compile import compile_plan
-from streamveil.mechanisms.thresholds import GaussianThresholds
-from streamveil.operators import rows
-from streamveil.operators.selection import GaussianSelection
-from streamveil.privacy.noise import SeededNoise
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.dataflow import rows
+from streamveil.dataflow.gaussian_selection import GaussianSelection
 
 COPIES = 20_000
 HOUR = 3_600_000_000

@@ -4,7 +4,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.audit.reduced import attacks, halved, reduced, scenarios
-from streamveil.engines.compile import compile_plan
+from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError
 
 TRIALS = 3_000

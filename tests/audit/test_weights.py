@@ -6,8 +6,8 @@ import pytest
 
 import streamveil.api.builder as sv
 from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
-from streamveil.engines.compile import compile_plan
-from streamveil.privacy.noise import SeededNoise
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.noise.keyed import SeededNoise
 from tests.audit.test_pipeline import EMPTY, crowd, lone
 
 COPIES, NOISES = 2_500, (SeededNoise(21), SeededNoise(22))
@@ -57,7 +57,7 @@ def test_rows_that_are_not_charged_are_found(measures):
 @pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
 def test_weights_that_are_charged_but_not_noised_are_found(measures, monkeypatch):
     """Rows of a large key cost little; were its noise not larger, they would show."""
-    from streamveil.operators import release
+    from streamveil.dataflow import release
 
     honest, operator = release.weighted_step, weighted(measures)
     scenario = replace(LARGE, added=lone(*[(0, 4)] * 40))

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamveil.connectors import open_source
-from streamveil.connectors.aside import (
+from streamveil.connectors.files import CsvReader, FilesSource
+from streamveil.connectors.rejected_rows import (
     MALFORMED,
     MISFIT,
     MOST_LINE,
@@ -21,7 +22,6 @@ from streamveil.connectors.aside import (
     traced,
     with_places,
 )
-from streamveil.connectors.files import CsvReader, FilesSource
 from streamveil.errors import SourceError
 
 COLUMNS = {"user": "INT64", "page": "STRING"}

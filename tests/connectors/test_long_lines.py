@@ -11,9 +11,9 @@ import textwrap
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors.aside import MALFORMED, TOO_LONG, traced
 from streamveil.connectors.files import CsvReader, FilesSource, JsonReader
 from streamveil.connectors.lines import MOST_LINE, Long, blocks
+from streamveil.connectors.rejected_rows import MALFORMED, TOO_LONG, traced
 from streamveil.errors import SourceError
 
 COLUMNS = {"user": "INT64", "page": "STRING"}

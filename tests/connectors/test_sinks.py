@@ -16,7 +16,7 @@ import streamveil as sv
 from streamveil.connectors import sinks
 from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
 from streamveil.errors import PlanError, SourceError
-from streamveil.queries.sql import parse_script
+from streamveil.sql.sql import parse_script
 
 TABLE = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 6.5]})
 OTHER = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 7.5]})

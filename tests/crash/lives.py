@@ -17,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from streamveil.accounts import spending
+from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Release
 from streamveil.connectors import blocks
 from streamveil.connectors.blocks import LARGE_BYTES
-from streamveil.derived.releases import Moment
 from streamveil.engines.embedded import group_by
-from streamveil.privacy import spending
-from streamveil.privacy.ledger import Ledger
+from streamveil.results.releases import Moment
 from streamveil.runtime import describe, frame
 from streamveil.runtime.archive import ARCHIVE, committed, contents
 from streamveil.runtime.job import Job

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.connectors.sinks import FilesSink
-from streamveil.privacy.budget import Budget
-from streamveil.queries.plan import (
+from streamveil.core.accounting.budget import Budget
+from streamveil.plan.plan import (
     Aggregate,
     Bounding,
     Clock,
@@ -28,11 +28,11 @@ from streamveil.queries.plan import (
     TableSource,
     Window,
 )
-from streamveil.queries.sql import parse_script
-from streamveil.queries.table import points_where
 from streamveil.runtime.job import Work
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.store import SCRATCH
+from streamveil.sql.sql import parse_script
+from streamveil.sql.table import points_where
 from tests.runtime import toy
 
 HOUR_US = 3_600_000_000

@@ -10,12 +10,12 @@ import pytest
 import streamveil as sv
 from streamveil.batch import Release
 from streamveil.connectors.sinks import FilesSink
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dashboard import draw, page, series, write
-from streamveil.derived.answers import Answers
-from streamveil.derived.releases import of_releases
 from streamveil.errors import MissingExtraError
-from streamveil.privacy.noise import SeededNoise
-from tests.derived.streams import released
+from streamveil.results.answers import Answers
+from streamveil.results.releases import of_releases
+from tests.results.streams import released
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 HOSTILE = "<script>alert('$x$')</script>"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.engines import compile as compiling
+from streamveil.compiler import group_by as compiling
+from streamveil.compiler.compile import operator_of
 from streamveil.engines.embedded.group_by import within
-from streamveil.engines.sketched import operator_of
 from streamveil.errors import StoreError
 from streamveil.runtime.calibration import calibration, words
 from streamveil.runtime.run import run

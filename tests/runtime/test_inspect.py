@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import StoreError
-from streamveil.privacy.budget import Budget
-from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
+from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run

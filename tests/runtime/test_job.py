@@ -17,9 +17,9 @@ import pytest
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import KeyedNoise, SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import KeyedNoise, SeededNoise, SilentNoise
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.progress import Progress

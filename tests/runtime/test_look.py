@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.survey import Survey
+from streamveil.accounts.ledger import Ledger
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.convert import gaussian_delta
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.convert import gaussian_delta
-from streamveil.privacy.guarantee import Loss
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.look import divided, look_share, stated, told, with_look
+from streamveil.plan.look import divided, look_share, stated, told, with_look
 from streamveil.runtime import look as looks
 from streamveil.runtime.run import run
+from streamveil.runtime.survey import Survey
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 UNITS, GROUPS, ROWS = 20_000, 200, 120_000

@@ -18,7 +18,7 @@ import pytest
 
 import streamveil
 from streamveil.connectors.content import alike
-from streamveil.privacy.noise import SeededNoise
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.runtime.published import Moment, of_state
 from streamveil.runtime.run import run
 from streamveil.runtime.tables import to_bytes

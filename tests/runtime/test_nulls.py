@@ -6,7 +6,7 @@ import pytest
 
 import streamveil as sv
 from streamveil.batch import Release
-from streamveil.privacy.noise import SeededNoise
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.runtime.job import Job
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import Pace, work_of

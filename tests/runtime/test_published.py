@@ -10,8 +10,8 @@ import pytest
 
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
+from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import PlanError, SourceError, StoreError
-from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import archive, published
 from streamveil.runtime.job import Job
 from streamveil.runtime.store import CheckpointPolicy

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamveil.batch import Refused
-from streamveil.connectors.aside import MALFORMED, MISFIT
+from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError, StoreError
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.sql import parse_script
-from streamveil.runtime import pile, rejects
+from streamveil.runtime import rejects, spill_buffer
 from streamveil.runtime.progress import Progress
 from streamveil.runtime.run import Pace, run
+from streamveil.sql.sql import parse_script
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 SEEDED = {"noise": SeededNoise(3), "insecure": True}
@@ -243,7 +243,7 @@ def test_more_rejected_rows_than_memory_go_by_disk(
 ) -> None:
     plan = plan_of(tmp_path, **EVENTS)
     list(start(tmp_path / "a", plan))
-    monkeypatch.setattr(pile, "PILE_BYTES", 1)
+    monkeypatch.setattr(spill_buffer, "PILE_BYTES", 1)
     list(start(tmp_path / "b", plan))
     assert kept(tmp_path / "a") == kept(tmp_path / "b") != []
 

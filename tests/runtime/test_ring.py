@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.connectors.blocks import BLOCK
-from streamveil.runtime import frame, ring
-from streamveil.runtime.ring import Ring, needed
+from streamveil.runtime import copy_buffer, frame
+from streamveil.runtime.copy_buffer import Ring, needed
 
 
 def parts(*sizes: int) -> list[memoryview]:
@@ -83,15 +83,15 @@ def test_memory_is_used_again() -> None:
 
 
 def test_room_to_grow_and_advice_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = ring.mmap.mmap, list[int]()
+    real, asked = copy_buffer.mmap.mmap, list[int]()
 
     def strict(fd: int, size: int, flags: int) -> Any:
         asked.append(size)
-        if size > ring.SIZE:
+        if size > copy_buffer.SIZE:
             raise OSError("no memory")
         return real(fd, size, flags)
 
-    monkeypatch.setattr(ring.mmap, "mmap", strict)
-    monkeypatch.setattr(ring.mmap, "MADV_HUGEPAGE", 12345, raising=False)
+    monkeypatch.setattr(copy_buffer.mmap, "mmap", strict)
+    monkeypatch.setattr(copy_buffer.mmap, "MADV_HUGEPAGE", 12345, raising=False)
     assert bytes(Ring().copy(parts(BLOCK)).data) == bytes(parts(BLOCK)[0])
-    assert asked[-1] == ring.SIZE < asked[-2]
+    assert asked[-1] == copy_buffer.SIZE < asked[-2]

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
+from streamveil.accounts import deployment
+from streamveil.accounts.ledger import Ledger
 from streamveil.batch import Release
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
-from streamveil.privacy import deployment
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.noise import SeededNoise, SilentNoise
-from streamveil.queries.plan import (
+from streamveil.plan.plan import (
     Aggregate,
     Bounding,
     Clock,

@@ -10,7 +10,7 @@ from streamveil.connectors import base
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import SourceError
-from streamveil.queries.plan import Clock
+from streamveil.plan.plan import Clock
 from streamveil.runtime import schedule as module
 from streamveil.runtime.schedule import MicroBatches
 

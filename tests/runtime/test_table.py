@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil.cli import app
+from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.privacy.noise import SeededNoise, SilentNoise
 from streamveil.runtime.run import Pace, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from streamveil.accounts.ledger import Ledger
 from streamveil.cli import app
 from streamveil.connectors.sinks import FilesSink
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Gdp
+from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import StoreError
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Gdp
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.neighbours import Neighbours
 from streamveil.runtime.job import Job
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.rejects import Routing

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.connectors.aside import MALFORMED, lines_aside
 from streamveil.connectors.base import Sink
+from streamveil.connectors.rejected_rows import MALFORMED, lines_aside
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Gdp, Guarantee
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import Noise, SeededNoise
 from streamveil.errors import StoreError
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Gdp, Guarantee
-from streamveil.privacy.neighbours import Neighbours
-from streamveil.privacy.noise import Noise, SeededNoise
 from streamveil.runtime.job import Work
 from streamveil.runtime.keys import Randomness
 

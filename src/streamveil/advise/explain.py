@@ -13,24 +13,24 @@ from math import inf
 from typing import Any
 
 from streamveil.advise import explain_table as tables
+from streamveil.advise.explain_forecast import HEADING, outlook_rows
 from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
-from streamveil.advise.explain_outlook import HEADING, outlook_rows
 from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.sketched import compile_sketch, is_sketched
-from streamveil.engines.tables import Design
+from streamveil.changing_tables.operator import ChangingTable
+from streamveil.compiler.compile import compile_sketch, is_sketched
+from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.tables import Design
+from streamveil.core.accounting.guarantee import rounded_up
+from streamveil.dataflow.bounding import Shape
+from streamveil.dataflow.gaussian_selection import GaussianSelection
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.total_test import TotalTest
 from streamveil.errors import visible_lines
-from streamveil.operators.bounding import Shape
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.selection import GaussianSelection
-from streamveil.operators.sketch import SketchQuery
-from streamveil.operators.table import ChangingTable
-from streamveil.operators.total_test import TotalTest
-from streamveil.privacy.guarantee import rounded_up
-from streamveil.queries.combine import combined_plan
-from streamveil.queries.look import look_share, with_look
-from streamveil.queries.plan import Clock, Plan, TableSource, Window
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.look import look_share, with_look
+from streamveil.plan.plan import Clock, Plan, TableSource, Window
+from streamveil.sketches.operator import SketchQuery
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth

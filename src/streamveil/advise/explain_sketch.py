@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streamveil.operators.sketch import SketchQuery
-from streamveil.queries.plan import Plan
+from streamveil.plan.plan import Plan
+from streamveil.sketches.operator import SketchQuery
 
 Row = tuple[str, ...]
 

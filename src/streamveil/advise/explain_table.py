@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from streamveil.engines.tables import Design
-from streamveil.queries.plan import Plan
+from streamveil.compiler.tables import Design
+from streamveil.plan.plan import Plan
 
 Row = tuple[str, ...]
 MANY = 12  # values of a domain or sets of columns that are written out

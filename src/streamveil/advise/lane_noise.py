@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.selection import FINE
+from streamveil.dataflow.gaussian_selection import FINE
+from streamveil.dataflow.group_by import GroupBy
 
 
 def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:

@@ -19,9 +19,9 @@ from numba import njit
 from scipy.special import erf
 
 from streamveil.advise.lane_noise import lane_sd, shown_chance
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.error_forecast import LUCK
-from streamveil.engines.numbered_rows import (
+from streamveil.compiler.error_forecast import LUCK
+from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,
     pairs,
@@ -29,9 +29,9 @@ from streamveil.engines.numbered_rows import (
     row_pairs,
     usable_rows,
 )
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, require_one_of
-from streamveil.privacy.budget import Budget
-from streamveil.queries.plan import Bounding, Plan
+from streamveil.plan.plan import Bounding, Plan
 from streamveil.types import Array, Bool, Float64, Int64
 
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # of rows per unit, tried as C

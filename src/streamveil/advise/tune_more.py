@@ -22,12 +22,12 @@ from streamveil.advise.tune import (
     require_whole,
     tune,
 )
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.numbered_rows import first_counted
+from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.numbered_rows import first_counted
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import MissingExtraError, PlanError, require_one_of
-from streamveil.privacy.budget import Budget
-from streamveil.queries.expr import compile_value
-from streamveil.queries.plan import Plan
+from streamveil.expressions.expr import compile_value
+from streamveil.plan.plan import Plan
 
 VALUES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # quantiles of the values, tried as bounds
 SHARES = (0.3, 0.4, 0.5, 0.6, 2 / 3, 0.72, 0.8, 0.9)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from streamveil.api.query import Query
 from streamveil.batch import Release
-from streamveil.derived.answers import Answers
-from streamveil.derived.releases import of_folder, of_releases
-from streamveil.engines.compile import compile_plan
+from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError, fitting
-from streamveil.queries.combine import combined_plan
+from streamveil.plan.combine import combined_plan
+from streamveil.results.answers import Answers
+from streamveil.results.releases import of_folder, of_releases
 from streamveil.runtime.published import is_state, of_state
 
 

@@ -20,14 +20,14 @@ from pathlib import PurePath
 from typing import Any
 
 from streamveil.api.query import Query
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
-from streamveil.privacy.budget import Budget
-from streamveil.queries.assemble import Draft, assemble
-from streamveil.queries.options import OPTIONS
-from streamveil.queries.parts import Duration, Ticks, duration_us, make_aggregate
-from streamveil.queries.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
-from streamveil.queries.sql import parse_script
+from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
+from streamveil.sql.assemble import Draft, assemble
+from streamveil.sql.options import OPTIONS
+from streamveil.sql.parts import Duration, Ticks, duration_us, make_aggregate
+from streamveil.sql.sql import parse_script
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
-from streamveil.queries.plan import Plan
+from streamveil.plan.plan import Plan
 
 if TYPE_CHECKING:
     from streamveil.advise.explain import Explanation

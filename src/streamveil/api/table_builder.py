@@ -18,12 +18,12 @@ from typing import Any
 
 from streamveil.api.builder import RELEASE_OPTIONS, Measure, RowCount, Stream, endless
 from streamveil.api.query import Query
+from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
-from streamveil.privacy.budget import Budget
-from streamveil.queries.assemble import Draft, assemble
-from streamveil.queries.parts import Duration, Ticks, duration_us
-from streamveil.queries.plan import Aggregate, SinkSpec, TableSource
-from streamveil.queries.table import table_source
+from streamveil.plan.plan import Aggregate, SinkSpec, TableSource
+from streamveil.sql.assemble import Draft, assemble
+from streamveil.sql.parts import Duration, Ticks, duration_us
+from streamveil.sql.table import table_source
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from streamveil.audit.attack import Audit, distinguish
 from streamveil.batch import Batch, Release
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.protocol import Operator
 from streamveil.errors import require_positive
-from streamveil.operators.protocol import Operator
-from streamveil.privacy.noise import Noise
 from streamveil.types import Array, Float64
 
 STRIDE = 1000  # units and keys of a scenario are numbers below this

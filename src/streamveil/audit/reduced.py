@@ -17,16 +17,16 @@ import pyarrow as pa
 from streamveil.audit.attack import Audit
 from streamveil.audit.bounds import DELTAS
 from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, unbroken
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.sketched import is_sketched
+from streamveil.compiler.compile import is_sketched
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.noise.keyed import KeyedNoise
+from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.dataflow.gaussian_selection import GaussianSelection
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.total_test import TotalTest
 from streamveil.errors import PlanError
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.opening import TableOpening
-from streamveil.operators.selection import GaussianSelection
-from streamveil.operators.total_test import TotalTest
-from streamveil.privacy.noise import KeyedNoise
-from streamveil.queries.combine import combined_plan
-from streamveil.queries.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
 
 STEP = 3_600_000_000  # microseconds
 STEPS, WINDOW = 6, 3  # triggers of the job, and of a window where there are windows

@@ -78,8 +78,8 @@ def cpu(work: Callable[[], object], repeats: int = REPEATS) -> float:
 
 def draws(records: int) -> tuple[float, str]:
     """Rounded Gaussians, exact, from the operating system's cipher."""
-    from streamveil.privacy.noise import KeyedNoise
-    from streamveil.privacy.samplers import rounded_gaussian
+    from streamveil.core.noise.keyed import KeyedNoise
+    from streamveil.core.noise.samplers import rounded_gaussian
 
     centre, at = np.zeros(DRAWS), KeyedNoise.fresh().at("bench", 1)
     return cpu(lambda: rounded_gaussian(at, centre, 50.0)) / DRAWS * 1e9, "ns"
@@ -87,8 +87,8 @@ def draws(records: int) -> tuple[float, str]:
 
 def counter_step(records: int) -> tuple[float, str]:
     """One step of the default counter for many keys, noise included."""
-    from streamveil.mechanisms.counters import BltCounter
-    from streamveil.privacy.noise import KeyedNoise, Place
+    from streamveil.core.noise.keyed import KeyedNoise, Place
+    from streamveil.counters import BltCounter
 
     counter, noise = BltCounter(horizon=1000, sigma=50), KeyedNoise.fresh()
     increments = np.ones(KEYS, np.int64)

@@ -21,8 +21,8 @@ from streamveil.api.query import Query
 from streamveil.batch import rows_of
 from streamveil.connectors.sinks import to_csv
 from streamveil.errors import PlanError
-from streamveil.queries.plan import SourceSpec
-from streamveil.queries.sql import Planned, Script, parse_script
+from streamveil.plan.plan import SourceSpec
+from streamveil.sql.sql import Planned, Script, parse_script
 from streamveil.terminal import Terminal, label, say
 
 SHOWN_ROWS = 10
@@ -195,7 +195,7 @@ def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHO
 
 def open_ledger(path: Path) -> Any:
     """The ledger of a state directory, or a ledger file."""
-    from streamveil.privacy.ledger import Ledger
+    from streamveil.accounts.ledger import Ledger
     from streamveil.runtime.store import LEDGER
 
     return Ledger.load(path / LEDGER if path.is_dir() else path)

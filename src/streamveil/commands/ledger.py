@@ -40,10 +40,10 @@ def create(
     """
     from datetime import timedelta
 
-    from streamveil.privacy.budget import Budget
-    from streamveil.privacy.ledger import Ledger
-    from streamveil.privacy.neighbours import Neighbours
-    from streamveil.queries.parts import duration_us
+    from streamveil.accounts.ledger import Ledger
+    from streamveil.core.accounting.budget import Budget
+    from streamveil.core.accounting.neighbours import Neighbours
+    from streamveil.sql.parts import duration_us
 
     if path.exists():
         raise StoreError(f"'{path}' exists already; a limit is never changed")
@@ -59,7 +59,7 @@ def create(
 @app.command("show", epilog="Example: streamveil ledger show pages.veil")
 def show(state: StateFolder) -> None:
     """Every charge, what is spent and what is left."""
-    from streamveil.privacy.guarantee import rounded_up
+    from streamveil.core.accounting.guarantee import rounded_up
 
     with open_ledger(state) as ledger:
         table = Table(title=label(f"limit {ledger.limit}, {ledger.protects.phrase}"))
@@ -105,7 +105,7 @@ def convert(
 @app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")
 def export(state: StateFolder) -> None:
     """The deployment as a JSON record for registries and audits (see docs/ledger.md)."""
-    from streamveil.privacy.deployment import record
+    from streamveil.accounts.deployment import record
 
     with open_ledger(state) as ledger:
         say(json.dumps(record(ledger), indent=2, allow_nan=False))

@@ -20,11 +20,11 @@ from streamveil.commands.common import (
     writing,
 )
 from streamveil.errors import PlanError, require_one_of
-from streamveil.queries.plan import Plan
+from streamveil.plan.plan import Plan
 from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
-    from streamveil.privacy.budget import Budget
+    from streamveil.core.accounting.budget import Budget
 
 BOUNDS = ("max rows", "per group", "squared")
 
@@ -59,7 +59,7 @@ def tune(
     """Forecasts errors over bounds, budget split and releases; or solves for an epsilon."""
     from streamveil.advise.tune import METRICS
     from streamveil.advise.tune_more import OVER
-    from streamveil.privacy.budget import Budget
+    from streamveil.core.accounting.budget import Budget
 
     plan = read_query(query, table, name).plan
     if private is not None and sample is not None:
@@ -129,11 +129,11 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
     """Three noisy histograms over units, and what they recommend."""
     from dataclasses import replace
 
-    from streamveil.engines.compile import compile_plan
-    from streamveil.engines.survey import survey
-    from streamveil.privacy.ledger import Ledger
-    from streamveil.privacy.noise import KeyedNoise
-    from streamveil.queries.plan import Bounding
+    from streamveil.accounts.ledger import Ledger
+    from streamveil.compiler.group_by import compile_plan
+    from streamveil.core.noise.keyed import KeyedNoise
+    from streamveil.plan.plan import Bounding
+    from streamveil.runtime.survey import survey
 
     paid = None if ledger is None else Ledger.load(ledger)
     learned, promise = survey(plan, rows, budget, KeyedNoise.fresh(), paid)

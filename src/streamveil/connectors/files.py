@@ -24,15 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.connectors.aside import (
-    MALFORMED,
-    MISFIT,
-    TOO_LONG,
-    as_lines,
-    lines_aside,
-    misfits,
-    with_places,
-)
 from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select, slices
 from streamveil.connectors.fit import TIME, fit, is_text_or_bytes
 from streamveil.connectors.json_lines import json_block
@@ -46,6 +37,15 @@ from streamveil.connectors.names import (
     guarded,
     require_formats,
     shown,
+)
+from streamveil.connectors.rejected_rows import (
+    MALFORMED,
+    MISFIT,
+    TOO_LONG,
+    as_lines,
+    lines_aside,
+    misfits,
+    with_places,
 )
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError, require_one_of
@@ -95,7 +95,7 @@ class FilesSource:
         self.bounded = not follow
         self.max_line_bytes = max_line_bytes
         self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
-        self.traced = False  # see `connectors.aside`
+        self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
         self.names: list[str] = []  # of the files, when they were last looked for
 

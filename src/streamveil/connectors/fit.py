@@ -7,8 +7,8 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.connectors.aside import MISFIT
 from streamveil.connectors.base import micros
+from streamveil.connectors.rejected_rows import MISFIT
 
 TIME = pa.timestamp("us", tz="UTC")
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 from streamveil.api.answers import answers
 from streamveil.api.query import Query
 from streamveil.batch import rows_of
+from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard import series
 from streamveil.dashboard.draw import svg
-from streamveil.derived import Answers
-from streamveil.privacy.guarantee import rounded_up
+from streamveil.results import Answers
 
 STYLE = """
 :root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }

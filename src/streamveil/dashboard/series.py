@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from streamveil.accounts.deployment import record
+from streamveil.accounts.ledger import Ledger
 from streamveil.batch import rows_of
-from streamveil.derived import Answers
-from streamveil.derived.releases import Moment, Releases
 from streamveil.errors import PlanError
-from streamveil.privacy.deployment import record
-from streamveil.privacy.ledger import Ledger
 from streamveil.release_metadata import cut_sentence
+from streamveil.results import Answers
+from streamveil.results.releases import Moment, Releases
 from streamveil.types import Array, Float64
 
 T = TypeVar("T")

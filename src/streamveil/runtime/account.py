@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.guarantee import Guarantee
-from streamveil.privacy.ledger import Ledger
+from streamveil.accounts.ledger import Ledger
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Guarantee
 
 
 @dataclass(frozen=True, kw_only=True)

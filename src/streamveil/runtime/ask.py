@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streamveil.compiler.compile import operator_of
 from streamveil.connectors import open_sink
-from streamveil.engines.sketched import operator_of
+from streamveil.core.noise.keyed import Noise
 from streamveil.errors import PlanError, StoreError
-from streamveil.privacy.noise import Noise
-from streamveil.queries.dialect import canonical
-from streamveil.queries.expr import conjunction
-from streamveil.queries.plan import Plan, TableSource
-from streamveil.queries.script import read_question
-from streamveil.queries.table import points_where
+from streamveil.expressions.dialect import canonical
+from streamveil.expressions.expr import conjunction
+from streamveil.plan.plan import Plan, TableSource
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.job import Job, Work
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.spark_state import HEADER
 from streamveil.runtime.store import read_header
+from streamveil.sql.script import read_question
+from streamveil.sql.table import points_where
 
 
 @dataclass(frozen=True)

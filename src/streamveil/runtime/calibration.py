@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.operators.protocol import Operator
+from streamveil.dataflow.protocol import Operator
 
 DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee hangs on them
 LEFT_OUT = ("public", "keys", "defaults")  # told by the plan; explanations

@@ -24,7 +24,7 @@ import pyarrow as pa
 from streamveil.batch import Release
 from streamveil.connectors.blocks import ROOM_BYTES, room
 from streamveil.runtime import disk, frame, wal
-from streamveil.runtime.ring import Ring
+from streamveil.runtime.copy_buffer import Ring
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from streamveil.queries.expr import column_named, columns_of
-from streamveil.queries.plan import Plan, TableSource
+from streamveil.expressions.expr import column_named, columns_of
+from streamveil.plan.plan import Plan, TableSource
 
 
 def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:

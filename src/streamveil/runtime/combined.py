@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from streamveil.connectors.aside import PLACE, beside, rows_aside
 from streamveil.connectors.base import Chunk, Source, select
 from streamveil.connectors.checksum import crc32
-from streamveil.operators.turned import NOT_FINITE, count
-from streamveil.queries.combine import combine_rows, combined_schema
-from streamveil.queries.plan import Plan
+from streamveil.connectors.rejected_rows import PLACE, beside, rows_aside
+from streamveil.dataflow.reject_counts import NOT_FINITE, count
+from streamveil.plan.combine import combine_rows, combined_schema
+from streamveil.plan.plan import Plan
 from streamveil.runtime.schedule import changed
 
 
 class CombinedSource:
-    """All rows of a bounded source, combined; see `queries.combine`. Held in memory.
+    """All rows of a bounded source, combined; see `plan.combine`. Held in memory.
 
     A resumed read combines again: the same rows in the same order give the same result, and other
     rows are refused, since positions of combined rows would mean others.

@@ -9,12 +9,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from streamveil.operators.facts import counter_facts, distinct_counters, lane_facts
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.protocol import Operator
-from streamveil.operators.release import Totalling
-from streamveil.privacy.budget import Budget
-from streamveil.queries.plan import Plan, plain
+from streamveil.core.accounting.budget import Budget
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.group_metadata import counter_facts, distinct_counters, lane_facts
+from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow.release import Totalling
+from streamveil.plan.plan import Plan, plain
 
 PACKAGES = ("streamveil", "numpy", "scipy", "numba", "pyarrow", "cryptography")
 LEFT_OUT = ("budget", "options", "sink", "key_set")  # told elsewhere, or not about privacy

@@ -11,8 +11,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
+from streamveil.accounts.ledger import Ledger
 from streamveil.errors import StoreError
-from streamveil.privacy.ledger import Ledger
 from streamveil.runtime import checkpoint, frame, wal
 from streamveil.runtime.secret import SECRET
 from streamveil.runtime.store import LEDGER, VERSION, Header, read_header

@@ -22,20 +22,20 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
+from streamveil.core.accounting.budget import Budget
+from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError, StoreError
-from streamveil.operators.protocol import Operator
-from streamveil.privacy.budget import Budget
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import CheckpointDraft, Saved
+from streamveil.runtime.copy_buffer import Ring
+from streamveil.runtime.incremental_checkpoint import Saving
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import of_state, pick
 from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
-from streamveil.runtime.ring import Ring
-from streamveil.runtime.saving import Saving
 from streamveil.runtime.tables import Mark, settled
 from streamveil.runtime.wal import JobPosition, Record
 from streamveil.types import Array

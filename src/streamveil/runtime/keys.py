@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 
+from streamveil.core.noise.keyed import KeyedNoise, Noise
 from streamveil.errors import PlanError, StoreError
-from streamveil.privacy.noise import KeyedNoise, Noise
 from streamveil.runtime import secret as secrets
 from streamveil.runtime import store as stores
 

@@ -14,24 +14,24 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors import open_source
 from streamveil.connectors.base import micros
-from streamveil.engines.compile import compile_plan
-from streamveil.engines.survey import Learned, survey
+from streamveil.core.noise.keyed import KeyedNoise, Noise
+from streamveil.dataflow.protocol import Operator
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.operators.protocol import Operator
-from streamveil.privacy.noise import KeyedNoise, Noise
-from streamveil.queries.combine import combined_plan
-from streamveil.queries.expr import column_named
-from streamveil.queries.look import LOOKED, divided, look_share, told, with_look
-from streamveil.queries.plan import Plan
-from streamveil.queries.schema import check_schema
+from streamveil.expressions.expr import column_named
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.look import LOOKED, divided, look_share, told, with_look
+from streamveil.plan.plan import Plan
 from streamveil.runtime import disk, notes
 from streamveil.runtime.account import Account
 from streamveil.runtime.columns import needed_columns
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.notes import Content
 from streamveil.runtime.store import LOOK, epoch_of, require_empty
+from streamveil.runtime.survey import Learned, survey
+from streamveil.sql.schema import check_schema
 
 KIND, VERSION = "look", 1
 CHUNK = 1_000_000  # rows

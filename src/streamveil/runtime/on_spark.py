@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from streamveil.errors import PlanError
 
 if TYPE_CHECKING:
-    from streamveil.privacy.noise import Noise
-    from streamveil.queries.plan import Plan
+    from streamveil.core.noise.keyed import Noise
+    from streamveil.plan.plan import Plan
     from streamveil.runtime.progress import Listener
     from streamveil.runtime.spark import Publish, SparkJob
 

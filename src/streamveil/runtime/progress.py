@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamveil.operators.turned import BOUNDED
+from streamveil.dataflow.reject_counts import BOUNDED
 
 STATM = Path("/proc/self/statm")
 SIZES = {"units", "keys", "shown keys", "bytes", "records"}  # of the state

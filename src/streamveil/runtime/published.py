@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Release
-from streamveil.derived.releases import Load, Moment, Releases, of_folder
 from streamveil.errors import PlanError, StoreError, nearest, require_file_name
-from streamveil.queries.kernels import INT_MAX
+from streamveil.expressions.kernels import INT_MAX
+from streamveil.results.releases import Load, Moment, Releases, of_folder
 from streamveil.runtime import checkpoint, notes, wal
 from streamveil.runtime.archive import ARCHIVE, ELSEWHERE, Contents, Entry, committed, contents
 from streamveil.runtime.checkpoint import Extent

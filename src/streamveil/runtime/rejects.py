@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.batch import Batch, Refused
-from streamveil.connectors.aside import rows_aside, schema_of
+from streamveil.connectors.rejected_rows import rows_aside, schema_of
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import Unnamed

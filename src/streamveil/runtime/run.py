@@ -11,18 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.compiler.compile import is_sketched, operator_of
+from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.connectors import Source, open_sink, open_source
-from streamveil.connectors.aside import traced
+from streamveil.connectors.rejected_rows import traced
 from streamveil.connectors.span import nothing_to_read
-from streamveil.engines.compile import check_public, compile_plan
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded.group_by import within
-from streamveil.engines.sketched import is_sketched, operator_of
 from streamveil.errors import PlanError
-from streamveil.operators.protocol import Operator
-from streamveil.privacy.noise import Noise
-from streamveil.queries.combine import combined_plan
-from streamveil.queries.plan import Plan, TableSource
-from streamveil.queries.schema import check_schema
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.plan import Plan, TableSource
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.combined import CombinedSource
@@ -34,6 +33,7 @@ from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import SCRATCH, epoch_of
+from streamveil.sql.schema import check_schema
 
 Engine = Callable[[Plan], Operator]
 

@@ -21,12 +21,12 @@ import pyarrow as pa
 from streamveil.batch import Batch
 from streamveil.connectors import Source
 from streamveil.connectors.arrival import Arrivals, arrivals
-from streamveil.connectors.aside import PLACE, rows_aside
 from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
+from streamveil.connectors.rejected_rows import PLACE, rows_aside
 from streamveil.errors import PlanError, SourceError
-from streamveil.queries.plan import Clock
-from streamveil.runtime.pile import Pile
+from streamveil.plan.plan import Clock
+from streamveil.runtime.spill_buffer import Pile
 from streamveil.types import Array, Int64
 
 SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk

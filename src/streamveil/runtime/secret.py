@@ -12,8 +12,8 @@ import stat
 import subprocess  # the user's own key command, no shell
 from pathlib import Path
 
+from streamveil.core.noise.keyed import SECRET_BYTES, KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.privacy.noise import SECRET_BYTES, KeyedNoise
 from streamveil.runtime import disk
 
 SECRET = "secret"  # the file's name, not a secret  # noqa: S105

@@ -21,25 +21,24 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
+from streamveil.compiler import compile
+from streamveil.compiler.group_by import check_public
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.base import Sink, declared_schema, signed
 from streamveil.connectors.rate import RateSource
-from streamveil.engines import sketched
-from streamveil.engines.compile import check_public
-from streamveil.engines.spark import replicas, stages, tasks
-from streamveil.engines.spark.feeds import FilesReading, RateReading, Reading, options_for
+from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow.state import types_to_bytes
+from streamveil.engines.spark import stages, state_cache, tasks
 from streamveil.engines.spark.kafka import KafkaReading, Topic
-from streamveil.engines.spark.moving import total
 from streamveil.engines.spark.session import require_callbacks
 from streamveil.engines.spark.shards import Shards
+from streamveil.engines.spark.shuffle import total
 from streamveil.engines.spark.source import NAME, StepSource
-from streamveil.engines.spark.spread import spread_of
+from streamveil.engines.spark.source_offsets import FilesReading, RateReading, Reading, options_for
+from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
-from streamveil.operators.protocol import Operator
-from streamveil.operators.state import types_to_bytes
-from streamveil.queries.combine import combined_plan, combined_schema
-from streamveil.queries.plan import Plan, TableSource
-from streamveil.queries.schema import check_schema
+from streamveil.plan.combine import combined_plan, combined_schema
+from streamveil.plan.plan import Plan, TableSource
 from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.columns import needed_columns, time_named
@@ -57,6 +56,7 @@ from streamveil.runtime.spark_state import (
     SparkLayout,
     missing,
 )
+from streamveil.sql.schema import check_schema
 
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
@@ -215,7 +215,7 @@ class SparkJob:
         job = self.shards.job
 
         def task(_: Iterator[int]) -> None:
-            replicas.forget(job)
+            state_cache.forget(job)
 
         with suppress(Exception):  # a session that was stopped took them along
             context = self.session.sparkContext
@@ -348,7 +348,7 @@ def operator_of(plan: Plan) -> Operator:
         )
     if kind == "kafka" and plan.clock.kind != "wall":
         raise PlanError("a topic has no end: give the query a wall clock with a start")
-    return sketched.operator_of(as_on_spark(combined_plan(plan)))
+    return compile.operator_of(as_on_spark(combined_plan(plan)))
 
 
 def as_on_spark(plan: Plan) -> Plan:
@@ -362,7 +362,7 @@ def as_on_spark(plan: Plan) -> Plan:
             " shards of Spark do not share.\n"
             "  to fix  leave them out, or run on the embedded engine"
         )
-    plain = plan.preset == "default" and not sketched.is_sketched(plan)
+    plain = plan.preset == "default" and not compile.is_sketched(plan)
     return (
         replace(plan, options={**plan.options, "cut_share": 0, "look_share": 0}) if plain else plan
     )

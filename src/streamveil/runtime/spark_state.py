@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from streamveil.core.noise.keyed import KeyedNoise, Noise
 from streamveil.engines.spark.shards import Shards, share_of
 from streamveil.errors import PlanError, StoreError
-from streamveil.privacy.noise import KeyedNoise, Noise
 from streamveil.runtime import notes
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.account import Account

@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
+from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import checkpoint, disk, frame, notes, wal
 from streamveil.runtime.checkpoint import Saved, Work
 from streamveil.runtime.lock import LOCK, Lock

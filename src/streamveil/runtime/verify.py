@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamveil.accounts.ledger import Ledger
+from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import SourceError, StoreError, StreamveilError
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.noise import KeyedNoise
 from streamveil.runtime import checkpoint, rejects, wal
 from streamveil.runtime import secret as secrets
 from streamveil.runtime.archive import ARCHIVE, ahead, committed, contents

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.engines.compile import compile_plan
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.embedded import group_by
 from streamveil.engines.embedded.group_by import EmbeddedGroupBy, embedded
 from streamveil.engines.embedded.tables import PartedTable, Room
 from streamveil.errors import PlanError
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.plan import (
+from streamveil.plan.plan import (
     Aggregate,
     Bounding,
     Clock,
@@ -29,7 +29,7 @@ from streamveil.queries.plan import (
 )
 from streamveil.runtime.run import Pace, run
 from streamveil.runtime.store import SCRATCH, CheckpointPolicy
-from tests.operators.test_bounding import make_rows
+from tests.dataflow.test_bounding import make_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 ROWS, UNITS = 3_000, 1_200

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SilentNoise
+from streamveil.dataflow import rows as row_stage
 from streamveil.engines.embedded import group_by
-from streamveil.operators import rows as row_stage
-from streamveil.privacy.budget import Budget
-from streamveil.privacy.noise import SilentNoise
-from streamveil.queries.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
+from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.run import Pace, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.batch import Batch
-from streamveil.engines.compile import compile_plan
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.embedded import group_by
 from streamveil.engines.embedded.group_by import EmbeddedGroupBy, embedded
 from streamveil.engines.embedded.tables import PARTS, Room
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.plan import Aggregate, Bounding, Clock, Plan, SourceSpec, Window
+from streamveil.plan.plan import Aggregate, Bounding, Clock, Plan, SourceSpec, Window
 from streamveil.runtime.run import Pace, work_of
 from tests.engines.embedded.test_group_by import BOUNDS, plan
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil.dataflow.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.dataflow.unit_kernels import WORDS
 from streamveil.engines.embedded.split import GROWTH, SAMPLE, split, unseen
 from streamveil.engines.embedded.tables import PARTS, PartedTable, Room
-from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
-from streamveil.operators.unit_kernels import WORDS
-from tests.operators.test_bounding import FIRSTS, assert_decides, cut, make_rows, rules
-from tests.operators.test_unit_layout import CROWDED, assert_can_be_found
-from tests.operators.twins import remembered
+from tests.dataflow.test_bounding import FIRSTS, assert_decides, cut, make_rows, rules
+from tests.dataflow.test_unit_layout import CROWDED, assert_can_be_found
+from tests.dataflow.twins import remembered
 
 ANYWHERE = Path("/nonexistent")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.queries.plan import Plan
-from streamveil.queries.sql import parse_script
+from streamveil.plan.plan import Plan
+from streamveil.sql.sql import parse_script
 from tests.engines.spark.streams import Case
 
 SIX_HOURS = "start = '1970-01-01', end = '1970-01-01 06:00:00', arrival = seen"

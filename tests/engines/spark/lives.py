@@ -60,8 +60,8 @@ def cluster(folder: Path, port: int) -> list[subprocess.Popen[bytes]]:
 
 def live(case: int, folder: Path, master: str) -> None:
     """One life, to the end."""
+    from streamveil.core.noise.keyed import SeededNoise
     from streamveil.engines.spark.session import session
-    from streamveil.privacy.noise import SeededNoise
     from streamveil.runtime.keys import Randomness
     from streamveil.runtime.spark import SparkJob
     from streamveil.runtime.spark_state import SparkLayout

@@ -9,10 +9,10 @@ import shutil
 import numpy as np
 import pytest
 
-from streamveil.engines.spark import chains, replicas, storage
-from streamveil.engines.spark.chains import Chain
-from streamveil.engines.spark.replicas import Replica, Stamp
+from streamveil.engines.spark import state_cache, storage, versioned_state
 from streamveil.engines.spark.shards import BASE, DELTA, Shards
+from streamveil.engines.spark.state_cache import Replica, Stamp
+from streamveil.engines.spark.versioned_state import Chain
 from streamveil.errors import StoreError
 
 
@@ -69,13 +69,13 @@ def assert_holds(made, version):
 def local(tmp_path, monkeypatch):
     """An executor's own folder."""
     (tmp_path / "local").mkdir()
-    monkeypatch.setenv(replicas.FOLDERS, f"{tmp_path}/local,/elsewhere")
+    monkeypatch.setenv(state_cache.FOLDERS, f"{tmp_path}/local,/elsewhere")
     return tmp_path / "local" / "streamveil"
 
 
 @pytest.fixture
 def alone(monkeypatch):
-    monkeypatch.delenv(replicas.FOLDERS, raising=False)
+    monkeypatch.delenv(state_cache.FOLDERS, raising=False)
 
 
 def reads(monkeypatch):
@@ -95,9 +95,9 @@ def test_any_version_is_found_without_a_replica(executor, tmp_path, request, mon
     request.getfixturevalue(executor)
     made = chain(tmp_path)
     bases = advance(made, 1, 150)
-    often = 150 / chains.COLD if executor == "alone" else 150 / 8
+    often = 150 / versioned_state.COLD if executor == "alone" else 150 / 8
     assert 1 <= bases < often + 5  # a step writes its rows, not the state
-    monkeypatch.delenv(replicas.FOLDERS, raising=False)
+    monkeypatch.delenv(state_cache.FOLDERS, raising=False)
     for version in (0, 1, 40, 149, 150):
         assert_holds(made, version)
 
@@ -105,7 +105,7 @@ def test_any_version_is_found_without_a_replica(executor, tmp_path, request, mon
 def test_whoever_repeats_many_steps_spares_others_that(tmp_path, local, monkeypatch):
     made = chain(tmp_path)
     advance(made, 1, 20)
-    monkeypatch.delenv(replicas.FOLDERS)
+    monkeypatch.delenv(state_cache.FOLDERS)
     assert advance(made, 21, 21) == 1
     seen = reads(monkeypatch)
     assert advance(made, 22, 22) == 0
@@ -115,11 +115,11 @@ def test_whoever_repeats_many_steps_spares_others_that(tmp_path, local, monkeypa
 def test_a_replica_far_behind_is_given_up(tmp_path, local, monkeypatch):
     made = chain(tmp_path)
     advance(made, 1, 2)
-    monkeypatch.delenv(replicas.FOLDERS)
-    advance(made, 3, 3 + chains.FARTHEST)
-    monkeypatch.setenv(replicas.FOLDERS, str(local.parent))
+    monkeypatch.delenv(state_cache.FOLDERS)
+    advance(made, 3, 3 + versioned_state.FARTHEST)
+    monkeypatch.setenv(state_cache.FOLDERS, str(local.parent))
     seen = reads(monkeypatch)
-    assert_holds(made, 3 + chains.FARTHEST)
+    assert_holds(made, 3 + versioned_state.FARTHEST)
     assert seen[0][1] == BASE
 
 
@@ -134,9 +134,9 @@ def test_a_replica_spares_reading_the_storage(tmp_path, local, monkeypatch):
 def test_a_replica_of_an_older_version_catches_up(tmp_path, local, monkeypatch):
     made = chain(tmp_path)
     advance(made, 1, 10)
-    monkeypatch.delenv(replicas.FOLDERS)
+    monkeypatch.delenv(state_cache.FOLDERS)
     advance(made, 11, 14)  # by another executor
-    monkeypatch.setenv(replicas.FOLDERS, str(local.parent))
+    monkeypatch.setenv(state_cache.FOLDERS, str(local.parent))
     seen = reads(monkeypatch)
     assert_holds(made, 14)
     assert seen == [(version, DELTA) for version in range(11, 15)]
@@ -317,7 +317,7 @@ def test_files_of_others_and_files_already_gone_stop_nothing(tmp_path, local, mo
     assert all(path.exists() for path in strange)
     assert not (folder / "00000003.delta").exists()
     assert shards.newest() == 70
-    monkeypatch.delenv(replicas.FOLDERS)
+    monkeypatch.delenv(state_cache.FOLDERS)
     assert_holds(made, 70)
 
 
@@ -343,7 +343,7 @@ def test_what_a_version_needs_is_kept_and_the_rest_deleted(tmp_path, local):
             assert_holds(made, step)
             assert_holds(made, step - 1)
     files = [path.name for path in (tmp_path / "key").rglob("*.*")]
-    assert len(files) < 2 * chains.LONGEST + 4
+    assert len(files) < 2 * versioned_state.LONGEST + 4
     assert sum(name.endswith(BASE) for name in files) <= 2
 
 
@@ -368,8 +368,8 @@ def test_shards_write_their_bases_at_different_steps(tmp_path, local):
 
 
 def test_a_replica_reuses_room_and_stays_small(local, tmp_path, monkeypatch):
-    monkeypatch.setenv(replicas.FOLDERS, str(local.parent))
-    monkeypatch.setattr(replicas, "LOOSE", 1 << 12)
+    monkeypatch.setenv(state_cache.FOLDERS, str(local.parent))
+    monkeypatch.setattr(state_cache, "LOOSE", 1 << 12)
     rng = np.random.default_rng(0)
     held, wanted = {str(i): rng.integers(0, 9, 1000) for i in range(5)}, {}
     for step in range(60):
@@ -391,7 +391,7 @@ def test_a_replica_reuses_room_and_stays_small(local, tmp_path, monkeypatch):
 
 
 def test_a_replica_needs_room_on_the_disk(tmp_path, local, monkeypatch):
-    monkeypatch.setattr(replicas, "SPARE", 1.0)
+    monkeypatch.setattr(state_cache, "SPARE", 1.0)
     made = chain(tmp_path)
     advance(made, 1, 3)
     assert not list(local.glob("*.json"))
@@ -407,7 +407,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_fails_no_task(tmp_path, local,
     monkeypatch.setattr("os.pwrite", full)
     advance(made, 3, 4)
     monkeypatch.undo()
-    monkeypatch.setenv(replicas.FOLDERS, f"{tmp_path}/other")
+    monkeypatch.setenv(state_cache.FOLDERS, f"{tmp_path}/other")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "streamveil").write_text("no folder")
     advance(made, 5, 6)
@@ -417,19 +417,19 @@ def test_a_disk_that_is_full_or_cannot_be_written_fails_no_task(tmp_path, local,
 def test_replicas_unused_for_a_day_go_also_those_of_executors_that_were_killed(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(replicas, "SWEPT", {})
+    monkeypatch.setattr(state_cache, "SWEPT", {})
     folders = [tmp_path / f"blockmgr-{name}" for name in "abc"]
     for number, folder in enumerate(folders):
         folder.mkdir()
-        monkeypatch.setenv(replicas.FOLDERS, str(folder))
+        monkeypatch.setenv(state_cache.FOLDERS, str(folder))
         advance(chain(tmp_path, shard=number), 1, 1)
     for lock in tmp_path.glob("blockmgr-[ab]/streamveil/*.lock"):
         os.utime(lock, (1, 1))
-    used = replicas.Replica._locked(
+    used = state_cache.Replica._locked(
         next(tmp_path.glob("blockmgr-b/streamveil/*.lock")).with_suffix("")
     )
     os.utime(used.path.with_suffix(".lock"), (1, 1))
-    monkeypatch.setattr(replicas, "SWEPT", {})
+    monkeypatch.setattr(state_cache, "SWEPT", {})
     advance(chain(tmp_path, shard=9), 1, 1)
     assert not list(tmp_path.glob("blockmgr-a/streamveil/*"))
     assert len(list(tmp_path.glob("blockmgr-b/streamveil/*"))) == 3
@@ -447,7 +447,7 @@ def test_what_others_link_to_is_not_swept(tmp_path, local, monkeypatch):
     local.mkdir()
     (local / "d-e-f.lock").symlink_to(precious / "a-b-c.lock")
     os.utime(local / "d-e-f.lock", (1, 1), follow_symlinks=False)
-    monkeypatch.setattr(replicas, "SWEPT", {})
+    monkeypatch.setattr(state_cache, "SWEPT", {})
     advance(chain(tmp_path), 1, 1)
     facts = (precious / "a-b-c.lock").stat()
     assert (facts.st_mtime, facts.st_size) == (1, 4)
@@ -457,26 +457,26 @@ def test_a_job_that_ends_takes_its_replicas_along_and_no_other(tmp_path, local):
     mine, other = chain(tmp_path, origin="a"), chain(tmp_path / "other", origin="b")
     advance(mine, 1, 2)
     advance(other, 1, 2)
-    replicas.forget(mine.shards.job)
+    state_cache.forget(mine.shards.job)
     assert {path.name.split("-")[0] for path in local.iterdir()} == {other.shards.job}
     assert_holds(mine, 2)
 
 
 def test_a_lock_whose_file_was_deleted_is_none(tmp_path, local, monkeypatch):
-    made, flock = chain(tmp_path), replicas.fcntl.flock
+    made, flock = chain(tmp_path), state_cache.fcntl.flock
     advance(made, 1, 1)
 
     def deleted(lock, how):
         flock(lock, how)
         next(local.glob("*.lock")).unlink()
 
-    monkeypatch.setattr(replicas.fcntl, "flock", deleted)
+    monkeypatch.setattr(state_cache.fcntl, "flock", deleted)
     with made.open(1) as held:
         assert held.replica is None
 
 
 def test_replicas_can_be_forbidden(tmp_path, local, monkeypatch):
-    monkeypatch.setenv(replicas.WANTED, "off")
+    monkeypatch.setenv(state_cache.WANTED, "off")
     made = chain(tmp_path)
     advance(made, 1, 3)
     assert not local.exists()

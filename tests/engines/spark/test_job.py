@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
+from streamveil.accounts.ledger import Ledger
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError, SourceError, StoreError
-from streamveil.privacy.ledger import Ledger
-from streamveil.privacy.noise import SeededNoise
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.on_spark import spark
 from streamveil.runtime.run import run

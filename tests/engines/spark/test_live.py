@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch
-from streamveil.engines.sketched import operator_of
-from streamveil.queries.plan import Clock
-from streamveil.queries.sql import parse_script
+from streamveil.compiler.compile import operator_of
+from streamveil.plan.plan import Clock
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark
+from streamveil.sql.sql import parse_script
 from tests.engines.spark.broker import PARTITIONS, rows_of
 from tests.engines.spark.user import charges, end, killed_and_resumed, noise_of, tables_in
 

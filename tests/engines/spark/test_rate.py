@@ -6,17 +6,17 @@ import importlib.util
 
 import pytest
 
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.sql import parse_script
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import run
+from streamveil.sql.sql import parse_script
 from tests.engines.spark import lives
 from tests.engines.spark.streams import published
 
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
-from streamveil.engines.spark import feeds
+from streamveil.engines.spark import source_offsets
 from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import Split
 from streamveil.runtime.spark import SparkJob, as_on_spark
@@ -36,7 +36,7 @@ FROM made GROUP BY key EMIT EVERY {every};
 
 
 def test_publishes_the_bytes_of_the_embedded_engine(session, tmp_path, monkeypatch):
-    monkeypatch.setattr(feeds, "PIECE", 700)  # several tasks a step
+    monkeypatch.setattr(source_offsets, "PIECE", 700)  # several tasks a step
     noise = SeededNoise(lives.SEED)
     here, there = (
         parse_script(QUERY.format(out=tmp_path / name, every="INTERVAL 20 MINUTE")).query.plan
@@ -55,7 +55,7 @@ def test_publishes_the_bytes_of_the_embedded_engine(session, tmp_path, monkeypat
 
 def taken(plan, step, before, seen):
     """The positions of a step's rows, as far as its plan tells."""
-    feed = feed_of(feeds.options_for("rate", plan.source.options, plan.clock, "ts"))
+    feed = feed_of(source_offsets.options_for("rate", plan.source.options, plan.clock, "ts"))
     splits = [Split.parse(text) for piece in feed.splits(before, seen, step) for text in piece]
     return sorted((part.base + part.skip, part.rows) for part in splits)
 
@@ -66,7 +66,7 @@ def test_a_replay_has_all_rows_and_ends(every):
     if "ROWS" in every:  # which takes a number of steps instead
         text = text.replace("start = '2026-01-01', end = '2026-01-01 01:00:00')", "steps = 9)")
     plan = parse_script(text).query.plan
-    feed = feed_of(feeds.options_for("rate", plan.source.options, plan.clock, "ts"))
+    feed = feed_of(source_offsets.options_for("rate", plan.source.options, plan.clock, "ts"))
     seen = feed.seen(feed.nothing(), 0.0)
     assert [feed.has(seen, step) for step in (1, 3, 4)] == [True, True, False]
     if plan.clock.kind == "rows":
@@ -77,7 +77,7 @@ def test_a_live_step_takes_the_rows_whose_time_came_before_it():
     live = QUERY.replace("units = 300", "units = 300, follow = TRUE")
     plan = parse_script(live.format(out="out", every="INTERVAL 20 MINUTE")).query.plan
     assert plan.clock.kind == "wall"
-    feed = feed_of(feeds.options_for("rate", plan.source.options, plan.clock, None))
+    feed = feed_of(source_offsets.options_for("rate", plan.source.options, plan.clock, None))
     start = plan.clock.start_us / 1e6
     first = feed.seen(feed.nothing(), start + 1200)
     second = feed.seen(first, start + 2400)

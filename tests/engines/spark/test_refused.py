@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamveil.connectors.files import FilesSource
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import SourceError, StoreError
-from streamveil.privacy.noise import SeededNoise
 from streamveil.runtime.keys import Randomness
 from tests.engines.spark.asked import ASKED
 from tests.engines.spark.streams import CASES, HOUR
@@ -25,10 +25,10 @@ from tests.engines.spark.streams import CASES, HOUR
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
-from streamveil.engines.spark import feeds, stages, tasks
-from streamveil.engines.spark.chains import Chain
+from streamveil.engines.spark import source_offsets, stages, tasks
 from streamveil.engines.spark.source import feed_of
 from streamveil.engines.spark.splits import digest, footers
+from streamveil.engines.spark.versioned_state import Chain
 from streamveil.runtime import spark as jobs
 from streamveil.runtime.spark_state import CHECKPOINT, PublishedStep, SparkLayout
 from tests.engines.spark.test_spread import assert_equal, one_step
@@ -41,7 +41,7 @@ KEYS = Randomness(noise=SeededNoise(5), insecure=True)
 class Altered:
     """A reading whose rows are others than they were."""
 
-    reading: feeds.Reading
+    reading: source_offsets.Reading
     change: object
 
     def rows(self, split, step):
@@ -112,7 +112,7 @@ KINDS = [*ASKED, *CASES]
 
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_a_step_may_run_again_but_over_its_own_rows_only(case, tmp_path, monkeypatch):
-    monkeypatch.setattr(feeds, "PIECE", 200)
+    monkeypatch.setattr(source_offsets, "PIECE", 200)
     refused = 0
     with opened(case, tmp_path) as job:
         steps = Steps(job, monkeypatch)

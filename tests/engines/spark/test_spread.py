@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from streamveil.cli import app
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError, StoreError
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.plan import Clock
+from streamveil.plan.plan import Clock
 from streamveil.runtime.ask import ask
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import run
@@ -29,7 +29,7 @@ from tests.engines.spark.streams import CASES, HOUR
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
-from streamveil.engines.spark import feeds, stages, tasks
+from streamveil.engines.spark import source_offsets, stages, tasks
 from streamveil.engines.spark.source import feed_of
 from streamveil.runtime import spark as jobs
 from streamveil.runtime.spark_state import SparkLayout
@@ -99,7 +99,7 @@ def assert_equal(found, wanted):
 
 
 def compared(case, folder, monkeypatch):
-    monkeypatch.setattr(feeds, "PIECE", 200)
+    monkeypatch.setattr(source_offsets, "PIECE", 200)
     monkeypatch.setattr(tasks, "ROWS", 60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,7 +152,7 @@ def test_odd_rows_are_counted_by_the_same_reasons(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [0, 4])
 def test_rows_outside_the_schedule_are_counted_once(number, statistics, tmp_path, monkeypatch):
     case = replace(CASES[number], rows=700)
-    monkeypatch.setattr(feeds, "PIECE", 200)
+    monkeypatch.setattr(source_offsets, "PIECE", 200)
     plan = case.plan(case.write(tmp_path / "data"))
     for path in (tmp_path / "data").iterdir():
         table = pq.read_table(path)

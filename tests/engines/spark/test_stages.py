@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.files import FilesSource
-from streamveil.engines.compile import compile_plan
+from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.spark import stages
 from streamveil.engines.spark.columns import pack, unpack
-from streamveil.engines.spark.feeds import FilesReading
-from streamveil.engines.spark.moving import Piece, Rows, joined
 from streamveil.engines.spark.shards import Shards
+from streamveil.engines.spark.shuffle import Piece, Rows, joined
+from streamveil.engines.spark.source_offsets import FilesReading
 from streamveil.engines.spark.splits import digest, footers, last_step, plan_step
 from streamveil.errors import SourceError, StoreError
-from streamveil.privacy.noise import SeededNoise
-from streamveil.queries.plan import Clock
+from streamveil.plan.plan import Clock
 from streamveil.runtime.columns import needed_columns
 from streamveil.runtime.run import run
 from streamveil.runtime.spark import as_on_spark

@@ -19,8 +19,8 @@ from dataclasses import replace
 import pytest
 
 from streamveil.engines.spark.shards import Shards
-from streamveil.queries.sql import parse_script
 from streamveil.runtime.run import run
+from streamveil.sql.sql import parse_script
 from tests.engines.spark.asked import ASKED, PLAIN
 from tests.engines.spark.user import charges, end, killed_and_resumed, noise_of, tables_in
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 
-from streamveil.privacy.ledger import Ledger
+from streamveil.accounts.ledger import Ledger
 from streamveil.runtime.spark_state import SecretFrom
 from tests.engines.spark.streams import published
 

@@ -17,14 +17,14 @@ from typing import Any, cast
 import numpy as np
 
 from streamveil.batch import Batch
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.state import State
+from streamveil.dataflow.unit_kernels import WORDS
 from streamveil.engines.embedded.split import unseen
 from streamveil.engines.embedded.tables import NEVER, PARTS, PartedTable, Room
 from streamveil.errors import PlanError
-from streamveil.operators.bounding import Passed, UnitRows, UnitTable
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.state import State
-from streamveil.operators.unit_kernels import WORDS
-from streamveil.privacy.noise import Noise
 from streamveil.types import Array
 
 LARGE = 1 << 15  # units from which on a table is divided

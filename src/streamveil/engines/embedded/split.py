@@ -6,9 +6,9 @@ from math import isqrt
 
 import numpy as np
 
-from streamveil.operators.bounding import SMALLEST, Shape, UnitTable, grow_table
-from streamveil.operators.unit_kernels import BUCKET, WORDS
-from streamveil.operators.unit_layout import count_unseen, deal, measure_parts
+from streamveil.dataflow.bounding import SMALLEST, Shape, UnitTable, grow_table
+from streamveil.dataflow.unit_kernels import BUCKET, WORDS
+from streamveil.dataflow.unit_layout import count_unseen, deal, measure_parts
 from streamveil.types import Array, Int64, UInt64
 
 GROWTH = 50  # percent by which a part grows

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.dataflow.bounding import Bounds, Passed, UnitRows, UnitTable, decide, unit_stage
+from streamveil.dataflow.unit_kernels import WORDS
+from streamveil.dataflow.unit_lookup import HEAD
 from streamveil.engines.embedded.split import make_room, part_of, split, unseen
 from streamveil.errors import StoreError
-from streamveil.operators.bounding import Bounds, Passed, UnitRows, UnitTable, decide, unit_stage
-from streamveil.operators.unit_kernels import WORDS
-from streamveil.operators.unit_lookup import HEAD
 from streamveil.types import Array
 
 PARTS = 32

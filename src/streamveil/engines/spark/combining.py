@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.reject_counts import NOT_FINITE, count
+from streamveil.dataflow.rows import fingerprints
 from streamveil.engines.spark import stages, tasks
-from streamveil.engines.spark.moving import Piece, Rows
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.rows import fingerprints
-from streamveil.operators.turned import NOT_FINITE, count
-from streamveil.privacy.noise import Noise
-from streamveil.queries.combine import combine_rows
-from streamveil.queries.expr import compile_unit
-from streamveil.queries.plan import Plan
+from streamveil.engines.spark.shuffle import Piece, Rows
+from streamveil.expressions.expr import compile_unit
+from streamveil.plan.combine import combine_rows
+from streamveil.plan.plan import Plan
 
 CELL = "arrow"  # rows of a piece as an Arrow stream
 

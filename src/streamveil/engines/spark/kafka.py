@@ -16,12 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.connectors.aside import MALFORMED
 from streamveil.connectors.fit import fit
 from streamveil.connectors.json_lines import json_messages
-from streamveil.engines.spark.feeds import PIECE, Read, Seen
+from streamveil.connectors.rejected_rows import MALFORMED
+from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
 from streamveil.errors import MissingExtraError, PlanError, SourceError
-from streamveil.queries.plan import Clock
+from streamveil.plan.plan import Clock
 
 PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
 WAIT = 30.0  # seconds without an answer before a step fails, to be repeated

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.reject_counts import BOUNDED
+from streamveil.dataflow.state import parts
 from streamveil.engines.spark import tasks
-from streamveil.engines.spark.chains import Chain
 from streamveil.engines.spark.columns import pack, tag_of
-from streamveil.engines.spark.moving import Rows, joined, total
 from streamveil.engines.spark.shards import share_of
-from streamveil.operators.sketch import SketchQuery, SketchState
-from streamveil.operators.state import parts
-from streamveil.operators.turned import BOUNDED
-from streamveil.privacy.noise import Noise
+from streamveil.engines.spark.shuffle import Rows, joined, total
+from streamveil.engines.spark.versioned_state import Chain
+from streamveil.sketches.operator import SketchQuery, SketchState
 from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard

@@ -20,9 +20,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.rate import RateSource
-from streamveil.engines.spark.feeds import Feed, FilesFeed, RateFeed
 from streamveil.engines.spark.kafka import KafkaFeed, Topic
-from streamveil.queries.plan import Clock
+from streamveil.engines.spark.source_offsets import Feed, FilesFeed, RateFeed
+from streamveil.plan.plan import Clock
 
 NAME = "streamveil"
 SCHEMA = StructType([StructField("split", StringType())])

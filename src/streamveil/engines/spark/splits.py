@@ -24,7 +24,7 @@ from streamveil.connectors.fit import fit
 from streamveil.connectors.names import guarded
 from streamveil.errors import PlanError, SourceError
 from streamveil.frames import plain
-from streamveil.queries.plan import Clock
+from streamveil.plan.plan import Clock
 
 ALL = 2**62  # more than there are
 TAIL = 8  # bytes that end a Parquet file: the length of its footer and a word

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
-from streamveil.engines.spark.moving import BYTES, ENDS, Counts, Rows, cells_from, cells_of
-from streamveil.operators.aggregate import (
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.aggregate import (
     KeyRows,
     KeyTable,
     Recognised,
@@ -25,16 +25,16 @@ from streamveil.operators.aggregate import (
     key_stage,
     recognise,
 )
-from streamveil.operators.distinct import recall, see
-from streamveil.operators.dp_sqlp import RoundTotalling
-from streamveil.operators.folding import ROUND_MARK, arrive, pass_units
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.keys import encode_keys
-from streamveil.operators.release import WindowState
-from streamveil.operators.rows import Prepared, groups_of, lane_hits, lane_quanta, within_reach
-from streamveil.operators.state import Index, State, parts
-from streamveil.operators.turned import BOUNDED
-from streamveil.privacy.noise import Noise
+from streamveil.dataflow.distinct import recall, see
+from streamveil.dataflow.dp_sqlp import RoundTotalling
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.keys import encode_keys
+from streamveil.dataflow.reject_counts import BOUNDED
+from streamveil.dataflow.release import WindowState
+from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta, within_reach
+from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units
+from streamveil.dataflow.state import Index, State, parts
+from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Facts = dict[str, Array]  # of the shown groups, all public: window, name, weight, round

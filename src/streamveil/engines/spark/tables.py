@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil.changing_tables.operator import REASONS, ChangingTable, TableState
+from streamveil.core.noise.keyed import Noise
 from streamveil.engines.spark import tasks
-from streamveil.engines.spark.chains import Chain
-from streamveil.engines.spark.moving import Rows, joined, total
-from streamveil.operators.table import REASONS, ChangingTable, TableState
-from streamveil.privacy.noise import Noise
+from streamveil.engines.spark.shuffle import Rows, joined, total
+from streamveil.engines.spark.versioned_state import Chain
 from streamveil.types import Array
 
 LAST = "key"  # the stage that releases; it has one shard

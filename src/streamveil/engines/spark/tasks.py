@@ -15,15 +15,15 @@ from pyspark import cloudpickle
 
 from streamveil.batch import Release
 from streamveil.connectors.base import slices
-from streamveil.engines.spark import known, stages
-from streamveil.engines.spark.chains import Chain
-from streamveil.engines.spark.feeds import Reading
-from streamveil.engines.spark.moving import Piece, Rows, joined, total
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.state import State, types_from_bytes
+from streamveil.engines.spark import published_keys_cache, stages
 from streamveil.engines.spark.shards import Shards
-from streamveil.operators.group_by import GroupBy
-from streamveil.operators.state import State, types_from_bytes
-from streamveil.privacy.noise import Noise
-from streamveil.queries.plan import Plan
+from streamveil.engines.spark.shuffle import Piece, Rows, joined, total
+from streamveil.engines.spark.source_offsets import Reading
+from streamveil.engines.spark.versioned_state import Chain
+from streamveil.plan.plan import Plan
 from streamveil.types import Array
 
 MOVING = pa.schema([("task", pa.int32()), ("shard", pa.int32()), ("piece", pa.binary())])
@@ -120,7 +120,7 @@ def bound_task(
 
     def task(batches: Batches) -> Batches:
         operator = setup.operator.open()
-        shown = known.shown(operator, setup.state, setup.shards, step - 1)
+        shown = published_keys_cache.shown(operator, setup.state, setup.shards, step - 1)
         for shard, came in received(setup, batches):
             pieces = ready(came)
             rows = joined(pieces)
@@ -152,8 +152,8 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
                 keys = operator.counters(held.state)
                 releases = operator.release(held.state, step, noise)
                 size, whole = held.commit(delta)
-                told = known.Step(shard, step, tag, held.stamp.tag, whole)
-                known.tell(operator, setup.state, told, held.state, before)
+                told = published_keys_cache.Step(shard, step, tag, held.stamp.tag, whole)
+                published_keys_cache.tell(operator, setup.state, told, held.state, before)
                 counters = {"keys": keys["keys"], "shown keys": keys["shown keys"], "bytes": size,
                             "bases": int(whole)}  # fmt: skip
                 own = {"counters": counters, "tags": held.share}

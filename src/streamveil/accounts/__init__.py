@@ -1,0 +1,1 @@
+"""Ledgers: what jobs have spent, and what they may."""

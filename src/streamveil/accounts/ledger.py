@@ -1,0 +1,469 @@
+"""The ledger: what was promised about one data set, and what is left to promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+
+from streamveil.accounts import spending
+from streamveil.accounts.journal import Journal, Record, has_torn_tail
+from streamveil.accounts.spending import Amounts, Cost, Periods, PeriodTotals
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.errors import BudgetError, PlanError, StoreError
+
+FORMAT = 2  # 2: tables by their certificates, chances, charges that hold given the past
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What a mechanism takes, before it draws anything."""
+
+    name: str
+    loss: Loss
+    range: Periods | None = None  # unit-periods [first, end) whose rows it may read; None: all rows
+    key: str | None = None  # the same key is charged once
+    separate: bool = False  # every unit-period enters mechanisms of its own
+    horizon: int | None = None
+    about: Record | None = field(default=None, compare=False, repr=False)  # for the export
+    given_past: bool = False  # the loss bounds what follows any past that no unit's row is in
+
+    def __post_init__(self) -> None:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError(f"range must be [first, end) with first < end, not {self.range}")
+        if self.loss.group_size > 1:
+            raise ValueError("charge the loss of one unit; the ledger converts to groups")
+
+    def to_dict(self) -> Record:
+        """A JSON-able record; only what is set."""
+        record: Record = {"charge": self.name, "loss": self.loss.to_dict()}
+        if self.range is not None:
+            record["range"] = list(self.range)
+        named = {"key": self.key, "separate": self.separate or None, "horizon": self.horizon,
+                 "about": self.about, "given_past": self.given_past or None}  # fmt: skip
+        return record | {name: value for name, value in named.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, saved: Record) -> Charge:
+        """The inverse of `to_dict`."""
+        first_end = saved.get("range")
+        return cls(
+            saved["charge"],
+            Loss.from_dict(saved["loss"]),
+            None if first_end is None else (first_end[0], first_end[1]),
+            saved.get("key"),
+            saved.get("separate", False),
+            saved.get("horizon"),
+            saved.get("about"),
+            saved.get("given_past", False),
+        )
+
+    def held(self, periods: int) -> int:
+        """How many of so many consecutive unit-periods it may read, at most."""
+        return periods if self.range is None else min(self.range[1] - self.range[0], periods)
+
+    def cost(self, caps: Loss) -> Cost:
+        """What it takes from each cap, within its range and everywhere."""
+        ranged, everywhere = spending.split(self.loss, given_past=self.given_past)
+        return spending.cost(ranged, caps), spending.cost(everywhere, caps)
+
+
+class Ledger:
+    """Charges against a limit that many jobs over the same data share.
+
+    A charge is refused before anything is drawn, or it is durable.
+
+    Algorithm: a filter. The limit is turned into one cap per kind of loss (`spending.caps_for`),
+        and a charge is taken when no cap is exceeded for any unit-period. Of a charge with a range,
+        its pure epsilon counts for the unit-periods in it alone, and all else for all; all of it
+        for those in it alone when it holds `given_past`.
+    Protects: `protects`; the limit holds for everything charged here, for each unit, or for each
+        unit-period when `protects.period` is set.
+    Guarantee: all charges together stay inside the limit, whoever chose which charge after seeing
+        which release.
+    Proof: caps are fixed before the first release. Charges of one kind are a valid filter each:
+        Gaussian mechanisms by the sum of mu^2 (Smith & Thakurta 2022, arXiv:2206.07716), zCDP by
+        the sum of rho (Whitehouse et al. 2023, arXiv:2203.05481), pure ones by the sum of epsilon,
+        slack by its sum. The group of one kind is thus one interactive mechanism with the cap as
+        its loss, and the groups run concurrently (Vadhan & Zhang 2023, arXiv:2207.08335; Haney et
+        al. 2023, arXiv:2309.05901), so the whole loses at most the composition of the caps, which
+        fits the limit (checked at opening).
+        A rule that compared the *converted total* with an (epsilon, delta) limit after each charge
+        would not be one: the mix of kinds could then be steered by what was released.
+        Ranges: the unit is a unit-period (u, p), and an adversary writes the stream: having seen
+        what was released it chooses the next rows, and at some point p itself, by rows of (u, p)
+        that only one of two neighbours gets. Let h be what was released before. Up to h both have
+        the same law, so H_eps of all releases is the expectation over h of H_eps of what follows.
+        Mechanisms whose range does not hold p follow one law on both. *Given the past*: if charge c
+        loses at most L_c after every h, what follows loses the composition of the L_c whose range
+        holds p, whichever p was chosen: disjoint ranges cost their maximum. A pure mechanism does,
+        as its bound holds on every transcript. *Otherwise* what c may lose after h depends on h: a
+        mechanism that with probability delta says "now I hide nothing" is (0, delta)-DP, and of k
+        such mechanisms with disjoint ranges the adversary picks one that said so, with probability
+        1 - (1 - delta)^k (Henzinger, Safavi & Vadhan 2026, arXiv:2411.03299v4: parallel composition
+        fails for approximate privacy and adaptive updates). If c is (eps_c, delta_c)-DP then after
+        h it is (eps_c, d_c(h))-DP, where the expectation of d_c(h) is at most delta_c for every
+        choice of when to stop: an adversary against c alone plays all else itself. So what follows
+        is (sum of eps_c, sum of d_c(h)) over the c whose range holds p, and everything (max over p
+        of sum of eps_c, sum over all c of delta_c): epsilons count in their range, deltas
+        everywhere. Of mu, rho and distances no such split is proved: they count everywhere, as if
+        all ranges held p, which is sequential composition.
+        Without a period a unit may have rows in every range and nothing is gained, so ranges are
+        then refused. The caller must enforce the range, and answers for `given_past`.
+    Memory: one entry per charge key and per distinct range end; the journal holds the charges.
+    Numerics: integers (multiples of 10^-60, charges rounded up, caps down).
+
+    >>> from streamveil.core.accounting.guarantee import Zcdp
+    >>> ledger = Ledger.open(None, Budget(rho=1), Neighbours("user"))
+    >>> ledger.charge("daily visits", Zcdp(0.75))
+    >>> ledger.charge("weekly visits", Zcdp(0.5))
+    Traceback (most recent call last):
+    ...
+    streamveil.errors.BudgetError: charging 'weekly visits' would overspend the ledger 'in memory'.
+      asked for  rho=0.5 zCDP
+      left       rho=0.25 zCDP   of rho=1, unit user
+      to fix     use more noise, a shorter horizon, fewer mechanisms, or a larger limit
+    """
+
+    def __init__(self, journal: Journal, limit: Budget, protects: Neighbours) -> None:
+        self.limit = limit
+        self.protects = protects
+        self.caps: Loss | None = None  # None: fixed by the first charge
+        self._journal = journal
+        self._totals = PeriodTotals()
+        self._charges: list[Charge] = []
+        self._by_key: dict[str, Charge] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path | None,
+        limit: Budget,
+        protects: Neighbours,
+        *,
+        caps: Loss | None = None,
+    ) -> Ledger:
+        """Opens or creates a ledger; without a path it lives in this process's memory.
+
+        `caps` chooses how an (epsilon, delta) limit is shared between kinds of loss, for jobs of
+        different kinds; by default the first charge does.
+        """
+        if caps is None:
+            caps = spending.own_caps(limit)
+        elif not caps.fits(limit):
+            raise ValueError(f"caps of {caps} do not fit the limit {limit}")
+        ledger = cls(Journal(None if path is None else Path(path)), limit, protects)
+        with ledger._journal.locked():
+            ledger._catch_up()
+            if ledger._journal.head == Journal(None).head:
+                ledger._journal.append([ledger._header(caps)])
+                ledger.caps = caps
+        return ledger
+
+    @classmethod
+    def load(cls, path: str | Path) -> Ledger:
+        """Opens an existing ledger with the limit and the unit it was created with."""
+        file = Path(path)
+        if not file.is_file():
+            raise StoreError(f"there is no ledger at {file}")
+        journal = Journal(file)
+        try:
+            records = journal.unread()
+        finally:
+            journal.close()
+        if not records:
+            raise StoreError(f"{file} is not a ledger")
+        header = records[0]
+        limit = Budget.from_dict(header["limit"])
+        return cls.open(file, limit, Neighbours.from_dict(header["protects"]))
+
+    def charge(
+        self,
+        name: str,
+        loss: Loss | Guarantee,
+        *,
+        range: Periods | None = None,
+        key: str | None = None,
+        about: Record | None = None,
+    ) -> None:
+        """Takes one charge, durably, or raises BudgetError. Call it before anything is drawn.
+
+        A `key` that was charged before with the same content is not charged again. `range` is in
+        unit-periods; see `periods_between`. Give a `Guarantee` with `given_past` when its loss
+        bounds what follows any past; a bare loss is not taken to. `about` describes the mechanisms,
+        for `export`.
+        """
+        charge = self.make_charge(name, loss, range=range, key=key)
+        self.charge_all([replace(charge, about=about)])
+
+    def require(self, name: str, loss: Loss | Guarantee) -> None:
+        """Raises what a charge would raise now; takes nothing."""
+        charge = self.make_charge(name, loss)
+        with self._journal.locked():
+            self._catch_up()
+            caps = self.caps or spending.caps_for(self.limit, charge.loss)
+            self._require_room([charge], [charge.cost(caps)], caps)
+
+    def make_charge(
+        self,
+        name: str,
+        loss: Loss | Guarantee,
+        *,
+        range: Periods | None = None,
+        key: str | None = None,
+    ) -> Charge:
+        """A charge for `charge_all`; a guarantee must protect what the ledger protects."""
+        if isinstance(loss, Loss):
+            return Charge(name, loss, range, key)
+        ours, theirs = self.protects, loss.protects
+        if (ours.unit, ours.relation, ours.period) != (theirs.unit, theirs.relation, theirs.period):
+            raise PlanError(
+                f"the ledger protects {ours.phrase}; the guarantee is about {theirs.phrase}.\n"
+                "  to fix  give a ledger made for this privacy unit and period"
+            )
+        if loss.periods != 1:
+            raise ValueError("charge the guarantee of one unit-period")
+        about, given_past = None, loss.given_past
+        return Charge(name, loss.loss, range, key, loss.separate, loss.horizon, about, given_past)
+
+    def charge_all(self, charges: Sequence[Charge]) -> None:
+        """Takes several charges with one write and one sync: all of them or none."""
+        with self._journal.locked():
+            self._catch_up()
+            fresh = [charge for charge in charges if not self._is_known(charge)]
+            if not fresh:
+                return
+            caps = self.caps or spending.caps_for(self.limit, fresh[0].loss)
+            costs = [charge.cost(caps) for charge in fresh]
+            self._require_room(fresh, costs, caps)
+            records = [charge.to_dict() for charge in fresh]
+            if self.caps is None:
+                records[0]["caps"] = caps.to_dict()
+            self._journal.append(records)
+            self.caps = caps
+            for charge, cost in zip(fresh, costs, strict=True):
+                self._book(charge, cost)
+
+    def require_charged(self, key: str) -> None:
+        """Refuses a job whose charge is not here: it would spend what nothing limits."""
+        self._refresh()
+        if key not in self._by_key:
+            raise StoreError(
+                f"the ledger '{self.name}' does not hold this job's charge.\n"
+                "  to fix  name the ledger that the job was created with, if there was one; or "
+                "restore ledger and state from a backup of one moment"
+            )
+
+    def spent(self) -> Loss:
+        """What the charges come to for one unit, or for the unit-period that lost most.
+
+        Exactly, of charges without a range; of those with one the most, kind by kind. When charges
+        were chosen after seeing releases, what holds is the limit, not this.
+        """
+        return _lost(self.entries(), 1)
+
+    def left(self, range: Periods | None = None) -> Loss:
+        """What a charge (with that range) could still take. Empty before the caps are fixed."""
+        self._refresh()
+        if self.caps is None:
+            return NOTHING
+        return self._left(self.caps, self._totals, range)
+
+    def entries(self) -> list[Charge]:
+        """All charges, oldest first."""
+        self._refresh()
+        return list(self._charges)
+
+    def verify(self, head: str | None = None) -> str:
+        """Reads the whole file again; StoreError when a record was altered, dropped or torn.
+
+        Returns the hash that vouches for all records. Cutting whole records off the end can only
+        be seen by who kept an earlier hash: give it as `head`.
+        """
+        path = self._journal.path
+        if path is None:
+            return self._journal.head
+        fresh = Journal(path)
+        with fresh.locked():
+            torn = has_torn_tail(path)
+            hashes = fresh.hashes()
+        fresh.close()
+        if torn:
+            raise StoreError(f"{path} ends within a record; it was never acknowledged")
+        if not hashes or (head is not None and head not in hashes):
+            raise StoreError(f"{path} has lost records that were in it")
+        return hashes[-1]
+
+    def convert(self, to: str) -> Guarantee:
+        """What one unit may lose in a longer time, such as to='user-year', from what was charged.
+
+        Algorithm: a charge with `separate` mechanisms counts once for each of the unit's periods in
+            its range; another is raised to the group of those periods (`Guarantee.over`). The worst
+            placing of the span is taken, kind by kind. With slack in a mechanism that several of
+            the periods share, all charges of the worst period are raised together (`Loss.group`).
+        """
+        span, period = days_of(to), self.protects.period
+        if period is None:
+            raise ValueError("the ledger already covers the whole stream of a unit")
+        periods, charges = most_periods(span, period), self.entries()
+        shared = (one for one in charges if not one.separate and one.held(periods) > 1)
+        if any(charge.loss.has_slack for charge in shared):
+            loss = _lost(charges, 1).group(periods)
+        else:
+            loss = _lost(charges, periods)
+        return Guarantee(self.protects, loss, periods=periods)
+
+    @property
+    def head(self) -> str:
+        """The hash that vouches for all records read so far."""
+        return self._journal.head
+
+    def close(self) -> None:
+        """Gives the file back."""
+        self._journal.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "in memory" if self._journal.path is None else self._journal.path.stem
+
+    def _header(self, caps: Loss | None) -> Record:
+        header: Record = {
+            "ledger": FORMAT,
+            "limit": self.limit.to_dict(),
+            "protects": self.protects.to_dict(),
+        }
+        return header if caps is None else header | {"caps": caps.to_dict()}
+
+    def _refresh(self) -> None:
+        with self._journal.locked():
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        for record in self._journal.unread():
+            self._replay(record)
+
+    def _replay(self, record: Record) -> None:
+        """Repeats a record from the journal in memory."""
+        if "caps" in record:
+            self.caps = Loss.from_dict(record["caps"])
+        if "ledger" in record:
+            self._require_same(record)
+            return
+        if self.caps is None:
+            raise StoreError(f"the ledger '{self.name}' has a charge before its caps")
+        charge = Charge.from_dict(record)
+        self._book(charge, charge.cost(self.caps))
+
+    def _book(self, charge: Charge, cost: Cost) -> None:
+        self._totals.book(cost, charge.range)
+        self._charges.append(charge)
+        if charge.key is not None:
+            self._by_key[charge.key] = charge
+
+    def _require_same(self, header: Record) -> None:
+        if header["ledger"] != FORMAT:
+            raise StoreError(
+                f"the ledger '{self.name}' has format {header['ledger']}, not {FORMAT}"
+            )
+        limit, protects = header["limit"], header["protects"]
+        if limit != self.limit.to_dict() or protects != self.protects.to_dict():
+            raise StoreError(
+                f"the ledger '{self.name}' was created with the limit {Budget.from_dict(limit)}"
+                f" for {Neighbours.from_dict(protects).phrase}.\n"
+                "  to fix  open it with these, or start another ledger for other data"
+            )
+
+    def _is_known(self, charge: Charge) -> bool:
+        if charge.range is not None and self.protects.period is None:
+            raise ValueError(
+                "a range needs a privacy unit with a period: a whole-stream unit may have rows in"
+                " every range"
+            )
+        if charge.key is None or charge.key not in self._by_key:
+            return False
+        if self._by_key[charge.key] != charge:
+            raise ValueError(f"the key '{charge.key}' was charged before with another content")
+        return True
+
+    def _left(self, caps: Loss, totals: PeriodTotals, periods: Periods | None) -> Loss:
+        limit, worst = spending.limits(caps), totals.worst(periods)
+        return spending.as_loss(tuple(max(0, a - b) for a, b in zip(limit, worst, strict=True)))
+
+    def _require_room(self, charges: list[Charge], costs: list[Cost], caps: Loss) -> None:
+        limit = spending.limits(caps)
+        totals = self._totals if len(charges) == 1 else self._totals.copy()
+        for charge, cost in zip(charges, costs, strict=True):
+            if not totals.has_room(cost, charge.range, limit):
+                raise self._refusal(
+                    charge, _way_out(cost, limit), self._left(caps, totals, charge.range)
+                )
+            if totals is not self._totals:
+                totals.book(cost, charge.range)
+
+    def _refusal(self, charge: Charge, way_out: str, left: Loss) -> BudgetError:
+        return BudgetError(
+            f"charging '{charge.name}' would overspend the ledger '{self.name}'.\n"
+            f"  asked for  {charge.loss}\n"
+            f"  left       {left}   of {self.limit}, unit {self.protects.unit}\n"
+            f"  to fix     {way_out}",
+            asked=charge.loss,
+            left=left,
+        )
+
+
+def _way_out(asked: Cost, limit: Amounts) -> str:
+    kinds = zip(spending.KINDS, *asked, limit, strict=True)
+    missing = [kind for kind, ranged, all_over, cap in kinds if (ranged or all_over) and not cap]
+    if missing:
+        return (
+            f"the ledger has no cap for {', '.join(missing)} loss; give Ledger.open caps for every"
+            " kind its jobs use"
+        )
+    return "use more noise, a shorter horizon, fewer mechanisms, or a larger limit"
+
+
+def periods_between(start: datetime, end: datetime, period: timedelta) -> Periods:
+    """The unit-periods, counted from 1970 UTC, that hold the times [start, end).
+
+    >>> from datetime import UTC
+    >>> day = timedelta(days=1)
+    >>> periods_between(datetime(1970, 1, 2, tzinfo=UTC), datetime(1970, 1, 3, 5, tzinfo=UTC), day)
+    (1, 3)
+    """
+    if start.tzinfo is None or end.tzinfo is None:
+        raise ValueError("start and end need a time zone")
+    origin = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+    return (start - origin) // period, -(-(end - origin) // period)
+
+
+def _lost(charges: Sequence[Charge], periods: int) -> Loss:
+    """What charges come to for a unit present in so many consecutive periods."""
+    totals, whole = PeriodTotals(), NOTHING
+    for charge in charges:
+        times = charge.held(periods)
+        loss = charge.loss.times(times) if charge.separate else charge.loss.group(times)
+        if charge.range is None:
+            whole += loss
+            continue
+        # a span [s, s + periods) meets [first, end) exactly when s is in (first - periods, end)
+        met = charge.range[0] - periods + 1, charge.range[1]
+        ranged, everywhere = spending.split(loss, given_past=charge.given_past)
+        totals.add(spending.amounts(ranged.stated()), met)
+        whole += everywhere
+    return whole + spending.as_loss(totals.worst())

@@ -1,0 +1,67 @@
+"""What a query is forecast to err by, over all groups, on streams such as it expects."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from streamveil.advise.lane_noise import lane_sd
+from streamveil.compiler.error_forecast import CAUTION, Settings, Threshold, errors_of, expected
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.release import driver
+from streamveil.plan.look import expectations
+from streamveil.plan.plan import Plan
+
+HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
+
+
+def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
+    """One row for each stream of the family; none where nothing is expected or counted."""
+    outlook = expected(expectations(plan.options), windows_of(operator))
+    totalling = operator.totalling
+    last, place = operator.schedule.triggers, driver(totalling.lanes)
+    if outlook is None or last is None or place < 0 or plan.preset != "default":
+        return []
+    settings, test = as_settings(operator), threshold_of(totalling.selection, last)
+    lane = totalling.lanes[place]
+    largest = 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
+    base = lane_sd(operator, place, last) / largest
+    if totalling.selection is None:
+        test = test._replace(units=CAUTION * base)
+    found = []
+    for one in outlook.family():
+        made = errors_of(one, settings, test, last, base)
+        text = f"rank^-{one.steep:g}, {one.repeats:.0%} repeats, tail n^-{one.heavy:.2g}"
+        cells = (made.keys, made.l1 * largest, made.linf * largest, made.l2 * largest)
+        found.append((text, *(f"{cell:,.4g}" if cell < 1e4 else f"{cell:,.0f}" for cell in cells)))
+    return found
+
+
+def as_settings(operator: GroupBy) -> Settings:
+    """The bounds, weights and selection of an operator as a forecast takes them."""
+    bounds, rule, selection = operator.bounds, operator.totalling.rule, operator.totalling.selection
+    weight = 1.0 if rule is None else rule.scale / rule.entry
+    return Settings(
+        kind="public" if selection is None else "table" if selection.once else "gaussian",
+        quadratic=inf if bounds.quadratic is None else bounds.quadratic * weight**2,
+        max_rows=bounds.max_rows or inf, per_group=bounds.per_group or inf,
+        slots=bounds.slots or 0, reference=inf if rule is None else rule.reference,
+    )  # fmt: skip
+
+
+def threshold_of(selection: Any, last: int) -> Threshold:
+    """What the selection asks for at the last release."""
+    if selection is None:
+        return Threshold(0.0)
+    usual: float | None = getattr(selection, "usual", None)
+    if usual is not None:
+        return Threshold(usual)
+    return Threshold(float(selection.threshold(last)), float(selection.deviation(last)))
+
+
+def windows_of(operator: GroupBy) -> int:
+    """Windows that the scope of a unit meets; the groups expected are those of one."""
+    schedule = operator.schedule
+    if schedule.whole or operator.period_us is None:
+        return 1
+    return -(-operator.period_us // schedule.slide_us) + schedule.overlap - 1

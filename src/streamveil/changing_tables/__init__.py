@@ -1,0 +1,1 @@
+"""Tables with inserts and deletes, answered at every trigger."""

@@ -1,0 +1,215 @@
+"""The design with the least forecast error: which selection, which bounds, which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import inf, isqrt, sqrt
+
+from streamveil.compiler.error_forecast import ForecastNoise, Kind, Outlook, Settings, forecast
+from streamveil.plan.overflow import LARGEST_WEIGHT
+
+SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
+REFERENCES = tuple(2.0 ** (place / 2) for place in range(-2, 13))  # times the opening
+SHARES = (0.5, 0.55, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8, 0.84, 0.88, 0.92)
+SLOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+OPEN_BOUND = 2  # squared rows where a forecast sets the weights: only bound / weight^2 matters
+UNKNOWN_OPENING = 8.0  # where every group is public: the unit of references
+USUAL_SIZES = ((3e3, 30), (1e5, 30), (1e5, 1_000), (3e6, 1_000), (3e6, 30_000))
+USUAL_STEEP, USUAL_REPEATS = (0.0, 1.4), (0.25,)
+USUAL_ROWS = (1.5, 6.0, 30.0)  # of a unit on average, where nothing bounds them
+FEWER_UNITS = 250  # drawn for each of many streams
+MANY = 20  # streams of a family that is looked at in part
+FEW = 7  # one of so many streams of a family decides where to look; coprime to its parts
+ROWS_OF_BOUND = 5.0  # a bound on rows is taken as the 99th percentile, five times the mean
+Place = tuple[int, ...]  # in the grids of a design
+
+
+@dataclass(frozen=True)
+class Given:
+    """The bounds that the query gives; what is None is open."""
+
+    quadratic: float | None = None
+    max_rows: float | None = None
+    per_group: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing bounds the rows of a unit."""
+        return self.quadratic is None and self.max_rows is None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be decided, from public numbers alone."""
+
+    family: tuple[Outlook, ...]
+    noise: ForecastNoise
+    given: Given
+    kinds: tuple[Kind, ...]
+    weighted: bool  # whether groups may carry weights
+    most_slots: int = 6  # hidden groups one unit is counted in, at most
+
+
+def usual_family(given: Given) -> tuple[Outlook, ...]:
+    """Streams of which a query without expectations may be about any.
+
+    3,000 to 3 million units and 30 to 30,000 groups (units and groups), groups all equal or of a
+    long tail, rows that rarely or often repeat a group of their unit. A bound says about how many
+    rows a unit has; without one, 1.5, 6 and 30 on average.
+    """
+    means: tuple[float, ...] = USUAL_ROWS
+    if not given.is_open:
+        most = given.max_rows or 2 * sqrt(given.quadratic or 1.0)
+        means = (max(1.2, most / ROWS_OF_BOUND),)
+    return tuple(
+        Outlook(
+            units=units, rows=rows, groups=groups, steep=steep, repeats=repeats, drawn=FEWER_UNITS
+        )
+        for rows, (units, groups), steep, repeats in product(
+            means, USUAL_SIZES, USUAL_STEEP, USUAL_REPEATS
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def choose(problem: Problem) -> Settings:
+    """The settings with the least mean cost over the family: for each design, descent on a grid.
+
+    Algorithm: `Errors.cost` is a mean of logarithms, so a percent counts the same in every stream,
+        and the least mean cost is the least mean regret.
+    """
+
+    @lru_cache(maxsize=4096)
+    def cost(settings: Settings, every: int = 1) -> float:
+        family = problem.family[::every] if len(problem.family) > MANY else problem.family
+        made = [forecast(one, settings, problem.noise).cost for one in family]
+        return sum(made) / len(made)
+
+    return min((descended(grid, cost) for grid in designs(problem)), key=cost)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings by their places in some lists."""
+
+    sizes: tuple[int, ...]
+    start: Place
+    at: Callable[[Place], Settings]
+    moves: tuple[Place, ...]  # ways in which places are varied
+
+
+def descended(grid: Grid, cost: Callable[[Settings, int], float]) -> Settings:
+    """A place near which none is better: far steps by some streams, near ones by all."""
+    place = grid.start
+    for step, every in ((4, FEW), (2, FEW), (1, 1)):
+
+        def worse(at: Place, every: int = every) -> float:
+            return cost(grid.at(at), every)
+
+        best = min(near(grid, place, step), key=worse, default=place)
+        while worse(best) < worse(place):
+            place = best
+            best = min(near(grid, place, step), key=worse, default=place)
+    return grid.at(place)
+
+
+def near(grid: Grid, place: Place, step: int) -> Iterator[Place]:
+    """Places near one, both ways along every move."""
+    for move in grid.moves:
+        for way in (-step, step):
+            found = tuple(at + way * by for at, by in zip(place, move, strict=True))
+            if all(0 <= at < size for at, size in zip(found, grid.sizes, strict=True)):
+                yield found
+
+
+def designs(problem: Problem) -> Iterator[Grid]:
+    """The designs that the query allows, each with its grid."""
+    given, noise = problem.given, problem.noise
+    bounds = replace_open(given)
+    if "table" in problem.kinds and noise.half:
+        yield tabled(problem, bounds)
+    if "public" in problem.kinds:
+        yield public(problem, bounds)
+    if "gaussian" in problem.kinds:
+        yield gaussian(bounds)
+        if given.is_open:
+            yield Grid((len(SQUARED),), (8,), lambda p: Settings(
+                kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip
+
+
+def replace_open(given: Given) -> Settings:
+    """The bounds that are given, without a design."""
+    return Settings(
+        kind="public", quadratic=given.quadratic or inf, max_rows=given.max_rows or inf,
+        per_group=given.per_group or inf,
+    )  # fmt: skip
+
+
+def tabled(problem: Problem, bounds: Settings) -> Grid:
+    """Coins, with weights or without."""
+    noise, is_open = problem.noise, problem.given.is_open
+
+    def at(place: Place) -> Settings:
+        rows, reference, share, slots = place
+        made = replace(bounds, kind="table", slots=SLOTS[slots], share=SHARES[share])
+        return weighed(made, rows, REFERENCES[reference] * noise.coins(SLOTS[slots], SHARES[share]))
+
+    def weighed(made: Settings, rows: int, reference: float) -> Settings:
+        if not problem.weighted:
+            return replace(made, quadratic=SQUARED[rows]) if is_open else made
+        return entering(made, problem.given, rows, reference)
+
+    ways = [(0, 0, 1, 0), (0, 0, 0, 1)]
+    if is_open or problem.weighted:
+        ways += [(1, 0, 0, 0)]
+    if problem.weighted:
+        ways += [(0, 1, 0, 0), (1, 1, 0, 0), (1, 2, 0, 0)]
+    slots = sum(slots <= problem.most_slots for slots in SLOTS)
+    sizes = (len(SQUARED), len(REFERENCES), len(SHARES), slots)
+    return Grid(sizes, (6 if is_open else 0, 5, 4, 1), at, tuple(ways))
+
+
+def entering(made: Settings, given: Given, rows: int, reference: float) -> Settings:
+    """With an entry weight that allows so many squared rows, and weights that fall beyond."""
+    bound = round(given.quadratic or OPEN_BOUND)
+    quadratic = max(SQUARED[rows] * (1.0 if given.is_open else bound), bound)
+    entry = max(1, round(weight_quanta(bound) * sqrt(bound / quadratic)))
+    return replace(made, quadratic=quadratic, reference=reference, entry=entry)
+
+
+def weight_quanta(bound: int) -> int:
+    """Quanta of weight one beside a bound on squared rows: what a byte holds of a unit's sums."""
+    fits = max(0, 2**16 // bound - 1)
+    return max(1, min(LARGEST_WEIGHT, isqrt(fits), 255 // (isqrt(bound) + 1)))
+
+
+def public(problem: Problem, bounds: Settings) -> Grid:
+    """No selection."""
+    is_open = problem.given.is_open
+
+    def at(place: Place) -> Settings:
+        rows, reference = place
+        if not problem.weighted:
+            return replace(bounds, quadratic=SQUARED[rows]) if is_open else bounds
+        return entering(bounds, problem.given, rows, REFERENCES[reference] * UNKNOWN_OPENING)
+
+    ways = [(1, 0)] * (is_open or problem.weighted)
+    ways += [(0, 1), (1, 1), (1, 2)] * problem.weighted
+    return Grid((len(SQUARED), len(REFERENCES)), (6 if is_open else 0, 5), at, tuple(ways))
+
+
+def gaussian(bounds: Settings) -> Grid:
+    """One counter of units beside one of rows, or for both where a unit has one row in a group."""
+    if bounds.per_group == 1 or bounds.quadratic == 1:
+        return Grid((1,), (0,), lambda _: replace(bounds, kind="gaussian"), ())
+    is_open = bounds.groups == inf
+
+    def at(place: Place) -> Settings:
+        rows, share = place
+        made = replace(bounds, kind="gaussian", share=SHARES[share])
+        return replace(made, quadratic=SQUARED[rows]) if is_open else made
+
+    return Grid((len(SQUARED), len(SHARES)), (8, 0), at, ((0, 1), (1, 0)) if is_open else ((0, 1),))

@@ -1,0 +1,488 @@
+"""From a plan to the operator that runs it: a pure function of the query, before any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from fractions import Fraction
+from math import floor, log2
+from typing import Any
+
+import pyarrow as pa
+
+from streamveil.compiler.design_choice import OPEN_BOUND
+from streamveil.compiler.error_forecast import EXPECTED
+from streamveil.compiler.sizing import Sizing, is_open
+from streamveil.connectors.base import micros
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import SECRET_BYTES
+from streamveil.dataflow.bounding import Bounds
+from streamveil.dataflow.gaussian_selection import FINE
+from streamveil.dataflow.group_by import Default, GroupBy
+from streamveil.dataflow.look import Look
+from streamveil.dataflow.outputs import LaneBook, Output
+from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow.release import Totalling, driver
+from streamveil.dataflow.rows import Bind, Lane, RowFunction, RowProgram, require_number
+from streamveil.dataflow.true_intervals import COVERED
+from streamveil.dataflow.windows import Schedule
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.expr import (
+    column_named,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+)
+from streamveil.plan.check import check_compiled
+from streamveil.plan.look import LOOKED, divided, look_share, stated
+from streamveil.plan.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
+from streamveil.plan.plan import Aggregate, Plan, TableSource
+
+PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
+SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
+MOST_LEVELS = 12
+MOST_LOOKED = Fraction(1, 2)
+MICRO = timedelta(microseconds=1)
+OPTIONS = {
+    "selection",
+    "thresholds",
+    "hidden_groups",
+    "total_tests",
+    "mu_share",
+    "entry_weight",
+    "weight_reference",
+    "non_negative",
+    "integer",
+    "monotone",
+    "confidence",
+    "delta_share",
+    "selection_share",
+    "weights",
+    "cut_share",
+    "look_share",
+    "intervals",
+    "max_units",
+    *EXPECTED,
+}
+
+
+def check_public(operator: Operator, schema: pa.Schema) -> None:
+    """PlanError where two public groups are one value of their columns' types."""
+    if isinstance(operator, GroupBy) and operator.public is not None:
+        operator.name_public(operator.key_types(schema), bytes(SECRET_BYTES))
+
+
+def compile_plan(plan: Plan) -> GroupBy:
+    """Checks a plan and calibrates every mechanism of it; raises PlanError with the way out."""
+    if isinstance(plan.source, TableSource):
+        raise PlanError(
+            "a changing table runs on the embedded engine, without a memory limit, and is not tuned"
+        )
+    check_compiled(plan)
+    return Compiler(plan).compile()
+
+
+@dataclass
+class Compiler:
+    """One compilation; collects the defaults it had to take."""
+
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        self.defaults: list[Default] = []
+        self.book = LaneBook()
+        self.trees: list[tuple[int, Lane, int]] = []
+        self.values: list[str] = []
+
+    def compile(self) -> GroupBy:
+        """The operator."""
+        look = self._look()
+        plan = self.plan
+        unknown = set(plan.options) - OPTIONS - {LOOKED}
+        if unknown:
+            word = sorted(unknown)[0]
+            raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
+        if plan.bounding.combine:
+            raise PlanError(
+                "combining a unit's rows per group before bounding is not supported here.\n"
+                "  to fix  bound values per row (contribution_bounds_per_row)"
+            )
+        schedule = self._schedule()
+        bounds = Bounds(
+            max_rows=plan.bounding.max_rows,
+            per_group=plan.bounding.max_rows_per_group,
+            quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
+        )
+        outputs = self._in_order([self._output(aggregate) for aggregate in plan.aggregates])
+        max_units = int(
+            self._option("max_units", MAX_UNITS, "chance of equal fingerprints, in delta")
+        )
+        sizing = Sizing(
+            plan=plan,
+            lanes=tuple(self.book.lanes),
+            uses=tuple(self.book.uses),
+            bounds=bounds,
+            horizon=schedule.triggers,
+            max_units=max_units,
+            windows=self._windows_of_a_scope(schedule),
+            setting=self._option,
+        )
+        public = self._public()
+        if plan.preset == "dp-sqlp":
+            totalling, bounds = sizing.published()
+        elif public is None:
+            totalling, bounds = sizing.discovered()
+        else:
+            totalling, bounds = sizing.public()
+        if is_open(plan):
+            self._note("max_squared_rows", bounds.quadratic, "of rows times weights: by forecast")
+        largest = max((lane.reach for lane in self.book.lanes), default=1)
+        prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
+        period = None if plan.period_us is None else plan.period_us * MICRO
+        confidence = float(self._option("confidence", 0.95, "the usual choice for intervals"))
+        return GroupBy(
+            job=plan.name,
+            protects=Neighbours(unit=plan.unit, period=period),
+            bind=binder(plan, tuple(self.values), self._adds(), self._named()),
+            schedule=schedule,
+            period_us=plan.period_us,
+            bounds=bounds,
+            key_names=tuple(key.name for key in plan.keys),
+            public=public,
+            totalling=totalling,
+            trees=tuple(self.trees),
+            outputs=outputs,
+            confidence=confidence,
+            max_units=max_units,
+            true_intervals=self._true_intervals(outputs, totalling),
+            look=look,
+            defaults=tuple(self.defaults),
+        )
+
+    def _look(self) -> Look | None:
+        """What a look at the rows costs; the plan goes on with what is left of its budget."""
+        share = look_share(self.plan)
+        if not 0 <= share <= MOST_LOOKED:
+            raise PlanError(f"look_share must be between 0 and {float(MOST_LOOKED):g}")
+        if not share:
+            return None
+        looking, rest = divided(self.plan.budget, share)
+        self._note("look_share", float(share), "of the budget: rows tell their shape first")
+        self.plan = replace(self.plan, budget=rest)
+        return Look(stated(looking), tuple(self.plan.options.get(LOOKED, {}).get("said", ())))
+
+    def _true_intervals(self, outputs: tuple[Output, ...], totalling: Totalling) -> bool:
+        """Whether intervals cover the rows over the bound; refuses what they cannot cover."""
+        wanted = self._option("intervals", "noise", "covers the noise; 'true' also the cut rows")
+        if wanted not in ("noise", "true"):
+            raise PlanError(
+                f"unknown intervals '{wanted}'{nearest(str(wanted), ['noise', 'true'])}"
+            )
+        if wanted == "noise":
+            return False
+        for output in outputs:
+            if output.function not in COVERED or (output.low < 0 < output.high):
+                raise PlanError(
+                    f"intervals = 'true' does not cover '{output.name}' ({output.function}): which"
+                    " way the rows over the bound would move it is not known.\n"
+                    "  to fix  ask for counts and sums of one sign, or intervals = 'noise'"
+                )
+        if totalling.cut is None or driver(totalling.lanes) < 0:
+            raise PlanError(
+                "intervals = 'true' needs the private count of cut rows.\n"
+                "  to fix  give cut_share, a part of the budget, and ask for a count or sum"
+            )
+        return True
+
+    # ---- windows and time
+
+    def _schedule(self) -> Schedule:
+        window, clock = self.plan.window, self.plan.clock
+        timed = clock.kind in ("event", "wall") and clock.start_us is not None
+        steps = clock.steps
+        if clock.kind == "once":
+            steps = 1
+        elif clock.kind == "event" and clock.start_us is not None and clock.end_us is not None:
+            whole = -((clock.start_us - clock.end_us) // clock.every)
+            steps = whole if steps is None else min(steps, whole)
+        if window.kind == "whole" and (self.plan.period_us is None or not timed):
+            return Schedule(steps=steps)
+        if not timed:
+            raise PlanError(
+                f"windows need steps that follow time, and the '{clock.kind}' clock has none.\n"
+                "  to fix  use an event or wall clock with a start"
+            )
+        if self.plan.source.event_time is None:
+            raise PlanError("windows and unit periods need the event_time of the source")
+        start = clock.start_us or 0
+        if window.kind == "whole":
+            return Schedule(
+                every_us=clock.every, start_us=start, steps=steps, lateness_us=window.lateness_us
+            )
+        slide = window.slide_us or window.size_us
+        if window.kind == "cumulate" and window.size_us % slide:
+            raise PlanError("a cumulating window must grow by a step that divides its size")
+        return Schedule(
+            every_us=clock.every,
+            start_us=start,
+            size_us=window.size_us,
+            slide_us=slide,
+            lateness_us=window.lateness_us,
+            steps=steps,
+            growing=window.kind == "cumulate",
+        )
+
+    def _windows_of_a_scope(self, schedule: Schedule) -> int | None:
+        """How many windows the rows of one unit, within its scope, can fall into."""
+        if schedule.whole:
+            return 1
+        span = self.plan.period_us
+        if span is None:
+            if schedule.steps is None:
+                return None
+            span = schedule.steps * schedule.every_us
+        return -(-span // schedule.slide_us) + schedule.overlap - 1
+
+    # ---- aggregates
+
+    def _in_order(self, outputs: list[Output]) -> tuple[Output, ...]:
+        """The outputs, with the lanes that trees are made of behind all others (`GroupBy`)."""
+        new = self.book.nodes_last()
+        self.trees = [(new[start], lane, levels) for start, lane, levels in self.trees]
+        return tuple(replace(one, lanes=tuple(new[old] for old in one.lanes)) for one in outputs)
+
+    def _output(self, aggregate: Aggregate) -> Output:
+        makers: dict[str, Callable[[Aggregate], Output]] = {
+            "count": self._count,
+            "count_units": self._count_units,
+            "count_distinct": self._count_distinct,
+            "sum": self._sum,
+            "avg": self._moments,
+            "variance": self._moments,
+            "stddev": self._moments,
+            "quantile": self._quantile,
+        }
+        if aggregate.function not in makers:
+            raise PlanError(
+                f"'{aggregate.function}' is not an aggregate of the group-by"
+                f"{nearest(aggregate.function, makers)}"
+            )
+        options = self.plan.options
+        output = makers[aggregate.function](aggregate)
+        rises = output.function in ("count", "count_units", "count_distinct") or (
+            output.function == "sum" and (aggregate.low or 0) >= 0
+        )
+        return replace(
+            output,
+            bias=self._bias(aggregate),
+            non_negative=bool(options.get("non_negative", False)) and rises,
+            integer=bool(options.get("integer", False) or aggregate.options.get("integer", False)),
+            monotone=bool(options.get("monotone", False)) and rises,
+        )
+
+    def _count(self, aggregate: Aggregate) -> Output:
+        if aggregate.expression is None:
+            lane = Lane(kind="rows")
+        else:
+            lane = Lane(kind="valid", value=self._value(aggregate.expression))
+        return Output(name=aggregate.name, function="count", lanes=(self.book.use(lane),))
+
+    def _count_units(self, aggregate: Aggregate) -> Output:
+        lanes = (self.book.use(Lane(kind="units")),)
+        return Output(name=aggregate.name, function="count_units", lanes=lanes)
+
+    def _count_distinct(self, aggregate: Aggregate) -> Output:
+        if aggregate.expression is None:
+            raise PlanError(f"'{aggregate.name}' needs a column or expression")
+        lane = Lane(kind="distinct", value=self._value(aggregate.expression))
+        lanes = (self.book.use(lane),)
+        return Output(name=aggregate.name, function="count_distinct", lanes=lanes)
+
+    def _sum(self, aggregate: Aggregate) -> Output:
+        low, high, value = self._bounded(aggregate)
+        lane = Lane(
+            kind="sum",
+            value=value,
+            low=low,
+            high=high,
+            quantum=self._quantum(aggregate, max(abs(low), abs(high))),
+        )
+        lanes = (self.book.use(lane),)
+        return Output(name=aggregate.name, function="sum", lanes=lanes, low=low, high=high)
+
+    def _moments(self, aggregate: Aggregate) -> Output:
+        low, high, value = self._bounded(aggregate)
+        half = (high - low) / 2
+        base = Lane(
+            kind="sum",
+            value=value,
+            low=low,
+            high=high,
+            centre=(low + high) / 2,
+            quantum=self._quantum(aggregate, half),
+        )
+        lanes = [self.book.use(Lane(kind="valid", value=value)), self.book.use(base)]
+        if aggregate.function != "avg":
+            square = replace(base, kind="square", quantum=power_of_two(half**2))
+            lanes.append(self.book.use(square))
+        return Output(
+            name=aggregate.name, function=aggregate.function, lanes=tuple(lanes), low=low, high=high
+        )
+
+    def _quantile(self, aggregate: Aggregate) -> Output:
+        low, high, value = self._bounded(aggregate)
+        options = dict(aggregate.options)
+        q, fan = float(options.pop("q", 0.5)), int(options.pop("fan", 4))
+        levels = int(options.pop("levels", 4))
+        if options:
+            word = sorted(options)[0]
+            raise PlanError(f"unknown option '{word}'{nearest(word, ['q', 'fan', 'levels'])}")
+        if not 0 <= q <= 1 or fan < 2 or not 1 <= levels <= MOST_LEVELS:
+            raise PlanError("a quantile needs 0 <= q <= 1, fan >= 2 and 1 <= levels <= 12")
+        nodes = [
+            Lane(kind="node", value=value, low=low, high=high, level=level, place=place, fan=fan)
+            for level in range(1, levels + 1)
+            for place in range(fan**level)
+        ]
+        places = tuple(self.book.use(node) for node in nodes)
+        tree = (places[0], nodes[0], levels)
+        if any(one[1] == nodes[0] and one[2] != levels for one in self.trees):
+            raise PlanError(
+                f"'{aggregate.name}' shares the tree of a quantile whose levels are others.\n"
+                "  why     a row would count twice in the levels of both\n"
+                "  to fix  give both the same number of levels, or other bounds"
+            )
+        if tree not in self.trees:
+            self.trees.append(tree)
+        return Output(
+            name=aggregate.name,
+            function="quantile",
+            lanes=places,
+            low=low,
+            high=high,
+            q=q,
+            levels=levels,
+            fan=fan,
+        )
+
+    def _bounded(self, aggregate: Aggregate) -> tuple[float, float, int]:
+        low, high = aggregate.low, aggregate.high
+        if low is None or high is None or aggregate.expression is None:
+            raise PlanError(
+                f"'{aggregate.name}' adds up values, so each row's value needs public bounds.\n"
+                "  to fix  give bounds=(low, high) or contribution_bounds_per_row"
+            )
+        if not -float("inf") < low < high < float("inf"):
+            raise PlanError(f"the bounds of '{aggregate.name}' must be finite and low < high")
+        return float(low), float(high), self._value(aggregate.expression)
+
+    def _value(self, expression: str) -> int:
+        if expression not in self.values:
+            self.values.append(expression)
+        return self.values.index(expression)
+
+    def _quantum(self, aggregate: Aggregate, largest: float) -> Fraction:
+        if aggregate.quantum is not None:
+            if aggregate.quantum <= 0:
+                raise PlanError(f"the quantum of '{aggregate.name}' must be above 0")
+            return Fraction(aggregate.quantum)
+        quantum = power_of_two(largest)
+        self._note(
+            f"{aggregate.name}.quantum",
+            float(quantum),
+            "2^-24 of the largest absolute value, a power of two",
+        )
+        return quantum
+
+    def _adds(self) -> dict[int, str]:
+        """Value functions that must be numbers, with the aggregate that asks."""
+        return {
+            lane.value: self.values[lane.value]
+            for lane in self.book.lanes
+            if lane.kind in ("sum", "square", "node")
+        }
+
+    def _named(self) -> tuple[int, ...]:
+        """Value functions whose results are told apart."""
+        return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
+
+    def _bias(self, aggregate: Aggregate) -> str:
+        bounding = self.plan.bounding
+        limits = [
+            f"{name} = {bound}"
+            for name, bound in (
+                ("max_rows", bounding.max_rows),
+                ("max_rows_per_group", bounding.max_rows_per_group),
+                ("quadratic", bounding.quadratic),
+            )
+            if bound is not None
+        ] or ["the bound chosen by forecast"]
+        note = f"rows of one unit beyond {', '.join(limits)} are not counted"
+        if aggregate.low is not None:
+            note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
+        return note
+
+    # ---- keys
+
+    def _public(self) -> tuple[tuple[Any, ...], ...] | None:
+        public = self.plan.key_set.public
+        if not self.plan.keys:
+            return ((),)
+        if public is None:
+            return None
+        if any(len(key) != len(self.plan.keys) for key in public):
+            raise PlanError("every public key needs one value for each key column")
+        if len(set(public)) != len(public) or not public:
+            raise PlanError("public keys must be a list of distinct keys, at least one")
+        return tuple(public)
+
+    def _option(self, name: str, default: Any, reason: str) -> Any:
+        if name in self.plan.options:
+            return self.plan.options[name]
+        self._note(name, default, reason)
+        return default
+
+    def _note(self, name: str, value: Any, reason: str) -> None:
+        if all(known.name != name for known in self.defaults):
+            self.defaults.append(Default(name, value, reason))
+
+
+def power_of_two(largest: float) -> Fraction:
+    """The lattice step 2^-24 of the next power of two below a size; never below float64's least."""
+    return Fraction(2) ** (floor(log2(max(largest, SMALLEST))) - PRECISION_BITS)
+
+
+def binder(
+    plan: Plan, values: tuple[str, ...], adds: dict[int, str], named: tuple[int, ...] = ()
+) -> Bind:
+    """The row functions of a plan, compiled once a schema is known."""
+    time = plan.source.event_time
+
+    def bind(schema: pa.Schema) -> RowProgram:
+        functions = []
+        for place, text in enumerate(values):
+            function = (compile_key if place in named else compile_value)(text, schema)
+            if place in adds:
+                require_number(function(schema.empty_table()).type, text)
+            functions.append(function)
+        return RowProgram(
+            unit=compile_unit(plan.unit, schema),
+            event_us=None if time is None else event_time(column_named(schema, time)),
+            where=None if plan.where is None else compile_predicate(plan.where, schema),
+            keys=tuple(compile_key(key.expression, schema) for key in plan.keys),
+            values=tuple(functions),
+            named=named,
+        )
+
+    return bind
+
+
+def event_time(column: str) -> RowFunction:
+    """Microseconds since 1970 UTC of a timestamp, date or integer column; nulls stay."""
+
+    def time(table: pa.Table) -> pa.Array:
+        return micros(table.column(column), column).combine_chunks()
+
+    return time

@@ -1,0 +1,133 @@
+"""Rows of a query as numbers: which unit, which group, which value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.dataflow.rows import require_number
+from streamveil.errors import PlanError
+from streamveil.expressions.expr import (
+    column_named,
+    compile_expression,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+)
+from streamveil.expressions.kernels import NO
+from streamveil.plan.look import COUNTED
+from streamveil.plan.plan import Aggregate, Plan
+from streamveil.types import Array, Float64, Int64
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a public sample as numbers: scope of the unit, cell = (window, group), value."""
+
+    scope: Int64[Array, " rows"]
+    cell: Int64[Array, " rows"]
+    value: Float64[Array, " rows"]
+    scale: float  # the real stream has this many times the units
+
+
+def first_counted(plan: Plan) -> Aggregate:
+    """The aggregate whose error is forecast."""
+    for aggregate in plan.aggregates:
+        if aggregate.function in COUNTED:
+            return aggregate
+    raise PlanError("tune forecasts counts and sums; the query has none")
+
+
+def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
+    """Rows that pass WHERE and have a unit, a time and a value; None if there are none."""
+    if plan.where is not None:
+        passes = compile_predicate(plan.where, table.schema)(table)
+        table = table.filter(pc.fill_null(passes, NO))
+    unit = compile_unit(plan.unit, table.schema)(table)
+    keep = np.asarray(pc.is_valid(unit))
+    times = _times(plan, table)
+    if times is not None:
+        keep &= np.asarray(pc.is_valid(times))
+    aggregate = first_counted(plan)
+    value = _values(aggregate, table)
+    keep &= np.isfinite(value)
+    rows = np.flatnonzero(keep)
+    if len(rows) == 0:
+        return None
+    micros = None if times is None else np.asarray(times.fill_null(0))[rows]
+    scope = _codes([unit.take(pa.array(rows))])
+    if plan.period_us is not None and micros is not None:
+        scope = pairs(scope, micros // plan.period_us)
+    cell = _codes(
+        [compile_key(key.expression, table.schema)(table).take(pa.array(rows))
+         for key in plan.keys]
+    ) if plan.keys else np.zeros(len(rows), np.int64)  # fmt: skip
+    if plan.window.size_us and micros is not None:
+        cell = pairs(cell, micros // plan.window.size_us)
+    return Sample(scope, cell, value[rows], scale)
+
+
+def _times(plan: Plan, table: pa.Table) -> Any:
+    column = plan.source.event_time
+    if column is None or not (plan.window.size_us or plan.period_us):
+        return None
+    column = column_named(table.schema, column)
+    text = f"UNIX_MICROS(CAST(`{column}` AS TIMESTAMP))"
+    whole = pa.types.is_integer(table.schema.field(column).type)
+    return compile_expression(f"`{column}`" if whole else text, table.schema)(table)
+
+
+def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
+
+    if aggregate.expression is None:
+        return np.ones(table.num_rows)
+    column = compile_value(aggregate.expression, table.schema)(table)
+    present = np.asarray(pc.is_valid(column), dtype=float)
+    if aggregate.function == "count_distinct":
+        return np.where(present > 0, _codes([column]), np.nan)
+    if aggregate.function != "sum":
+        return present
+    require_number(column.type, aggregate.expression)  # else a failing cast would quote a value
+    numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), 0.0))
+    return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
+
+
+def _codes(columns: Sequence[Any]) -> Int64[Array, " rows"]:
+    """A number for every distinct combination."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        indices = column.dictionary_encode(null_encoding="encode").indices
+        codes = pairs(codes, np.asarray(indices).astype(np.int64))
+    return codes
+
+
+def pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    """A number below the number of rows for every pair; `left` is such numbers already.
+
+    `right` may be anything: numbered first, no value of one row makes others' pairs overflow.
+    """
+    known, numbers = np.unique(right, return_inverse=True)
+    joined = left * len(known) + numbers
+    return np.unique(joined, return_inverse=True)[1].astype(np.int64)
+
+
+def ranks(groups: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    """How many earlier rows have the same number."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    first = np.maximum.accumulate(np.where(starts, np.arange(len(groups)), 0))
+    found = np.empty(len(groups), np.int64)
+    found[order] = np.arange(len(groups)) - first
+    return found
+
+
+def row_pairs(sample: Sample) -> Int64[Array, " rows"]:
+    """A number for every (unit, group) pair."""
+    return pairs(sample.scope, sample.cell)

@@ -1,0 +1,514 @@
+"""Which mechanisms a group-by runs and how much noise each adds: from public numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from math import sqrt
+from typing import Any, cast
+
+import numpy as np
+
+from streamveil.compiler.design_choice import (
+    UNKNOWN_OPENING,
+    Given,
+    Problem,
+    choose,
+    usual_family,
+    weight_quanta,
+)
+from streamveil.compiler.error_forecast import (
+    CAUTION,
+    ForecastNoise,
+    Kind,
+    Outlook,
+    Settings,
+    expected,
+)
+from streamveil.compiler.table_design import NoTableError, about_half, design_selection
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.calibrate import (
+    PRECISION,
+    gaussian_mu,
+    root_down,
+    root_up,
+    zcdp_rho,
+)
+from streamveil.core.counters.fit import short
+from streamveil.counters import COUNTERS, BltCounter, Counter, HonakerCounter, fit
+from streamveil.dataflow.bounding import Bounds
+from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.dataflow.cut_rows import BANDS, MOVED, CutCounter
+from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
+from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
+from streamveil.dataflow.group_by import COLLISION_BITS, lane_move
+from streamveil.dataflow.key_weights import WeightRule, blt_of, weighted_loss
+from streamveil.dataflow.release import Totalling, driver
+from streamveil.dataflow.rows import Lane
+from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
+from streamveil.errors import BudgetError, PlanError, nearest
+from streamveil.plan.look import expectations
+from streamveil.plan.plan import Plan
+from streamveil.types import Exact
+
+MOST_FOR_ROUNDING = 64  # times the noise of the same keys without weights; no budget is worth more
+TOO_SMALL = (
+    "the budget is below what float64 can account for in this counter, whatever its noise.\n"
+    "  to fix  give the clock an end or a number of steps, use counter = 'auto', or a larger budget"
+)
+FAR = 1_000  # releases of a query without end, for forecasts
+TESTS = 4  # of totals of hidden groups
+TEST_SHARE = Fraction(1, 20)  # of delta, for them
+TESTS_WHY = "releases at which a group is also shown for its noisy total: the last, the half ..."
+CUT_SHARE = 0.02
+FEW_SLOTS = 6
+MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
+Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """The question: lanes and how often each is read, bounds, triggers, budget, options."""
+
+    plan: Plan
+    lanes: tuple[Lane, ...]
+    uses: tuple[int, ...]
+    bounds: Bounds
+    horizon: int | None
+    max_units: int
+    windows: int | None  # windows that one scope of a unit meets; None: no end
+    setting: Setting
+
+    def __post_init__(self) -> None:
+        kind, known = self.plan.counter, [*COUNTERS, "auto"]
+        if kind not in known:
+            raise PlanError(f"unknown counter '{kind}'{nearest(kind, known)}")
+
+    @property
+    def collision(self) -> Fraction:
+        """The chance that one unit shares its fingerprint with another."""
+        return Fraction(self.max_units, 2**COLLISION_BITS)
+
+    def public(self) -> tuple[Totalling, Bounds]:
+        """Every key shown from the start: the whole budget goes to the values."""
+        mu = self._mu(Fraction(0))
+        forecast = self.outlook is not None or is_open(self.plan)
+        chosen = self._chosen(("public",)) if forecast else None
+        weighable = chosen is not None or "weight_reference" in self.plan.options
+        rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
+        rule = None if rule is None else replace(rule, caution=CAUTION)
+        bounds = replace(self._bounds(rule, chosen), scale=1 if rule is None else rule.scale)
+        counters = self._counters(self.lanes, bounds, mu**2, rule)
+        return replace(self._totalling(counters), rule=rule, cut=self._cut(mu**2)), bounds
+
+    def discovered(self) -> tuple[Totalling, Bounds]:
+        """Keys shown by a private test, and the bounds that test asks for."""
+        if self.plan.budget.delta is None:
+            raise PlanError(
+                "discovered keys need a delta: it bounds the chance of showing a key that one"
+                " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
+            )
+        wanted = self.setting(
+            "selection", "auto", "the design with the least forecast error: coins or a counter"
+        )
+        if wanted not in ("auto", "table", "gaussian"):
+            known = ["auto", "table", "gaussian"]
+            raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
+        both: tuple[Kind, ...] = ("table", "gaussian")
+        chosen = self._chosen(both if wanted == "auto" else (wanted,))
+        if chosen.kind == "table":
+            tabled = self._by_table(chosen)
+            if tabled is not None:
+                return tabled
+        if wanted == "table":
+            raise PlanError(
+                "the table selection needs a budget in epsilon and delta that allows it, and a"
+                " known number of triggers.\n  to fix  use selection = 'gaussian'"
+            )
+        return self._by_counter(chosen)
+
+    # ---- the published system
+
+    def published(self) -> tuple[Totalling, Bounds]:
+        """DP-SQLP: half of epsilon each for selection and values, a third of delta for values."""
+        budget, rows = self.plan.budget, self.bounds.max_rows
+        if budget.epsilon is None or budget.delta is None or self.horizon is None or rows is None:
+            raise PlanError(
+                "preset 'dp-sqlp' needs epsilon, delta, max_rows and a known number of triggers"
+            )
+        if self.plan.key_set.public is not None or not self.plan.keys:
+            raise PlanError("preset 'dp-sqlp' discovers its keys; use the default for public keys")
+        if any(lane.kind == "units" for lane in self.lanes):
+            raise PlanError(
+                "preset 'dp-sqlp' forgets who is in a group after each release of it: a count of"
+                " different units would count them again.\n"
+                "  to fix  count rows, or use the default preset"
+            )
+        thresholds = self.setting("thresholds", "rigorous", "hold for all triggers together")
+        if thresholds not in ("rigorous", "published"):
+            raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
+        half, third = budget.epsilon / 2, budget.delta / 3
+        rho = Fraction(zcdp_rho(Budget(epsilon=half, delta=third)))
+        bounds = replace(self.bounds, per_group=None, quadratic=None)
+        tree = HonakerCounter(horizon=self.horizon, sigma=1)
+        per_tree = Budget(mu=root_down(2 * rho / rows))
+        selection = RoundSelection(
+            counter=fit(tree, per_tree, FINE, 1),
+            rows=rows,
+            beta=float(third / rows) * (1 - 1e-12),
+            floor=max(1, self.plan.key_set.min_units),
+            thresholds=thresholds,
+        )
+        charged = sum(lane.place == 0 for lane in self.lanes)  # a tree level is charged as one
+        per_lane, counters = Budget(mu=root_down(2 * rho / charged)), []
+        for lane in self.lanes:
+            moved, groups = lane_move(lane, bounds)
+            counters.append(fit(tree, per_lane, moved, groups))
+        totalling = RoundTotalling(
+            lanes=self.lanes, counters=tuple(counters), selection=selection, horizon=self.horizon
+        )
+        return totalling, bounds
+
+    # ---- one Gaussian counter of units for selection, and for release where it is the answer
+
+    def _by_counter(self, chosen: Settings) -> tuple[Totalling, Bounds]:
+        if chosen.kind != "gaussian":
+            chosen = self._chosen(("gaussian",))
+        bounds, lanes = self._bounds(None, chosen), self.lanes
+        share = Fraction(
+            self.setting("delta_share", 0.5, "of delta for thresholds, the rest for the noise")
+        )
+        if not 0 < share < 1:
+            raise PlanError("delta_share must be above 0 and below 1")
+        threshold = self._left(Fraction(0)) * share
+        mu = self._mu(threshold)
+        beta = float(threshold / bounds.hidden_groups) * (1 - 1e-12)
+        once = bounds.per_group == 1 or bounds.l2_squared == 1
+        shared = next(
+            (
+                place
+                for place, lane in enumerate(lanes)
+                if lane.kind == "units" or (lane.kind == "rows" and once)
+            ),
+            None,
+        )
+        rest = tuple(lane for place, lane in enumerate(lanes) if place != shared)
+        forecast = None if chosen.share == 1 else 1 - chosen.share
+        part = Fraction(1) if not rest else self._selection_share(shared, len(rest), forecast)
+        groups = bounds.units_l2_squared
+        moved = Fraction(FINE) * root_up(Fraction(groups))
+        selection = GaussianSelection(
+            counter=self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None),
+            groups=groups,
+            hidden=bounds.hidden_groups,
+            beta=beta,
+            floor=max(1, self.plan.key_set.min_units),
+        )
+        counters = self._counters(rest, bounds, mu**2 * (1 - part), None)
+        if shared is not None:
+            counters = (*counters[:shared], selection.counter, *counters[shared:])
+        totalling = replace(self._totalling(counters), cut=self._cut(mu**2))
+        return replace(totalling, selection=selection, shared=shared), bounds
+
+    def _selection_share(self, shared: int | None, others: int, forecast: float | None) -> Fraction:
+        default = 0.5 if shared is None else 1 / (1 + others)
+        reason = "of mu^2, for deciding which keys to show"
+        if shared is None and forecast is not None:
+            default, reason = round(forecast, 3), f"{reason}: by forecast"
+        share = Fraction(self.setting("selection_share", default, reason))
+        if not 0 < share < 1:
+            raise PlanError("selection_share must be above 0 and below 1")
+        return share
+
+    # ---- a table of coins for selection, weighted counters for release
+
+    def _by_table(self, chosen: Settings) -> tuple[Totalling, Bounds] | None:
+        """The table design, if the budget allows one."""
+        budget = self.plan.budget
+        if budget.epsilon is None or self.horizon is None:
+            return None
+        why = "groups not yet shown that one unit is counted in: by forecast"
+        part = Fraction(chosen.share).limit_denominator(1000)
+        reason = "of the Gaussian mu, for the values: by forecast"
+        slots = int(self.setting("hidden_groups", chosen.slots, why))
+        if slots > MOST_SLOTS:
+            return None
+        share = self.setting("mu_share", part, reason)
+        tests = int(self.setting("total_tests", TESTS, TESTS_WHY))
+        beta = self._left(Fraction(0)) * (TEST_SHARE if tests else 0)
+        left = Budget(epsilon=budget.epsilon, delta=self._left(beta))
+        try:
+            design = design_selection(self.horizon, left, slots, Fraction(share))
+        except NoTableError:
+            return None
+        rule = self._rule(float(design.half), chosen)
+        scale = 1 if rule is None else rule.scale
+        bounds = replace(self._bounds(rule, chosen), slots=slots, scale=scale)
+        selection = TableOpening(
+            table=design.selection,
+            epsilon=budget.epsilon,
+            offset=max(1, self.plan.key_set.min_units) - 1,
+            half=design.half,
+            places=design.places,
+        )
+        counters = self._counters(self.lanes, bounds, design.mu**2, rule)
+        totalling = replace(self._totalling(counters), cut=self._cut(design.mu**2))
+        totalling = replace(totalling, selection=selection, rule=rule)
+        return replace(totalling, test=self._test(totalling, bounds, tests, beta)), bounds
+
+    def _test(
+        self, totalling: Totalling, bounds: Bounds, tests: int, beta: Fraction
+    ) -> TotalTest | None:
+        """The test of totals by the lane whose threshold is lowest, if any lane can be tested."""
+        if not tests:
+            return None
+        found = [
+            TotalTest(
+                counter=cast(BltCounter, counter), lane=lane, place=place, bounds=bounds,
+                rule=totalling.rule, triggers=grid_of_tests(self.horizon or 1, tests), beta=beta,
+                least_units=max(1, self.plan.key_set.min_units),
+            )
+            for place, (lane, counter) in enumerate(
+                zip(totalling.lanes, totalling.counters, strict=True)
+            )
+            if can_test(counter, lane, bounds, totalling.rule)
+        ]  # fmt: skip
+        counting = [test for test in found if test.lane.kind != "sum"] or found
+        last = self.horizon or 1
+        return min(counting, key=lambda test: test.threshold(last) / test.lane.reach, default=None)
+
+    def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:
+        """Weights, where they make sense."""
+        quadratic = self.bounds.quadratic
+        if quadratic is None or not self._weighable:
+            return None
+        if (
+            self.setting(
+                "weights", "adaptive", "large keys pay less and are counted less precisely"
+            )
+            == "flat"
+        ):
+            return None
+        scale = weight_quanta(quadratic)
+        start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
+        if chosen is not None:
+            start, after = min(1.0, sqrt(quadratic / chosen.quadratic)), chosen.reference
+            why = "by forecast"
+        about = f"weight of keys not yet shown: {why}"
+        entry = float(self.setting("entry_weight", round(start, 5), about))
+        if not 0 < entry <= 1:
+            raise PlanError("entry_weight must be above 0 and at most 1")
+        about = f"total up to which a key keeps its entry weight: {why}"
+        reference = float(self.setting("weight_reference", round(after, 1), about))
+        return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
+
+    # ---- what is expected
+
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """The stream that the query expects in one scope of a unit, if it says so."""
+        return expected(expectations(self.plan.options), self.windows or 1)
+
+    def _chosen(self, kinds: tuple[Kind, ...]) -> Settings:
+        """The settings with the least forecast error on what is expected, or on usual streams."""
+        bounds = self.bounds
+        given = Given() if is_open(self.plan) else Given(
+            bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
+        family = usual_family(given) if self.outlook is None else self.outlook.family()
+        noise = self._noise(self._half() if "table" in kinds else None)
+        if "table" in kinds and not noise.half:
+            kinds = ("gaussian",)
+        weighted = self._weighable and self.plan.options.get("weights", "adaptive") != "flat"
+        slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
+        return choose(Problem(family, noise, given, kinds, weighted, slots))
+
+    def _noise(self, half: float | None) -> ForecastNoise:
+        """The public numbers that a forecast needs."""
+        fine = Fraction(10**6)
+        counter: Any = fit(self._unscaled(), Budget(mu=1), fine, 1)
+        triggers = self.horizon or FAR
+        spread = float(counter.std(np.array([triggers]))[0]) / float(fine)
+        lanes = [lane for lane in self.lanes if lane.place == 0]
+        uses = [self.uses[self.lanes.index(lane)] for lane in lanes]
+        part = self.uses[max(driver(self.lanes), 0)] / max(sum(uses), 1)
+        left = float(self._left(Fraction(0))) / 2
+        return ForecastNoise(
+            mu=round(float(self._mu(Fraction(0))) * sqrt(part), 4),
+            beside=round(float(self._mu(self._left(Fraction(0)) / 2)) * sqrt(part), 4),
+            spread=round(spread, 4),
+            triggers=triggers,
+            half=round(half or 0.0, 2),
+            delta=float(f"{left:.3g}"),
+            offset=max(1, self.plan.key_set.min_units) - 1,
+        )
+
+    def _half(self) -> float | None:
+        """Units that show half of all groups with two slots and 2/3 of mu; None: no such table."""
+        budget = self.plan.budget
+        if budget.epsilon is None or self.horizon is None:
+            return None
+        left = Budget(epsilon=budget.epsilon, delta=self._left(Fraction(0)))
+        return about_half(self.horizon, left, 2)
+
+    @property
+    def _weighable(self) -> bool:
+        """Whether the quadratic filter can charge weights, and sizes are released.
+
+        Only a BLT draws its noise in proportion; another counter would add too little.
+        """
+        filtered = self.bounds.quadratic is not None
+        return filtered and driver(self.lanes) >= 0 and blt_of(self._unscaled()) is not None
+
+    def _bounds(self, rule: WeightRule | None, chosen: Settings | None) -> Bounds:
+        """The bounds asked for; with weights or without, where the forecast chooses them."""
+        if rule is not None or chosen is None or not is_open(self.plan):
+            return self.bounds
+        if chosen.per_group == 1:
+            return Bounds(max_rows=round(chosen.max_rows), per_group=1)
+        return replace(self.bounds, quadratic=round(chosen.quadratic))
+
+    # ---- rows over the bound
+
+    @cached_property
+    def _cut_share(self) -> Fraction:
+        """Of mu squared, for the private count of cut rows."""
+        why = "of mu^2, for a private count of the rows that contribution bounding cut"
+        share = Fraction(self.setting("cut_share", CUT_SHARE, why)).limit_denominator(10**6)
+        if not 0 <= share < 1:
+            raise PlanError("cut_share must be at least 0 and below 1")
+        return share
+
+    def _cut(self, mu_squared: Fraction) -> CutCounter | None:
+        """The counter of cut rows, from the mu squared of all lanes."""
+        if not self._cut_share:
+            return None
+        part = mu_squared * self._cut_share
+        return CutCounter(counter=self._fitted(Fraction(MOVED), BANDS, part, None))
+
+    # ---- counters
+
+    def _counters(
+        self,
+        lanes: tuple[Lane, ...],
+        bounds: Bounds,
+        mu_squared: Fraction,
+        rule: WeightRule | None,
+    ) -> tuple[Counter, ...]:
+        weights = [Fraction(self.uses[self.lanes.index(lane)]) for lane in lanes]
+        total = sum(
+            (w for lane, w in zip(lanes, weights, strict=True) if lane.place == 0), Fraction(0)
+        )
+        made: dict[tuple[Fraction, int, Fraction], Counter] = {}
+        counters, mu_squared = [], mu_squared * (1 - self._cut_share)
+        for lane, weight in zip(lanes, weights, strict=True):
+            moved, groups = lane_move(lane, bounds)
+            key = moved, groups, mu_squared * weight / total
+            if key not in made:
+                made[key] = self._fitted(*key, rule)
+            counters.append(made[key])
+        return tuple(counters)
+
+    def _fitted(
+        self, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
+    ) -> Counter:
+        counter: Any = self._unscaled()
+        sigma = least_sigma(counter, moved, groups, mu_squared, rule)
+        return cast("Counter", replace(counter, sigma=sigma))
+
+    def _unscaled(self) -> Any:
+        kind = self.plan.counter
+        if kind == "auto":
+            kind = "anytime-blt" if self.horizon is None else "blt"
+        make: Any = COUNTERS[kind]
+        if make.keyed:
+            raise PlanError(
+                f"the counter '{kind}' draws at one address for all triggers, which a group-by"
+                " cannot give it.\n  to fix  use counter = 'auto'; use it directly from sv.counters"
+            )
+        if "horizon" not in make.__dataclass_fields__:
+            return make(sigma=1)
+        if self.horizon is None:
+            raise PlanError(
+                f"the counter '{kind}' needs to know the number of triggers.\n"
+                "  to fix  give the clock an end or a number of steps, or use counter = 'auto'"
+            )
+        try:
+            return make(horizon=self.horizon, sigma=1)
+        except ValueError as error:
+            raise PlanError(
+                f"the counter '{kind}' does not count {self.horizon:,} triggers: {error}.\n"
+                "  to fix  use counter = 'auto', or fewer triggers"
+            ) from None
+
+    def _totalling(self, counters: tuple[Counter, ...]) -> Totalling:
+        return Totalling(lanes=self.lanes, counters=counters, selection=None, horizon=self.horizon)
+
+    # ---- budget
+
+    def _mu(self, threshold: Fraction) -> Fraction:
+        """The largest Gaussian parameter beside a delta for thresholds."""
+        budget = self.plan.budget
+        if budget.is_pure:
+            raise PlanError(
+                "the group-by needs a delta, whatever its noise: two privacy units look alike with"
+                f" probability {float(self.collision):g}.\n"
+                "  to fix  give a delta, for example one far below 1 / (number of units)"
+            )
+        if budget.delta is None:
+            raise PlanError(
+                "a budget in rho or mu also needs a small delta here: two privacy units look alike"
+                f" with probability {float(self.collision):g}.\n  to fix  add delta to the budget"
+            )
+        left = self._left(threshold)
+        if budget.epsilon is None:
+            return Fraction(gaussian_mu(budget))
+        return Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=left)))
+
+    def _left(self, threshold: Fraction) -> Fraction:
+        """What of delta the Gaussian part may use."""
+        left = (self.plan.budget.delta or Fraction(0)) - self.collision - threshold
+        if left <= 0:
+            raise PlanError(
+                "delta is below the chance that two of max_units privacy units look alike"
+                f" ({float(self.collision):g}).\n  to fix  lower max_units, or raise delta"
+            )
+        return left
+
+
+@lru_cache(maxsize=256)
+def least_sigma(
+    unscaled: Any, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
+) -> Exact:
+    """The least noise with which a counter loses at most mu^2, weighted keys included.
+
+    By bisection: the loss falls as the noise grows (`weighted_loss`). What is returned was checked.
+    """
+
+    def fits(sigma: Fraction) -> bool:
+        loss = weighted_loss(replace(unscaled, sigma=sigma), moved, groups, rule)
+        return loss.gaussian <= mu_squared
+
+    try:
+        low = Fraction(fit(unscaled, Budget(mu=root_down(mu_squared)), moved, groups).sigma)
+    except BudgetError:
+        raise PlanError(TOO_SMALL) from None
+    if rule is None or fits(low):
+        return low
+    high = 2 * low
+    while not fits(high):
+        high *= 2
+        if high > low * MOST_FOR_ROUNDING:
+            raise PlanError(TOO_SMALL)
+    while high - low > PRECISION * high:
+        middle = short((low + high) / 2)
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def is_open(plan: Plan) -> bool:
+    """Whether the query leaves the bound on a unit's rows to the forecast."""
+    return plan.bounding.max_rows is None and plan.bounding.quadratic is None

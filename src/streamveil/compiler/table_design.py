@@ -1,0 +1,345 @@
+"""The table that opens keys with the fewest units, from public numbers only.
+
+The search compares many tables. It asks of each only whether it fits the budget, which floats
+answer as well unless it is a close call; what the search ends with is certified by the bound that
+the mechanism states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache, cached_property, lru_cache, partial
+from itertools import islice, product
+from math import ceil, exp, inf, log
+from typing import TypeAlias
+
+import numpy as np
+
+from streamveil.core.accounting import convert
+from streamveil.core.accounting.above_threshold import (
+    Coins,
+    TableShape,
+    curve_with,
+    curve_without,
+    opening_chance,
+    reach_of,
+    worst_near,
+    worst_openings,
+)
+from streamveil.core.accounting.budget import Budget, Number, exact_between
+from streamveil.core.accounting.calibrate import gaussian_mu
+from streamveil.core.accounting.coin_table import DRAWS, REACH
+from streamveil.core.accounting.geometric_wait import doubt
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.accounting.pld import law_near
+from streamveil.core.selection.selection_table import FINE, TableSelection
+from streamveil.errors import require_positive
+from streamveil.types import Array, Float64
+
+Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
+ROUGH = 16  # lattice steps per slope for comparing shapes; `FINE` of them for the one chosen
+AROUND = tuple(  # where descents start, in parts of the usual slope and bend
+    (Fraction(slope), Fraction(bend))
+    for slope, bend in (("1", "1"), ("4/5", "6/5"), ("6/5", "2/3"))
+)
+STEPS = (Fraction(6, 5), Fraction(10, 9), Fraction(20, 19), Fraction(40, 39))  # of a descent
+MANY_TESTS = 500  # a table is compared in time that grows with its tests: fewer steps beyond
+FEW_GAPS = Fraction(7, 10)  # slope beyond which a descent from one place may end far from the best
+FLATTER = tuple(Fraction(2, 3) ** times for times in range(8))  # slopes tried until one fits
+MOST_EPSILON = 500  # beyond, its exponential has no float64; tables end long before
+LONGEST = 1 << 14  # gaps of a table that is compared: seconds to certify
+MOST_WORK = 1 << 23  # of its gaps times its tests, likewise
+CLOSE = 1e-6  # relative distance from the limit below which floats do not decide
+
+
+@dataclass(frozen=True)
+class SelectionDesign:
+    """A table, what the Gaussian releases beside it may use, and the certified delta of both."""
+
+    selection: TableSelection
+    mu: Fraction  # all Gaussian releases together
+    epsilon: Fraction
+    delta: float  # certified, at most the budget's
+    half: float  # units by the last trigger, arriving evenly, with which half of all keys open
+    places: int  # lattice steps of the shift with which delta was certified
+
+    @property
+    def loss(self) -> Loss:
+        """Selection and releases together."""
+        return self.selection.loss(self.epsilon, self.mu, self.places)
+
+
+class NoTableError(ValueError):
+    """No table fits the budget beside the releases; another kind of selection may."""
+
+
+def design_selection(
+    horizon: int, budget: Budget, keys_per_unit: int, mu_share: Number = Fraction(2, 3)
+) -> SelectionDesign:
+    """The table that opens keys with the fewest units, from public numbers only.
+
+    Algorithm: the releases get `mu_share` of the mu that the budget would allow them alone. For
+        each table shape tried (a fixed descent over slope and bend), the largest shift_epsilon
+        inside the budget; the shape with the least `half` wins. The winner's shift is found again
+        and certified on the fine lattice. The falls of the best table and its shift are about in
+        proportion to epsilon: the descent starts there, and its lattice grows with neither the
+        table's length nor 1 / epsilon. For four keys and 100 tests it takes 0.2 s of CPU at an
+        epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting; 16 keys take seconds. Horizons of
+        many thousands can test every few triggers only: the horizon here is the number of tests.
+    """
+    if budget.epsilon is None or budget.delta is None:
+        raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
+    require_positive(horizon=horizon, keys_per_unit=keys_per_unit)
+    share = exact_between("mu_share", mu_share, 0, 1)
+    return _design(horizon, budget, keys_per_unit, _part_of_mu(budget, share))
+
+
+def _part_of_mu(budget: Budget, share: Fraction) -> Fraction:
+    """That share of the mu that the budget would allow alone, rounded down to some digits."""
+    part, grain = share * Fraction(gaussian_mu(budget)), 1000
+    while part * grain < 100:
+        grain *= 10
+    return Fraction(int(part * grain), grain)
+
+
+@lru_cache(maxsize=64)
+def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
+    setting = Setting(horizon, budget, keys_per_unit, mu)
+    rough = cache(partial(_rough_half, setting))
+    found = _descents(setting, rough, STEPS if horizon <= MANY_TESTS else STEPS[:1])
+    design = None
+    if found:
+        shape = min(found, key=rough)
+        design = Lattice(setting, shape, shape[0] / FINE).certified()
+    if design is None:
+        raise NoTableError(
+            f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit}"
+            " keys per unit, or only one too long to compute.\n"
+            "  to fix  take a smaller mu_share, fewer keys per unit or a larger budget"
+        )
+    return design
+
+
+@lru_cache(maxsize=64)
+def about_half(horizon: int, budget: Budget, keys_per_unit: int) -> float | None:
+    """About the `half` of the design with 2/3 of mu, uncertified; None: no table fits."""
+    setting = Setting(horizon, budget, keys_per_unit, _part_of_mu(budget, Fraction(2, 3)))
+    rough = cache(partial(_rough_half, setting))
+    return min(map(rough, _descents(setting, rough, STEPS[:1])), default=None)
+
+
+def _descents(
+    setting: Setting, cost: Callable[[Shape], float], steps: tuple[Fraction, ...]
+) -> list[Shape]:
+    """The shapes at which descents end."""
+    starts = _starts(cost, setting) if setting.epsilon <= MOST_EPSILON else ()
+    return [_descend(cost, setting.short, start, steps) for start in starts]
+
+
+def _starts(cost: Callable[[Shape], float], setting: Setting) -> Iterator[Shape]:
+    """Shapes that fit, about those of the best tables; several for tables of few gaps.
+
+    `half` jumps with the number of gaps: where they are few it has many local minima.
+    """
+    slope, bend = setting.usual
+    for across, down in AROUND if slope > FEW_GAPS else AROUND[:1]:
+        shapes = (setting.short((slope * across * part, bend * down * part)) for part in FLATTER)
+        yield from islice((shape for shape in shapes if cost(shape) < inf), 1)
+
+
+def _descend(
+    cost: Callable[[Shape], float],
+    short: Callable[[Shape], Shape],
+    start: Shape,
+    steps: tuple[Fraction, ...],
+) -> Shape:
+    """Descent on (slope, bend), along both and both diagonals, by factors that approach 1."""
+    best, lowest = start, cost(start)
+    for factor in steps:
+        ratios = (factor, Fraction(1), 1 / factor)
+        moved = True
+        while moved:
+            moved = False
+            for across, down in product(ratios, ratios):
+                near = short((best[0] * across, best[1] * down))
+                value = cost(near)
+                if value < lowest:
+                    best, lowest, moved = near, value, True
+    return best
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a table is for."""
+
+    horizon: int
+    budget: Budget
+    keys_per_unit: int
+    mu: Fraction
+
+    @property
+    def epsilon(self) -> Fraction:
+        """Of the budget."""
+        return self.budget.epsilon or Fraction(0)
+
+    @cached_property
+    def limit(self) -> float:
+        """Of delta."""
+        return convert.exact_below(self.budget.delta or Fraction(0))
+
+    @property
+    def furthest(self) -> int:
+        """Losses further than this count as infinite."""
+        return int(convert.exact_below(self.epsilon)) + REACH
+
+    @property
+    def usual(self) -> Shape:
+        """About the shape of the best table, by the law of scaling that such tables follow."""
+        return self.epsilon / self.keys_per_unit * Fraction(7, 25), self.epsilon / 40
+
+    @cached_property
+    def grain(self) -> int:
+        """What falls are multiples of one part in: a hundredth of usual ones, or less."""
+        grain = 5000
+        while grain * min(self.usual) < 100:
+            grain *= 10
+        return grain
+
+    def short(self, shape: Shape) -> Shape:
+        """Numbers of a few digits, for records that people read."""
+        slope, bend = (Fraction(ceil(fall * self.grain), self.grain) for fall in shape)
+        return slope, bend
+
+    def family(self, shape: Shape) -> TableShape:
+        """The table of a shape that ends where an opening costs a small part of delta."""
+        floor = (self.budget.delta or 0) / Fraction(20 * self.keys_per_unit)
+        return TableShape(self.horizon, *shape, Fraction(1), floor)
+
+
+def _rough_half(setting: Setting, shape: Shape) -> float:
+    """About `SelectionDesign.half` of the best table of a shape; inf when none fits.
+
+    The shift is interpolated between steps: what is compared does not jump with the shape. Tables
+    for a small epsilon are flat and long: inf as well where one is too long.
+    """
+    longest = min(LONGEST, MOST_WORK // setting.horizon)
+    chances = setting.family(shape).near(longest)
+    if chances is None:
+        return inf
+    step = shape[0] / ROUGH
+    reach = reach_of(chances, float(step), setting.furthest)
+    losses = Losses(setting, step, worst_near(chances, setting.horizon, float(step), reach))
+    delta = cache(losses.delta)
+    places = _largest(lambda places: delta(places) <= setting.limit, ROUGH // 4)
+    if not places:
+        return inf
+    part = log(setting.limit / delta(places)) / log(delta(places + 1) / delta(places))
+    return _half(setting.horizon, chances, float(step) * (places + part))
+
+
+def _largest(fits: Callable[[int], bool], about: int) -> int:
+    """The largest number that fits, near one that is a guess; 0: none.
+
+    Coarse lattices have bounds that do not quite rise with the shift: where the search looks is
+    part of what it finds, and a state resumes with the design that it was begun with.
+    """
+    low, high = 0, about
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class Lattice:
+    """Tables of one shape, whose shifts are multiples of one step."""
+
+    def __init__(self, setting: Setting, shape: Shape, step: Fraction) -> None:
+        self.setting, self.step = setting, step
+        self.coins: Coins = setting.family(shape).coins()
+        reach = self.coins.reach(float(step), setting.furthest)
+        worst = worst_openings(self.coins, setting.horizon, float(step), reach)
+        self.losses = Losses(setting, step, worst)
+
+    def table(self, places: int) -> TableSelection:
+        """The table with that many steps of shift."""
+        return TableSelection(
+            horizon=self.setting.horizon,
+            keys_per_unit=self.setting.keys_per_unit,
+            shift_epsilon=places * self.step,
+            coins=self.coins,
+        )
+
+    def certified(self) -> SelectionDesign | None:
+        """The table with the largest shift inside the budget, with its delta; None: none fits."""
+        setting = self.setting
+        for places in range(self.places, 0, -1):
+            table = self.table(places)
+            delta = table.delta_at(setting.epsilon, setting.mu, places)
+            if delta <= setting.limit:
+                half = _half(setting.horizon, self.coins.chances, float(table.shift_epsilon))
+                return SelectionDesign(table, setting.mu, setting.epsilon, delta, half, places)
+        return None
+
+    @cached_property
+    def places(self) -> int:
+        """Steps of the largest shift inside the budget; 0: none."""
+        return _largest(self.fits, FINE // 4)
+
+    def fits(self, places: int) -> bool:
+        """Whether a shift fits the budget."""
+        setting = self.setting
+        about = self.losses.delta(places)
+        if abs(about - setting.limit) > CLOSE * setting.limit:
+            return about < setting.limit
+        found = self.table(places).delta_at(setting.epsilon, setting.mu, places)
+        return found <= setting.limit
+
+
+class Losses:
+    """About the delta of a table with every shift, in floats."""
+
+    def __init__(self, setting: Setting, step: Fraction, worst: Float64[Array, " nodes"]) -> None:
+        self.setting, self.step, self.worst = setting, float(step), worst
+        self._at = convert.exact_below(setting.epsilon)
+        self._rest: Float64[Array, " n"] = np.zeros(0)
+
+    def delta(self, places: int) -> float:
+        """About the delta with that many steps of shift, selection and releases together."""
+        most = 0.0
+        for curve in (curve_without, curve_with):
+            law = law_near(curve(self.worst, self.step, places), self.step)
+            law = law.self_compose(self.setting.keys_per_unit)
+            rest = self._beside(law.first, len(law.masses))
+            most = max(most, float(rest @ law.masses) + law.infinite)
+        values = self.setting.horizon + 2 + int(90 / (places * self.step))
+        return most + float(doubt(values, DRAWS)) * (1 + exp(self._at))
+
+    def _beside(self, first: int, count: int) -> Float64[Array, " n"]:
+        """The curve of the releases where so many losses, from a first one on, leave epsilon."""
+        far = max(-first, first + count)
+        if len(self._rest) < 2 * far:
+            losses = np.arange(-far, far) * self.step
+            self._rest = convert.gaussian_delta(self._at - losses, float(self.setting.mu))
+        start = len(self._rest) // 2 + first
+        return self._rest[start : start + count]
+
+
+def _half(horizon: int, chances: Float64[Array, " gaps"], shift_epsilon: float) -> float:
+    """See `SelectionDesign.half`; interpolated between integers."""
+    steps = np.arange(1, horizon + 1)
+
+    def chance(units: int) -> float:
+        return opening_chance(chances, shift_epsilon, units * steps // horizon)
+
+    low, high = 1, 2
+    while chance(high) < 0.5:
+        low, high = high, 2 * high
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        low, high = (low, middle) if chance(middle) >= 0.5 else (middle, high)
+    below, above = chance(low), chance(high)
+    return low + (high - low) * (0.5 - below) / (above - below)

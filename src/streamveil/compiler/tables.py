@@ -1,0 +1,174 @@
+"""From a plan over a changing table to its operator: which mechanism, why, and how good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from streamveil.changing_tables.operator import Attribute, Bind, ChangingTable
+from streamveil.core.accounting.budget import Budget
+from streamveil.dynamic.choose import (
+    Candidate,
+    MechanismChoice,
+    Preset,
+    Workload,
+    choose,
+)
+from streamveil.dynamic.live_pmw import LivePmw
+from streamveil.errors import PlanError
+from streamveil.expressions.expr import compile_predicate
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.queries import Queries
+from streamveil.linear.structured import Marginals
+from streamveil.linear.sums import Sums
+from streamveil.plan.plan import Plan, TableSource
+from streamveil.sql.table import counted_points
+
+CLEARLY = 0.5  # a mechanism without proved intervals must be this much better
+MIXED = 0.05  # of the part of the table that a step replaces, by forecast; see `LivePmw.mixing`
+
+
+def compile_table(plan: Plan) -> ChangingTable:
+    """The operator of a plan; PlanError when no mechanism is useful for its sizes."""
+    made = Design(plan)
+    best = made.candidate
+    if best.expected >= made.worth and not plan.options.get("accept_error"):
+        raise PlanError(
+            "no mechanism is useful for this table: its worst answer would be wrong by "
+            f"{best.expected / made.workload.size:.0%} of all records ({best.name}).\n"
+            "  to fix  fewer steps, fewer or coarser groups, more records, a larger budget; or "
+            "accept_error = TRUE"
+        )
+    return made.operator
+
+
+@dataclass(frozen=True)
+class Design:
+    """Everything that follows from a plan over a changing table, before any row is read."""
+
+    plan: Plan
+
+    @property
+    def source(self) -> TableSource:
+        """The table."""
+        assert isinstance(self.plan.source, TableSource)  # noqa: S101  (only such plans come here)
+        return self.plan.source
+
+    @cached_property
+    def cells(self) -> Marginals:
+        """The rows of a release."""
+        names = tuple(name for name, _ in self.source.domains)
+        sizes = tuple(len(values) for _, values in self.source.domains)
+        at = {name: place for place, name in enumerate(names)}
+        return Marginals(sizes, tuple(tuple(at[n] for n in some) for some in self.plan.sets), names)
+
+    @property
+    def total(self) -> int | None:
+        """The output that counts all records."""
+        counts = [place for place, one in enumerate(self.plan.aggregates) if one.expression is None]
+        return counts[0] if counts else None
+
+    @cached_property
+    def queries(self) -> Queries:
+        """One for each row and output."""
+        if len(self.plan.aggregates) == 1 and self.total == 0:
+            return self.cells
+        counted = [counted_points(self.plan, one.expression) for one in self.plan.aggregates]
+        wanted = [(group, points) for points in counted for group in self.cells.sets]
+        return Sums.of(self.cells.shape, wanted)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What is public about the table."""
+        options, clock = self.plan.options, self.plan.clock
+        grows = self.source.changelog == "insert"
+        size = options["expected_size"]
+        return Workload(
+            queries=self.queries, size=size, steps=1 if clock.kind == "once" else clock.steps,
+            updates=options.get("expected_updates", size if grows else 2 * size), grows=grows,
+        )  # fmt: skip
+
+    @property
+    def ask_share(self) -> Fraction:
+        """The part of the budget that is for questions."""
+        return Fraction(str(self.plan.options.get("ask_share", 0)))
+
+    @property
+    def life(self) -> Fraction:
+        """The part of the budget that one life of a record may cost, in epsilon or rho."""
+        lives = self.source.lives
+        return Fraction(1, lives if self.plan.budget.is_pure else lives * lives)
+
+    @cached_property
+    def choice(self) -> MechanismChoice:
+        """All mechanisms for the released answers, best first."""
+        budget, ask = self.plan.budget, self.ask_share
+        preset: Preset = "theorem" if self.plan.preset == "theorem" else "practical"
+        if ask and not budget.is_pure:  # questions add to noise as zCDP, not as mu
+            budget = Budget(rho=Fraction(Share.of(budget).amount))
+        return choose(self.workload, budget, preset, self.life * (1 - ask))
+
+    @property
+    def candidate(self) -> Candidate:
+        """The mechanism that runs: the one that is asked for, or the best one.
+
+        A counter, whose intervals are proved, gives way only to less than half of its error.
+        """
+        wanted = self.plan.options.get("mechanism", "auto")
+        found = {spelled(one.name): one for one in self.choice.candidates}
+        best, counter = self.choice.best, found["counter"]
+        if wanted == "auto":
+            return best if best.expected < CLEARLY * counter.expected else counter
+        if wanted not in found:
+            raise PlanError(
+                f"mechanism = '{wanted}' does not fit this table; candidates: {', '.join(found)}"
+            )
+        return found[wanted]
+
+    @property
+    def worth(self) -> float:
+        """The error from which on answers are useless, in records."""
+        return self.choice.limit
+
+    @cached_property
+    def adaptive(self) -> LivePmw | None:
+        """The mechanism for questions."""
+        if not self.ask_share:
+            return None
+        w, share = self.workload, Share.of(self.plan.budget).scale(self.ask_share * self.life)
+        replaced = 0.0 if w.grows else w.updates / (2 * w.horizon * w.size)
+        return LivePmw(
+            share=share, start=int(w.size), domain=self.cells.domain, only_grows=w.grows,
+            mixing=min(1.0, MIXED * replaced),
+        )  # fmt: skip
+
+    @cached_property
+    def operator(self) -> ChangingTable:
+        """What runs."""
+        source, plan = self.source, self.plan
+        return ChangingTable(
+            mechanism=self.candidate.mechanism,
+            attributes=tuple(Attribute(name, values) for name, values in source.domains),
+            id_column=source.record,
+            operation_column=source.operation,
+            lives=source.lives,
+            outputs=tuple(one.name for one in plan.aggregates),
+            cells=self.cells,
+            condition=None if plan.where is None else condition(plan.where),
+            adaptive=self.adaptive,
+            total=self.total,
+            confidence=float(plan.options.get("confidence", 0.95)),
+            non_negative=bool(plan.options.get("non_negative")),
+            integer=bool(plan.options.get("integer")),
+        )
+
+
+def condition(text: str) -> Bind:
+    """WHERE, compiled for the columns of a batch."""
+    return lambda schema: compile_predicate(text, schema)
+
+
+def spelled(name: str) -> str:
+    """The name of a mechanism as an option: 'snapshot+delta' is snapshot_delta."""
+    return name.lower().replace(" ", "_").replace("+", "_")

@@ -1,0 +1,1 @@
+"""The promise: everything that decides a guarantee. Imports only errors and types of ours."""

@@ -1,0 +1,1 @@
+"""Neighbours, losses, their composition and conversion."""

@@ -1,0 +1,124 @@
+"""A budget to the most that one mechanism may lose, and to the noise scale that this needs.
+
+What is not given exactly is searched from the private side, and the answer is checked through the
+forward formula of `guarantee`: a number that is returned keeps the budget, and rounding only adds
+noise. Noise of several parts together is sized elsewhere: `linear.budget_shares`,
+`core.counters.fit`, `sketches.privacy`, `dataflow.key_weights`, `compiler.sizing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import isqrt
+
+from streamveil.core.accounting.budget import Budget, Number, exact, exact_between
+from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
+from streamveil.errors import PlanError
+
+SCALE_BITS = 40  # scales are multiples of 2^-40 of their size
+PRECISION = Fraction(1, 2**30)  # relative, of a search: far above what processors round differently
+
+
+@lru_cache(maxsize=256)
+def gaussian_mu(budget: Budget, delta_share: Number = 1) -> float:
+    """The largest mu such that a mu-GDP mechanism fits the budget, rounded down.
+
+    `delta_share` is the part of delta the Gaussian may use; the rest is left for thresholds.
+
+    >>> mu = gaussian_mu(Budget(epsilon=6, delta=1e-9))
+    >>> round(mu, 4), Gdp(mu).epsilon(1e-9) <= 6
+    (0.9744, True)
+    """
+    if budget.is_pure:
+        raise ValueError("Gaussian noise needs a delta; give one, or use Laplace noise")
+    return _largest(Gdp, _with_share(budget, delta_share))
+
+
+def gaussian_sigma(l2: Number, budget: Budget, delta_share: Number = 1) -> Fraction:
+    """The least noise scale for L2 sensitivity `l2`, rounded up.
+
+    When the square of the sensitivity is what is known, `root_up` gives an `l2`.
+
+    >>> float(gaussian_sigma(1, Budget(mu=0.5)))
+    2.0
+    """
+    size = exact_between("l2", l2, 0, 10**30)
+    if budget.mu is not None:
+        return _round_up(size / budget.mu)
+    return _round_up(size / Fraction(gaussian_mu(budget, delta_share)))
+
+
+@lru_cache(maxsize=256)
+def zcdp_rho(budget: Budget, delta_share: Number = 1) -> float:
+    """The largest rho such that every rho-zCDP mechanism fits the budget, rounded down."""
+    if budget.mu is not None:
+        raise ValueError("a zCDP mechanism need not be GDP; give the budget as rho or epsilon")
+    if budget.is_pure:
+        raise ValueError("zCDP needs a delta to convert to epsilon; give one")
+    return _largest(Zcdp, _with_share(budget, delta_share))
+
+
+def split(total: Number, weights: Sequence[Number]) -> tuple[Fraction, ...]:
+    """Shares of an additive budget (mu^2, rho or epsilon) in proportion to weights; exact.
+
+    >>> split(1, [1, 3])
+    (Fraction(1, 4), Fraction(3, 4))
+    """
+    parts = [exact_between("weight", weight, 0, 10**30) for weight in weights]
+    return tuple(exact("total", total) * part / sum(parts) for part in parts)
+
+
+def _with_share(budget: Budget, delta_share: Number) -> Budget:
+    """The budget with part of its delta."""
+    share = exact("delta_share", delta_share)
+    if not 0 < share <= 1:
+        raise ValueError(f"delta_share must be above 0 and at most 1, not {delta_share}")
+    if budget.epsilon is None or budget.delta is None:
+        return budget
+    return Budget(epsilon=budget.epsilon, delta=budget.delta * share)
+
+
+def _largest(make: Callable[[Number], Loss], budget: Budget) -> float:
+    """The largest parameter whose loss fits, by bisection; the answer itself was checked.
+
+    As the number that it is: the decimal that it prints may lie on the other side of the budget.
+    """
+    low, high = 0.0, 1e-6
+    while make(Fraction(high)).fits(budget):
+        low, high = high, 2 * high
+    if low == 0.0:
+        raise PlanError(f"the budget {budget} is too small for this mechanism")
+    while high - low > PRECISION * low:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if make(Fraction(middle)).fits(budget) else (low, middle)
+    return low
+
+
+def _round_up(scale: Fraction) -> Fraction:
+    """The next number with about SCALE_BITS bits; an exact short number stays."""
+    bits = SCALE_BITS - (scale.numerator.bit_length() - scale.denominator.bit_length())
+    unit = Fraction(2) ** bits
+    return Fraction(-(-(scale * unit) // 1)) / unit
+
+
+def root_up(square: Fraction) -> Fraction:
+    """A fraction not below the square root, within 2^-60 of its size.
+
+    >>> root_up(Fraction(9, 4))
+    Fraction(3, 2)
+    """
+    shift = max(0, 64 - (square.numerator.bit_length() - square.denominator.bit_length()) // 2)
+    scaled = square * 4**shift
+    whole = -(-scaled.numerator // scaled.denominator)
+    root = isqrt(whole)
+    return Fraction(root + (root * root < whole), 2**shift)
+
+
+def root_down(square: Fraction) -> Fraction:
+    """A fraction not above the square root."""
+    root = root_up(square)
+    return root if root * root <= square else square / root

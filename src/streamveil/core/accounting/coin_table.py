@@ -1,0 +1,151 @@
+"""What a table of coins costs: its certified loss laws, composed as often as it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import exp
+from typing import Any, TypeAlias
+
+from streamveil.core.accounting import convert
+from streamveil.core.accounting.above_threshold import (
+    Coins,
+    curve_with,
+    curve_without,
+    worst_openings,
+)
+from streamveil.core.accounting.geometric_wait import WORDS, doubt
+from streamveil.core.accounting.pld import LossLaw, law_under
+
+DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
+REACH = 4  # losses further than this above epsilon count as infinite
+RARE = Fraction(1, 1 << 80)  # rarer outcomes of a draw are charged as such
+Laws: TypeAlias = tuple[LossLaw, LossLaw]  # (with a unit, without it) and (without, with)
+Tables: TypeAlias = "tuple[tuple[CoinTable, int], ...]"  # and how often each runs
+
+
+@dataclass(frozen=True)
+class CoinTable:
+    """What the losses of one `TableSelection` (`core.selection.selection_table`) follow from.
+
+    Guarantee: each of `keys_per_unit` keys has the curves of `above_threshold`, whatever was
+        released before the unit entered it.
+    Proof: see `TableSelection`, for exact draws. Draws of 128 bits are off by little, which is
+        charged in one of two ways; both hold.
+        *`distance`*: all draws of the deployment are replaced by exact ones, on both streams.
+        *`tilt` and `rare`*: only draws of keys that the unit enters differ between two neighbours,
+        one shift and at most one wait for each test of each key. Call an outcome of such a draw
+        ({W = n} or {W >= n}) rare when it has at most RARE in the exact law of Q, the second of two
+        neighbours. By `waiting.doubt`, outcomes that are not rare have at least 1 - 2^-127 / RARE
+        of their exact probability. What runs, P_a and Q_a, thus has Q_a >= e^-tilt Q off rare
+        outcomes, and P_a is within `doubt` of P: P_a(E) - e^eps Q_a(E) <= P(E, none rare) -
+        e^(eps - tilt) Q(E, none rare) + P(some rare) + doubt. (With, without): at a coin c <= 1 /
+        (2 horizon) without the unit no outcome is rare, as (1 - c)^n >= 1 / 2 and c is at least
+        2^-64. At a larger coin one is rare only from an n on for which (1 - c)^n <= RARE / c; with
+        the unit the coin is larger and waiting so long no likelier. Coins of 0 and 1 are drawn
+        exactly; shifts have one law. (Without, with): after Z + 1 all waits have one law; a shift
+        z + 1 is rare only where q^z <= RARE / (q (1 - q)). So the periods of a year together lose
+        what is said here for each, where a distance would be multiplied by e^epsilon of the year.
+    """
+
+    horizon: int  # tests of one key
+    keys_per_unit: int
+    shift_epsilon: Fraction
+    coins: tuple[int, ...]  # over 2^64
+    places: int  # lattice steps per shift: all are sound, more are tighter
+    epsilon: Fraction  # at which a job that runs it is stated, together with what is Gaussian
+
+    @property
+    def distance(self) -> Fraction:
+        """How far the words at hand let all draws be from exact, in total variation."""
+        return doubt(self._values, DRAWS)
+
+    @property
+    def tilt(self) -> Fraction:
+        """By how much losses may grow because draws are not exact, rare outcomes aside."""
+        relative = Fraction(2, 1 << (64 * WORDS)) / RARE
+        return 2 * relative * self._draws  # -log(1 - x) <= 2 x
+
+    @property
+    def rare(self) -> Fraction:
+        """The chance of rare outcomes, and what draws are off by in total variation."""
+        q = Fraction(exp(-self.shift_epsilon))
+        spread = 2 * self.horizon + 1 + 2 / (q * (1 - q))  # 2 / ...: q is a float
+        return self._draws * (RARE * spread + doubt(self._values, 1))
+
+    @property
+    def _values(self) -> int:
+        return self.horizon + 2 + int(90 / self.shift_epsilon)
+
+    @property
+    def _draws(self) -> int:
+        return self.keys_per_unit * (self.horizon + 1)
+
+    def laws(self, reach: int | None = None) -> Laws:
+        """The losses of all keys of one unit in one run."""
+        return _laws(self, int(self.epsilon) + REACH if reach is None else reach)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exact numbers, for durable records."""
+        return {
+            "horizon": self.horizon,
+            "keys_per_unit": self.keys_per_unit,
+            "shift_epsilon": str(self.shift_epsilon),
+            "coins": list(self.coins),
+            "places": self.places,
+            "epsilon": str(self.epsilon),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> CoinTable:
+        """The inverse of `to_dict`."""
+        numbers = {name: Fraction(saved[name]) for name in ("shift_epsilon", "epsilon")}
+        return cls(**{**saved, **numbers, "coins": tuple(saved["coins"])})
+
+
+@lru_cache(maxsize=256)
+def _laws(table: CoinTable, reach: int) -> Laws:
+    """The lattice step divides the shift's epsilon: q lies on the lattice."""
+    step, coins = float(table.shift_epsilon / table.places), Coins(table.coins)
+    worst = worst_openings(coins, table.horizon, step, coins.reach(step, reach))
+    added = law_under(curve_with(worst, step, table.places), step)
+    missing = law_under(curve_without(worst, step, table.places), step)
+    keys = table.keys_per_unit
+    return added.self_compose(keys), missing.self_compose(keys)
+
+
+@lru_cache(maxsize=64)
+def _composed(tables: Tables) -> Laws:
+    """The losses of all runs of all tables."""
+    if sum(times for _, times in tables) == 1:
+        return tables[0][0].laws()
+    added, missing = (
+        _product([table.laws()[way].many(times) for table, times in tables]) for way in (0, 1)
+    )
+    return added, missing
+
+
+def _product(laws: list[LossLaw]) -> LossLaw:
+    step = max(law.step for law in laws)
+    whole = laws[0].onto(step)
+    for law in laws[1:]:
+        whole = whole.compose(law.onto(whole.step)).shortened()
+    return whole
+
+
+def tables_delta(tables: Tables, epsilon: float, rest: convert.Curve) -> float:
+    """H of all tables composed with a mechanism of curve `rest`, in both directions, rounded up.
+
+    Proof: `CoinTable`, and composition as in `TableSelection`.
+    """
+    laws = _composed(tables)
+    found = max(law.delta_at(epsilon, rest) for law in laws)
+    apart = sum((table.distance * times for table, times in tables), Fraction(0))
+    by_distance = found + convert.exact_above(apart) * (1 + exp(min(epsilon, 700.0))) * (1 + 1e-12)
+    if by_distance <= found * (1 + 1e-9):
+        return min(1.0, by_distance * (1 + 1e-15))
+    tilt = convert.exact_above(sum((one.tilt * times for one, times in tables), Fraction(0)))
+    rare = convert.exact_above(sum((one.rare * times for one, times in tables), Fraction(0)))
+    tilted = max(law.delta_at(epsilon - tilt, rest) for law in laws) + rare
+    return min(1.0, by_distance * (1 + 1e-15), tilted * (1 + 1e-15))

@@ -1,0 +1,516 @@
+"""Guarantees as values: what a mechanism may leak, composed exactly and converted tightly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from fractions import Fraction
+from functools import partial
+from math import exp, floor, inf, log, log10, sqrt
+from typing import TYPE_CHECKING, Any
+
+from streamveil.core.accounting import convert
+from streamveil.core.accounting.budget import Budget, Number, exact
+from streamveil.core.accounting.neighbours import Neighbours, duration
+from streamveil.errors import require_one_of
+
+if TYPE_CHECKING:
+    from streamveil.core.accounting.coin_table import Tables
+
+ZERO = Fraction(0)
+NUMBERS = ("gaussian", "zcdp", "delta", "chance", "distance")
+SPANS = {"day": 1, "week": 7, "month": 31, "year": 366}  # days, the longest of each
+UP = 1 + 1e-15  # float(Fraction) is correctly rounded; this puts it on the cautious side
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The privacy loss of everything that was composed, by kind. Exact and hashable.
+
+    Algorithm: each field is a budget of one kind that simply adds up. `gaussian` is the sum of mu^2
+        of Gaussian mechanisms (mu-GDP, Dong, Roth & Su 2019, arXiv:1905.02383), `zcdp` the sum of
+        rho of all other zCDP mechanisms, `pure` a multiset of epsilons, `delta` is added to the
+        delta of every epsilon (thresholds, the delta of an (epsilon, delta) mechanism), `chance`
+        is the probability of events outside of which all else holds for inputs that differ in any
+        number of units (two units share a fingerprint): it adds to delta, too, but no group raises
+        it, `distance` is a total-variation distance of what runs from the ideal, paid on both
+        streams: it adds (1 + e^epsilon) distance. `tables` are coin tables, each with its own
+        certified loss laws.
+    Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
+        otherwise (Kairouz, Oh & Viswanath 2015, arXiv:1311.0776), so it is one pure loss and delta.
+        Beside any other kind, delta is mass that the dominating pair moves from its least losses to
+        infinity: of several mechanisms it adds up.
+        Gaussian, zCDP and pure parts may be chosen adaptively, inside totals fixed in advance, and
+        run concurrently (Smith & Thakurta 2022, arXiv:2206.07716; Vadhan & Zhang 2023,
+        arXiv:2207.08335). A distance is
+        removed on either stream by replacing one mechanism after the other, at its distance each.
+    Numerics: sums are fractions; conversions round up (see `convert`).
+
+    >>> loss = Gdp(0.5) + Gdp(0.5)
+    >>> loss.gaussian, round(loss.epsilon(1e-9), 4)
+    (Fraction(1, 2), 4.2259)
+    """
+
+    gaussian: Fraction = ZERO
+    zcdp: Fraction = ZERO
+    pure: tuple[tuple[Fraction, int], ...] = ()  # (epsilon, how often), ascending
+    delta: Fraction = ZERO
+    distance: Fraction = ZERO
+    group_size: int = 1  # units the inputs differ in; above 1 only with slack
+    chance: Fraction = ZERO
+    tables: Tables = ()  # (certificate, how often)
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            value = exact(name, getattr(self, name))
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, not {value}")
+            object.__setattr__(self, name, value)
+        merged: dict[Fraction, int] = {}
+        for epsilon, times in self.pure:
+            if epsilon < 0 or times < 0:
+                raise ValueError("a pure loss is (epsilon >= 0, times >= 0)")
+            if epsilon and times:
+                merged[Fraction(epsilon)] = merged.get(Fraction(epsilon), 0) + times
+        object.__setattr__(self, "pure", tuple(sorted(merged.items())))
+        often: dict[Any, int] = {}
+        for table, times in self.tables:
+            often[table] = often.get(table, 0) + times
+        kept = ((table, times) for table, times in often.items() if times)
+        object.__setattr__(self, "tables", tuple(sorted(kept, key=repr)))
+
+    def compose(self, *others: Loss) -> Loss:
+        """Everything together, whoever chose what after seeing which release."""
+        losses = (self, *others)
+        if any(loss.group_size > 1 for loss in losses):
+            raise ValueError("compose losses first, then ask for a group")
+        return Loss(
+            sum((loss.gaussian for loss in losses), ZERO),
+            sum((loss.zcdp for loss in losses), ZERO),
+            tuple(term for loss in losses for term in loss.pure),
+            sum((loss.delta for loss in losses), ZERO),
+            sum((loss.distance for loss in losses), ZERO),
+            chance=sum((loss.chance for loss in losses), ZERO),
+            tables=tuple(term for loss in losses for term in loss.tables),
+        )
+
+    __add__ = compose
+
+    def times(self, n: int) -> Loss:
+        """As many mechanisms of this loss."""
+        if self.group_size > 1 or n < 0:
+            raise ValueError("compose losses first, then ask for a group")
+        return Loss(
+            self.gaussian * n,
+            self.zcdp * n,
+            tuple((epsilon, times * n) for epsilon, times in self.pure),
+            self.delta * n,
+            self.distance * n,
+            chance=self.chance * n,
+            tables=tuple((table, times * n) for table, times in self.tables),
+        )
+
+    def group(self, size: int) -> Loss:
+        """For inputs that differ in `size` units instead of one.
+
+        Proof: mu, epsilon and (for rho) its square root grow by the factor `size` (Dong et al.
+            2019; Bun & Steinke 2016, arXiv:1605.02065). With a delta there is no such rule that
+            does not name an epsilon; then the group size is kept and `delta_at` walks from one
+            input to the other: delta_size(eps) = delta_1(eps/size) (1 + e^(eps/size) + ...). The
+            events of `chance` are taken away first, once for each unit of the group: outside of
+            them all steps of the walk hold. A distance is removed at both ends of the walk, which
+            is then one of ideal mechanisms: it is paid as for one unit.
+        """
+        if size < 1:
+            raise ValueError(f"a group has at least one unit, not {size}")
+        if self.has_slack:
+            return replace(self, group_size=self.group_size * size, chance=self.chance * size)
+        return Loss(
+            self.gaussian * size**2,
+            self.zcdp * size**2,
+            tuple((epsilon * size, times) for epsilon, times in self.pure),
+            distance=self.distance,
+            chance=self.chance * size,
+        )
+
+    @property
+    def has_slack(self) -> bool:
+        """Whether a group of units must be walked through one by one; see `group`."""
+        return bool(self.delta or self.tables)
+
+    @property
+    def needs_delta(self) -> bool:
+        """Whether anything is lost that no epsilon, rho or mu alone can bound."""
+        return bool(self.has_slack or self.distance or self.chance)
+
+    def stated(self) -> Loss:
+        """The same without tables: what is Gaussian and the tables as one (epsilon, delta).
+
+        At the sum of the epsilons that the tables are stated at.
+        """
+        if not self.tables:
+            return self
+        joint = Loss(gaussian=self.gaussian, tables=self.tables)
+        epsilon = sum((table.epsilon * times for table, times in self.tables), ZERO)
+        delta = Fraction(joint.delta_at(convert.exact_below(epsilon)))
+        rest = replace(self, gaussian=ZERO, tables=())
+        return replace(rest, pure=(*self.pure, (epsilon, 1)), delta=self.delta + delta)
+
+    @property
+    def pure_total(self) -> Fraction:
+        """The sum of all pure epsilons."""
+        return sum((epsilon * times for epsilon, times in self.pure), ZERO)
+
+    def rho(self) -> float:
+        """The zCDP of all parts but the slack, rounded up; tables as they are stated."""
+        if self.tables:
+            return self.stated().rho()
+        pure = sum(times * convert.pure_zcdp(float(epsilon) * UP) for epsilon, times in self.pure)
+        return (float(self.gaussian / 2 + self.zcdp) + pure) * UP * self.group_size**2
+
+    def mu(self) -> float:
+        """The GDP parameter when all parts are Gaussian (slack aside), rounded up; else inf."""
+        if self.zcdp or self.pure or self.tables:
+            return inf
+        return sqrt(float(self.gaussian)) * UP * self.group_size
+
+    def delta_at(self, epsilon: float) -> float:
+        """A delta with which (epsilon, delta) holds, rounded up.
+
+        Algorithm: the analytic Gaussian formula when only Gaussian parts are present; the exact
+            product with randomised responses for pure parts; for zCDP parts the conversion of
+            Canonne, Kamath & Steinke; for tables the product with their laws; for mixtures the best
+            of the sound combinations.
+        """
+        if epsilon < 0:
+            raise ValueError(f"epsilon must not be negative, not {epsilon}")
+        if self.chance or self.distance:
+            rest = replace(self, chance=ZERO, distance=ZERO).delta_at(epsilon)
+            far = convert.exact_above(self.distance) * (1 + exp(min(epsilon, 700.0)) * UP)
+            return min(1.0, (rest + far + convert.exact_above(self.chance)) * UP)
+        size = self.group_size
+        if size > 1:
+            base = replace(self, group_size=1).delta_at(epsilon / size)
+            growth = convert.log_geometric_sum(epsilon / size, size)
+            return min(1.0, base * exp(growth)) if growth < 700 else float(base > 0)
+        slack, core = convert.exact_above(self.delta), self._core_delta(epsilon)
+        return min(1.0, (slack + core) * UP if core else slack)
+
+    def _core_delta(self, epsilon: float) -> float:
+        if self.tables:
+            return self._delta_of_tables(epsilon)
+        mu = sqrt(float(self.gaussian)) * UP
+        gaussian = partial(convert.gaussian_delta, mu=mu)
+        if not self.zcdp:
+            rest: convert.Curve = gaussian if self.gaussian else convert.nothing_delta
+            if not self.gaussian and epsilon >= self.pure_total:
+                return 0.0
+            return convert.mixture_delta(epsilon, self.pure, rest)
+        both = float(self.gaussian / 2 + self.zcdp) * UP
+        zcdp = partial(convert.zcdp_delta, rho=both)
+        found = [convert.mixture_delta(epsilon, self.pure, zcdp)]
+        if self.gaussian:
+            alone = partial(convert.zcdp_delta, rho=float(self.zcdp) * UP)
+            left = epsilon - float(self.pure_total) * UP
+            if left > 0:
+                found.append(convert.split_delta(left, gaussian, alone))
+        return min(found)
+
+    def _delta_of_tables(self, epsilon: float) -> float:
+        """Tables, beside what is Gaussian or zCDP; pure losses count in full, surely."""
+        from streamveil.core.accounting.coin_table import (
+            tables_delta,  # compiles: only where there are any
+        )
+
+        rest = partial(convert.gaussian_delta, mu=sqrt(float(self.gaussian)) * UP)
+        if self.zcdp:
+            rho = float(self.gaussian / 2 + self.zcdp) * UP
+            rest = partial(convert.zcdp_delta, rho=rho)
+        return tables_delta(self.tables, epsilon - float(self.pure_total) * UP, rest)
+
+    def epsilon(self, delta: Number) -> float:
+        """The least epsilon with which (epsilon, delta) holds, rounded up; inf if there is none."""
+        share = exact("delta", delta)
+        if not 0 <= share < 1:
+            raise ValueError(f"delta must be at least 0 and below 1, not {delta}")
+        if self.group_size > 1 or self.distance:
+            return self._epsilon_by_search(convert.exact_below(share))
+        plain = inf
+        if not (self.gaussian or self.zcdp or self.tables) and self.delta + self.chance <= share:
+            plain = convert.exact_above(self.pure_total)
+        if not share:
+            return plain
+        return min(plain, convert.smallest_epsilon(convert.exact_below(share), self.delta_at))
+
+    def _epsilon_by_search(self, delta: float) -> float:
+        """As `delta_at` may grow again with epsilon, looks for the first epsilon that fits.
+
+        In vain beyond the epsilon at which what no epsilon pays for, raised to the group, is too
+        much.
+        """
+        lasting = Loss(delta=self.delta, tables=self.tables)
+        trial, least = 1e-3, lasting.delta_at(1e6)
+        most = log(delta / least) if delta and least else inf
+        while self.delta_at(trial) > delta:
+            trial *= 1.05
+            growth = convert.log_geometric_sum(trial / self.group_size, self.group_size)
+            if trial > 1e4 or growth > most:
+                return inf
+        low, high = trial / 1.05, trial
+        while high - low > 1e-9 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.delta_at(middle) <= delta else (middle, high)
+        return high
+
+    def fits(self, budget: Budget) -> bool:
+        """Whether this loss is inside the budget."""
+        if budget.epsilon is not None:
+            return self._fits_epsilon(budget.epsilon, budget.delta or ZERO)
+        slack = self.delta + self.chance
+        if self.distance or self.tables or slack > (budget.delta or ZERO) or self.group_size > 1:
+            return False
+        if budget.mu is not None:
+            return not (self.zcdp or self.pure) and self.gaussian <= budget.mu**2
+        assert budget.rho is not None  # noqa: S101  (a budget has exactly one of the three)
+        if not self.pure:
+            return self.gaussian / 2 + self.zcdp <= budget.rho
+        return Fraction(self.rho()) <= budget.rho
+
+    def _fits_epsilon(self, epsilon: Fraction, delta: Fraction) -> bool:
+        tight = self.gaussian or self.zcdp or self.distance or self.tables
+        if tight or self.group_size > 1:
+            return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
+        if self.pure_total <= epsilon and self.delta + self.chance <= delta:
+            return True  # plain composition, in exact arithmetic
+        return bool(delta) and Fraction(self.delta_at(convert.exact_below(epsilon))) <= delta
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exact numbers as text, for durable records."""
+        saved: dict[str, Any] = {
+            name: str(getattr(self, name)) for name in NUMBERS if getattr(self, name)
+        }
+        if self.pure:
+            saved["pure"] = [[str(epsilon), times] for epsilon, times in self.pure]
+        if self.tables:
+            saved["tables"] = [[table.to_dict(), times] for table, times in self.tables]
+        if self.group_size != 1:
+            saved["group_size"] = self.group_size
+        return saved
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Loss:
+        """The inverse of `to_dict`."""
+        numbers = {name: Fraction(saved[name]) for name in NUMBERS if name in saved}
+        pure = tuple((Fraction(epsilon), int(times)) for epsilon, times in saved.get("pure", ()))
+        tables: Tables = ()
+        if "tables" in saved:
+            from streamveil.core.accounting.coin_table import CoinTable  # compiles, as above
+
+            tables = tuple((CoinTable.from_dict(one), times) for one, times in saved["tables"])
+        size = saved.get("group_size", 1)
+        return cls(pure=pure, group_size=size, tables=tables, **numbers)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.gaussian:
+            parts.append(f"mu={sqrt(self.gaussian):.6g} GDP")
+        if self.zcdp:
+            parts.append(f"rho={float(self.zcdp):.6g} zCDP")
+        parts += [
+            f"epsilon={float(epsilon):.6g}" + (f" x{times}" if times > 1 else "")
+            for epsilon, times in self.pure
+        ]
+        parts += [
+            f"a table of coins for {table.keys_per_unit} groups"
+            + (f" x{times}" if times > 1 else "")
+            for table, times in self.tables
+        ]
+        if slack := self.delta + self.chance:
+            parts.append(f"delta={float(slack):.6g}")
+        if self.distance:
+            parts.append(f"distance={float(self.distance):.6g}")
+        return " + ".join(parts) or "nothing"
+
+
+NOTHING = Loss()
+
+
+def Pure(epsilon: Number) -> Loss:  # noqa: N802  (reads as a kind of loss)
+    """A pure epsilon-DP mechanism."""
+    return Loss(pure=((exact("epsilon", epsilon), 1),))
+
+
+def Approx(epsilon: Number, delta: Number) -> Loss:  # noqa: N802
+    """An (epsilon, delta)-DP mechanism."""
+    return Loss(pure=((exact("epsilon", epsilon), 1),), delta=exact("delta", delta))
+
+
+def Zcdp(rho: Number) -> Loss:  # noqa: N802
+    """A rho-zCDP mechanism that is not Gaussian."""
+    return Loss(zcdp=exact("rho", rho))
+
+
+class _Gaussian:
+    def __call__(self, mu: Number) -> Loss:
+        """A mu-GDP mechanism: a Gaussian whose centre moves by mu standard deviations."""
+        return self.squared(exact("mu", mu) ** 2)
+
+    def squared(self, mu_squared: Number) -> Loss:
+        """A Gaussian mechanism given by mu^2 = (L2 sensitivity / sigma)^2."""
+        return Loss(gaussian=exact("mu_squared", mu_squared))
+
+
+Gdp = _Gaussian()
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Who is protected, against what, by how much, for how long.
+
+    Protects: `protects.phrase`, against everybody who sees every release (central model).
+    Guarantee: `loss`, computed by the mechanism that made it.
+
+    >>> day = Guarantee(Neighbours("user", period=timedelta(days=1)), Gdp(0.5), separate=True)
+    >>> round(day.epsilon(1e-9), 2), round(day.over(7).epsilon(1e-9), 2)
+    (2.91, 8.43)
+    """
+
+    protects: Neighbours
+    loss: Loss
+    horizon: int | None = None  # triggers covered; None: however long it runs
+    separate: bool = False  # every period of a unit enters mechanisms of its own: disjoint windows
+    periods: int = field(default=1, kw_only=True)  # of `protects.period`, all of one unit
+    given_past: bool = field(default=False, kw_only=True)  # see `ledger.Charge`
+
+    def epsilon(self, delta: Number) -> float:
+        """See `Loss.epsilon`."""
+        return self.loss.epsilon(delta)
+
+    def delta_at(self, epsilon: Number) -> float:
+        """See `Loss.delta_at`."""
+        return self.loss.delta_at(convert.exact_below(exact("epsilon", epsilon)))
+
+    def over(self, periods: int | timedelta) -> Guarantee:
+        """The guarantee of a unit present in that many of its periods, or in all of a time span.
+
+        Proof: streams that differ in one unit's rows of n periods are n steps of neighbours apart.
+            When every period enters mechanisms of its own, those n mechanisms compose; when one
+            mechanism reads several periods, group privacy for n holds.
+        """
+        period = self.protects.period
+        if period is None:
+            raise ValueError("the guarantee already covers the whole stream of a unit")
+        if isinstance(periods, timedelta):
+            periods = most_periods(periods, period)
+        if periods < 1:
+            raise ValueError(f"periods must be at least 1, not {periods}")
+        loss = self.loss.times(periods) if self.separate else self.loss.group(periods)
+        return replace(self, loss=loss, periods=self.periods * periods)
+
+    def lifetime(self, span: str = "user-year") -> Guarantee:
+        """The guarantee of a unit present in all periods of a day, week, month or year."""
+        return self.over(days_of(span))
+
+    def quoted(self, delta: Number) -> tuple[float, Fraction]:
+        """The epsilon and delta to show: so much delta for each of its periods, at most a half.
+
+        Everything that prints what a unit loses in a longer time asks here.
+        """
+        most = min(exact("delta", delta) * self.periods, Fraction(1, 2))
+        return self.epsilon(most), most
+
+    def sentence(self, delta: Number) -> str:
+        """The promise in words: who, against what, how much, how long."""
+        epsilon = self.epsilon(delta)
+        if epsilon == inf:
+            at = float(exact("delta", delta))
+            return f"No finite epsilon holds for {self._change} at delta = {at:g}."
+        plus = f" plus {float(exact('delta', delta)):g}" if exact("delta", delta) else ""
+        return (
+            f"{self._change[0].upper()}{self._change[1:]} changes the probability of anything that"
+            f" all releases together may show by at most a factor e^{rounded_up(epsilon)}{plus}"
+            f" (epsilon = {rounded_up(epsilon)}, delta = {float(exact('delta', delta)):g}),"
+            f" whatever else the reader knows, {self._duration}.{self._presence}"
+        )
+
+    @property
+    def _change(self) -> str:
+        if self.periods == 1:
+            return self.protects.phrase
+        scope = f"{self.periods} periods of {duration(self.protects.period)}"
+        return f"{self.protects.verb} all rows of one {self.protects.unit} in {scope}"
+
+    @property
+    def _duration(self) -> str:
+        if self.horizon is None:
+            return "for as long as it runs"
+        return f"over {self.horizon:,} trigger{'s' if self.horizon > 1 else ''}"
+
+    @property
+    def _presence(self) -> str:
+        period = self.protects.period
+        if period is None:
+            return ""
+        unit, each = self.protects.unit, duration(period)
+        if self.periods == 1:
+            return f" A {unit} present in several periods of {each} loses this for each of them."
+        return (
+            f" Assumed: the {unit} is present in at most {self.periods} periods of {each};"
+            " in more of them it loses more."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able record."""
+        return {
+            "protects": self.protects.to_dict(),
+            "loss": self.loss.to_dict(),
+            "horizon": self.horizon,
+            "separate": self.separate,
+            "given_past": self.given_past,
+            "periods": self.periods,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Guarantee:
+        """The inverse of `to_dict`."""
+        return cls(
+            Neighbours.from_dict(saved["protects"]),
+            Loss.from_dict(saved["loss"]),
+            saved["horizon"],
+            saved["separate"],
+            periods=saved["periods"],
+            given_past=saved["given_past"],
+        )
+
+
+def days_of(span: str) -> timedelta:
+    """The longest that a span such as 'user-year' or 'year' may be."""
+    word = span.rsplit("-", 1)[-1]
+    require_one_of("span", word, SPANS)
+    return timedelta(days=SPANS[word])
+
+
+def most_periods(span: timedelta, period: timedelta) -> int:
+    """How many periods a time span can meet; one that is a whole number of them starts with one.
+
+    >>> most_periods(timedelta(days=7), timedelta(days=1))
+    7
+    >>> most_periods(timedelta(days=7), timedelta(days=31))
+    2
+    """
+    whole, rest = divmod(span, period)
+    return whole + 2 if rest else whole
+
+
+def rounded_up(epsilon: float) -> str:
+    """Four significant digits, never below the number.
+
+    >>> rounded_up(83.34101), rounded_up(2.0), rounded_up(inf)
+    ('83.35', '2', 'inf')
+    """
+    if not 0 < epsilon < inf:
+        return f"{epsilon:.4g}"
+    digits = f"{epsilon:.4g}"
+    if float(digits) < epsilon:
+        digits = f"{epsilon + 10.0 ** (floor(log10(epsilon)) - 3):.4g}"
+    return digits

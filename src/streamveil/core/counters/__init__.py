@@ -1,0 +1,1 @@
+"""Counters that the engine chooses among, each with its sensitivity."""

@@ -1,0 +1,226 @@
+"""The hot loop of the product: one BLT step for many keys, noise included, in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from streamveil.core.counters.noise import gaussian_about
+from streamveil.core.counters.protocol import Ids, Increments
+from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
+from streamveil.core.noise.samplers.rounded import as_scales, fill
+from streamveil.types import Array, Float64, Int64
+
+Pair = tuple[Int64[Array, " keys"], Float64[Array, "d keys"]]
+WORDS = 1 << 20  # random words held at a time by `blt_run`
+BLOCK = 1024  # keys drawn at a time
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The public numbers of one step."""
+
+    keep: Float64[Array, " d"]
+    drain: Float64[Array, " d"]
+    scale: float  # D_t
+    spread: float  # sigma v_t D_t
+    share: Float64[Array, " keys"] | None = None  # the noise of each key is divided by its own
+
+    @property
+    def spreads(self) -> Float64[Array, " one_or_keys"]:
+        """The scale of every key's noise; one serves all where none has a share."""
+        if self.share is None:
+            return np.array([self.spread])
+        return as_scales(self.spread / self.share, self.share.shape)
+
+    def offset(self, real: Float64[Array, "d keys"]) -> Float64[Array, " keys"]:
+        """o_t = -D_t sum_i drain_i s_i, added in order of i."""
+        total = self.drain[0] * real[0]
+        for i in range(1, len(self.drain)):
+            total = total + self.drain[i] * real[i]
+        return np.asarray(-self.scale * total)
+
+    def used(
+        self, real: Float64[Array, "d keys"], offset: Array, fresh: Array
+    ) -> Float64[Array, "d keys"]:
+        """The buffers after the noise z_t = (k_t - o_t) / D_t."""
+        return np.asarray(self.keep[:, None] * real + (fresh - offset) / self.scale)
+
+
+def plain_step(
+    real: Float64[Array, "d keys"], step: Coefficients, draws: Draws, ids: Ids | None
+) -> Pair:
+    """(k_t, buffers after): the definition, and the oracle of `blt_step`."""
+    offset, spreads = step.offset(real), step.spreads
+    fresh = gaussian_about(draws, ids, offset, spreads if len(spreads) != 1 else float(spreads[0]))
+    return fresh, step.used(real, offset, fresh)
+
+
+def blt_step(
+    total: Int64[Array, " known"],
+    real: Float64[Array, "d known"],
+    increments: Increments,
+    step: Coefficients,
+    draws: Draws,
+    ids: Ids | None,
+) -> Pair:
+    """(total + increment + k_t, buffers after), with the bits of `plain_step`.
+
+    Keys beyond those of the state start now: their columns were zero.
+    """
+    keys, spreads = len(increments), step.spreads
+    if draws.silent or not keys:
+        fresh, after = plain_step(wider(real, keys), step, draws, ids)
+        return wider(total, keys) + increments + fresh, after
+    words = draws.words(keys) if ids is None else draws.words_for(ids, 1)[:, 0]
+    totals, after = np.empty(keys, np.int64), np.empty((len(real), keys))
+    sure = np.empty(keys, np.bool_)
+    _advance(
+        words, total, increments, real, step.keep, step.drain, step.scale, spreads,
+        gaussian_table(), totals, after, sure,
+    )  # fmt: skip
+    if not sure.all():
+        unsure, real = np.flatnonzero(~sure), wider(real, keys)
+        offset, before = step.offset(real), wider(total, keys)
+        fresh = settle(Asked(draws, ids), unsure, np.ascontiguousarray(words), offset, spreads)
+        totals[unsure] = before[unsure] + increments[unsure] + fresh
+        after[:, unsure] = step.used(real[:, unsure], offset[unsure], fresh)
+    return totals, after
+
+
+def wider(columns: Array, keys: int) -> Array:
+    """Columns of zeros put behind those that are there."""
+    missing = keys - columns.shape[-1]
+    zeros = np.zeros((*columns.shape[:-1], missing), columns.dtype)
+    return np.concatenate([columns, zeros], axis=-1) if missing else columns
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """The public numbers of some steps in a row."""
+
+    keep: Float64[Array, " d"]
+    drain: Float64[Array, " d"]
+    scales: Float64[Array, " steps"]  # D_t
+    spreads: Float64[Array, " steps"]  # sigma v_t D_t
+
+    def step(self, i: int) -> Coefficients:
+        """One of them."""
+        return Coefficients(self.keep, self.drain, float(self.scales[i]), float(self.spreads[i]))
+
+
+def blt_run(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
+    """(total, buffers) after steps without increments, in one compiled pass.
+
+    A key uses the words 0, 1, .. of its own at this address, one per step, and what it draws from
+    them has the bits of `plain_step`.
+    """
+    if ids is None:
+        return _run_of(pair, run, draws, None)
+    size, (total, real) = max(1, WORDS // len(run.scales)), pair
+    parts = [slice(start, start + size) for start in range(0, len(total), size)]
+    done = [_run_of((total[part], real[:, part]), run, draws, ids[part]) for part in parts]
+    return np.concatenate([one for one, _ in done]), np.hstack([rows for _, rows in done])
+
+
+def _run_of(pair: Pair, run: StepRun, draws: Draws, ids: Ids | None) -> Pair:
+    """`blt_run` of keys whose words are held together."""
+    total, real = pair[0].copy(), pair[1].copy(order="C")
+    steps, sure = len(run.scales), np.empty(len(total), np.bool_)
+    words = draws.words(len(total) * steps) if ids is None else draws.words_for(ids, steps)
+    words = words.reshape(-1, steps)
+    _run(
+        np.ascontiguousarray(words.T), total, real, run.keep, run.drain, run.scales, run.spreads,
+        gaussian_table(), sure,
+    )  # fmt: skip
+    for key in np.flatnonzero(~sure).tolist():
+        one, asked = (pair[0][key], pair[1][:, [key]]), Asked(draws, ids, steps)
+        total[key], real[:, key] = _settled_run(one, run, words, key, asked)
+    return total, real
+
+
+def _settled_run(one: Pair, run: StepRun, words: Array, key: int, asked: Asked) -> Pair:
+    """`blt_run` of one key, some of whose draws need multiprecision."""
+    total, real = one
+    for i in range(len(run.scales)):
+        step, index = run.step(i), np.array([key * len(run.scales) + i])
+        offset = step.offset(real)
+        fresh, sure = rounded_gaussian_word(words[key, i], offset[0], step.spread, gaussian_table())
+        if not sure:
+            centre = np.zeros(words.size)
+            centre[index] = offset
+            spread = np.array([step.spread])
+            fresh = settle(asked, index, words.reshape(-1), centre, spread)[0]
+        total, real = total + fresh, step.used(real, offset, np.array([fresh]))
+    return total, real[:, 0]
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _run(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for numba)
+    words, totals, real, keep, drain, scales, spreads, table, sure
+):
+    nothing, fine = np.zeros(len(totals), np.int64), np.empty(len(totals), np.bool_)
+    sure[:] = True
+    for i in range(len(scales)):
+        _advance(
+            words[i], totals, nothing, real, keep, drain, scales[i], spreads[i : i + 1], table,
+            totals, real, fine,
+        )  # fmt: skip
+        sure &= fine
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _advance(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for numba)
+    words, total, increments, real, keep, drain, scale, spreads, table, totals, after, sure
+):
+    """In blocks that stay in the first cache, so that the draws become vector instructions."""
+    known, keys = len(total), len(totals)
+    offsets, drawn = np.empty(BLOCK), np.empty(BLOCK, np.int64)
+    for start in range(0, keys, BLOCK):
+        stop = min(start + BLOCK, keys)
+        old = max(start, min(stop, known))  # columns from here on are new
+        offset, fresh = offsets[: stop - start], drawn[: stop - start]
+        _offsets(real[:, start:old], drain, scale, offset)
+        scales = spreads if len(spreads) == 1 else spreads[start:stop]
+        fill(words[start:stop], offset, scales, table, fresh, sure[start:stop])
+        for k in range(len(offset)):  # in the place of the offset: the noise that is used
+            offset[k] = (fresh[k] - offset[k]) / scale
+        _add(total[start:old], increments[start:stop], fresh, totals[start:stop])
+        for i in range(len(keep)):
+            _decay(real[i, start:old], keep[i], offset, after[i, start:stop])
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _offsets(real, drain, scale, offset):  # type: ignore[no-untyped-def]
+    """`Coefficients.offset` of the columns that are there; 0 behind them."""
+    offset[:] = 0.0
+    known = real.shape[1]
+    for i in range(len(drain)):
+        weight, row = drain[i], real[i]
+        for k in range(known):
+            offset[k] += weight * row[k]
+    for k in range(known):
+        offset[k] = -scale * offset[k]
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _add(total, increments, fresh, totals):  # type: ignore[no-untyped-def]
+    """Totals after a step; those of keys that are new begin at 0."""
+    known = len(total)
+    for k in range(known):
+        totals[k] = total[k] + increments[k] + fresh[k]
+    for k in range(known, len(totals)):
+        totals[k] = increments[k] + fresh[k]
+
+
+@njit(cache=True)  # type: ignore[misc]  # numba is untyped
+def _decay(row, keep, noise, after):  # type: ignore[no-untyped-def]
+    """One buffer after a step."""
+    known = len(row)
+    for k in range(known):
+        after[k] = keep * row[k] + noise[k]
+    for k in range(known, len(after)):
+        after[k] = noise[k]

@@ -1,0 +1,1 @@
+"""Exact noise at addresses."""

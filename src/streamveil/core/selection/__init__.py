@@ -1,0 +1,1 @@
+"""Showing groups privately, with certificates."""

@@ -1,0 +1,194 @@
+"""Which counter to use, and what the others would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.counters.anytime import AnytimeBltCounter
+from streamveil.core.counters.blt import BltCounter
+from streamveil.core.counters.fit import fit
+from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters.toeplitz import SqrtToeplitzCounter
+from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.counters.anytime_haar import AnytimeHaarCounter
+from streamveil.counters.dense import DenseCounter
+from streamveil.counters.haar import HaarCounter
+from streamveil.counters.hybrid import HybridCounter
+from streamveil.counters.kary import KaryTreeCounter
+from streamveil.counters.participation import Participation, moved_by
+from streamveil.counters.smooth import SmoothTreeCounter
+from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
+from streamveil.errors import fitting
+from streamveil.types import Array, Int64
+
+SPARSE = 0.05  # keys touched or read at fewer steps than this are better off without state
+ALL_TIMES = 2**20  # errors are taken over all steps up to here, beyond over a grid
+HISTORY = 2_000  # longest horizon for which counters that keep it all are compared
+TIMED_KEYS, TIMED_STEPS = 20_000, 5
+ONE_ROW = Participation(rows=1, per_key=1)
+
+
+@dataclass(frozen=True)
+class CounterChoice:
+    """A counter with its noise, and why."""
+
+    counter: Counter
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{type(self.counter).__name__}: {self.reason}"
+
+
+@fitting("choose(horizon=1000, budget=Budget(epsilon=1, delta=1e-9))")
+def choose(
+    horizon: int | None,
+    budget: Budget,
+    *,
+    person: Participation = ONE_ROW,
+    touched: float = 1.0,
+) -> CounterChoice:
+    """The counter of least error for a setting, sized to its budget.
+
+    `horizon` is None when nobody knows it. `touched` is the share of steps at which a typical key
+    gets an increment or is read.
+
+    >>> print(choose(1000, Budget(rho=0.1)))
+    BltCounter: the end is known and keys are read at most steps; max sd 6.90, 32 bytes per key
+    >>> print(choose(1000, Budget(epsilon=1)))
+    KaryTreeCounter: pure differential privacy; max sd 18.04, 16 bytes per key
+    """
+    if not isinstance(budget, Budget):
+        raise ValueError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+    counter, reason = _pick(horizon, budget, touched)
+    fitted = sized(counter, budget, person)
+    if budget.epsilon is not None and budget.delta is not None and horizon is not None:
+        pure = sized(
+            KaryTreeCounter(horizon=horizon, sigma=1), Budget(epsilon=budget.epsilon), person
+        )
+        if largest_std(pure, horizon) < largest_std(fitted, horizon):
+            fitted, reason = pure, "delta is so small that Laplace noise is less than Gaussian"
+    worst = largest_std(fitted, horizon)
+    return CounterChoice(
+        fitted, f"{reason}; max sd {worst:.2f}, {fitted.state_bytes} bytes per key"
+    )
+
+
+def _pick(horizon: int | None, budget: Budget, touched: float) -> tuple[Counter, str]:
+    if not 0 <= touched <= 1:
+        raise ValueError(f"touched must be between 0 and 1, not {touched}")
+    if budget.is_pure:
+        if horizon is None:
+            raise ValueError("pure differential privacy needs a horizon; give the most steps")
+        return KaryTreeCounter(horizon=horizon, sigma=1), "pure differential privacy"
+    if horizon is None:
+        return AnytimeBltCounter(sigma=1), "the end is unknown"
+    if touched < SPARSE and horizon > 2:
+        return HaarCounter(horizon=horizon, sigma=1), "keys are seldom touched: no stored noise"
+    reason = "the end is known and keys are read at most steps"
+    return BltCounter(horizon=horizon, sigma=1), reason
+
+
+def sized(counter: Counter, budget: Budget, person: Participation = ONE_ROW) -> Counter:
+    """The counter with the least noise for a budget and a person."""
+    return fit(counter, budget, moved_by(counter, person), person.rows)
+
+
+def times_of(counter: Counter, horizon: int | None) -> Int64[Array, " times"]:
+    """The steps over which errors are taken."""
+    last = min(counter.horizon, horizon or ALL_TIMES)
+    if last <= ALL_TIMES:
+        return np.arange(1, last + 1)
+    return np.unique(np.rint(np.geomspace(1, last, 4096)).astype(np.int64))
+
+
+def largest_std(counter: Counter, horizon: int | None) -> float:
+    """The largest standard deviation over the horizon (2^20 steps when there is none)."""
+    return float(counter.std(times_of(counter, horizon)).max())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One counter in a comparison."""
+
+    name: str
+    max_std: float
+    mean_std: float
+    bytes_per_key: int
+    ns_per_step: float  # per key, noise included, on this machine
+    needs_horizon: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows by increasing largest error. Prints as a table."""
+
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{'counter':<16}{'max sd':>10}{'mean sd':>10}{'bytes/key':>11}{'ns/step':>10}"]
+        for row in self.rows:
+            errors = f"{row.max_std:>10.4g}{row.mean_std:>10.4g}"
+            lines.append(f"{row.name:<16}{errors}{row.bytes_per_key:>11}{row.ns_per_step:>10.1f}")
+        return "\n".join(lines)
+
+
+def candidates(horizon: int, *, pure: bool) -> dict[str, Counter]:
+    """Counters that can run in a setting, before their noise is sized."""
+    if pure:
+        return {"k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=1)}
+    found: dict[str, Counter] = {
+        "blt": BltCounter(horizon=horizon, sigma=1),
+        "anytime-blt": AnytimeBltCounter(sigma=1, tuned=max(2, horizon)),
+        "anytime-haar": AnytimeHaarCounter(sigma=1, tuned=max(2, horizon)),
+        "haar": HaarCounter(horizon=horizon, sigma=1),
+        "honaker": HonakerCounter(horizon=horizon, sigma=1),
+        "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=1),
+        "smooth-tree": SmoothTreeCounter(horizon=horizon, sigma=1),
+        "hybrid": HybridCounter(sigma=1),
+    }
+    if horizon <= HISTORY:
+        found["sqrt-toeplitz"] = SqrtToeplitzCounter(horizon=horizon, sigma=1)
+    if horizon <= 128:  # minutes of optimisation beyond
+        found["dense"] = DenseCounter(horizon=horizon, sigma=1)
+    return found
+
+
+def compare(
+    horizon: int,
+    budget: Budget,
+    *,
+    person: Participation = ONE_ROW,
+    counters: Sequence[str] | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> Comparison:
+    """Error, memory and time of every counter that fits a setting, noise sized to its budget."""
+    rows = []
+    for name, counter in candidates(horizon, pure=budget.is_pure).items():
+        if counters is not None and name not in counters:
+            continue
+        fitted = sized(counter, budget, person)
+        errors = fitted.std(times_of(fitted, horizon))
+        cost = time_of(fitted, horizon, clock)
+        error = float(errors.max()), float(errors.mean())
+        rows.append(Row(name, *error, fitted.state_bytes, cost, fitted.needs_horizon))
+    if not rows:
+        raise ValueError("none of the named counters fits; see COUNTERS")
+    return Comparison(tuple(sorted(rows, key=lambda row: row.max_std)))
+
+
+def time_of(counter: Counter, horizon: int, clock: Callable[[], float]) -> float:
+    """Nanoseconds per key and step: the best of a few steps in the middle of the horizon."""
+    state = counter.init(TIMED_KEYS, max(0, horizon // 2 - 1))
+    place = Place(SeededNoise(0), "compare")
+    increments, ids = np.ones(TIMED_KEYS, np.int64), np.arange(2 * TIMED_KEYS, dtype=np.uint64)
+    spent = []
+    for _ in range(min(TIMED_STEPS, horizon - state.t)):
+        start = clock()
+        _, state = counter.step(state, increments, place, ids.reshape(-1, 2))
+        spent.append(clock() - start)
+    return min(spent) / TIMED_KEYS * 1e9

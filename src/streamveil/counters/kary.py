@@ -1,0 +1,167 @@
+"""The counter for pure differential privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Loss, Pure
+from streamveil.core.counters import correlated_noise
+from streamveil.core.counters.protocol import Ids, checked_times
+from streamveil.core.counters.schedule import check_horizon
+from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise.samplers import rounded_laplace, rounded_laplace_for
+from streamveil.counters.keyed import Keyed
+from streamveil.errors import require_positive
+from streamveil.types import Array, Exact, Float64, Int64
+
+LARGEST_LEVELS = 12  # tried by `best_arity`
+
+
+@dataclass(frozen=True, kw_only=True)
+class KaryTreeCounter(Keyed):
+    """Running totals from a tree with k children per node, adding and subtracting blocks.
+
+    Algorithm: a prefix is written in balanced base k; a digit adds that many blocks of its level,
+        or subtracts them from the right (Andersson, Pagh, Steiner & Torkamani 2024,
+        arXiv:2408.07021). Noise is Laplace, rounded to integers, one draw per block, by address.
+    Protects: streams of a key that differ by d_t, through sum |d_t|; see `Counter`.
+    Guarantee: pure epsilon = moved * levels / sigma, also for increments that depend on earlier
+        releases.
+    Proof: a step lies in one block per level, so the blocks' sums move by at most levels * sum
+        |d_t| in L1; rounding about integers is post-processing of Laplace noise. Subtracted blocks
+        reach into the future: y = S + B z with B in {-1, 0, 1}, and column j of the encoder times
+        the rows of B before j is zero (it is A above its diagonal), so shifting z by what step j
+        moves changes no earlier output, and the ratio of densities bounds every path.
+    Error: variance (number of blocks) * (2 sigma^2 + 1/12); blocks: the digit sum of t.
+    Memory: 16 bytes per key: the exact total and a mark of the address.
+    Numerics: exact.
+
+    >>> counter = KaryTreeCounter(horizon=1000, sigma=3)
+    >>> counter.arity, counter.levels, str(counter.loss())
+    (13, 3, 'epsilon=1')
+    """
+
+    horizon: int  # steps the guarantee covers
+    sigma: Exact | float  # scale of one block's Laplace noise, quanta
+    k: int | None = None  # odd; None: the best for this horizon
+
+    def __post_init__(self) -> None:
+        check_horizon(self.horizon)
+        require_positive(sigma=self.sigma)
+        if self.k is not None and (self.k < 3 or self.k % 2 == 0):
+            raise ValueError(f"k must be odd and at least 3, not {self.k}")
+
+    @property
+    def arity(self) -> int:
+        """Children per node."""
+        return self.k or best_arity(self.horizon)
+
+    @property
+    def levels(self) -> int:
+        """Blocks that one step lies in: the least h with (k^h - 1) / 2 >= horizon."""
+        return levels_for(self.arity, self.horizon)
+
+    @property
+    def needs_horizon(self) -> bool:
+        """The number of levels is fixed in advance."""
+        return True
+
+    @property
+    def sensitivity(self) -> float:
+        """The number of levels: the L1 norm of a column."""
+        return float(self.levels)
+
+    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
+        """See `Counter.loss`; `moved` in L1 over keys. Exact."""
+        size = correlated_noise.check_moved(moved)
+        return Pure(size * self.levels / Fraction(self.sigma)) if size else Loss()
+
+    def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
+        """See `Counter.std`."""
+        times = checked_times(t, self.horizon)
+        blocks = np.abs(balanced_digits(times, self.arity, self.levels)).sum(axis=0)
+        return np.asarray(np.sqrt(blocks * (2 * float(self.sigma) ** 2 + 1 / 12)))
+
+    def _read(
+        self, totals: Int64[Array, " keys"], t: int, draws: Draws, ids: Ids | None = None
+    ) -> Int64[Array, " keys"]:
+        """The release of step t from the exact totals alone: no state, no earlier step needed."""
+        released, about = totals.copy(), np.zeros(len(totals))
+        for level, index, sign in blocks_of(t, self.arity, self.levels):
+            node = draws.at("node", level, index)
+            if ids is None:
+                released += sign * rounded_laplace(node, about, self.sigma)
+            else:
+                released += sign * rounded_laplace_for(node, ids, about, self.sigma)
+        return released
+
+
+def levels_for(k: int, horizon: int) -> int:
+    """The least h with (k^h - 1) / 2 >= horizon."""
+    levels = 1
+    while (k**levels - 1) // 2 < horizon:
+        levels += 1
+    return levels
+
+
+def balanced_digits(t: Int64[Array, " times"], k: int, levels: int) -> Int64[Array, "levels times"]:
+    """Digits of t in base k between -(k-1)/2 and (k-1)/2, the smallest first."""
+    half, left, digits = (k - 1) // 2, np.array(t, np.int64), []
+    for _ in range(levels):
+        digit = (left + half) % k - half
+        digits.append(digit)
+        left = (left - digit) // k
+    return np.array(digits)
+
+
+def blocks_of(t: int, k: int, levels: int) -> list[tuple[int, int, int]]:
+    """(level, index, sign) of the blocks that make up the first t steps."""
+    digits = balanced_digits(np.array([t]), k, levels)[:, 0]
+    found, position = [], 0
+    for level in reversed(range(levels)):
+        digit, length = int(digits[level]), k**level
+        first, after = position // length, position // length + digit
+        found += [(level, i, 1 if digit > 0 else -1) for i in range(*sorted((first, after)))]
+        position += digit * length
+    return found
+
+
+@lru_cache(maxsize=64)
+def best_arity(horizon: int) -> int:
+    """The odd k of least largest error: for each number of levels the smallest k that reaches."""
+    best, least = 3, float("inf")
+    for levels in range(1, LARGEST_LEVELS + 1):
+        k = max(3, smallest_arity(horizon, levels))
+        height = levels_for(k, horizon)
+        error = height * float(np.sqrt(largest_digit_sum(horizon, k, height)))
+        if error < least:
+            best, least = k, error
+    return best
+
+
+def smallest_arity(horizon: int, levels: int) -> int:
+    """The smallest odd k with (k^levels - 1) / 2 >= horizon."""
+    k = max(1, int((2 * horizon + 1) ** (1 / levels)) - 3) | 1
+    while (k**levels - 1) // 2 < horizon:
+        k += 2
+    return k
+
+
+def largest_digit_sum(horizon: int, k: int, levels: int) -> int:
+    """The largest sum of |digits| over 1..horizon, by the leading digits of the horizon.
+
+    With the top digits those of the horizon and the next one smaller, the rest is free.
+    """
+    digits = [int(d) for d in balanced_digits(np.array([horizon]), k, levels)[::-1, 0]]
+    half, best, fixed = (k - 1) // 2, sum(map(abs, digits)), 0
+    for i, digit in enumerate(digits):
+        free = (levels - 1 - i) * half
+        lower = -half if i else 0  # the top digit of a prefix is never negative
+        if digit > lower:
+            best = max(best, fixed + max(abs(lower), abs(digit - 1)) + free)
+        fixed += abs(digit)
+    return best

@@ -1,0 +1,1 @@
+"""The stages of a group-by: arrive, bound, total, open, release."""

@@ -1,0 +1,145 @@
+"""The table selection of `core.selection.selection_table` as a selection of the group-by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.selection.selection_table import FINE, TableSelection
+from streamveil.dataflow.gaussian_selection import Address
+from streamveil.dataflow.release_kernels import put_times, take_asked, take_units
+from streamveil.types import Array, Int32, Int64, UInt64
+
+FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
+UNDRAWN = np.int32(-1)
+TESTED = 2  # units, less the shift and the offset, from which on a key may open
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOpening:
+    """Opens a key by coins on its number of distinct units (design V).
+
+    Algorithm, Proof: `TableSelection`. What it asks of the operator: a unit counts at most once per
+        key (`COUNTED` of `Passed.first`) and for at most `keys_per_unit` keys that are not shown,
+        places never being given back (`Bounds.slots`); a key once shown stays shown.
+        A unit's rows in a key that has no place for it are no part of S, and so of no test. They
+        are part of the key's exact totals, which nobody sees before the key is shown: from then on
+        the Gaussian counters hide them, and their L2 bound holds for all accepted rows on every
+        path (`Bounds`). So the joint bound of tests and Gaussian releases is as it was: the tests
+        of `keys_per_unit` keys, and one Gaussian mechanism of loss mu over all keys.
+        With an offset m the coins see max(S - m, 0): to others it is as if the unit had come when
+        the key's other units reached m, and from then on it adds exactly 1.
+    Guarantee: `loss`, which a job states at `epsilon` together with its Gaussian releases.
+    Memory: 12 bytes per key. A key's shift is drawn when it first matters: it has an address.
+    """
+
+    table: TableSelection
+    epsilon: Fraction  # at which the guarantee of the whole job is stated
+    offset: int = 0  # units that do not count: keys need that many more
+    half: float = 0.0  # units beyond the offset with which half of all keys are shown
+    places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `loss`
+
+    @property
+    def loss(self) -> Loss:
+        """The table's certified losses.
+
+        Every lattice gives a sound bound; on that of the design the job is inside the budget.
+        """
+        return self.table.loss(self.epsilon, 0, self.places)
+
+    def threshold(self, trigger: int) -> float:
+        """Units with which a key opens surely at any trigger when its shift is 0."""
+        return float(self.table.threshold + self.offset)
+
+    @property
+    def usual(self) -> float:
+        """Units with which half of all keys are shown, those that do not count included."""
+        return self.half + self.offset
+
+    once: ClassVar[bool] = True
+
+    def init(self, trigger: int) -> dict[str, Array]:
+        """See `Selection.init`."""
+        none = np.zeros(0, np.int32)
+        return {"units": none, "shift": none, "opens": none, "due": np.zeros(0, np.int64)}
+
+    def step(
+        self,
+        state: dict[str, Array],
+        units: Int64[Array, " keys"],
+        names: UInt64[Array, "keys 2"],
+        trigger: int,
+        at: Address,
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+        """See `Selection.step`, in place. A key whose units did not change keeps its opening time.
+
+        Only keys of which some coin could be heads are looked at: with a gap of threshold - 1 and
+        more, which is that of any key with one unit, none is.
+        """
+        if not len(units):
+            return state, np.zeros(0, np.int64)
+        state = _with_room(state, len(units))
+        opens, shift, least = state["opens"], state["shift"], self.offset + TESTED
+        undrawn, able = np.empty((2, len(units)), np.int32)
+        held = state["units"], shift, opens
+        new, known = take_units(units, held, trigger, least, undrawn, able)
+        rows, fresh = able[:known], undrawn[:new]
+        if new:
+            draws = at.noise.at("group-by/shift", at.job, at.window)
+            ids, (counted, _) = _asked(names, held[:2], fresh)
+            drawn = np.minimum(self.table.shift(draws, ids), FAR)
+            shift[fresh] = drawn
+            rows = np.append(rows, fresh[counted - drawn >= least])
+        due = np.append(state["due"], self._ask(state, rows, names, trigger, at))
+        when = opens[due]
+        state["due"] = due[(when > trigger) & (when < FAR)]
+        return state, np.sort(due[when <= trigger])
+
+    def _ask(
+        self,
+        state: dict[str, Array],
+        rows: Int32[Array, " changed"],
+        names: UInt64[Array, "keys 2"],
+        trigger: int,
+        at: Address,
+    ) -> Int64[Array, " some"]:
+        """Gives keys that may open their times anew; returns those that had none before."""
+        if not len(rows):
+            return np.zeros(0, np.int64)
+        draws, soon = at.noise.at("group-by/wait", at.job, at.window), np.empty(len(rows), np.int64)
+        ids, (units, shift) = _asked(names, (state["units"], state["shift"]), rows)
+        found = self.table.next_opening(draws, ids, units - self.offset, shift, trigger)
+        return soon[: put_times(state["opens"], rows, found, int(FAR), soon)]
+
+
+def withdrawn(
+    state: dict[str, Array], rows: Int64[Array, " some"], trigger: int
+) -> dict[str, Array]:
+    """The same without coins for keys that were shown at a trigger by other means."""
+    state["opens"][rows] = trigger
+    due = state["due"]
+    return state | {"due": due[state["opens"][due] > trigger]}
+
+
+def _asked(
+    names: UInt64[Array, "keys 2"], held: tuple[Array, Array], rows: Int32[Array, " some"]
+) -> tuple[UInt64[Array, "some 2"], Int64[Array, "2 some"]]:
+    """The names, and the units and shifts, of some keys."""
+    ids, counts = np.empty((len(rows), 2), np.uint64), np.empty((2, len(rows)), np.int64)
+    take_asked(names.reshape(-1), held, rows, ids, counts)
+    return ids, counts
+
+
+def _with_room(state: dict[str, Array], keys: int) -> dict[str, Array]:
+    """The same with places for so many keys; they have no units, no shift and do not open."""
+    room = len(state["units"])
+    if room >= keys:
+        return state
+    more = keys + keys // 4 - room
+    blank = {"units": 0, "shift": UNDRAWN, "opens": FAR}
+    wider = {n: np.append(state[n], np.full(more, v, np.int32)) for n, v in blank.items()}
+    return state | wider

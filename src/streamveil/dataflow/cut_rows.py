@@ -1,0 +1,187 @@
+"""How many rows contribution bounding cut, told privately with every release.
+
+Noise hides a unit among others, and an interval that covers noise alone hides how much is missing.
+A small share of the budget pays for a private count of the rows that were over the bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from streamveil.core.accounting.calibrate import root_up
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.noise.keyed import Place
+from streamveil.core.portable import portable
+from streamveil.dataflow.gaussian_selection import Address
+from streamveil.types import Array, Float64, Int64, UInt64
+
+BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024
+REACH = BASE ** (BANDS - 1)  # quanta by which one unit moves any band: a row counts 4^(5 - j) in it
+COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
+QUIET = 2.0  # deviations below which a band counts as empty, with all above it
+MOVED = REACH * root_up(Fraction(BANDS))  # in L2, of one unit over all bands and windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutCounter:
+    """A continual private count of cut rows, in bands of how many of its rows a unit lost.
+
+    Algorithm: the i-th cut row of a unit (in its scope) belongs to band j with
+        (4^j - 1) / 3 < i <= (4^(j+1) - 1) / 3, of the window that the row is in. A row counts
+        4^(5 - j) quanta, so that a unit that fills a band moves it by `REACH`, whichever band: many
+        units that lose a row and one unit that loses a thousand are both seen, each with the noise
+        that hides one unit. One continual counter per band and window.
+    Protects: all rows of one unit within its scope.
+    Guarantee: `counter.loss(MOVED, BANDS)`.
+    Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
+        and its cut rows are numbered through all windows of its scope: it adds at most 4^j rows of
+        4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order. So
+        the streams of all bands and windows move by at most REACH sqrt(BANDS) in the norm of
+        `Counter.loss`, and the bands compose with all other lanes as one Gaussian mechanism. Cut
+        rows beyond the 1,365th of a unit are not counted.
+    Error: band j has the counter's deviation / 4^(5 - j) rows.
+    Memory: 16 bytes for each unit with a cut row.
+    Numerics: those of the counter.
+    """
+
+    counter: Counter
+
+    @property
+    def loss(self) -> Loss:
+        """Of all bands."""
+        return self.counter.loss(MOVED, BANDS)
+
+
+@dataclass(repr=False)  # secret
+class CutUnits:
+    """The cut rows of each unit so far, of one scope. Units in order of their fingerprints."""
+
+    units: UInt64[Array, " units"] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    rows: Int64[Array, " units"] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def add(
+        self, units: UInt64[Array, " some"], rows: Int64[Array, " some"]
+    ) -> Int64[Array, " some"]:
+        """Adds cut rows of different units, in order; returns what each had before."""
+        at = np.searchsorted(self.units, units)
+        known = np.zeros(len(units), np.bool_)
+        inside = at < len(self.units)
+        known[inside] = self.units[at[inside]] == units[inside]
+        before = np.zeros(len(units), np.int64)
+        before[known] = self.rows[at[known]]
+        self.rows[at[known]] += rows[known]
+        fresh = ~known
+        self.units = np.insert(self.units, at[fresh], units[fresh])
+        self.rows = np.insert(self.rows, at[fresh], rows[fresh])
+        return before
+
+
+def bands_of(places: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    """The band of a unit's i-th cut row, i from 1; `BANDS` beyond the last.
+
+    >>> bands_of(np.array([1, 2, 5, 6, 1365, 1366])).tolist()
+    [0, 1, 1, 2, 5, 6]
+    """
+    ends = (BASE ** np.arange(1, BANDS + 1) - 1) // (BASE - 1)
+    return np.searchsorted(ends, places)
+
+
+def cut_in(
+    known: CutUnits,
+    unit: UInt64[Array, " cut"],
+    window: Int64[Array, " cut"],
+) -> tuple[dict[int, Int64[Array, " bands"]], tuple[Array, Array]]:
+    """What cut rows of one scope add to the bands of their windows, and the units with their rows.
+
+    Rows are in canonical order.
+    """
+    order = np.argsort(unit, kind="stable")
+    units, first, rows = np.unique(unit[order], return_index=True, return_counts=True)
+    before = known.add(units, rows)
+    places = np.arange(1, len(unit) + 1) - np.repeat(first, rows) + np.repeat(before, rows)
+    band, window = bands_of(places), window[order]
+    worth = np.append(BASE ** np.arange(BANDS - 1, -1, -1), 0)
+    made = {}
+    for number in np.unique(window).tolist():
+        mine = band[window == number]
+        made[number] = np.bincount(mine, worth[mine], BANDS + 1)[:BANDS].astype(np.int64)
+    return made, (units, rows)
+
+
+@dataclass(repr=False)  # secret
+class CutBands:
+    """The bands of one window: what came since the last release, and their counter."""
+
+    pending: Int64[Array, " bands"]
+    counted: CounterState
+
+    @classmethod
+    def empty(cls, cut: CutCounter) -> CutBands:
+        """No cut row yet."""
+        return cls(np.zeros(BANDS, np.int64), cut.counter.init(BANDS))
+
+    def release(self, cut: CutCounter, trigger: int, at: Address) -> dict[str, float]:
+        """One trigger: the noisy number of cut rows so far, in place."""
+        names = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
+        place = Place(at.noise, "group-by/cut", (at.job, at.window))
+        noisy, self.counted = cut.counter.step(self.counted, self.pending, place, names)
+        self.pending = np.zeros(BANDS, np.int64)
+        sd = float(portable(cut.counter.std(np.array([trigger]))[0]))
+        return told(np.asarray(noisy, np.float64), sd)
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Everything, as arrays to store."""
+        return {"pending": self.pending, **self.counted.to_arrays()}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Array]) -> CutBands:
+        """The inverse of `to_arrays`."""
+        return cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
+
+
+def told(noisy: Float64[Array, " bands"], sd: float, confidence: float = 0.95) -> dict[str, float]:
+    """Post-processing: rows cut, and an upper bound; from quanta and their deviation.
+
+    A unit fills its bands from the first on, so bands beyond the first quiet one count as empty.
+
+    >>> told(np.array([2e6, 1e5, 0.0, 0.0, 0.0, 0.0]), 1000.0)["rows"]
+    2344
+    """
+    each = sd / BASE ** np.arange(BANDS - 1, -1, -1)  # rows
+    rows = noisy / BASE ** np.arange(BANDS - 1, -1, -1)
+    loud = np.cumprod(rows > QUIET * each).astype(np.bool_)
+    reached = int(loud.sum())  # one band further may hold rows that its noise hides
+    around = float(np.sqrt((each[: min(reached + 1, BANDS)] ** 2).sum()))
+    total = float(rows[loud].sum())
+    high = float(np.maximum(rows[: reached + 1], 0).sum()) + float(ndtri(confidence)) * around
+    return {"rows": round(total), "sd": _short(around), "high": _short(max(high, total))}
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+def saved(units: dict[int, CutUnits]) -> dict[str, Array]:
+    """The units of all scopes, as arrays to store."""
+    arrays: dict[str, Array] = {"cut_periods": np.array(list(units), np.int64)} if units else {}
+    for period, known in units.items():
+        arrays |= {f"cut{period}/units": known.units, f"cut{period}/rows": known.rows}
+    return arrays
+
+
+def loaded(arrays: Any) -> dict[int, CutUnits]:
+    """The inverse of `saved`."""
+    periods = arrays["cut_periods"].tolist() if "cut_periods" in arrays else []
+    return {
+        period: CutUnits(
+            np.array(arrays[f"cut{period}/units"]), np.array(arrays[f"cut{period}/rows"])
+        )
+        for period in periods
+    }

@@ -1,0 +1,448 @@
+"""The private continual group-by: the operator behind every GROUP BY over a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Batch, Release
+from streamveil.core.accounting.calibrate import root_up
+from streamveil.core.accounting.guarantee import Guarantee, Loss
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow import stages
+from streamveil.dataflow.aggregate import KeyTable, find_keys
+from streamveil.dataflow.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.dataflow.contradictions import require_agreement
+from streamveil.dataflow.dp_sqlp import RoundTotalling
+from streamveil.dataflow.gaussian_selection import Address
+from streamveil.dataflow.group_metadata import constant_facts, heading
+from streamveil.dataflow.key_weights import blt_of, weighted_loss
+from streamveil.dataflow.keys import Types, encode_keys
+from streamveil.dataflow.look import Look
+from streamveil.dataflow.outputs import Output
+from streamveil.dataflow.release import (
+    Column,
+    Correction,
+    Released,
+    Totalling,
+    WindowState,
+    driver,
+    new_window,
+    open_keys,
+    release_stage,
+    to_columns,
+)
+from streamveil.dataflow.rows import (
+    Bind,
+    Lane,
+    Prepared,
+    RowProgram,
+    names_of,
+)
+from streamveil.dataflow.state import (
+    State,
+    parts,
+    to_bytes,
+)
+from streamveil.dataflow.total_test import TotalTest
+from streamveil.dataflow.unit_kernels import COUNTED, NEW
+from streamveil.dataflow.windows import Schedule, period_closes, periods_apart
+from streamveil.errors import PlanError
+from streamveil.types import Array, Bool, Int64, UInt64
+
+COLLISION_BITS = 64
+INSTANT = pa.timestamp("us", "UTC")
+
+
+class Default(NamedTuple):
+    """A setting that the query left open: what was taken and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBy:
+    """Counts, sums and more per key and window, released at every public trigger.
+
+    Algorithm: the dataflow of DP-SQLP (Zhang et al. 2023, arXiv:2303.18086) with one Gaussian
+        mechanism over all keys: bound what each unit contributes, sum exactly per (window, key),
+        and at each trigger feed continual counters, show keys that pass a private test, and decode.
+    Protects: all rows of one unit (within each period, if there is one), added or removed; steps,
+        triggers and source ranges fixed.
+    Guarantee: the sum of the losses of the selection and of every lane's counter, plus the chance
+        that two units share a 64-bit fingerprint.
+    Proof: A unit moves lane l of group k by at most reach_l n_k over all triggers, and
+        sum over k of n_k^2 is at most `bounds.l2_squared` over all windows of the unit's scope
+        (`Bounds`), so the streams of lane l move by at most reach_l sqrt(l2_squared) in the norm of
+        `Counter.loss`: one Gaussian mechanism per lane over all groups together, composed
+        adaptively. Why `reach` is 2 for COUNT(DISTINCT x): `dataflow.distinct`. When a lane's
+        counters start at a key's opening, which is public, what the key has gathered enters as one
+        increment, and a late start never lengthens a column. Keys shown
+        at all: see `GaussianSelection` and `TableSelection`, to which `TotalTest` adds a delta.
+        Weights of keys: `weighted_loss`. That
+        a unit's fingerprint equals another's (probability at most max_units / 2^64 under the
+        secret, which nothing else depends on) is a chance. All else is post-processing.
+        *Rows that react to releases*: all bounds above hold on every path, so each Gaussian
+        mechanism has a shift that is known given the past and bounded in L2 whatever the past was:
+        mu-GDP against an adversary that writes the stream (Denisov et al. 2022, arXiv:2202.08312),
+        who may also choose late in which period the unit's rows come. The windows of other periods
+        then have one law, so periods in windows of their own cost the maximum, not the sum: what is
+        left to lose after any past is at most `loss`, but for the chance (`given_past`, see
+        `accounts.ledger`). Keys are covered by the same argument, key by key.
+    Error: `std` and `threshold`; every released number carries its standard deviation.
+    Memory: `memory`.
+    Numerics: exact integers up to the counters, whose numerics are their own.
+    """
+
+    kind: str = "group-by"
+    version: int = 14  # of its state; 13: rounding of each lane, 14: rows without a slot count
+    job: str
+    protects: Neighbours
+    bind: Bind = field(compare=False, repr=False)
+    schedule: Schedule
+    period_us: int | None
+    bounds: Bounds
+    key_names: tuple[str, ...]
+    public: tuple[tuple[Any, ...], ...] | None  # None: keys are discovered
+    totalling: Totalling
+    trees: tuple[tuple[int, Lane, int], ...]  # first lane, a lane of it, levels; the last lanes
+    outputs: tuple[Output, ...]
+    confidence: float
+    max_units: int
+    true_intervals: bool = False  # intervals cover the rows over the bound as well
+    look: Look | None = None  # at the rows, before the first release
+    defaults: tuple[Default, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_agreement(self)
+        nodes = [lane.kind == "node" for lane in self.totalling.lanes]
+        if nodes != sorted(nodes):  # else rows would be added to lanes that others' noise hides
+            raise ValueError("the nodes of trees are the last lanes")
+        units = any(lane.kind == "units" for lane in self.totalling.lanes)
+        if units and isinstance(self.totalling, RoundTotalling):
+            raise ValueError("a unit is new in every round: rounds count no units")
+        if self.totalling.test is not None:
+            self._check_test(self.totalling.test)
+
+    def _check_test(self, test: TotalTest) -> None:
+        """Refuses a test of totals that is made for another query than this one."""
+        totalling, selection = self.totalling, self.totalling.selection
+        counters = [blt_of(counter) for counter in totalling.counters]
+        made = replace(
+            test,
+            bounds=self.bounds,
+            lane=totalling.lanes[test.place],
+            counter=counters[test.place] or test.counter,
+            rule=totalling.rule,
+            least_units=selection.offset + 1 if isinstance(selection, TableOpening) else 0,
+        )
+        if test != made or None in counters:
+            raise ValueError("the test of totals is made for other bounds, lanes or counters")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all releases together promise."""
+        steps, apart = self.schedule.steps, self._separate
+        return Guarantee(self.protects, self.loss, steps, apart, given_past=True)
+
+    @cached_property
+    def loss(self) -> Loss:
+        """The sum of all parts; see the class."""
+        totalling = self.totalling
+        loss = Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
+        if self.look is not None:
+            loss += self.look.loss
+        for place, (lane, counter) in enumerate(
+            zip(totalling.lanes, totalling.counters, strict=True)
+        ):
+            if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
+                moved = lane_move(lane, self.bounds)
+                loss += weighted_loss(counter, *moved, totalling.rule)
+        if totalling.cut is not None:
+            loss += totalling.cut.loss
+        if totalling.selection is not None:
+            loss += totalling.selection.loss
+        if totalling.test is not None:
+            loss += Loss(delta=totalling.test.delta)
+        return loss
+
+    @property
+    def _separate(self) -> bool:
+        return periods_apart(self.schedule, self.period_us)
+
+    @property
+    def plain_lanes(self) -> tuple[Lane, ...]:
+        """Lanes filled row by row (tree nodes are hit instead)."""
+        units = (Lane(kind="units"),) if self.totalling.tracks_units else ()
+        return units + tuple(lane for lane in self.totalling.lanes if lane.kind != "node")
+
+    @cached_property
+    def placed_trees(self) -> tuple[tuple[int, Lane, int], ...]:
+        """The trees, each with the place of its first node in what is kept per key."""
+        ahead = int(self.totalling.tracks_units)
+        return tuple((first + ahead, lane, levels) for first, lane, levels in self.trees)
+
+    @cached_property
+    def distinct_lanes(self) -> tuple[int, ...]:
+        """Places of the plain lanes that count different values."""
+        return tuple(p for p, lane in enumerate(self.plain_lanes) if lane.kind == "distinct")
+
+    @cached_property
+    def firsts(self) -> Firsts:
+        """For which keys it matters that a unit is new to them.
+
+        The table selection counts units only until it shows a key. If no aggregate counts them,
+        nothing depends on them afterwards.
+        """
+        totalling = self.totalling
+        if all(lane.kind != "units" for lane in self.plain_lanes):
+            return "none"
+        counted = any(lane.kind == "units" for lane in totalling.lanes)
+        until_shown = isinstance(totalling.selection, TableOpening) and totalling.shared is None
+        return "hidden" if until_shown and not counted else "all"
+
+    def first_bit(self, place: int) -> int:
+        """Which first rows a lane of units counts: all where it is released, else with a slot."""
+        return COUNTED if place == 0 and self.totalling.tracks_units else NEW
+
+    # ---- the operator protocol
+
+    def init(self) -> State:
+        """See `Operator.init`."""
+        return State()
+
+    def fold(self, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
+        """See `Operator.fold`."""
+        return stages.fold(self, state, batch, noise)
+
+    def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, stages.Pairs]:
+        """The row stage and the windows: what may count, and reasons for the rest."""
+        return stages.arrive(self, state, batch, noise)
+
+    def apply(self, state: State, delta: Mapping[str, Array]) -> None:
+        """See `Operator.apply`."""
+        stages.replay(self, state, delta)
+
+    def release(self, state: State, step: int, noise: Noise) -> list[Release]:
+        """See `Operator.release`."""
+        releases = []
+        active = self.schedule.active(step)
+        new = [window for window in active if window not in state.windows]
+        if new:
+            self._make_windows(state, np.array(new, np.int64), noise.derive("group-by/keys"))
+        for window in active:
+            held = state.windows[window]
+            at = Address(noise, self.job.encode(), window)
+            if isinstance(self.totalling, RoundTotalling):
+                released = self.totalling.release(held, at)
+            else:
+                released = release_stage(self.totalling, held, at)
+            place, keys = (window, held.trigger, step), (self.key_names, state.types or ())
+            lost = None
+            if held.cut is not None and self.totalling.cut is not None:
+                lost = held.cut.release(self.totalling.cut, held.trigger, at)
+            correction = self._correction(released, lost, held.trigger)
+            shape = self.outputs, self.confidence
+            columns = to_columns(held, released, *shape, keys, correction)
+            columns += self._stamps(len(released.rows), *place[:2])
+            fields, arrays = zip(*columns, strict=True)
+            schema = pa.schema(fields, heading(self, place, self._facts, lost))
+            releases.append(Release(pa.Table.from_arrays(arrays, schema=schema), *place))
+            if self.schedule.last_step(window) == step:
+                state.forget(window)
+        self.expire(state, step)
+        state.step = step
+        return releases
+
+    def _correction(
+        self, released: Released, lost: dict[str, float] | None, trigger: int
+    ) -> Correction:
+        """What the intervals of a release cover beside noise; from released numbers alone."""
+        totalling, odds = self.totalling, None
+        if lost is not None and driver(totalling.lanes) >= 0:
+            kept = max(float(np.maximum(totalling.sizes(released.totals), 0).sum()), 1.0)
+            lost["share"] = round(lost["rows"] / (lost["rows"] + kept), 4)
+            odds = lost["high"] / kept if self.true_intervals else None
+        if totalling.shared is None or totalling.selection is None:
+            return Correction(odds)
+        return Correction(odds, totalling.shared, totalling.selection.threshold(trigger))
+
+    def expire(self, state: State, step: int) -> None:
+        """Forgets the units of periods that take no more rows after a step."""
+        for period in list(state.units):
+            closes = self._closes(period)
+            if closes is not None and closes <= step:
+                del state.units[period]
+                state.cut.pop(period, None)
+
+    def save(self, state: State) -> dict[str, Array]:
+        """See `Operator.save`."""
+        return state.to_arrays()
+
+    def load(self, arrays: Mapping[str, Array]) -> State:
+        """See `Operator.load`."""
+        return State.from_arrays(arrays, len(self.totalling.lanes), self.totalling.width)
+
+    def counters(self, state: State) -> dict[str, int]:
+        """See `Operator.counters`."""
+        return {
+            **state.turned,
+            "units": sum(table.units for table in state.units.values()),
+            "keys": sum(held.table.keys for held in state.windows.values()),
+            "shown keys": sum(len(held.open_rows) for held in state.windows.values()),
+            "bytes": sum(table.nbytes for table in state.units.values())
+            + sum(held.table.nbytes for held in state.windows.values())
+            + sum(table.nbytes for table in state.seen.values())
+            + sum(lookup.nbytes for lookup in state.lookups.values()),
+        }
+
+    # ---- helpers
+
+    def _program(self, schema: pa.Schema) -> RowProgram:
+        programs: dict[str, RowProgram] = self._programs
+        text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        if text not in programs:
+            programs[text] = self.bind(schema)
+        return programs[text]
+
+    @cached_property
+    def _programs(self) -> dict[str, RowProgram]:
+        return {}
+
+    @cached_property
+    def _facts(self) -> str:
+        return constant_facts(self)
+
+    @cached_property
+    def _public_names(self) -> dict[bytes, Any]:
+        return {}
+
+    @cached_property
+    def _public_tables(self) -> dict[bytes, KeyTable]:
+        return {}
+
+    def _units(self, state: State, period: int) -> UnitTable:
+        if period not in state.units:
+            state.units[period] = UnitTable.empty(self.bounds, self.firsts)
+        return state.units[period]
+
+    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+        """The unit stage of one scope; an engine may keep its units elsewhere."""
+        return unit_stage(self._units(state, period), rows, self.bounds)
+
+    def _closes(self, period: int) -> int | None:
+        if self.period_us is None:
+            return None
+        return period_closes(self.schedule, period, self.period_us)
+
+    def _in_open_period(self, periods: Int64[Array, " pairs"], step: int) -> Bool[Array, " pairs"]:
+        if self.period_us is None:
+            return np.ones(len(periods), np.bool_)
+        numbers, places = np.unique(periods, return_inverse=True)
+        closes = [self._closes(int(number)) for number in numbers]
+        still = np.array([last is None or step <= last for last in closes], np.bool_)
+        return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
+
+    def _public_columns(self, types: Types) -> list[pa.Array]:
+        columns = list(zip(*(self.public or ()), strict=True)) or [()] * len(types)
+        return [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+
+    def key_types(self, schema: pa.Schema) -> Types:
+        """The types of the key columns, for rows of a schema."""
+        empty = schema.empty_table()
+        return tuple(key(empty).type for key in self._program(schema).keys)
+
+    def public_keys(
+        self, types: Types, name_key: bytes
+    ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
+        """Names and bytes of the public keys; the empty group-by has exactly one."""
+        known = self._public_names
+        if name_key not in known:
+            names = self.name_public(types, name_key)
+            known[name_key] = names, encode_keys(self._public_columns(types), len(names))
+        found: tuple[UInt64[Array, "keys 2"], pa.Array] = known[name_key]
+        return found
+
+    def name_public(self, types: Types, name_key: bytes) -> UInt64[Array, "keys 2"]:
+        """Names of the public keys; PlanError where two are one value. Nothing of it is kept."""
+        n = len(self.public or ()) if self.key_names else 1
+        names = names_of(self._public_columns(types), n, name_key)
+        if len(np.unique(names[:, 0])) < n and len(np.unique(names, axis=0)) < n:
+            raise PlanError(
+                "two public groups are the same value of the columns' types (NaN, an instant in"
+                " two time zones): both would show the same noise.\n"
+                "  to fix  list each group once"
+            )
+        return names
+
+    def _is_public(
+        self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes
+    ) -> Bool[Array, " rows"]:
+        tables = self._public_tables
+        if name_key not in tables:
+            tables[name_key] = KeyTable.empty(0)
+            tables[name_key].add_names(self.public_keys(types, name_key)[0])
+        return np.asarray(find_keys(tables[name_key], np.ascontiguousarray(names)) >= 0)
+
+    def _make_windows(
+        self, state: State, windows: Int64[Array, " pairs"], name_key: bytes
+    ) -> dict[str, Array]:
+        """Creates the windows that rows arrive in; returns their part of the delta."""
+        made = [window for window, _ in parts(windows) if window not in state.windows]
+        names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
+        if made and self.totalling.selection is None:
+            names, keys = self.public_keys(state.types or (), name_key)
+        for window in made:
+            state.windows[window] = self.blank_window(names, keys)
+        cells = keys.to_pylist()
+        return {
+            "made": np.array(made, np.int64),
+            "public_names": names,
+            "public_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
+            "public_bytes": to_bytes(b"".join(cells)),
+        }
+
+    def blank_window(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
+        """A window before its first trigger; public keys are shown from then on."""
+        held = new_window(self.totalling, sum(output.monotone for output in self.outputs))
+        if self.totalling.selection is None:
+            held.table.add_keys(names, keys)
+            open_keys(self.totalling, held, np.arange(len(names), dtype=np.int64))
+        return held
+
+    def _stamps(self, rows: int, window: int, trigger: int) -> list[Column]:
+        """The columns that are the same in all rows of a release."""
+        stamps = [("trigger", trigger, pa.int64())]
+        if not self.schedule.whole:
+            start, end = self.schedule.bounds(window)
+            stamps = [("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps]
+        return [
+            (pa.field(name, kind, nullable=False),
+             pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.full(rows, number))]))
+            for name, number, kind in stamps
+        ]  # fmt: skip
+
+
+def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
+    """How far one unit moves a lane in L2 over all groups (rounded up), and how many groups.
+
+    A unit counts once in a group. The nodes of one tree level are one lane spread out: a row adds
+    to one of them, so together they move no further, over at most as many (group, node) pairs as
+    there are rows.
+    """
+    groups = bounds.units_l2_squared
+    squared = groups if lane.kind == "units" else bounds.l2_squared
+    touched = bounds.l2_squared if lane.kind == "node" else groups
+    if bounds.scale > 1:  # a group costs one squared quantum of weight or more
+        touched = bounds.l2_squared * bounds.scale**2
+    return Fraction(lane.reach) * root_up(Fraction(squared)), touched

@@ -1,0 +1,174 @@
+"""Public facts that travel with every release, in the metadata of its schema.
+
+Whoever reads two releases needs to know how their noise is correlated: which counter made it, on
+which lattice, and (in the columns `opened` and `noise_weight`) from which trigger on and how
+precisely each key was counted. All of it is public: it follows from the query alone, the trigger,
+and what was released before. `streamveil.answers` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from streamveil.core.counters.protocol import Counter
+from streamveil.core.portable import portable
+from streamveil.counters import COUNTERS, AnytimeBltCounter, Blt, BltCounter
+from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.dataflow.dp_sqlp import RoundSelection
+from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
+from streamveil.dataflow.grouping import Grouping
+from streamveil.release_metadata import FACTS, VERSION, Facts
+
+FLAGS = ("non_negative", "integer", "monotone")
+
+
+def facts_of(operator: Grouping) -> Facts:
+    """What is the same for every release of a job."""
+    totalling, schedule = operator.totalling, operator.schedule
+    rounds = isinstance(totalling.selection, RoundSelection)
+    return {
+        "version": VERSION,
+        **({"look": list(operator.look.said)} if operator.look is not None else {}),
+        "job": operator.job,
+        "keys": list(operator.key_names),
+        "confidence": operator.confidence,
+        "windows": {"whole": schedule.whole, "overlap": schedule.overlap},
+        "rounds": rounds,  # keys follow counters of their own, and keep values in between
+        "outputs": [output_facts(output) for output in operator.outputs],
+        "lanes": lane_facts(operator),
+        **test_facts(operator),
+        "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
+    }
+
+
+def output_facts(output: Any) -> Facts:
+    """One aggregate; a quantile's many lanes are left out."""
+    kept = {name: True for name in FLAGS if getattr(output, name)}
+    lanes = [] if output.function == "quantile" else list(output.lanes)
+    found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
+    if output.function in ("avg", "variance", "stddev", "quantile"):
+        found |= {"low": output.low, "high": output.high}
+    return found | ({"bias": output.bias} if output.bias else {})
+
+
+def distinct_counters(operator: Grouping) -> list[Counter]:
+    """The counters of all lanes, each once."""
+    found: list[Counter] = []
+    for counter in operator.totalling.counters:
+        if counter not in found:
+            found.append(counter)
+    return found
+
+
+def lane_facts(operator: Grouping) -> list[Facts]:
+    """Lattice and counter of every lane up to the first quantile's.
+
+    `most` is what one privacy unit adds to a key that is not shown, at most. `late` lanes are
+    counted from a key's opening on; the others from the first trigger of the window.
+    """
+    totalling, counters = operator.totalling, distinct_counters(operator)
+    rows = rows_in_hidden_key(operator)
+    found: list[Facts] = []
+    for place, lane in enumerate(totalling.lanes):
+        if lane.kind == "node":
+            found.append({"kind": "node"})
+            continue
+        shared = place == totalling.shared
+        most = {"units": 1.0, "sum": rows * max(lane.high, 0.0)}.get(lane.kind, float(rows))
+        found.append({
+            "kind": lane.kind,
+            "counter": counters.index(totalling.counters[place]),
+            "quantum": 1 / FINE if shared else float(lane.quantum),
+            "late": not shared,
+            "rounded": shared,  # the released number is rounded once more
+            "most": most,
+        })  # fmt: skip
+    return found
+
+
+def test_facts(operator: Grouping) -> Facts:
+    """When noisy totals of hidden keys are tested, which uses noise of all their lanes."""
+    test = operator.totalling.test
+    if test is None:
+        return {}
+    return {"tests": {"triggers": list(test.triggers), "weight": test.share or 1.0}}
+
+
+def rows_in_hidden_key(operator: Grouping) -> int:
+    """How many rows of one unit (in its period) a key that is not shown may hold."""
+    return operator.bounds.most_in_group(rule_entry(operator))
+
+
+def counter_facts(counter: Counter) -> Facts:
+    """A counter's kind and fields, enough to know its noise. The inverse: `counter_from`."""
+    if isinstance(counter, AnytimeBltCounter):
+        counter = counter.inner
+    kind = next(name for name, made in COUNTERS.items() if type(counter) is made)
+    values = {field.name: getattr(counter, field.name) for field in fields(counter)}  # type: ignore[arg-type]  # every counter is a dataclass
+    if isinstance(counter, BltCounter):
+        values |= {"d": None, "factors": {"p": counter.blt.p, "q": counter.blt.q}}
+    values["sigma"] = float(counter.sigma)
+    return {"kind": kind, **{name: v for name, v in values.items() if v is not None}}
+
+
+def counter_from(facts: Facts) -> Counter:
+    """The counter of `counter_facts`."""
+    values = {name: value for name, value in facts.items() if name != "kind"}
+    if "factors" in values:
+        values["factors"] = Blt(*(tuple(values["factors"][side]) for side in "pq"))
+    made: Counter = COUNTERS[facts["kind"]](**values)
+    return made
+
+
+def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
+    """What keeps a key hidden at a trigger; None when keys are public, nothing if that is unknown.
+
+    units: an estimate of its units, of deviation `sd`, has not exceeded `threshold`.
+    lane: the same of its total in a lane. A table that does not count all units of a key says
+    nothing of its total; where it does, units are below `threshold` plus a geometric number, P(it
+    reaches j) = exp(-rate j).
+    """
+    selection, test = operator.totalling.selection, operator.totalling.test
+    if isinstance(selection, TableOpening):
+        if operator.bounds.hidden_groups >= operator.bounds.most_groups(rule_entry(operator)):
+            rate = float(selection.table.shift_epsilon)
+            return {"threshold": selection.threshold(trigger), "rate": rate}
+        if test is None or trigger not in test.triggers:
+            return {}
+        quantum = float(test.lane.quantum)
+        threshold, sd = test.threshold(trigger) + 0.5, test.deviation(trigger)  # noise is rounded
+        return {"threshold": threshold * quantum, "sd": sd * quantum, "lane": test.place}
+    if isinstance(selection, GaussianSelection):
+        return {"threshold": selection.threshold(trigger), "sd": selection.deviation(trigger)}
+    if isinstance(selection, RoundSelection):
+        sd = float(portable(selection.counter.std(np.array([trigger]))[0])) / FINE
+        return {"threshold": selection.threshold(trigger), "sd": sd}
+    return None
+
+
+def rule_entry(operator: Grouping) -> int | None:
+    """The weight of hidden keys in quanta, if there are weights."""
+    return None if operator.totalling.rule is None else operator.totalling.rule.entry
+
+
+def constant_facts(operator: Grouping) -> str:
+    """`facts_of` as text that lacks its last brace."""
+    return json.dumps(facts_of(operator), separators=(",", ":"))[:-1]
+
+
+def heading(
+    operator: Grouping,
+    place: tuple[int, int, int],
+    constant: str,
+    cut: dict[str, float] | None = None,
+) -> dict[bytes, bytes]:
+    """The facts of a release, for its schema. `place`: window, trigger, step."""
+    now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
+    now["hidden"] = hidden_facts(operator, place[1])
+    if cut is not None:
+        now["cut"] = cut
+    return {FACTS: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}

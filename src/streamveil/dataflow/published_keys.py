@@ -1,0 +1,113 @@
+"""What follows from which keys are shown, and in which order: caches of a window, never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.dataflow.aggregate import KeyTable
+from streamveil.dataflow.hashing import text_buffers
+from streamveil.dataflow.keys import Types, decode_keys, sort_keys
+from streamveil.dataflow.release_kernels import (
+    interleave,
+    mark_keys,
+    merge_keys,
+    settle_ties,
+    take_names,
+)
+from streamveil.types import Array, Int32, Int64, UInt64
+
+WORD = 64  # bits
+
+
+@dataclass(repr=False)  # secret
+class ShownKeys:
+    """Names of the shown keys in the order they were shown; all else in the order of their bytes.
+
+    Keys are only ever added: new ones are sorted, decoded and merged into what is there.
+    Memory: 36 to 40 bytes for each shown key, and its columns.
+    """
+
+    names: UInt64[Array, "room 2"] = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
+    named: int = 0
+    order: Int32[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    marks: UInt64[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    opened: Int64[Array, " shown"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    columns: list[pa.Array] | None = None
+
+    def names_of(self, table: KeyTable, rows: Int64[Array, " shown"]) -> UInt64[Array, "shown 2"]:
+        """The names of all shown keys, which are these rows of the table."""
+        if len(rows) > len(self.names):
+            wider = np.empty((len(rows) * 5 // 4, 2), np.uint64)
+            wider[: self.named] = self.names[: self.named]
+            self.names = wider
+        if len(rows) > self.named:
+            take_names(table.names.reshape(-1), rows[self.named :], self.names[self.named :])
+            self.named = len(rows)
+        return self.names[: len(rows)]
+
+    def sort(
+        self,
+        table: KeyTable,
+        rows: Int64[Array, " shown"],
+        cohorts: Int64[Array, "2 cohorts"],
+        types: Types,
+    ) -> None:
+        """Brings `order`, `opened` and `columns` up to date with the shown keys."""
+        known = len(self.order)
+        if self.columns is not None and len(rows) == known:
+            return
+        inner, marks = sorted_keys(table.key_bytes(rows[known:]))
+        order, places = inner + known, np.zeros(len(inner), np.int64)
+        if known:
+            merge_keys(
+                table.heap, table.ends, rows, (self.order, self.marks), (order, marks), places
+            )
+        cohort = np.searchsorted(np.cumsum(cohorts[1]), order, side="right")
+        columns = decode_keys(table.key_bytes(rows[order]), types) if types else []
+        if self.columns:
+            columns = [
+                joined(old, more, places) for old, more in zip(self.columns, columns, strict=True)
+            ]
+        self.columns = columns
+        self.order = merged(self.order, order.astype(np.int32), places)
+        self.marks = merged(self.marks, marks, places)
+        self.opened = merged(self.opened, cohorts[0][cohort], places)
+
+
+def sorted_keys(encoded: pa.Array) -> tuple[Int64[Array, " keys"], UInt64[Array, " keys"]]:
+    """The order of keys by their bytes, and their marks in that order."""
+    data, starts = text_buffers(encoded)
+    marks = mark_keys(data, starts)
+    order = np.argsort(marks)
+    if not settle_ties(data, starts, marks, order):
+        order = sort_keys(encoded)
+    return order, marks[order]
+
+
+def joined(old: pa.Array, new: pa.Array, places: Int64[Array, " new"]) -> pa.Array:
+    """`merged` for columns."""
+    kind = old.type
+    if (
+        old.null_count
+        or new.null_count
+        or not pa.types.is_primitive(kind)
+        or kind.bit_width != WORD
+    ):
+        index = merged(np.arange(len(old)), np.arange(len(old), len(old) + len(new)), places)
+        return pa.concat_arrays([old, new]).take(pa.array(index))
+    first, second = (
+        np.frombuffer(part.buffers()[1], np.int64, len(part), part.offset * 8)
+        for part in (old, new)
+    )
+    both = pa.py_buffer(merged(first, second, places))
+    return pa.Array.from_buffers(kind, len(old) + len(new), [None, both])
+
+
+def merged(old: Array, new: Array, places: Int64[Array, " new"]) -> Array:
+    """Both in one, each new item behind as many of the old as its place says."""
+    both = np.empty(len(old) + len(new), old.dtype)
+    interleave(old, new, places, both)
+    return both

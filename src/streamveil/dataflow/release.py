@@ -1,0 +1,331 @@
+"""What a window remembers between triggers, and the release at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.noise.keyed import Place
+from streamveil.dataflow.aggregate import KeyTable
+from streamveil.dataflow.coin_selection import withdrawn
+from streamveil.dataflow.cut_rows import CutBands, CutCounter
+from streamveil.dataflow.gaussian_selection import Address, GaussianSelection, Selection, join
+from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of, weighted_step
+from streamveil.dataflow.keys import Types
+from streamveil.dataflow.outputs import Estimate, Output, Totals
+from streamveil.dataflow.published_keys import ShownKeys
+from streamveil.dataflow.release_kernels import take_lanes
+from streamveil.dataflow.rows import Lane
+from streamveil.dataflow.total_test import TotalTest
+from streamveil.dataflow.true_intervals import since_shown, with_cut
+from streamveil.types import Array, Float64, Int32, Int64, UInt8
+
+UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
+COUNTING = ("rows", "valid", "units")
+LARGEST = 2.0**63 - 1024  # of float64 that int64 holds; sums may be larger, counts are not
+OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
+Column = tuple[pa.Field, pa.Array]
+
+
+def driver(lanes: tuple[Lane, ...]) -> int:
+    """The lane that tells how large a key is; -1 if none does."""
+    kinds = [lane.kind for lane in lanes]
+    counting = [place for place, kind in enumerate(kinds) if kind in COUNTING]
+    return counting[0] if counting else kinds.index("sum") if "sum" in kinds else -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totalling:
+    """How the lanes of a query are counted and when keys are shown.
+
+    `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
+    is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
+    keys carry weights; the totals of the first counting lane decide them, or, where nothing is
+    counted, those of the first sum, in largest rows: keys have at least that many. With `test`,
+    hidden keys are also shown by the noisy total of a lane.
+    """
+
+    lanes: tuple[Lane, ...]
+    counters: tuple[Counter, ...]  # one for each lane
+    selection: Selection | None
+    shared: int | None = None
+    rule: WeightRule | None = None
+    horizon: int | None = None  # triggers of a window
+    test: TotalTest | None = None
+    cut: CutCounter | None = None  # tells how many rows were over the bound
+
+    @property
+    def tracks_units(self) -> bool:
+        """Whether a lane of newly counted units precedes the value lanes."""
+        return self.selection is not None
+
+    @property
+    def width(self) -> int:
+        """Lanes kept per key between triggers."""
+        return len(self.lanes) + self.tracks_units
+
+    def sizes(self, totals: Totals) -> Float64[Array, " shown"]:
+        """The released totals that decide the weights, in rows."""
+        place = driver(self.lanes)
+        lane, total = self.lanes[place], totals.estimate[place]
+        largest = 1.0 if lane.kind in COUNTING else lane.reach * float(lane.quantum)
+        caution = 0.0 if self.rule is None else self.rule.caution
+        return np.asarray((np.abs(total) - caution * np.sqrt(totals.variance[place])) / largest)
+
+
+@dataclass(repr=False)  # secret
+class WindowState:
+    """One window: its keys, the selection, the shown keys in the order they were shown."""
+
+    table: KeyTable
+    selection: dict[str, Array]
+    lanes: list[CounterState]  # of the keys that were shown at the last release
+    spread: Spread
+    open_rows: Int64[Array, " shown"]
+    cohorts: Int64[Array, "2 cohorts"]  # trigger and size of each run of keys first shown together
+    weights: UInt8[Array, " shown"]  # quanta, in force until the next release
+    shown: Float64[Array, "outputs shown"]  # last values of monotone outputs
+    trigger: int = 0  # releases made
+    cut: CutBands | None = None
+    keys: ShownKeys = field(default_factory=ShownKeys)  # cache
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Everything but caches."""
+        arrays = {f"table/{name}": getattr(self.table, name) for name in KeyTable.NAMES}
+        arrays |= {f"selection/{name}": value for name, value in self.selection.items()}
+        for place, lane in enumerate(self.lanes):
+            arrays |= {f"lane{place}/{name}": value for name, value in lane.to_arrays().items()}
+        if self.cut is not None:
+            arrays |= {f"cut/{name}": value for name, value in self.cut.to_arrays().items()}
+        return arrays | {
+            "spread": self.spread.rows,
+            "rounding": self.spread.rounding,
+            "open_rows": self.open_rows,
+            "cohorts": self.cohorts,
+            "weights": self.weights,
+            "shown": self.shown,
+            "trigger": np.array(self.trigger, np.int64),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: dict[str, Array], lanes: int, own: Callable[[Array], Array] = np.copy
+    ) -> WindowState:
+        """The inverse of `to_arrays`. `own` gives arrays that may be changed in place."""
+
+        def part(prefix: str) -> dict[str, Array]:
+            return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+        table = {name: own(value) for name, value in part("table/").items()}
+        return cls(
+            KeyTable(**table),
+            {name: own(value) for name, value in part("selection/").items()},
+            [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
+            Spread(own(arrays["spread"]), own(arrays["rounding"])),
+            arrays["open_rows"],
+            arrays["cohorts"],
+            arrays["weights"],
+            own(arrays["shown"]),
+            int(arrays["trigger"]),
+            CutBands.from_arrays(part("cut/")) if "cut/pending" in arrays else None,
+        )
+
+
+class Correction(NamedTuple):
+    """What intervals cover beside noise."""
+
+    odds: float | None = None  # rows that were cut for one that was kept; None: left out
+    shared: int | None = None  # the lane that the selection's own counter answers
+    threshold: float = 0.0  # of the selection at this trigger, in units
+
+
+class Released(NamedTuple):
+    """Noisy totals of the shown keys, in the order they were shown."""
+
+    rows: Int64[Array, " shown"]
+    totals: Totals
+    share: Float64[Array, " shown"] | None = None  # of full precision, where keys carry weights
+
+
+PLAIN = Correction()
+
+
+def new_window(totalling: Totalling, monotone: int) -> WindowState:
+    """A window without keys, before its first trigger; so many outputs may not fall."""
+    return WindowState(
+        KeyTable.empty(totalling.width),
+        {} if totalling.selection is None else totalling.selection.init(1),
+        [counter.init(0) for counter in totalling.counters],
+        Spread.empty(totalling.counters[0]),
+        np.zeros(0, np.int64),
+        np.zeros((2, 0), np.int64),
+        np.zeros(0, np.uint8),
+        np.zeros((monotone, 0)),
+        cut=None if totalling.cut is None else CutBands.empty(totalling.cut),
+    )
+
+
+def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new"]) -> None:
+    """Makes keys public; their counters start with all they have gathered, at the next release."""
+    if len(rows) == 0:
+        return
+    entry, test = 1 if totalling.rule is None else totalling.rule.entry, totalling.test
+    state.open_rows = np.concatenate([state.open_rows, rows])
+    cohort = np.array([[max(1, state.trigger)], [len(rows)]], np.int64)
+    state.cohorts = np.concatenate([state.cohorts, cohort], axis=1)
+    state.weights = np.concatenate([state.weights, np.full(len(rows), entry, np.uint8)])
+    start = None
+    if test is not None:
+        start = Spread.after(test.counter, test.before(state.trigger), test.share)
+    state.spread.grow(1 if totalling.rule is None else len(rows), start)
+    lowest = np.full((len(state.shown), len(rows)), -np.inf)
+    state.shown = np.concatenate([state.shown, lowest], axis=1)
+
+
+def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Released:
+    """One trigger of one window: selects, feeds the counters, returns noisy totals. In place.
+
+    A pure function of (state, address) on any set of keys: every key's noise and decisions depend
+    on that key alone, so any partition of the keys gives the same totals.
+    """
+    trigger = state.trigger = state.trigger + 1
+    table, selection = state.table, totalling.selection
+    if selection is not None:
+        keys = table.keys
+        units, names = table.pending[:keys, UNITS_LANE], table.names[:keys]
+        state.selection, passing = selection.step(state.selection, units, names, trigger, at)
+        open_keys(totalling, state, passing if selection.once else _hidden(state, passing))
+        if totalling.test is not None:
+            _tested(totalling, totalling.test, state, at)
+    rows = state.open_rows
+    increments = np.empty((len(totalling.lanes), len(rows)), np.int64)
+    first, width = int(totalling.tracks_units), table.pending.shape[1]
+    take_lanes(table.pending.reshape(-1), rows, first, width, increments)
+    totals = _advance(totalling, state, increments, at)
+    if totalling.rule is None:
+        return Released(rows, totals)
+    share = state.weights / totalling.rule.scale
+    over = trigger / (totalling.horizon or trigger)
+    state.weights = totalling.rule.next(state.weights, totalling.sizes(totals), over)
+    return Released(rows, totals, share)
+
+
+def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " hidden"]:
+    """Those key rows that are not shown, in order."""
+    hidden = np.zeros(state.table.keys, np.bool_)
+    hidden[rows] = True
+    hidden[state.open_rows] = False
+    return np.flatnonzero(hidden)
+
+
+def _tested(totalling: Totalling, test: TotalTest, state: WindowState, at: Address) -> None:
+    """Shows the hidden keys that their noisy totals show; catches up all that are shown now."""
+    trigger, table = state.trigger, state.table
+    if trigger in test.triggers:
+        hidden = _hidden(state, np.arange(table.keys))
+        lane = test.place + int(totalling.tracks_units)
+        passing = test.passing(table.pending[hidden, lane], table.names[hidden], trigger, at)
+        found = hidden[passing]
+        state.selection = withdrawn(state.selection, found, trigger)
+        open_keys(totalling, state, found)
+    new = state.open_rows[state.lanes[0].keys :]
+    if len(new) and test.before(trigger):
+        names = table.names[new]
+        for place, counter in enumerate(totalling.counters):
+            blt = blt_of(counter)
+            if blt is not None:
+                late = test.noise(blt, place, names, (trigger, at))
+                state.lanes[place] = join(state.lanes[place], late)
+
+
+def _advance(
+    totalling: Totalling, state: WindowState, increments: Int64[Array, "lanes shown"], at: Address
+) -> Totals:
+    """Feeds every value lane of the shown keys."""
+    trigger, shown, rule = state.trigger, len(state.open_rows), totalling.rule
+    names = state.keys.names_of(state.table, state.open_rows)
+    share = None if rule is None else state.weights / rule.scale
+    state.spread.step(totalling.counters[0], trigger, share)
+    estimate, variance = np.empty((2, len(totalling.lanes), shown))
+    for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
+        if place == totalling.shared:
+            estimate[place], variance[place] = _shared(totalling, state)
+            continue
+        blt, counted = blt_of(counter), state.lanes[place]
+        address = Place(at.noise, "group-by/lane", (at.job, place, at.window))
+        if blt is None:  # `weighted_loss` refuses a rule without BLT
+            counted = counted.grow(shown - counted.keys)
+            noisy, after = counter.step(counted, increments[place], address, names)
+        else:
+            noisy, after = weighted_step(blt, counted, increments[place], (address, names), share)
+        state.lanes[place] = after
+        quantum = float(lane.quantum)
+        np.multiply(noisy, quantum, out=estimate[place])
+        known = state.spread.variances(counter, trigger, state.cohorts[1])
+        np.multiply(known, quantum**2, out=variance[place])
+    return Totals(estimate, variance)
+
+
+def _shared(totalling: Totalling, state: WindowState) -> tuple[Array, float]:
+    selection = totalling.selection
+    assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
+    counts = selection.counts(state.selection)[state.open_rows]
+    sd = selection.deviation(state.trigger)
+    return np.rint(counts), sd**2 + 1 / 12  # the rounding of the released integer
+
+
+def to_columns(
+    state: WindowState,
+    released: Released,
+    outputs: tuple[Output, ...],
+    confidence: float,
+    keys: tuple[tuple[str, ...], Types],
+    correction: Correction = PLAIN,
+) -> list[Column]:
+    """Post-processing: key columns, aggregates with intervals, facts; in order of key bytes."""
+    names, types = keys
+    shown = state.keys
+    shown.sort(state.table, released.rows, state.cohorts, types if names else ())
+    fields = [pa.field(name, kind) for name, kind in zip(names, types, strict=True)]
+    found, order = list(zip(fields, shown.columns or (), strict=True)), shown.order
+    rising = 0
+    for output in outputs:
+        answer = output.in_order(released.totals, order, confidence)
+        if correction.shared is not None and output.lanes == (correction.shared,):
+            fresh = shown.opened == state.trigger
+            answer = since_shown(answer, fresh, correction.threshold, confidence)
+        if correction.odds is not None:
+            answer = with_cut(answer, output, correction.odds)
+        if output.monotone:
+            answer, rising = _rising(state.shown[rising], order, answer), rising + 1
+        value = answer.value
+        if output.is_integer and value.dtype.kind == "f":
+            value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
+        note = {b"bias": output.bias.encode()} if output.bias else None
+        found.append(column(output.name, value, note))
+        for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
+            found.append(column(output.name + suffix, cells))
+    found.append(column(OPENED, shown.opened))
+    if released.share is not None:
+        found.append(column(WEIGHT, released.share[order]))
+    return found
+
+
+def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> Column:
+    """A column of a release and its field: an answer is never null."""
+    array = pa.array(cells)
+    return pa.field(name, array.type, nullable=False, metadata=note), array
+
+
+def _rising(
+    shown: Float64[Array, " shown"], order: Int32[Array, " shown"], answer: Estimate
+) -> Estimate:
+    value = np.maximum(shown[order], answer.value)
+    shown[order] = value
+    return Estimate(value, answer.sd, answer.low, np.maximum(answer.high, value))

@@ -1,0 +1,266 @@
+"""The compiled loops of the release stage. Each has a plain twin in tests that is its oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from streamveil.dataflow.probing import AHEAD, prefetch
+from streamveil.types import Array, Float64, Int32, Int64, UInt8, UInt64
+
+TOP = np.uint64(63)
+WORD = 8
+BLOCK = 1024
+MOST_TIES = 16  # keys of one mark that are sorted by insertion
+
+
+@njit(cache=True)
+def take_units(
+    pending: Int64[Array, " keys"],
+    held: tuple[Array, Array, Array],
+    trigger: int,
+    least: int,
+    undrawn: Int32[Array, " keys"],
+    able: Int32[Array, " keys"],
+) -> tuple[int, int]:
+    """Moves new units of keys that are not shown to their totals, and clears them.
+
+    `held`: units, shifts and opening times of all keys. Of the keys that changed and have at least
+    `least` units, lists those without a shift, and those that have that many more than their shift;
+    returns how many there are of each.
+    """
+    units, shift, opens = held
+    new = known = 0
+    for row in range(len(pending)):
+        more = pending[row]
+        if more == 0:
+            continue
+        pending[row] = 0
+        if opens[row] < trigger:
+            continue
+        units[row] += more
+        spare = units[row] - least
+        if spare < 0:
+            continue
+        if shift[row] < 0:
+            undrawn[new] = row
+            new += 1
+        elif spare >= shift[row]:
+            able[known] = row
+            known += 1
+    return new, known
+
+
+@njit(cache=True)
+def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array, "some 2"]) -> None:
+    """The names of some keys; `names` holds two words for each."""
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(names, 2 * np.int64(rows[i + AHEAD]))
+        row = np.int64(rows[i])
+        taken[i, 0], taken[i, 1] = names[2 * row], names[2 * row + 1]
+
+
+@njit(cache=True)
+def take_asked(
+    names: UInt64[Array, " words"],
+    held: tuple[Array, Array],
+    rows: Int32[Array, " some"],
+    ids: UInt64[Array, "some 2"],
+    counts: Int64[Array, "2 some"],
+) -> None:
+    """Names, units and shifts of some keys; `held` has the units and shifts of all."""
+    units, shift = held
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            ahead = np.int64(rows[i + AHEAD])
+            prefetch(names, 2 * ahead)
+            prefetch(units, ahead)
+            prefetch(shift, ahead)
+        row = np.int64(rows[i])
+        ids[i, 0], ids[i, 1] = names[2 * row], names[2 * row + 1]
+        counts[0, i], counts[1, i] = units[row], shift[row]
+
+
+@njit(cache=True)
+def put_times(
+    opens: Int32[Array, " keys"],
+    rows: Int32[Array, " some"],
+    times: Int64[Array, " some"],
+    far: int,
+    soon: Int64[Array, " some"],
+) -> int:
+    """Writes opening times, `far` for all that are later; lists the keys that had none before."""
+    found = 0
+    for i in range(len(rows)):
+        row, time = rows[i], min(times[i], far)
+        if time < far and opens[row] == far:
+            soon[found] = row
+            found += 1
+        opens[row] = time
+    return found
+
+
+@njit(cache=True)
+def take_lanes(
+    pending: Int64[Array, " cells"],
+    rows: Int64[Array, " shown"],
+    first: int,
+    width: int,
+    taken: Int64[Array, "lanes shown"],
+) -> None:
+    """The sums of some keys from lane `first` of `width` on, a row for each lane; clears them."""
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(pending, rows[i + AHEAD] * width)
+        at = rows[i] * width
+        for lane in range(first, width):
+            taken[lane - first, i] = pending[at + lane]
+            pending[at + lane] = 0
+
+
+@njit(cache=True)
+def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
+    estimate: Float64[Array, " shown"],
+    variance: Float64[Array, " shown"],
+    order: Int32[Array, " shown"],
+    z: float,
+    least: float,
+    whole: bool,  # noqa: FBT001
+    value: Array,
+    rest: Float64[Array, "3 shown"],
+) -> None:
+    """Value, deviation and interval of a total, in key order; `outputs.normal` and its bounds.
+
+    In blocks: what is gathered stays in the first cache, and the rest becomes vector instructions.
+    """
+    middles = np.empty(BLOCK)
+    for start in range(0, len(order), BLOCK):
+        part = order[start : start + BLOCK]
+        middle, sd = middles[: len(part)], rest[0, start : start + BLOCK]
+        for k in range(len(part)):
+            middle[k], sd[k] = estimate[part[k]], variance[part[k]]
+        low, high = rest[1, start : start + BLOCK], rest[2, start : start + BLOCK]
+        for k in range(len(part)):
+            sd[k] = np.sqrt(sd[k])
+            low[k] = max(middle[k] - z * sd[k], least)
+            high[k] = max(middle[k] + z * sd[k], least)
+            middle[k] = max(middle[k], least)
+        if whole:
+            for k in range(len(part)):
+                middle[k] = np.rint(middle[k])
+        cells = value[start : start + BLOCK]
+        for k in range(len(part)):
+            cells[k] = middle[k]
+
+
+@njit(cache=True)
+def take_cells(
+    data: UInt8[Array, " bytes"],
+    ends: Int64[Array, " keys_plus_1"],
+    rows: Array,
+    starts: Int64[Array, " some_plus_1"],
+) -> UInt8[Array, " bytes"]:
+    """The bytes of some key rows one after the other; sets where each starts."""
+    starts[0] = 0
+    for i in range(len(rows)):
+        starts[i + 1] = starts[i] + ends[rows[i] + 1] - ends[rows[i]]
+    taken = np.empty(starts[len(rows)], np.uint8)
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(data, ends[rows[i + AHEAD]])
+        start, at = ends[rows[i]], starts[i]
+        for k in range(starts[i + 1] - at):
+            taken[at + k] = data[start + k]
+    return taken
+
+
+@njit(cache=True)
+def mark_keys(
+    data: UInt8[Array, " bytes"], starts: Int64[Array, " keys_plus_1"]
+) -> UInt64[Array, " keys"]:
+    """A word for every key that sorts as its bytes do, as far as it goes.
+
+    The first byte of a key is a tag, 0 or 1: it is the highest bit, and 63 bits follow.
+    """
+    marks = np.zeros(len(starts) - 1, np.uint64)
+    for key in range(len(marks)):
+        start, stop = starts[key], starts[key + 1]
+        if start < stop:
+            word = np.uint64(0)
+            for i in range(start + 1, start + 1 + WORD):
+                byte = np.uint64(data[i]) if i < stop else np.uint64(0)
+                word = (word << np.uint64(8)) | byte
+            marks[key] = (np.uint64(data[start]) << TOP) | (word >> np.uint64(1))
+    return marks
+
+
+@njit(cache=True)
+def is_before(
+    data: UInt8[Array, " bytes"], ends: Int64[Array, " keys_plus_1"], one: int, other: int
+) -> bool:
+    """Whether the bytes of one key row sort before those of another."""
+    start, begin = ends[one], ends[other]
+    size, length = ends[one + 1] - start, ends[other + 1] - begin
+    for i in range(min(size, length)):
+        if data[start + i] != data[begin + i]:
+            return bool(data[start + i] < data[begin + i])
+    return bool(size < length)
+
+
+@njit(cache=True)
+def settle_ties(
+    data: UInt8[Array, " bytes"],
+    starts: Int64[Array, " keys_plus_1"],
+    marks: UInt64[Array, " keys"],
+    order: Int64[Array, " keys"],
+) -> bool:
+    """Sorts keys of equal marks, in an order by marks, by their bytes; False if they are many."""
+    run = 0
+    for i in range(1, len(order)):
+        key = order[i]
+        run = run + 1 if marks[key] == marks[order[i - 1]] else 0
+        if run > MOST_TIES:
+            return False
+        at = i
+        while at > i - run and is_before(data, starts, key, order[at - 1]):
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = key
+    return True
+
+
+@njit(cache=True)
+def merge_keys(
+    data: UInt8[Array, " bytes"],
+    ends: Int64[Array, " keys_plus_1"],
+    rows: Int64[Array, " shown"],
+    old: tuple[Array, Array],
+    new: tuple[Array, Array],
+    places: Int64[Array, " new"],
+) -> None:
+    """How many of the old keys come before each new one. Both are pairs of order and marks."""
+    (order, marks), (coming, fresh) = old, new
+    low = 0
+    for i in range(len(coming)):
+        row, high = rows[coming[i]], len(order)
+        while low < high:
+            middle = (low + high) // 2
+            before = marks[middle] < fresh[i]
+            if marks[middle] == fresh[i]:
+                before = is_before(data, ends, rows[order[middle]], row)
+            low, high = (middle + 1, high) if before else (low, middle)
+        places[i] = low
+
+
+@njit(cache=True)
+def interleave(old: Array, new: Array, places: Int64[Array, " new"], merged: Array) -> None:
+    """Puts each new item behind as many of the old as its place says."""
+    at = 0
+    for i in range(len(new)):
+        for k in range(at, places[i]):
+            merged[k + i] = old[k]
+        at = places[i]
+        merged[at + i] = new[i]
+    for k in range(at, len(old)):
+        merged[k + len(new)] = old[k]

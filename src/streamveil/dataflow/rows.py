@@ -1,0 +1,399 @@
+"""The row stage: per-row expressions to units, event times, keys and integer quanta.
+
+Everything here is a function of one row. A row whose unit or event time is missing, or whose value
+is not a finite number, is counted by reason and left out; a null value only leaves its own
+aggregate out, as in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from math import isfinite
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import Refused
+from streamveil.dataflow.hashing import (
+    as_integers,
+    first_words,
+    is_nameable,
+    is_text,
+    name_column,
+    name_columns,
+)
+from streamveil.dataflow.kernels import MIX
+from streamveil.dataflow.reject_counts import NOT_FINITE, count
+from streamveil.errors import PlanError, SourceError
+from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
+
+RowFunction = Callable[[pa.Table], pa.Array]
+LaneKind = Literal["rows", "units", "valid", "sum", "square", "node", "distinct"]
+FIRSTS = 2  # one first appearance more at a step, one less later; see `dataflow.distinct`
+ADDED = ("sum", "square")  # lanes whose increments are values; those of all others are 0 or 1
+MOST_QUANTA = 2**62  # no increment and no sum of them reaches it
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """The expressions of a query, compiled for one schema."""
+
+    unit: RowFunction
+    event_us: RowFunction | None
+    where: RowFunction | None
+    keys: tuple[RowFunction, ...]
+    values: tuple[RowFunction, ...]
+    named: tuple[int, ...] = ()  # values that are told apart, not added up
+
+
+Bind = Callable[[pa.Schema], RowProgram]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One integer that is summed per key. A row moves its stream by at most `reach` quanta.
+
+    Proof: `ends` are computed in fractions from the numbers that `quanta` clamps to, and `quanta`
+        cuts what it computed in float64 to them, as integers. So an increment is inside, however
+        float64 rounds, overflows or casts.
+
+    >>> lane = Lane(kind="sum", value=0, low=0.0, high=60_000.0, quantum=Fraction(1))
+    >>> lane.reach, lane.quanta(np.array([-7.0, 2.5, 1e300])).tolist()
+    (60000, [0, 2, 60000])
+    """
+
+    kind: LaneKind
+    value: int = -1  # which value function; -1: none
+    low: float = 0.0
+    high: float = 0.0
+    centre: float = 0.0  # subtracted before summing
+    quantum: Fraction = Fraction(1)
+    level: int = 0  # of a quantile tree, 1 below the root; its `place`-th of `fan`**level nodes
+    place: int = 0
+    fan: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.low) and isfinite(self.high) and isfinite(self.centre)):
+            raise PlanError("bounds must be finite numbers")
+        if self.low > self.high or self.quantum <= 0:
+            raise PlanError("a lane needs low <= high and a quantum above 0")
+        if self.kind != "node" and (self.level or self.place or self.fan):
+            raise ValueError("only nodes of trees have a level and a place")
+        placed = self.level >= 1 and self.fan > 1 and 0 <= self.place < self.fan**self.level
+        if self.kind == "node" and not (placed and self.low < self.high):
+            raise ValueError("a node of a tree has a level, a place in it and bounds")
+        if self.kind in ADDED and self.reach >= MOST_QUANTA:
+            raise PlanError(
+                f"the bounds ({self.low:g}, {self.high:g}) are 2**62 quanta of"
+                f" {float(self.quantum):g} or more.\n"
+                "  to fix  tighter bounds, or a coarser quantum"
+            )
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The least and the largest increment of a row, quanta."""
+        if self.kind not in ADDED:
+            return 0, 1
+        low, high = (Fraction(end) - Fraction(self.centre) for end in (self.low, self.high))
+        if self.kind == "square":
+            inside = Fraction(0) if low <= 0 <= high else min(low**2, high**2)
+            low, high = inside, max(low**2, high**2)
+        return round(low / self.quantum), round(high / self.quantum)
+
+    @cached_property
+    def reach(self) -> int:
+        """How far one row moves the stream of its key, the sum over time of the differences.
+
+        Mostly its increment; where it takes over a first appearance, two (`dataflow.distinct`).
+        """
+        if self.kind == "distinct":
+            return FIRSTS
+        return max(1, *(abs(end) for end in self.ends))
+
+    def quanta(self, values: Float64[Array, " rows"]) -> Int64[Array, " rows"]:
+        """Clamped, centred (and squared) values on the lattice; monotone in |value - centre|."""
+        moved = np.clip(values, self.low, self.high) - self.centre
+        scaled = (moved * moved if self.kind == "square" else moved) / float(self.quantum)
+        return whole(np.rint(scaled), *self.ends)
+
+
+def whole(numbers: Float64[Array, "*shape"], low: int, high: int) -> Int64[Array, "*shape"]:
+    """Float64 as int64, cut to two integers below 2**62: whatever the number is, the cast is safe.
+
+    >>> whole(np.array([-np.inf, 1.7, 1e300, np.nan]), -(2**61), 5).tolist()
+    [-2305843009213693952, 1, 5, -2305843009213693952]
+    """
+    inside = np.fmin(np.fmax(numbers, float(low)), float(high)).astype(np.int64)
+    return np.clip(inside, low, high, out=inside)
+
+
+def within_reach(
+    lanes: Sequence[Lane], columns: Int64[Array, "rows lanes"]
+) -> Int64[Array, "rows lanes"]:
+    """Cuts the increments of accepted rows, in place, to what noise is charged for.
+
+    The last gate before totals, in every engine: it asks nothing of how increments were made. Lanes
+    of ADDED values alone: all others count rows by a bool, or nodes by their places (`lane_hits`).
+
+    >>> within_reach([Lane(kind="sum", high=3.0)], np.array([[-(2**62)], [2]])).tolist()
+    [[-3], [2]]
+    """
+    for place, lane in enumerate(lanes):
+        if lane.kind in ADDED:
+            np.clip(columns[:, place], -lane.reach, lane.reach, out=columns[:, place])
+    return columns
+
+
+@dataclass(repr=False)  # secret
+class Prepared:
+    """Rows that may count, in canonical order."""
+
+    unit: UInt64[Array, " rows"]
+    event_us: Int64[Array, " rows"]
+    keys: list[pa.Array]
+    name_key: bytes
+    values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
+    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
+    room: UInt64[Array, " words"] | None = None  # for the names
+    refused: Refused | None = None  # where rows are noted that the next stages leave out
+
+    @cached_property
+    def names(self) -> UInt64[Array, "rows 2"]:
+        """128-bit names of the keys."""
+        return names_of(self.keys, len(self.unit), self.name_key, self.room)
+
+    @cached_property
+    def plain(self) -> Int64[Array, " rows"] | None:
+        """The integer that each key is and that its name is made of; None where there is more.
+
+        >>> unit, time = np.ones(2, np.uint64), np.zeros(2, np.int64)
+        >>> Prepared(unit, time, [pa.array([3, 4])], b"", []).plain
+        array([3, 4])
+        """
+        if len(self.keys) != 1 or self.keys[0].null_count or is_text(self.keys[0].type):
+            return None
+        return as_integers(self.keys[0])
+
+
+def prepare(
+    program: RowProgram,
+    table: pa.Table,
+    unit_key: bytes,
+    name_key: bytes,
+    into: UInt64[Array, " rows"] | None = None,
+    refused: Refused | None = None,
+) -> Prepared:
+    """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units."""
+    turned: dict[str, int] = {}
+    if program.where is not None:
+        passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
+        table = _keep(table, passes)
+        if refused is not None:
+            refused.keep(passes)
+    unit = program.unit(table)
+    checks = [("null unit", _valid(unit))]
+    event = None if program.event_us is None else program.event_us(table)
+    if event is not None:
+        checks.append(("null event time", _valid(event)))
+    values = [value(table) for value in program.values]
+    checks += [(NOT_FINITE, _finite(value)) for value in values]
+    good = _all_good(checks, table.num_rows, turned, refused)
+    keys = [key(table) for key in program.keys]
+    if good is not None:
+        mask = pa.array(good)
+        unit, event = unit.filter(mask), None if event is None else event.filter(mask)
+        keys, values = [k.filter(mask) for k in keys], [v.filter(mask) for v in values]
+    for column in keys:
+        _check(column.type, "a key column")
+    n = len(unit)
+    return Prepared(
+        fingerprints(unit, unit_key, None if into is None else into[:n]),
+        np.broadcast_to(np.int64(0), n)
+        if event is None
+        else np.asarray(event).astype(np.int64, copy=False),
+        keys,
+        name_key,
+        [_split(value) for value in values],
+        turned,
+        {place: _cells(keys, values[place], name_key) for place in program.named},
+        refused=refused,
+    )
+
+
+def _all_good(
+    checks: list[tuple[str, Bool[Array, " rows"] | None]],
+    rows: int,
+    turned: dict[str, int],
+    refused: Refused | None,
+) -> Bool[Array, " rows"] | None:
+    """Which rows pass all checks, None where all do; others are counted by their first fault."""
+    good = None
+    for reason, fine in checks:
+        if fine is None or fine.all():
+            continue
+        good = np.ones(rows, np.bool_) if good is None else good
+        bad = int((good & ~fine).sum())
+        if bad:
+            turned[reason] = turned.get(reason, 0) + bad
+            if refused is not None:
+                refused.add(reason, good & ~fine)
+        good &= fine
+    if refused is not None and good is not None:
+        refused.keep(good)
+    return good
+
+
+def fingerprints(
+    units: pa.Array, key: bytes, into: UInt64[Array, " rows"] | None = None
+) -> UInt64[Array, " rows"]:
+    """64-bit keyed fingerprints of privacy units; 0 is kept free."""
+    _check(units.type, "the privacy unit")
+    return first_words(units, key, into)
+
+
+def names_of(
+    keys: list[pa.Array], rows: int, key: bytes, into: UInt64[Array, " words"] | None = None
+) -> UInt64[Array, "rows 2"]:
+    """128-bit keyed names of keys; without key columns all rows share one.
+
+    One column of text is named `into` an array if given, of two words a row or more.
+    """
+    if not keys:
+        return np.repeat(name_column(pa.array([0]), key), rows, axis=0)
+    for column in keys:
+        _check(column.type, "a key column")
+    if into is not None and len(keys) == 1:
+        return name_column(keys[0], key, into=into[: 2 * rows])
+    return name_columns(keys, key)
+
+
+def groups_of(
+    names: UInt64[Array, "rows 2"], window: Int64[Array, " rows"]
+) -> UInt16[Array, " rows"]:
+    """16-bit fingerprints of (window, key), by which a unit remembers where it contributed."""
+    word = names[:, 1] + window.view(np.uint64) * MIX
+    word = (word ^ (word >> np.uint64(32))) * MIX
+    return np.asarray((word >> np.uint64(48)).astype(np.uint16))
+
+
+def lane_quanta(
+    lanes: tuple[Lane, ...],
+    prepared: Prepared,
+    rows: Int64[Array, " pairs"],
+    first: Bool[Array, " pairs"],
+    seen: Mapping[int, Bool[Array, " pairs"]] | None = None,
+) -> Int64[Array, "pairs lanes"]:
+    """What each accepted (row, window) pair adds to the plain lanes (all but tree nodes).
+
+    `seen`: for each lane of distinct values, which pairs bring one for the first time.
+    """
+    columns = np.empty((len(rows), len(lanes)), np.int64)
+    for place, lane in enumerate(lanes):
+        if lane.kind == "rows":
+            columns[:, place] = 1
+        elif lane.kind == "units":
+            columns[:, place] = first
+        elif lane.kind == "distinct":
+            if seen is None:
+                raise PlanError(
+                    "COUNT(DISTINCT x) needs all rows of a group in one place, which this engine"
+                    " does not provide.\n  to fix  use the embedded engine"
+                )
+            columns[:, place] = seen[place]
+        else:
+            value, present = prepared.values[lane.value]
+            here = present[rows]
+            quanta = 1 if lane.kind == "valid" else lane.quanta(np.where(here, value[rows], 0.0))
+            columns[:, place] = np.where(here, quanta, 0)
+    return columns
+
+
+def lane_hits(
+    trees: tuple[tuple[int, Lane, int], ...], prepared: Prepared, rows: Int64[Array, " pairs"]
+) -> Int64[Array, "pairs levels"]:
+    """Which tree nodes each pair adds one to; a tree: place of its first node, a lane, levels.
+
+    >>> tree = (3, Lane(kind="node", value=0, high=4.0, level=1, fan=2), 2)
+    >>> values = [(np.array([0.5, 3.9]), np.array([True, True]))]
+    >>> row = Prepared(np.ones(2, np.uint64), np.zeros(2, np.int64), [], b"", values)
+    >>> lane_hits((tree,), row, np.arange(2)).tolist()
+    [[3, 5], [4, 8]]
+    """
+    columns = []
+    for start, lane, levels in trees:
+        value, present = prepared.values[lane.value]
+        leaves = lane.fan**levels
+        share = (np.clip(value[rows], lane.low, lane.high) - lane.low) / (lane.high - lane.low)
+        leaf = whole(np.where(present[rows], share, 0.0) * leaves, 0, leaves - 1)
+        base = start
+        for level in range(1, levels + 1):
+            node = base + leaf // lane.fan ** (levels - level)
+            columns.append(np.where(present[rows], node, -1))
+            base += lane.fan**level
+    return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.int64)
+
+
+def _cells(keys: list[pa.Array], value: pa.Array, key: bytes) -> UInt64[Array, "rows 2"]:
+    """128-bit keyed names of (key, value)."""
+    if pa.types.is_null(value.type):
+        value = value.cast(pa.int64())
+    return name_columns([*keys, value], key)
+
+
+def _keep(table: pa.Table, passes: Bool[Array, " rows"]) -> pa.Table:
+    return table if passes.all() else table.filter(pa.array(passes))
+
+
+def _valid(column: pa.Array) -> Bool[Array, " rows"] | None:
+    if column.null_count == 0:
+        return None
+    return np.asarray(pc.is_valid(column))
+
+
+def _finite(column: pa.Array) -> Bool[Array, " rows"] | None:
+    if not pa.types.is_floating(column.type):
+        return None
+    return np.asarray(pc.fill_null(pc.is_finite(column), True))  # noqa: FBT003 (Arrow's way)
+
+
+def _split(column: pa.Array) -> tuple[Float64[Array, " rows"], Bool[Array, " rows"]]:
+    kind = column.type
+    valid = _valid(column)
+    present = np.ones(len(column), np.bool_) if valid is None else valid
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    ):
+        return np.zeros(len(column)), present  # only asked whether there is a value
+    numbers = column.cast(pa.int8()) if pa.types.is_boolean(kind) else column
+    filled = pc.fill_null(numbers.cast(pa.float64(), safe=False), 0.0)
+    return np.asarray(filled), present
+
+
+def _check(kind: pa.DataType, what: str) -> None:
+    if not is_nameable(kind) and not pa.types.is_null(kind):
+        raise SourceError(f"{what} has the type {kind}, which cannot name anything")
+
+
+def require_number(kind: pa.DataType, name: str) -> None:
+    """Raises PlanError unless values of this type can be added up."""
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+    if not numeric:
+        raise PlanError(
+            f"'{name}' adds up values of type {kind}.\n  to fix  CAST the expression to a number"
+        )
+
+
+def leave_out(prepared: Prepared, reason: str, rows: Array) -> None:
+    """Counts rows that cannot be used, and notes which they are where somebody asks."""
+    count(prepared.turned, {reason: len(rows)})
+    if prepared.refused is not None:
+        prepared.refused.add(reason, rows)

@@ -1,0 +1,458 @@
+"""One micro-batch through a group-by: from rows to a changed state, and from a logged delta again.
+
+Per row there is one look-up of its key (which tells what bounding may know of it), one visit to its
+unit, and one addition. Where all rows share a window or a period, which is the rule, nothing is
+divided and nothing copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Batch
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.aggregate import (
+    KINDS,
+    KeyRows,
+    Recognised,
+    Strangers,
+    add_counts,
+    add_rows,
+    enter,
+    recognise_some,
+)
+from streamveil.dataflow.bounding import Passed, UnitRows
+from streamveil.dataflow.cut_rows import CutUnits, cut_in
+from streamveil.dataflow.distinct import recall, see
+from streamveil.dataflow.dp_sqlp import RoundTotalling
+from streamveil.dataflow.grouping import Grouping
+from streamveil.dataflow.integer_key_index import Lookup
+from streamveil.dataflow.kernels import keep_rows
+from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
+from streamveil.dataflow.reject_counts import BOUNDED, count
+from streamveil.dataflow.rows import (
+    Lane,
+    Prepared,
+    groups_of,
+    lane_hits,
+    lane_quanta,
+    leave_out,
+    prepare,
+    within_reach,
+)
+from streamveil.dataflow.state import (
+    BatchScratch,
+    Index,
+    State,
+    chosen,
+    constant,
+    evened,
+    parts,
+    spread_out,
+    to_bytes,
+    types_from_bytes,
+    types_to_bytes,
+)
+from streamveil.dataflow.unit_kernels import COUNTED, NEW
+from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead
+from streamveil.errors import StoreError
+from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
+
+NEVER = "not a public key"
+GIVEN = ("rows", "units")  # lanes that follow from a row being accepted
+ROUND_MARK = 0x5851F42D4C957F2D  # spreads round numbers apart from window numbers
+
+
+class Pairs(NamedTuple):
+    """(row, window) pairs that may count, with their place in the unit's scope."""
+
+    rows: Int64[Array, " pairs"]
+    windows: Int64[Array, " pairs"]  # of one item, repeated, where all are equal
+    periods: Int64[Array, " pairs"]  # the same
+
+
+Met = list[tuple[int, Strangers]]  # by window
+
+
+class Kept(NamedTuple):
+    """The accepted pairs."""
+
+    unit: UInt64[Array, " kept"]
+    rows: Int32[Array, " kept"]  # of their key tables
+    first: UInt8[Array, " kept"]
+
+
+def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
+    """See `Operator.fold`."""
+    prepared, pairs = arrive(operator, state, batch, noise)
+    made = operator._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
+    delta = accept(operator, state, prepared, pairs) | made
+    delta["turned"] = to_bytes(json.dumps(prepared.turned).encode())
+    count(state.turned, prepared.turned)
+    if batch.rows.num_columns:
+        delta["types"] = types_to_bytes(state.types or ())
+    return delta
+
+
+def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
+    """The row stage and the windows: what may count, and reasons for the rest."""
+    program, name_key = operator._program(batch.rows.schema), noise.derive("group-by/keys")
+    if state.types is None:
+        state.types = operator.key_types(batch.rows.schema)
+    most = batch.rows.num_rows
+    room = state.scratch.take("unit", most, np.uint64)
+    unit_key = noise.derive("group-by/units")
+    prepared = prepare(program, batch.rows, unit_key, name_key, room, batch.refused)
+    if tuple(key.type for key in prepared.keys) != state.types:
+        raise StoreError(
+            "the columns that name groups have other types than when the state was made.\n"
+            "  to fix  give the source their old types, or start a new state"
+        )
+    prepared.room = state.scratch.take("names", 2 * most, np.uint64)
+    count(prepared.turned, batch.rejected)
+    every = state.scratch.count(len(prepared.unit))
+    rows, windows, turned = assign(
+        operator.schedule, prepared.event_us, batch.step, every, batch.refused
+    )
+    count(prepared.turned, turned)
+    pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
+    if operator.period_us is not None:
+        pairs = pairs._replace(periods=prepared.event_us[rows] // operator.period_us)
+        if operator.schedule.whole:
+            ahead = far_ahead(operator.schedule, pairs.periods, operator.period_us, batch.step)
+            pairs = drop(pairs, ~ahead, EARLY, prepared)
+        still_open = operator._in_open_period(pairs.periods, batch.step)
+        pairs = drop(pairs, still_open, LATE, prepared)
+    if operator.public is not None and operator.key_names:
+        known = operator._is_public(prepared.names, state.types, name_key)
+        pairs = drop(pairs, known[pairs.rows], NEVER, prepared)
+    return prepared, Pairs(pairs.rows, evened(pairs.windows), evened(pairs.periods))
+
+
+def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -> dict[str, Array]:
+    """The unit stage, then the key stage; returns what they changed."""
+    whole = operator.schedule.overlap == 1 and len(pairs.rows) == len(prepared.unit)
+    source: Index = slice(None) if whole else pairs.rows
+    unit, asked = prepared.unit[source], asked_keys(operator, prepared)[source]
+    known, strangers = recognised(operator, state, asked, pairs.windows, prepared.name_key)
+    passed = pass_units(operator, state, unit, known, pairs.periods)
+    fresh = enter_keys(state, prepared, pairs, strangers, (passed.accepted, known.rows))
+    remember(state, asked, known, strangers)
+    kept = keep(passed, unit, known.rows, state.scratch)
+    over = len(unit) - len(kept.unit)
+    count(prepared.turned, {BOUNDED: over})
+    windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
+    rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
+    add(operator, state, windows, kept, rows)
+    lost = cut_rows(operator, state, unit, pairs, passed.accepted) if over else {}
+    return {
+        "unit": kept.unit,
+        "window": constant(windows),
+        "period": constant(periods),
+        "row": kept.rows,
+        **packed_firsts(operator, kept.first),
+        "lanes": rows.lanes,
+        "hits": rows.hits,
+        **fresh,
+        **cells,
+        **lost,
+    }
+
+
+def cut_rows(
+    operator: Grouping,
+    state: State,
+    unit: UInt64[Array, " pairs"],
+    pairs: Pairs,
+    accepted: Bool[Array, " pairs"],
+) -> dict[str, Array]:
+    """Counts the rows over the bound, by how many their unit lost; returns what that changed."""
+    if operator.totalling.cut is None:
+        return {}
+    places, scopes, windows, bands = np.flatnonzero(~accepted), [], [], []
+    for period, mine in parts(pairs.periods[places]):
+        known = state.cut.setdefault(period, CutUnits())
+        here = places[mine]
+        made, (units, rows) = cut_in(known, unit[here], pairs.windows[here])
+        scopes.append((period, units, rows))
+        windows += list(made)
+        bands += list(made.values())
+    add_bands(state, windows, bands)
+    return {
+        "cut_period": np.repeat([p for p, _, _ in scopes], [len(u) for _, u, _ in scopes]),
+        "cut_unit": np.concatenate([units for _, units, _ in scopes]),
+        "cut_rows": np.concatenate([rows for _, _, rows in scopes]),
+        "cut_window": np.array(windows, np.int64),
+        "cut_bands": np.stack(bands),
+    }
+
+
+def add_bands(state: State, windows: list[int], bands: Iterable[Int64[Array, " bands"]]) -> None:
+    """Adds cut rows to the bands of their windows."""
+    for window, more in zip(windows, bands, strict=True):
+        held = state.windows[window].cut
+        if held is not None:
+            held.pending += more
+
+
+def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
+    """What tells the key of every row: the integer that it is, or else its name (two words)."""
+    needs_names = operator.public is not None or isinstance(operator.totalling, RoundTotalling)
+    if needs_names or prepared.plain is None:
+        return prepared.names
+    return prepared.plain
+
+
+def recognised(
+    operator: Grouping,
+    state: State,
+    asked: Array,
+    windows: Int64[Array, " pairs"],
+    name_key: bytes,
+) -> tuple[Recognised, Met]:
+    """What the unit stage may know of every pair's key: all but the key rows is public."""
+    n, rule = len(asked), operator.totalling.rule
+    entry = 1 if rule is None else rule.entry
+    room = [state.scratch.take(f"known{at}", n, kind) for at, kind in enumerate(KINDS)]
+    known, strangers = Recognised(*room), []
+    for window, mine in parts(windows):
+        here = asked[mine]
+        table, lookup = state.windows[window].table, weighed(operator, state, window)
+        some = known if isinstance(mine, slice) else Recognised.empty(len(here))
+        into = some, missing_room(state, len(here))
+        if asked.ndim == 1:
+            met = lookup.find(table, here, (window, entry), name_key, into)
+        else:
+            met = recognise_some(table, here, (window, entry), lookup.weights, into)
+        if not isinstance(mine, slice):
+            for column, values in zip(known, some, strict=True):
+                column[mine] = values
+            met = met._replace(
+                places=mine[met.places].astype(np.int32),
+                at=met.at.copy(),
+                firsts=mine[met.firsts].astype(np.int32),
+            )
+        strangers.append((window, met))
+    return in_rounds(operator, state, known, asked, windows), strangers
+
+
+def missing_room(state: State, rows: int) -> tuple[Array, Array, Array]:
+    """Room to list rows whose keys are not known."""
+    first, second, third = state.scratch.take("missing", 3 * rows, np.int32).reshape(3, rows)
+    return first, second, third
+
+
+def weighed(operator: Grouping, state: State, window: int) -> Lookup:
+    """The look-up of a window with the weights of now: 0 where bounding does not ask for them."""
+    held = state.windows[window]
+    lookup = state.lookups.setdefault(window, Lookup())
+    asks = operator.totalling.rule is not None or operator.bounds.slots is not None
+    shown = (held.open_rows, held.weights) if asks else (held.open_rows[:0], held.weights[:0])
+    lookup.weigh(held.table, shown, (held.trigger, len(held.open_rows)))
+    return lookup
+
+
+def remember(state: State, asked: Array, known: Recognised, strangers: Met) -> None:
+    """Lets integers that were named, and have rows by now, be found by value."""
+    if asked.ndim > 1:
+        return
+    for window, met in strangers:
+        if len(met.firsts):
+            state.lookups[window].keep(asked, met, known)
+
+
+def in_rounds(
+    operator: Grouping,
+    state: State,
+    known: Recognised,
+    names: Array,
+    windows: Int64[Array, " pairs"],
+) -> Recognised:
+    """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
+    if not isinstance(operator.totalling, RoundTotalling):
+        return known
+    marks = np.zeros(len(names), np.int64)
+    for window, mine in parts(windows):
+        marks[mine] = operator.totalling.rounds_of(state.windows[window], known.rows[mine])
+    return known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
+
+
+def pass_units(
+    operator: Grouping,
+    state: State,
+    unit: UInt64[Array, " pairs"],
+    known: Recognised,
+    periods: Int64[Array, " pairs"],
+) -> Passed:
+    """The unit stage in every scope that pairs fall into."""
+    rows = UnitRows(unit, known.group, known.weight, known.hidden)
+    found = [
+        (mine, operator._bound(state, period, UnitRows(*(column[mine] for column in rows))))
+        for period, mine in parts(periods)
+    ]
+    if len(found) == 1 and isinstance(found[0][0], slice):
+        return found[0][1]
+    passed = Passed.none(len(unit))
+    for mine, some in found:
+        passed.accepted[mine], passed.first[mine] = some
+    return passed
+
+
+def enter_keys(
+    state: State,
+    prepared: Prepared,
+    pairs: Pairs,
+    strangers: Met,
+    found: tuple[Bool[Array, " pairs"], Int32[Array, " pairs"]],
+) -> dict[str, Array]:
+    """Gives a row to every key met for the first time; completes the rows of accepted pairs."""
+    accepted, rows = found
+    made: list[tuple[int, Array, pa.Array]] = []
+    for window, met in strangers:
+        table = state.windows[window].table
+        start = table.keys
+        fresh = enter(table, met.names, accepted, rows, met)
+        if len(fresh):
+            encoded = encode_rows(prepared.keys, pairs.rows[met.places[fresh]])
+            table.name_keys(start, encoded)
+            made.append((window, table.names[start : table.keys], encoded))
+    data, ends = cells_of([encoded for _, _, encoded in made])
+    sizes = [len(new) for _, new, _ in made]
+    return {
+        "new_window": np.repeat(np.array([w for w, _, _ in made], np.int64), sizes),
+        "new_names": np.concatenate([np.zeros((0, 2), np.uint64), *(new for _, new, _ in made)]),
+        "new_ends": ends,
+        "new_bytes": data,
+    }
+
+
+def keep(
+    passed: Passed,
+    unit: UInt64[Array, " pairs"],
+    rows: Int32[Array, " pairs"],
+    scratch: BatchScratch,
+) -> Kept:
+    """The accepted pairs, gathered."""
+    n = int(np.count_nonzero(passed.accepted))
+    first = scratch.take("first", n + 1, np.uint8)
+    room = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32), first
+    keep_rows(passed.accepted, unit, rows, passed.first, *room)
+    return Kept(*(column[:n] for column in room))
+
+
+def brought(
+    operator: Grouping,
+    state: State,
+    prepared: Prepared,
+    windows: Int64[Array, " kept"],
+    found: tuple[Passed, Int64[Array, " pairs"]],
+) -> tuple[KeyRows, dict[str, Array]]:
+    """What accepted pairs bring to their keys besides themselves, and the values seen first."""
+    places = brought_lanes(operator.plain_lanes)
+    if not places and not operator.trees:
+        nothing = np.zeros((len(windows), 0), np.int64)
+        return KeyRows(nothing, nothing.astype(np.int32)), {}
+    (accepted, first), rows = found
+    kept = np.flatnonzero(accepted)
+    source, columns = rows[kept], {}
+    for place in operator.distinct_lanes:
+        value = operator.plain_lanes[place].value
+        columns[place] = prepared.values[value][1][source], prepared.cells[value][source]
+    seen, cells = see(state.seen, columns, windows)
+    firsts = {at: seen[place] for at, place in enumerate(places) if place in seen}
+    own = tuple(operator.plain_lanes[place] for place in places)
+    lanes = within_reach(own, lane_quanta(own, prepared, source, (first[kept] & NEW) != 0, firsts))
+    hits = lane_hits(operator.placed_trees, prepared, source)
+    return KeyRows(lanes, hits.astype(np.int32)), cells
+
+
+def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
+    """Places of the lanes whose increments a row brings with it."""
+    return [place for place, lane in enumerate(lanes) if lane.kind not in GIVEN]
+
+
+def add(
+    operator: Grouping, state: State, windows: Int64[Array, " kept"], kept: Kept, rows: KeyRows
+) -> None:
+    """Adds accepted pairs to their keys; `rows` holds the lanes that are not given."""
+    lanes = operator.plain_lanes
+    units, given = (
+        np.array([p for p, lane in enumerate(lanes) if lane.kind == kind], np.int64)
+        for kind in ("units", "rows")
+    )
+    asks = np.array([operator.first_bit(place) for place in units.tolist()], np.int64)
+    brought = np.array(brought_lanes(lanes), np.int64)
+    for window, mine in parts(windows):
+        table, found = state.windows[window].table, kept.rows[mine]
+        add_counts(table, found, kept.first[mine], (units, asks, given))
+        add_rows(table, found, KeyRows(rows.lanes[mine], rows.hits[mine]), brought)
+
+
+def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None:
+    """See `Operator.apply`."""
+    if "types" in delta and state.types is None:
+        state.types = types_from_bytes(delta["types"])
+    count(state.turned, json.loads(bytes(delta["turned"])))
+    public = from_cells(delta["public_bytes"], delta["public_ends"])
+    for window in delta["made"].tolist():
+        state.windows[window] = operator.blank_window(delta["public_names"], public)
+    recall(state.seen, delta)
+    keys = from_cells(delta["new_bytes"], delta["new_ends"])
+    for window, mine in parts(delta["new_window"]):
+        table = state.windows[window].table
+        table.add_keys(delta["new_names"][mine], keys.take(pa.array(np.arange(len(keys))[mine])))
+    found = delta["row"]
+    windows = spread_out(delta["window"], len(found))
+    known = remembered(operator, state, found, windows)
+    periods = spread_out(delta["period"], len(found))
+    pass_units(operator, state, delta["unit"], known, periods)
+    kept = Kept(delta["unit"], found, unpacked_firsts(delta, len(found)))
+    if "cut_unit" in delta:
+        for period, mine in parts(delta["cut_period"]):
+            lost = state.cut.setdefault(period, CutUnits())
+            lost.add(delta["cut_unit"][mine], delta["cut_rows"][mine])
+        add_bands(state, delta["cut_window"].tolist(), delta["cut_bands"])
+    add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
+
+
+def packed_firsts(operator: Grouping, first: UInt8[Array, " kept"]) -> dict[str, Array]:
+    """A bit for each accepted pair; a second one where what is released counts units as well."""
+    packed = {"first": np.packbits(first & COUNTED)}
+    if operator.firsts == "all" and operator.bounds.slots is not None:
+        packed["new"] = np.packbits(first & NEW)
+    return packed
+
+
+def unpacked_firsts(delta: Mapping[str, Array], n: int) -> UInt8[Array, " kept"]:
+    """The inverse of `packed_firsts`."""
+    counted = np.unpackbits(delta["first"], count=n)
+    new = np.unpackbits(delta["new"], count=n) if "new" in delta else counted
+    return np.asarray(NEW * new + COUNTED * counted, np.uint8)
+
+
+def remembered(
+    operator: Grouping, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
+) -> Recognised:
+    """What `recognised` said, from the key rows."""
+    n, rule = len(found), operator.totalling.rule
+    names, weight = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
+    for window, mine in parts(windows):
+        names[mine] = state.windows[window].table.names[found[mine]]
+        weight[mine] = weighed(operator, state, window).weights[found[mine]]
+    hidden = weight == 0
+    weight[hidden] = 1 if rule is None else rule.entry
+    known = Recognised(found, weight, hidden, groups_of(names, windows))
+    return in_rounds(operator, state, known, names, windows)
+
+
+def drop(pairs: Pairs, keep: Bool[Array, " pairs"], reason: str, prepared: Prepared) -> Pairs:
+    """Leaves pairs out and counts them."""
+    if keep.all():
+        return pairs
+    leave_out(prepared, reason, pairs.rows[~keep])
+    return Pairs(*(column[keep] for column in pairs))

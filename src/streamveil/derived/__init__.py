@@ -1,5 +1,0 @@
-"""Answers across releases: differences, recent sums, ratios, top groups, with correct intervals."""
-
-from streamveil.derived.answers import Answers, Derived
-
-__all__ = ["Answers", "Derived"]

@@ -1,0 +1,66 @@
+"""Linear queries over tables that grow and tables that change."""
+
+from streamveil.dynamic.baselines import Rerun, SnapshotDelta, TwoStream
+from streamveil.dynamic.buckets import Published, Repaired
+from streamveil.dynamic.choose import MechanismChoice, Workload, choose
+from streamveil.dynamic.classifier import GrowingClassifier
+from streamveil.dynamic.continual_mwem import ContinualMwem
+from streamveil.dynamic.erm import (
+    NoisyGradientDescent,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    Trainer,
+)
+from streamveil.dynamic.growing import growing
+from streamveil.dynamic.insertion_only import InsertionOnly
+from streamveil.dynamic.interval_tree import FullyDynamic
+from streamveil.dynamic.live import LiveTable
+from streamveil.dynamic.live_pmw import LivePmw
+from streamveil.dynamic.pmwg import Pmwg
+from streamveil.dynamic.protocol import Bag, Changes, DynamicMechanism
+from streamveil.dynamic.records import Records
+from streamveil.dynamic.schedulers import (
+    BBImprover,
+    BBScheduler,
+    DisjointDoubling,
+    Reruns,
+)
+from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
+from streamveil.dynamic.trees import Hybrid, Tree
+from streamveil.dynamic.triggered import TriggeredSnapshots
+
+__all__ = [
+    "BBImprover",
+    "BBScheduler",
+    "Bag",
+    "Changes",
+    "ContinualMwem",
+    "DisjointDoubling",
+    "DynamicMechanism",
+    "FullyDynamic",
+    "GrowingClassifier",
+    "Hybrid",
+    "InsertionOnly",
+    "LivePmw",
+    "LiveTable",
+    "MechanismChoice",
+    "NoisyGradientDescent",
+    "ObjectivePerturbation",
+    "OutputPerturbation",
+    "Pmwg",
+    "Published",
+    "Records",
+    "Repaired",
+    "Rerun",
+    "Reruns",
+    "SignedCounter",
+    "SnapshotDelta",
+    "Trainer",
+    "Tree",
+    "TreeCounter",
+    "TriggeredSnapshots",
+    "TwoStream",
+    "Workload",
+    "choose",
+    "growing",
+]

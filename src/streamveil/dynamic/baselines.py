@@ -1,0 +1,230 @@
+"""Simple ways to answer queries about a changing table; at many sizes they are the best ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.noise.keyed import Place
+from streamveil.dynamic.interval_tree import RECORD
+from streamveil.dynamic.protocol import Bag, Changes
+from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, error_of, released
+from streamveil.errors import HorizonError, require_positive
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
+from streamveil.linear.queries import Queries
+
+
+@dataclass(repr=False)  # secret
+class TwoState:
+    """One accumulator for insertions, one for deletions."""
+
+    born: Any
+    gone: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStream:
+    """Insertions and deletions counted apart, and subtracted. The naive way.
+
+    Protects: one record with its insertion and its deletion.
+    Guarantee: the share: half for each stream, which a record enters once.
+    Error: that of all updates so far, however few records remain.
+    """
+
+    static: StaticMechanism
+    share: Share
+    horizon: int | None
+    arity: int = 4
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.static.queries
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `DynamicMechanism`."""
+        return Guarantee(RECORD, self._side.loss + self._side.loss, self.horizon)
+
+    @property
+    def _side(self) -> Accumulator:
+        half = self.share.scale(Fraction(1, 2))
+        if self.horizon is None:
+            return Hybrid(self.static, half, arity=self.arity)
+        return Tree(self.static, half, self.horizon, self.arity)
+
+    def init(self, place: Place) -> TwoState:
+        """See `DynamicMechanism`."""
+        return TwoState(self._side.init(), self._side.init())
+
+    def step(self, state: TwoState, changes: Changes, place: Place) -> None:
+        """See `DynamicMechanism`."""
+        self._side.step(state.born, Bag.of(changes.born), place.inside(b"born"))
+        self._side.step(state.gone, Bag.of(changes.gone), place.inside(b"gone"))
+
+    def answers(self, state: TwoState) -> QueryAnswers:
+        """See `DynamicMechanism`."""
+        both = [(1.0, self._side.answers(state.born)), (-1.0, self._side.answers(state.gone))]
+        return combine(both, self.queries.size)
+
+    def bound(self, state: TwoState, beta: float) -> float:
+        """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
+        parts = [*self._side.parts(state.born), *self._side.parts(state.gone)]
+        return float("inf") if self.static.adaptive else error_of(self.static, parts, 0.0, beta)
+
+
+@dataclass(repr=False)  # secret
+class BaselineState:
+    """The records that are there, and the latest answers."""
+
+    t: int
+    live: Bag
+    latest: QueryAnswers
+    born: Any = None  # SnapshotDelta: since the snapshot
+    gone: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """The static mechanism anew on the current records, after every step.
+
+    Protects: one record with its insertion and its deletion.
+    Guarantee: the share. With `steps`, at most so many releases of share / steps. With `retention`,
+        share / retention each, for ever: the operator promises that no record stays for more steps.
+    Error: that of a static release with the part of one step; nothing is stale.
+    """
+
+    static: StaticMechanism
+    share: Share
+    steps: int | None = None
+    retention: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.retention is None):
+            raise ValueError(
+                "rerunning for ever needs a bound: give `steps`, or `retention` if every record is "
+                "deleted within that many steps"
+            )
+        require_positive(steps=self.releases)
+
+    @property
+    def releases(self) -> int:
+        """How many releases one record can enter."""
+        return self.steps if self.steps is not None else self.retention or 0
+
+    @property
+    def part(self) -> Share:
+        """What one release spends."""
+        return self.share.scale(Fraction(1, self.releases))
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.static.queries
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `DynamicMechanism`."""
+        return Guarantee(RECORD, self.part.loss.times(self.releases), self.steps)
+
+    def init(self, place: Place) -> BaselineState:
+        """See `DynamicMechanism`."""
+        return BaselineState(0, Bag(), combine([], self.queries.size))
+
+    def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
+        """See `DynamicMechanism`."""
+        if self.steps is not None and state.t >= self.steps:
+            raise HorizonError(self.steps)
+        state.t += 1
+        state.live = Bag.sum([state.live, Bag.of(changes.born), Bag.of(changes.gone, -1)])
+        state.latest = released(self.static, state.live, self.part, place.inside(state.t))
+
+    def answers(self, state: BaselineState) -> QueryAnswers:
+        """See `DynamicMechanism`. A copy: what a reader does with it stays with the reader."""
+        return combine([(1.0, state.latest)], self.queries.size)
+
+    def bound(self, state: BaselineState, beta: float) -> float:
+        """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
+        return float("inf") if self.static.adaptive else self.static.error.alpha(self.part, 0, beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotDelta:
+    """A static release every `every` steps, and trees of insertions and deletions in between.
+
+    Protects: one record with its insertion and its deletion.
+    Guarantee: the share: half for all snapshots, of which there are horizon / every; a quarter for
+        insertions and a quarter for deletions, each of which a record enters once.
+    Error: that of one snapshot with its small part, plus that of a tree over at most `every` steps:
+        it follows the records that are there, and the turnover only polynomially.
+    """
+
+    static: StaticMechanism
+    share: Share
+    horizon: int
+    every: int
+    arity: int = 4
+
+    def __post_init__(self) -> None:
+        require_positive(horizon=self.horizon, every=self.every)
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.static.queries
+
+    @property
+    def most(self) -> int:
+        """How many snapshots there are: one with the first step, then one every `every` steps."""
+        return -(-self.horizon // self.every)
+
+    @property
+    def snapshot(self) -> Share:
+        """What one snapshot spends."""
+        return self.share.scale(Fraction(1, 2 * self.most))
+
+    @property
+    def _side(self) -> Tree:
+        quarter = self.share.scale(Fraction(1, 4))
+        return Tree(self.static, quarter, max(self.every - 1, 1), self.arity)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `DynamicMechanism`."""
+        loss = self.snapshot.loss.times(self.most) + self._side.loss + self._side.loss
+        return Guarantee(RECORD, loss, self.horizon)
+
+    def init(self, place: Place) -> BaselineState:
+        """See `DynamicMechanism`."""
+        nothing = combine([], self.queries.size)
+        return BaselineState(0, Bag(), nothing, self._side.init(), self._side.init())
+
+    def step(self, state: BaselineState, changes: Changes, place: Place) -> None:
+        """See `DynamicMechanism`."""
+        if state.t >= self.horizon:
+            raise HorizonError(self.horizon)
+        born, gone = Bag.of(changes.born), Bag.of(changes.gone)
+        state.live = Bag.sum([state.live, born, -gone])
+        here = place.inside(state.t + 1)
+        if state.t % self.every == 0:
+            state.latest = released(self.static, state.live, self.snapshot, here.inside(b"whole"))
+            state.born, state.gone = self._side.init(), self._side.init()
+        else:
+            self._side.step(state.born, born, here.inside(b"born"))
+            self._side.step(state.gone, gone, here.inside(b"gone"))
+        state.t += 1
+
+    def answers(self, state: BaselineState) -> QueryAnswers:
+        """See `DynamicMechanism`."""
+        born, gone = self._side.answers(state.born), self._side.answers(state.gone)
+        return combine([(1.0, state.latest), (1.0, born), (-1.0, gone)], self.queries.size)
+
+    def bound(self, state: BaselineState, beta: float) -> float:
+        """See `DynamicMechanism`; infinite where the error grows with a number nobody released."""
+        if self.static.adaptive:
+            return float("inf")
+        trees = [*self._side.parts(state.born), *self._side.parts(state.gone)]
+        return error_of(self.static, [self.snapshot, *trees], 0.0, beta)

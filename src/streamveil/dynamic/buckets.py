@@ -1,0 +1,319 @@
+"""A bucket: the records of a block of segments that are still there, answered until it is merged.
+
+Its contents are released once (the base); later deletions go through an accumulator whose answers
+are subtracted, so that the error follows the records that remain once the base is renewed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from streamveil.core.noise.keyed import Place
+from streamveil.dynamic.protocol import Bag
+from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, released
+from streamveil.linear.additive import noisy_queries
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.protocol import QueryAnswers, StaticMechanism, combine
+from streamveil.linear.queries import Matrix
+from streamveil.linear.sparse_vector import AboveState, AboveThreshold
+from streamveil.types import Exact
+
+ORIGIN = np.zeros(1, np.int64)
+COUNT = noisy_queries(Matrix.of([[1.0]]))  # how many records, as a query class over one point
+
+
+@dataclass(repr=False)  # secret: holds the records
+class BucketState:
+    """Public: share, remaining, rounds, round, size. Secret: the records and counts."""
+
+    share: Share
+    remaining: int | None  # steps it still lives; None: for ever
+    live: Bag
+    rounds: int
+    round: int
+    size: float  # public estimate of the number of records at the start of the round
+    base: QueryAnswers
+    deletions: Any = None  # state of the accumulator of this round
+    above: AboveState | None = None
+    counter: Any = None  # published only: the noisy count of deletions
+    count: int = 0  # deletions in this round
+    halted: bool = False
+
+
+@runtime_checkable
+class BucketPlan(Protocol):
+    """How a bucket spends its share."""
+
+    @property
+    def static(self) -> StaticMechanism:
+        """The mechanism it is built on."""
+
+    def factor(self, mode: str, kind: str) -> Fraction:
+        """The cost of one change of the input, as a multiple of the share."""
+
+    def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
+        """A new bucket with these records."""
+
+    def step(self, state: BucketState, gone: Bag, place: Place) -> None:
+        """One segment closed: which of the bucket's records it deleted, possibly none."""
+
+    def answers(self, state: BucketState) -> QueryAnswers:
+        """About the records that remain."""
+
+    def parts(self, state: BucketState) -> list[Share]:
+        """The shares of the releases whose sum is the answer."""
+
+    def most(self, state: BucketState, beta: float) -> float:
+        """A bound on the records that those releases read, counted as often as they are read."""
+
+
+def accumulator(
+    static: StaticMechanism, share: Share, remaining: int | None, arity: int
+) -> Accumulator:
+    """A tree for a known life, a hybrid for an endless one."""
+    if remaining is None:
+        return Hybrid(static, share, arity=arity)
+    return Tree(static, share, remaining, arity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repaired:
+    """A bucket that restarts a number of times fixed in advance; the default.
+
+    Algorithm: the number of records is estimated once; it decides, publicly, into how many rounds
+        the base's share is cut. A round ends when a cumulative AboveThreshold finds half of its
+        records deleted. Where the error of the static mechanism does not depend on the number of
+        records there is one round and nothing to estimate.
+    Guarantee: with record ids, the share. With labels, `factor` times it.
+    Proof: one record enters the estimate once and at most every base: share n + rounds * (share s /
+        rounds). It is deleted at most once, so it enters the accumulator and the AboveThreshold of
+        at most one round; which one is read from earlier outputs (adaptive parallel composition).
+        With labels matched last-in first-out, one update moves either the first contents and one
+        deletion, or the times of at most two deletions: those enter at most two blocks of each
+        level of an accumulator, and shift an AboveThreshold by two events.
+    """
+
+    static: StaticMechanism
+    most_rounds: int = 3
+    arity: int = 4
+    split: tuple[Exact, Exact, Exact, Exact] = (
+        Fraction(3, 100), Fraction(57, 100), Fraction(35, 100), Fraction(5, 100),
+    )  # size, base, deletions, test  # fmt: skip
+
+    def factor(self, mode: str, kind: str) -> Fraction:
+        """See `BucketPlan`."""
+        if mode == "ids":
+            return Fraction(1)
+        size, base, deletions, test = self._weights
+        again = base if self.static.adaptive else Fraction(0)  # one round never reads them again
+        moved = again + 2 * deletions + (2 if kind == "pure" else 4) * test
+        return max(Fraction(1), moved / (size + base + deletions + test))
+
+    @property
+    def _weights(self) -> tuple[Fraction, Fraction, Fraction, Fraction]:
+        size, base, deletions, test = (Fraction(part) for part in self.split)
+        if not self.static.adaptive:
+            return Fraction(0), base, deletions, Fraction(0)
+        return size, base, deletions, test
+
+    def _split(self, share: Share) -> tuple[Share, ...]:
+        return share.split(*self._weights)
+
+    def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
+        """See `BucketPlan`."""
+        empty = QueryAnswers(released_nothing(self.static))
+        state = BucketState(share, remaining, bag, 1, 0, 0.0, empty)
+        if remaining == 0:
+            state.base = released(self.static, bag, share, place.inside(b"base"))
+            state.round = 1
+            return state
+        if self.static.adaptive:
+            size, base, _, test = self._split(share)
+            noise = size.noise(place.draws(b"size"), 1, 1, 1)
+            state.size = max(float(bag.size + noise[0]), 1.0)
+            floor = max(4 / float(test.epsilon), self.static.error.useful_size(base))
+            if state.size > floor:
+                state.rounds = min(self.most_rounds, 1 + int(math.log2(state.size / floor)))
+        self._start(state, place)
+        return state
+
+    def _start(self, state: BucketState, place: Place) -> None:
+        """Begins the next round: a fresh base, an empty accumulator."""
+        state.round += 1
+        _, base, deletions, _ = self._split(state.share)
+        here = place.inside(b"round", state.round)
+        # the estimate is right when it is new; later, a step may have deleted more than half
+        size = state.size if self.static.adaptive and state.round == 1 else None
+        part = base.scale(Fraction(1, state.rounds))
+        state.base = released(self.static, state.live, part, here.inside(b"base"), size)
+        state.count = 0
+        state.above = self._above(state).init(here) if state.round < state.rounds else None
+        state.deletions = None
+        if state.remaining != 0:
+            state.deletions = self._accumulator(state, deletions).init()
+
+    def _above(self, state: BucketState) -> AboveThreshold:
+        return AboveThreshold.cumulative(self._split(state.share)[3].epsilon)
+
+    def _accumulator(self, state: BucketState, share: Share) -> Accumulator:
+        # the tree keeps the horizon the round began with: remaining + steps already taken in it
+        remaining = state.remaining
+        taken = 0 if state.deletions is None else state.deletions.t
+        return accumulator(
+            self.static, share, None if remaining is None else remaining + taken, self.arity
+        )
+
+    def step(self, state: BucketState, gone: Bag, place: Place) -> None:
+        """See `BucketPlan`."""
+        deletions = self._split(state.share)[2]
+        tree = self._accumulator(state, deletions)
+        here = place.inside(b"round", state.round)
+        state.live = Bag.sum([state.live, -gone])
+        tree.step(state.deletions, gone, here.inside(b"deletions"))
+        state.count += gone.size
+        if state.remaining is not None:
+            state.remaining -= 1
+        if state.above is None or state.remaining == 0:
+            return
+        if self._above(state).ask(state.above, state.count, math.ceil(state.size / 2), here):
+            state.size /= 2
+            self._start(state, place)
+
+    def answers(self, state: BucketState) -> QueryAnswers:
+        """See `BucketPlan`."""
+        if state.deletions is None:
+            return state.base
+        tree = self._accumulator(state, self._split(state.share)[2])
+        removed = tree.answers(state.deletions)
+        return combine([(1.0, state.base), (-1.0, removed)], self.static.queries.size)
+
+    def parts(self, state: BucketState) -> list[Share]:
+        """See `BucketPlan`."""
+        if state.deletions is None:
+            return [state.share]
+        _, base, deletions, _ = self._split(state.share)
+        tree = self._accumulator(state, deletions)
+        return [base.scale(Fraction(1, state.rounds)), *tree.parts(state.deletions)]
+
+    def most(self, state: BucketState, beta: float) -> float:
+        """See `BucketPlan`: the base and, at most once more, its deletions.
+
+        A bucket that lives for no further segment never estimates its size: nothing is known.
+        """
+        if not self.static.adaptive:
+            return 2.0
+        if state.deletions is None:
+            return math.inf
+        size, _, _, test = self._split(state.share)
+        estimate = size.deviation(1, 1) * math.sqrt(2 * math.log(4 / beta))
+        asked = 1 if state.above is None else 1 + state.above.asked
+        late = AboveThreshold.cumulative(test.epsilon).slack(beta / 2, state.rounds * asked)
+        return 2 * (state.size + estimate + state.rounds * late)
+
+
+def released_nothing(static: StaticMechanism) -> Any:
+    """Zeros for every query: the answers of an empty bucket."""
+    return combine([], static.queries.size).values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The bucket of Qiu & Yi (2022, arXiv:2209.01387), algorithm 3, for reproduction.
+
+    Algorithm: round r has 4 equal parts of 3 / (2 pi^2 r^2) of the share each: a noisy size n, a
+        base, an accumulator of deletions, and a counter of deletions. A new round starts when the
+        counter passes n/2 + 2 gamma, gamma being its error bound; if then n < 2 gamma the bucket
+        answers 0 for ever. With `finite` the accumulators know the life of the bucket, which is
+        kinder than the paper.
+    Guarantee: with record ids, the share: sum over r of 4 * 3 / (2 pi^2 r^2) = 1. With labels, four
+        times it by two steps of neighbours (the paper's argument does not cover labels).
+    """
+
+    static: StaticMechanism
+    beta: float = 0.05
+    finite: bool = False
+    arity: int = 2
+
+    def factor(self, mode: str, kind: str) -> Fraction:
+        """See `BucketPlan`."""
+        return Fraction(1) if mode == "ids" else Fraction(2 if kind == "pure" else 4)
+
+    def _part(self, state: BucketState) -> Share:
+        return state.share.scale(3 / (2 * math.pi**2 * state.round**2) * (1 - 1e-12))
+
+    def _accumulators(self, state: BucketState) -> tuple[Accumulator, Accumulator]:
+        """Of deletions, for the queries and for their number."""
+        part = self._part(state)
+        if not self.finite or state.remaining is None:
+            half = Fraction(1, 2)
+            return Hybrid(self.static, part, half, self.arity), Hybrid(
+                COUNT, part, half, self.arity
+            )
+        taken = 0 if state.deletions is None else state.deletions.t
+        horizon = max(state.remaining + taken, 1)
+        return Tree(self.static, part, horizon, self.arity), Tree(COUNT, part, horizon, self.arity)
+
+    def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
+        """See `BucketPlan`."""
+        empty = QueryAnswers(released_nothing(self.static))
+        state = BucketState(share, remaining, bag, 0, 0, 0.0, empty)
+        self._start(state, place)
+        return state
+
+    def _start(self, state: BucketState, place: Place) -> None:
+        state.round += 1
+        part = self._part(state)
+        here = place.inside(b"round", state.round)
+        noise = part.noise(here.draws(b"size"), 1, 1, 1)
+        state.size = float(state.live.size + noise[0])
+        state.base = released(
+            self.static, state.live, part, here.inside(b"base"), max(state.size, 1.0)
+        )
+        state.deletions = state.counter = None
+        queries, count = self._accumulators(state)
+        state.deletions, state.counter = queries.init(), count.init()
+
+    def _gamma(self, state: BucketState) -> float:
+        count = self._accumulators(state)[1]
+        beta = self.beta / (math.pi**2 * state.round**2)
+        return COUNT.error.union([(part, 0.0) for part in count.parts(state.counter)], beta)
+
+    def step(self, state: BucketState, gone: Bag, place: Place) -> None:
+        """See `BucketPlan`."""
+        state.live = Bag.sum([state.live, -gone])
+        if state.halted:
+            return
+        queries, count = self._accumulators(state)
+        here = place.inside(b"round", state.round)
+        queries.step(state.deletions, gone, here.inside(b"deletions"))
+        number = Bag(ORIGIN, np.array([gone.size])) if gone.size else Bag()
+        count.step(state.counter, number, here.inside(b"count"))
+        if state.remaining is not None:
+            state.remaining -= 1
+        gamma = self._gamma(state)
+        if count.answers(state.counter).values[0] > state.size / 2 + 2 * gamma:
+            self._start(state, place)
+            state.halted = state.size < 2 * gamma
+
+    def answers(self, state: BucketState) -> QueryAnswers:
+        """See `BucketPlan`."""
+        if state.halted:
+            return QueryAnswers(released_nothing(self.static))
+        removed = self._accumulators(state)[0].answers(state.deletions)
+        return combine([(1.0, state.base), (-1.0, removed)], self.static.queries.size)
+
+    def parts(self, state: BucketState) -> list[Share]:
+        """See `BucketPlan`."""
+        if state.halted:
+            return []
+        queries = self._accumulators(state)[0]
+        return [self._part(state), *queries.parts(state.deletions)]
+
+    def most(self, state: BucketState, beta: float) -> float:
+        """See `BucketPlan`."""
+        return 2 * (max(state.size, 0.0) + 3 * self._gamma(state))

@@ -1,0 +1,129 @@
+"""MWEM that never starts over: one synthetic histogram follows the changing table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.noise.keyed import Place
+from streamveil.dynamic.interval_tree import RECORD
+from streamveil.dynamic.protocol import Bag, Changes
+from streamveil.dynamic.signed_counter import (
+    LONGEST,
+    RootState,
+    SignedCounter,
+    TreeCounter,
+    TreeCounterState,
+)
+from streamveil.errors import HorizonError, require_between, require_positive
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.mwem import measure_worst
+from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.queries import Matrix, Queries
+from streamveil.linear.strategies import Direct
+from streamveil.linear.weights import Weights
+from streamveil.types import Array, Exact, Float64
+
+
+@dataclass(repr=False)  # secret
+class ContinualState:
+    """Secret: the records. Public: the synthetic distribution and the noisy size."""
+
+    live: Bag
+    weights: Float64[Array, " N"]
+    size: RootState | TreeCounterState
+    t: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinualMwem:
+    """A few rounds of MWEM a step, from where the last step ended.
+
+    Algorithm: a signed counter keeps the number of records; each step mixes the distribution with a
+        little of the uniform one, `mixing`, and then corrects the queries that are worst now.
+    Protects: one record with its insertion and its deletion.
+    Guarantee: the share: a part `size_share` for the counter; horizon * rounds rounds share the
+        rest, each half for its choice and half for its measurement. A record is in the table for at
+        most `horizon` steps and moves every query by at most 1 in each.
+    Error: measured only. Why it works: with F = n * relative entropy, an insertion with mixing adds
+        at most ln N to F, a deletion at most 1 + ln n, and a round with gap g takes off 2 g^2 n; so
+        rounds pay for turnover, not for history.
+    Memory: one histogram of floats.
+    """
+
+    queries: Queries
+    share: Share
+    horizon: int
+    rounds: int = 2
+    step_size: float = 4.0
+    mixing: float = 0.01
+    size_share: Exact = Fraction(1, 20)
+
+    def __post_init__(self) -> None:
+        require_positive(horizon=self.horizon, rounds=self.rounds, step_size=self.step_size)
+        require_between(0.0, 1.0, mixing=self.mixing)
+
+    @property
+    def counter(self) -> SignedCounter | TreeCounter:
+        """Of the number of records."""
+        part = self.share.scale(self.size_share)
+        strategy = Direct(Matrix.of([[1.0]]))
+        if part.kind == "pure" or self.horizon > LONGEST:
+            return TreeCounter(strategy=strategy, share=part, horizon=self.horizon)
+        return SignedCounter(strategy=strategy, share=part, horizon=self.horizon)
+
+    @property
+    def round_share(self) -> Share:
+        """What one round spends."""
+        rest = 1 - Fraction(self.size_share)
+        return self.share.scale(rest / (self.horizon * self.rounds))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `DynamicMechanism`."""
+        rounds = self.round_share.loss.times(self.horizon * self.rounds)
+        return Guarantee(RECORD, self.counter.guarantee.loss + rounds, self.horizon)
+
+    def init(self, place: Place) -> ContinualState:
+        """See `DynamicMechanism`."""
+        uniform = np.full(self.queries.domain, 1 / self.queries.domain)
+        return ContinualState(Bag(), uniform, self.counter.init(place.inside(b"size")))
+
+    def step(self, state: ContinualState, changes: Changes, place: Place) -> None:
+        """See `DynamicMechanism`."""
+        if state.t >= self.horizon:
+            raise HorizonError(self.horizon)
+        state.t += 1
+        state.live = Bag.sum([state.live, Bag.of(changes.born), Bag.of(changes.gone, -1)])
+        zeros = [np.zeros(len(part), np.int64) for part in (changes.born, changes.gone)]
+        self.counter.step(state.size, Changes(zeros[0], zeros[1]), place.inside(b"size"))  # type: ignore[arg-type]  # the counter's own state
+        size = max(self._size(state), 1.0)
+        exact = self.queries.exact(state.live.histogram(self.queries.domain))
+        true = np.ldexp(exact.astype(np.float64), -self.queries.shift)
+        weights = (1 - self.mixing) * state.weights + self.mixing / self.queries.domain
+        fitted, unit = Weights.of(self.queries, weights), 1 << self.queries.shift
+        for turn in range(self.rounds):
+            here = place.inside(b"round", state.t, turn)
+            guesses = fitted.answers()
+            query, value = measure_worst(true, guesses, size, self.round_share, here, unit)
+            fitted.move(query, value, self.step_size)
+        state.weights = fitted.distribution
+
+    def _size(self, state: ContinualState) -> float:
+        if not state.t:
+            return 0.0
+        return float(self.counter.answers(state.size).values[0])  # type: ignore[arg-type]
+
+    def answers(self, state: ContinualState) -> QueryAnswers:
+        """See `DynamicMechanism`."""
+        synthetic = max(self._size(state), 0.0) * state.weights
+        return QueryAnswers(self.queries.answers(synthetic), synthetic)
+
+    def bound(self, state: ContinualState, beta: float) -> float:
+        """See `DynamicMechanism`: proved is only that no answer is wrong by more than all."""
+        counter = self.counter.bound(state.size, beta)  # type: ignore[arg-type]
+        return max(self._size(state), 0.0) + counter if math.isfinite(counter) else math.inf

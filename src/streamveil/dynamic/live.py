@@ -1,0 +1,115 @@
+"""A changing table in memory: insert, delete, tick, query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.noise.keyed import Noise, Place
+from streamveil.dynamic.protocol import EMPTY, Changes, DynamicMechanism, State
+from streamveil.dynamic.records import (
+    BORN,
+    GONE,
+    Records,
+    RecordsState,
+    protected,
+)
+from streamveil.linear.protocol import QueryAnswers
+from streamveil.types import Array, Int64
+
+
+@dataclass(repr=False)  # secret
+class LiveTable:
+    """The curator's handle of a dynamic mechanism.
+
+    `tick` ends a public step. Noise is drawn by it and by `open`, at no other time. What `delete`
+    returns, and how long anything takes, is raw data: for the curator's code only.
+
+    >>> from streamveil.dynamic import FullyDynamic
+    >>> from streamveil.linear import Marginals, Share, noisy_queries
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> cells = Marginals((2, 2), ((0,), (1,)))
+    >>> mechanism = FullyDynamic.repaired(noisy_queries(cells), Share("pure", 1), horizon=8)
+    >>> table = LiveTable.open(mechanism, SilentNoise(), "doc")
+    >>> table.insert(3, 7), table.insert(1, 8), table.delete(7)
+    (True, True, True)
+    >>> table.tick()
+    >>> table.answers().values
+    array([1., 0., 0., 1.])
+    """
+
+    mechanism: DynamicMechanism
+    records: Records
+    place: Place
+    state: State
+    table: RecordsState
+    t: int = 0
+    pending: list[Changes] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls, mechanism: DynamicMechanism, noise: Noise, name: str, *, matching: str = "ids"
+    ) -> LiveTable:
+        """An empty table, whose noise has addresses of its own; `name` is part of them."""
+        protects = protected(mechanism.guarantee.protects, matching)
+        records = Records(
+            matching=matching,  # type: ignore[arg-type]  # checked by Records
+            domain=mechanism.queries.domain,
+            counts_no_ops=protects.relation == "update",
+        )
+        place = Place.opened(noise, "changing table", name.encode())
+        return cls(mechanism, records, place, mechanism.init(place), records.init())
+
+    def insert(self, label: int, rid: int = 0) -> bool:
+        """A record arrives. False: its id is alive or used up, nothing changed."""
+        return bool(self.change(np.array([1]), np.array([rid]), np.array([label]))[0] == BORN)
+
+    def delete(self, rid_or_label: int) -> bool:
+        """A record leaves, named by id or (matching labels) by label. False: there is none."""
+        one = np.array([rid_or_label])
+        return bool(self.change(np.array([-1]), one, one)[0] == GONE)
+
+    def change(
+        self, signs: Int64[Array, " n"], ids: Int64[Array, " n"], labels: Int64[Array, " n"]
+    ) -> Int64[Array, " n"]:
+        """Many updates in order: +1 inserts, -1 deletes."""
+        changes, outcome = self.records.step(self.table, signs, ids, labels, self.t + 1)
+        self.pending.append(changes)
+        return outcome
+
+    def tick(self) -> None:
+        """Ends the public step."""
+        self.t += 1
+        self.mechanism.step(self.state, together(self.pending), self.place)
+        self.pending = []
+
+    def answers(self) -> QueryAnswers:
+        """The latest answers."""
+        return self.mechanism.answers(self.state)
+
+    def query(self, index: int) -> float:
+        """One of them."""
+        return self.answers()(index)
+
+    def error_bound(self, beta: float = 0.05) -> float:
+        """For all queries now, except with probability beta."""
+        return self.mechanism.bound(self.state, beta)
+
+    def privacy(self) -> Guarantee:
+        """What is promised."""
+        one = self.mechanism.guarantee
+        return replace(one, protects=protected(one.protects, self.records.matching))
+
+
+def together(parts: list[Changes]) -> Changes:
+    """All changes of one step."""
+    if not parts:
+        return Changes()
+    return Changes(
+        np.concatenate([EMPTY, *(part.born for part in parts)]),
+        np.concatenate([EMPTY, *(part.gone for part in parts)]),
+        np.concatenate([EMPTY, *(part.birth for part in parts)]),
+        sum(part.updates for part in parts),
+    )

@@ -1,0 +1,127 @@
+"""Adaptive questions to a table that changes, between its public steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.noise.keyed import Place
+from streamveil.dynamic.pmwg import SPLIT, Pmwg, PmwgState, first_share
+from streamveil.dynamic.protocol import Changes
+from streamveil.errors import require_between, require_positive
+from streamveil.linear.budget_shares import Meter, Share
+from streamveil.linear.sparse_vector import SparseAnswer, epoch_share
+from streamveil.types import Array, Float64
+
+CLEAR = 5.0  # thresholds clear the scale of the noise of comparisons by this factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePmw:
+    """Answers questions from a synthetic table that is corrected where a question shows it wrong.
+
+    Algorithm: private multiplicative weights (`Pmwg`) on records that come and go. After each step
+        the weights mix with the uniform distribution, by the growth of the estimated size where
+        there is some, by `mixing` otherwise; the caller may then fit them to anything
+        else that is released. Sizes are estimates released elsewhere.
+    Protects: whatever moves every question by at most 1 at every time: one record with its
+        insertion and deletion, one update, one insertion.
+    Guarantee: the share, whatever is asked, whenever, and for ever.
+    Proof: estimates of the size are public, so given them a neighbour moves the distance between a
+        true and a synthetic answer by at most 1 at every question; a run of the sparse vector and
+        its measurement are pure-DP, whatever happens to the table while the run lasts. `Meter`
+        refuses the run or measurement that would pass the share.
+    Error: `reach`, proved for each answer that is not EXHAUSTED; how long answers last is measured
+        only. With `only_grows` a correction becomes cheaper each time the table doubles, as noise
+        may grow with it; otherwise `halts` corrections are paid for in all.
+    Memory: two histograms.
+
+    >>> from streamveil.core.noise.keyed import Place, SilentNoise
+    >>> live = LivePmw(share=Share("pure", 1), start=1000, domain=4, halts=5)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = live.init(place)
+    >>> live.step(state, Changes(np.repeat([0, 1], 500)), 1000, place)
+    >>> live.ask(state, np.array([1.0, 0, 0, 0]), place).value
+    500.0
+    """
+
+    share: Share
+    start: int  # records expected: sets thresholds, and where a growing table begins to double
+    domain: int
+    halts: int = 20  # corrections planned (with `only_grows`: in each doubling)
+    only_grows: bool = False
+    mixing: float = 0.0  # a public guess: fraction of the table that a step replaces, or less
+
+    def __post_init__(self) -> None:
+        require_positive(start=self.start, domain=self.domain, halts=self.halts)
+        require_between(0.0, 1.0, mixing=self.mixing)
+
+    @property
+    def loss(self) -> Loss:
+        """The whole share."""
+        return self.share.loss
+
+    @cached_property
+    def inner(self) -> Pmwg:
+        """The mechanism between two steps."""
+        power = 0.5 if self.only_grows else 0.0
+        first = first_share(self.share, self.halts, self.halts if self.only_grows else 0, power)
+        least = CLEAR / float(SPLIT[1] * first.epsilon)
+        return Pmwg(
+            share=self.share, start=self.start, domain=self.domain, first=first, power=power,
+            threshold=least / self.start, least=least, step=None,
+        )  # fmt: skip
+
+    def init(self, place: Place) -> PmwgState:
+        """An empty table."""
+        uniform = np.full(self.domain, 1 / self.domain)
+        state = PmwgState(np.zeros(self.domain, np.int64), uniform, 0, Meter(self.share))
+        self.inner.open_run(state, place)
+        return state
+
+    def step(self, state: PmwgState, changes: Changes, size: float, place: Place) -> None:
+        """Ends a public step, in place. `size` is a public estimate of the records there are."""
+        np.add.at(state.histogram, changes.born, 1)
+        np.subtract.at(state.histogram, changes.gone, 1)
+        before, state.size = state.size, max(0, round(size))
+        grown = max(0.0, (state.size - before) / max(state.size, 1))
+        mixed = max(grown, self.mixing)
+        state.weights = (1 - mixed) * state.weights + mixed / self.domain
+        epoch = state.epoch
+        while self.only_grows and state.size >= 2 ** (state.epoch + 1) * self.start:
+            state.epoch += 1
+        if state.epoch > epoch:
+            self.inner.open_run(state, place)
+
+    def ask(self, state: PmwgState, query: Float64[Array, " N"], place: Place) -> SparseAnswer:
+        """One question by its weights, 0 or 1; in records. Free when EASY, refused when EXHAUSTED.
+
+        EXHAUSTED comes with the synthetic answer, whose error is then not promised.
+        """
+        return self.inner.ask(state, query, place)
+
+    def reach(self, state: PmwgState, kind: str, asked: int, beta: float) -> float:
+        """How far the `asked`-th answer may be from the truth; all of them with probability 1-beta.
+
+        Proof: Laplace tails of the noises that decided the answer, which together fail with
+            probability at most beta_i = 6 beta / (pi i)^2; these add up to beta.
+        """
+        if kind == "EXHAUSTED":
+            return math.inf
+        beta_i = 6 * beta / (math.pi * asked) ** 2
+        if kind == "HARD":
+            power = Fraction(self.inner.power)
+            whole = epoch_share(self.inner.first, state.epoch, power).epsilon
+            return 1 + math.log(2 / beta_i) / float(whole * SPLIT[2])
+        return 1 + math.ceil(self.inner.limit(state)) + self.inner.above(state.epoch).slack(beta_i)
+
+    def left(self, state: PmwgState) -> int:
+        """About how many corrections can still be paid for, at today's price."""
+        one = epoch_share(self.inner.first, state.epoch, Fraction(self.inner.power)).amount
+        rest = self.share.amount - state.meter.spent
+        return int(rest / one) + (state.run is not None)

@@ -1,0 +1,110 @@
+"""What every mechanism for changing tables is: a state that takes the changes of one public step.
+
+Raw updates (insert, delete) are first matched with records (`records.py`): a deletion then names
+the step in which its record was born. All noise is drawn in `step`; `answers` and `bound` are
+post-processing of what was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.noise.keyed import Place
+from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.queries import Queries
+from streamveil.types import Array, Int64
+
+EMPTY = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, repr=False)  # secret
+class Bag:
+    """Records by label, with counts of any sign: the part of a table that one release reads."""
+
+    labels: Int64[Array, " n"] = field(default_factory=lambda: EMPTY)  # increasing
+    counts: Int64[Array, " n"] = field(default_factory=lambda: EMPTY)
+
+    @classmethod
+    def of(cls, labels: Int64[Array, " n"], sign: int = 1) -> Bag:
+        """One record for each label given."""
+        found, counts = np.unique(labels, return_counts=True)
+        return cls(found, sign * counts.astype(np.int64))
+
+    @classmethod
+    def sum(cls, bags: Iterable[Bag]) -> Bag:
+        """All together; labels that cancel disappear."""
+        bags = [bag for bag in bags if len(bag.labels)]
+        if len(bags) < 2:
+            return bags[0] if bags else cls()
+        labels = np.concatenate([bag.labels for bag in bags])
+        found, at = np.unique(labels, return_inverse=True)
+        weights = np.concatenate([bag.counts for bag in bags]).astype(np.float64)
+        counts = np.rint(np.bincount(at, weights, len(found))).astype(np.int64)
+        kept = counts != 0
+        return cls(found[kept], counts[kept])
+
+    def __neg__(self) -> Bag:
+        return Bag(self.labels, -self.counts)
+
+    @property
+    def size(self) -> int:
+        """How many records."""
+        return int(self.counts.sum())
+
+    def histogram(self, domain: int) -> Int64[Array, " N"]:
+        """Counts for every point of the domain."""
+        out = np.zeros(domain, np.int64)
+        out[self.labels] = self.counts
+        return out
+
+
+@dataclass(frozen=True, repr=False)  # secret
+class Changes:
+    """What one public step did to the table.
+
+    `updates` is the number of updates that a partition counts; see `records.py`.
+    """
+
+    born: Int64[Array, " a"] = field(default_factory=lambda: EMPTY)  # labels inserted
+    gone: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # labels deleted
+    birth: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # step each was born in
+    updates: int = 0
+
+
+State = Any  # each mechanism's own; mutable, never shown
+
+
+@runtime_checkable
+class DynamicMechanism(Protocol):
+    """Answers to a class of linear queries about a table that changes, after every step."""
+
+    @property
+    def queries(self) -> Queries:
+        """The class."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """For everything it ever releases."""
+
+    def init(self, place: Place) -> State:
+        """The state before any step."""
+
+    def step(self, state: State, changes: Changes, place: Place) -> None:
+        """Ends one public step, in place. `place` is the same for every step."""
+
+    def answers(self, state: State) -> QueryAnswers:
+        """The latest answers: they reflect the last closed step (or segment)."""
+
+    def bound(self, state: State, beta: float) -> float:
+        """An error, in records, that holds now for all queries except with probability beta."""
+
+
+def require_growth(changes: Changes) -> None:
+    """Refuses deletions where noise is sized for insertions alone."""
+    if len(changes.gone):
+        raise ValueError("this table only grows: use a mechanism for inserts and deletes")

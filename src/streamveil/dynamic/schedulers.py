@@ -1,0 +1,322 @@
+"""When to run a private algorithm again as its database grows, and what each run may cost.
+
+A schedule is an endless public list of runs: run i happens when the database reaches `size(i)`
+records, with a share of the budget. Sizes are public (`event-change`: neighbours replace one record
+and keep every arrival time), so the schedule says nothing. Between runs the last answer stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Guarantee, Loss
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import Place
+from streamveil.errors import require_between, require_positive
+from streamveil.linear.budget_shares import Meter, Share
+
+Data = TypeVar("Data")
+ROUNDING = 1 - 1e-12  # far more than the rounding errors of all weights together
+PUBLIC_SIZES = Neighbours(unit="record", relation="event-change")
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """One run of the black box."""
+
+    index: int  # from 0
+    start: int  # it sees records start..size-1
+    size: int  # of the database when it runs
+    share: Share
+    beta: float  # its failure probability
+
+
+@runtime_checkable
+class RunSchedule(Protocol):
+    """An endless list of runs whose costs stay inside one budget."""
+
+    budget: Budget
+    disjoint: ClassVar[bool]  # whether runs see disjoint records, so that their costs do not add
+
+    def run(self, index: int) -> ScheduledRun:
+        """The run of this index; sizes never decrease, and of equal ones only the last is run."""
+
+    @property
+    def loss(self) -> Loss:
+        """What all runs together cost, for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BBScheduler:
+    """Runs on the whole database each time it has grown by a factor 1 + gamma.
+
+    Algorithm: 'paper': BBScheduler of Cummings, Krehbiel, Lai & Tantipongpipat (2018,
+        arXiv:1803.06416), shares falling like gamma^2 (i+1)/(1+gamma)^(i+2) for pure budgets and
+        like gamma^(3/2) (i+1)/(1+gamma)^(i+3/2) under zCDP. 'plus': failure probabilities
+        beta_i ~ 1/(i+1)^2 instead of geometric ones and shares in proportion to
+        ln(1/beta_i) (1+gamma)^-i, which improves the exponent of the error from p/(2p+1) to p/(p+1)
+        (pure) and from p/(1.5p+1) to 2p/(2+p) (zCDP).
+    Protects: streams that differ in one record; sizes and arrival times are public.
+    Guarantee: the budget, for ever.
+    Proof: all runs may see the differing record, so costs add. Paper, pure:
+        sum_i (i+1) x^i = 1/(1-x)^2 with x = 1/(1+gamma) makes the shares add to exactly 1. Paper,
+        zCDP: sum_i (i+1)^2 x^(2i) = (1+x^2)/(1-x^2)^3, and the shares are divided by the sum. Plus:
+        shares are divided by an upper bound of their infinite sum (see `_plus_total`). The meter of
+        the runner refuses a run that would pass the budget whatever the arithmetic says.
+    Error: a (p, g) black box (normalised error g (ln(1/beta)/(eps n))^p) has error at most
+        gamma/(1+gamma) + g (Z/(eps n))^p at all times, Z in `error`; the first term is staleness.
+
+    >>> plan = BBScheduler(start=1000, gamma=0.5, budget=Budget(epsilon=1), mode="paper")
+    >>> [plan.run(i).size for i in range(4)]
+    [1000, 1500, 2250, 3375]
+    >>> sum(float(plan.run(i).share.amount) for i in range(80)) > 0.999999
+    True
+    """
+
+    disjoint: ClassVar[bool] = False
+    start: int  # size of the database at the first run
+    budget: Budget
+    gamma: float = 0.2
+    beta: float = 0.05  # chance that any run misses its error
+    mode: str = "plus"  # or 'paper'
+
+    def __post_init__(self) -> None:
+        require_positive(start=self.start, gamma=self.gamma, beta=self.beta)
+        require_between(0, 1, gamma=self.gamma, beta=self.beta)
+        if self.mode not in ("plus", "paper"):
+            raise ValueError(f"mode must be 'plus' or 'paper', not '{self.mode}'")
+
+    @classmethod
+    def tuned(
+        cls, *, start: int, budget: Budget, power: float, factor: float, beta: float = 0.05,
+        mode: str = "plus",
+    ) -> BBScheduler:  # fmt: skip
+        """The gamma that balances staleness and noise for a (power, factor) black box.
+
+        Algorithm: bisection on the error bound's minimum, which is unimodal in gamma.
+        """
+
+        def error(gamma: float) -> float:
+            plan = cls(start=start, budget=budget, gamma=gamma, beta=beta, mode=mode)
+            return plan.error(power, factor)
+
+        low, high = 1e-4, 1.0
+        for _ in range(60):  # golden-section search
+            a, b = high - 0.618 * (high - low), low + 0.618 * (high - low)
+            low, high = (low, b) if error(a) < error(b) else (a, high)
+        return cls(start=start, budget=budget, gamma=(low + high) / 2, beta=beta, mode=mode)
+
+    @cached_property
+    def whole(self) -> Share:
+        """The budget in the currency of the runs."""
+        return Share.of(self.budget)
+
+    @property
+    def loss(self) -> Loss:
+        """See `RunSchedule`."""
+        return self.whole.loss
+
+    def run(self, index: int) -> ScheduledRun:
+        """See `RunSchedule`."""
+        share = self.whole.scale(self._weight(index) * ROUNDING)
+        return ScheduledRun(index, 0, self._size(index), share, math.exp(-self._log_beta(index)))
+
+    def error(self, power: float, factor: float) -> float:
+        """Bound on the normalised error at all times, for a (power, factor) black box.
+
+        `factor` refers to the currency of the budget: epsilon, or the square root of rho.
+        """
+        worst = 0.0
+        for i in range(400):
+            amount = float(self.whole.amount) * self._weight(i)
+            unit = amount if self.whole.kind == "pure" else math.sqrt(amount)
+            if unit < 1e-150:
+                break
+            noise = self._log_beta(i) / (unit * self._size(i))
+            worst = max(worst, factor * noise**power)
+        return self.gamma / (1 + self.gamma) + worst
+
+    def _size(self, index: int) -> int:
+        return math.ceil((1 + self.gamma) ** index * self.start)
+
+    def _log_beta(self, index: int) -> float:
+        """ln(1/beta_i)."""
+        if self.mode == "paper":
+            return (index + 1) * math.log((1 + self.beta) / self.beta)
+        return math.log(math.pi**2 * (index + 1) ** 2 / (6 * self.beta))
+
+    def _weight(self, index: int) -> float:
+        x = 1 / (1 + self.gamma)
+        if self.mode == "paper":
+            if self.whole.kind == "pure":
+                return float((1 - x) ** 2 * (index + 1) * x**index)
+            total = (1 + x * x) / (1 - x * x) ** 3
+            return float((index + 1) ** 2 * x ** (2 * index) / total)
+        power = 1 if self.whole.kind == "pure" else 2
+        weight = (self._log_beta(index) * x**index) ** power
+        return float(weight / self._plus_total)
+
+    @cached_property
+    def _plus_total(self) -> float:
+        """An upper bound of the infinite sum of the 'plus' weights.
+
+        The first terms are added; the tail is at most the next term times a geometric series
+        whose ratio is that of two successive terms, which only falls (ln of a polynomial grows
+        ever more slowly).
+        """
+        x = 1 / (1 + self.gamma)
+        power = 1 if self.whole.kind == "pure" else 2
+        total, i = 0.0, 0
+        while True:
+            term = (self._log_beta(i) * x**i) ** power
+            after = (self._log_beta(i + 1) * x ** (i + 1)) ** power
+            total += term
+            ratio = after / term
+            if i > 20 and ratio < 1 and after / (1 - ratio) < 1e-12 * total:
+                return (total + after / (1 - ratio)) * (1 + 1e-9)
+            i += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BBImprover:
+    """Runs at every size t >= start, with errors that fall as the database grows.
+
+    Algorithm: BBImprover of Cummings et al. (2018), constants our own: weights
+        w_t = 1/(Z t ln^2(t+1)); rho_t = rho w_t (zCDP) or eps_t = eps w_t (pure budgets).
+    Protects: streams that differ in one record; sizes and arrival times are public.
+    Guarantee: the budget, for ever.
+    Proof: sum_{t>=n} 1/(t ln^2(t+1)) <= 1/(n ln^2(n+1)) + integral from n of dx/(x ln^2 x)
+        = 1/(n ln^2(n+1)) + 1/ln n, which is Z.
+    Error: that of the black box at share rho w_t on t records; it beats a fixed schedule only
+        when t is of the order of start squared. For i.i.d. data prefer `DisjointDoubling`.
+    """
+
+    disjoint: ClassVar[bool] = False
+    start: int  # >= 2
+    budget: Budget
+    beta: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.start < 2:
+            raise ValueError(f"start must be at least 2, not {self.start}")
+        require_positive(beta=self.beta)
+
+    @cached_property
+    def whole(self) -> Share:
+        """The budget in the currency of the runs."""
+        return Share.of(self.budget)
+
+    @property
+    def loss(self) -> Loss:
+        """See `RunSchedule`."""
+        return self.whole.loss
+
+    def run(self, index: int) -> ScheduledRun:
+        """See `RunSchedule`."""
+        n, t = self.start, self.start + index
+        z = (1 / (n * math.log(n + 1) ** 2) + 1 / math.log(n)) * (1 + 1e-9)
+        weight = 1 / (z * t * math.log(t + 1) ** 2)
+        beta = 6 * self.beta / (math.pi**2 * (index + 1) ** 2)
+        return ScheduledRun(index, 0, t, self.whole.scale(weight), beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisjointDoubling:
+    """Runs on the last complete doubling batch alone, each time with the whole budget.
+
+    Protects: streams that differ in one record; sizes and arrival times are public.
+    Guarantee: the budget, for ever.
+    Proof: batches [0, n), [n, 2n), [2n, 4n), ... are disjoint, so along every transcript only the
+        run on the batch of the differing record has another law; the batch is decided by the
+        record's public position. A run draws nothing before its batch is complete, so whatever was
+        released before, and whoever chose the record for it, it loses its share and no more:
+        parallel composition holds for every kind of privacy (`accounts.ledger`).
+    Error: population error of a static run on at least a quarter of all records (half on average).
+        For i.i.d. data this dominates the other schedules; it says nothing about old records.
+
+    >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
+    >>> [(plan.run(i).start, plan.run(i).size) for i in range(4)]
+    [(0, 100), (100, 200), (200, 400), (400, 800)]
+    """
+
+    disjoint: ClassVar[bool] = True
+    start: int
+    budget: Budget
+    beta: float = 0.05
+
+    def __post_init__(self) -> None:
+        require_positive(start=self.start, beta=self.beta)
+
+    @cached_property
+    def whole(self) -> Share:
+        """The budget in the currency of the runs."""
+        return Share.of(self.budget)
+
+    @property
+    def loss(self) -> Loss:
+        """See `RunSchedule`."""
+        return self.whole.loss
+
+    def run(self, index: int) -> ScheduledRun:
+        """See `RunSchedule`."""
+        start = 0 if index == 0 else self.start * 2 ** (index - 1)
+        beta = 6 * self.beta / (math.pi**2 * (index + 1) ** 2)
+        return ScheduledRun(index, start, self.start * 2**index, self.whole, beta)
+
+
+@dataclass
+class Reruns(Generic[Data]):
+    """Runs a black box by a schedule while records arrive, and charges each run to `meter`.
+
+    Runs on disjoint records are not charged one by one: their costs do not add.
+
+    `black_box(data, share, place)` returns the answer of one private run on `data` that costs
+    `share`; `slice_of(start, stop)` gives the records of those positions. When several runs fall
+    due at once, only the last is made: the others' shares stay unspent.
+    """
+
+    schedule: RunSchedule
+    black_box: Callable[[Data, Share, Place], Any]
+    slice_of: Callable[[int, int], Data]
+    place: Place
+    size: int = 0
+    next_index: int = 0
+    answer: Any = None  # of the latest run; None before the first
+    answered_at: int = 0  # size of the database then
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(Share.of(self.schedule.budget))
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether runs see disjoint records, so that costs do not add."""
+        return self.schedule.disjoint
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """For everything ever answered."""
+        return Guarantee(PUBLIC_SIZES, self.schedule.loss, None)
+
+    def arrive(self, records: int = 1) -> bool:
+        """Tells that `records` more are there; runs when due. Returns whether a new answer came."""
+        self.size += records
+        due = None
+        while (run := self.schedule.run(self.next_index)).size <= self.size:
+            due = run
+            self.next_index += 1
+        if due is None:
+            return False
+        if not self.disjoint:
+            self.meter.charge(due.share)
+        stop = due.size if self.disjoint else self.size
+        self.answer = self.black_box(
+            self.slice_of(due.start, stop), due.share, self.place.inside(due.index)
+        )
+        self.answered_at = stop
+        return True

@@ -1,0 +1,285 @@
+"""One counter over signed changes: for additive noise nothing else is needed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from scipy.signal import fftconvolve
+
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import Place
+from streamveil.core.noise.samplers import rounded_gaussian
+from streamveil.dynamic.interval_tree import RECORD
+from streamveil.dynamic.protocol import Bag, Changes, require_growth
+from streamveil.dynamic.trees import Accumulator, Hybrid, Tree
+from streamveil.errors import HorizonError, require_positive
+from streamveil.linear.additive import Additive, grain
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.queries import Queries
+from streamveil.linear.strategies import Strategy
+from streamveil.types import Array, Float64, Int64
+
+LONGEST = 1 << 14  # steps of a root counter: a step costs as many row operations as steps before
+SLACK = 1 + 1e-9  # covers floating point in the norms of the encoder's columns
+LIMB, LIMBS = 14, 3  # a coefficient is a multiple of 2^-42, taken in parts of 14 bits
+
+
+@dataclass(repr=False)  # secret
+class RootState:
+    """Secret: the exact changes. Public: the noisy encoder outputs, from which all else follows."""
+
+    exact: Int64[Array, "steps rows"]
+    noisy: Float64[Array, "steps rows"]
+    t: int = 0
+
+
+def root_coefficients(steps: int) -> Float64[Array, " steps"]:
+    """Coefficients of the square root of the running sum: 1, 1/2, 3/8, 5/16, ..., on a lattice."""
+    j = np.arange(1, steps)
+    exact, unit = np.concatenate(([1.0], np.cumprod((2 * j - 1) / (2 * j)))), 2.0 ** (LIMB * LIMBS)
+    return np.asarray(np.rint(exact * unit) / unit)
+
+
+def exact_sum(
+    coefficients: Float64[Array, " steps"], changes: Int64[Array, "steps rows"]
+) -> tuple[Int64[Array, " rows"], Float64[Array, " rows"]]:
+    """The sum of coefficient times change of every row: whole part and fraction, both exact.
+
+    Proof: each part of a coefficient is an integer of at most 2^14, so all sums of products are
+        integers, below 2^53 as long as a row's changes add up to less than 2^39 in absolute value:
+        exact in floating point, in any order. Carries are integer arithmetic.
+
+    >>> whole, fraction = exact_sum(np.array([0.375, 1.0]), np.array([[3], [-7]]))
+    >>> whole.tolist(), fraction.tolist()
+    ([-6], [0.125])
+    """
+    left, parts = coefficients * 2.0**LIMB, []
+    for _ in range(LIMBS):
+        part = np.floor(left)
+        parts.append(part)
+        left = (left - part) * 2.0**LIMB
+    sums = (np.array(parts) @ changes.astype(np.float64)).astype(np.int64)
+    carry, fraction = np.zeros(sums.shape[1], np.int64), np.zeros(sums.shape[1])
+    for place in reversed(range(LIMBS)):
+        total = sums[place] + carry
+        carry, rest = total >> LIMB, total & ((1 << LIMB) - 1)
+        fraction += rest * 2.0 ** (-LIMB * (place + 1))
+    return carry, fraction
+
+
+def root_sensitivity(steps: int, *, paired: bool) -> float:
+    """The L2 norm by which one record moves the encoder's outputs over all steps.
+
+    A record that only arrives moves them by a column of the encoder; one that arrives and leaves by
+    the difference of two columns. A later pair is an earlier one cut short, so the first column is
+    the worst first one, and all distances to it are tried.
+
+    >>> [round(root_sensitivity(1023, paired=paired), 3) for paired in (False, True)]
+    [1.809, 2.329]
+    """
+    c = root_coefficients(steps)
+    square = np.cumsum(c * c)
+    worst = square[-1]
+    if paired and steps > 1:
+        overlap = fftconvolve(c, c[::-1])[steps:]  # sum over k of c[k + d] c[k], d = 1 ..
+        distance = square[-1] + square[-2::-1] - 2 * overlap
+        worst = max(worst, distance.max() + 1e-9)
+    return math.sqrt(float(worst)) * SLACK
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedCounter:
+    """Running totals of signed changes of the rows of a strategy, with Gaussian noise.
+
+    Algorithm: the matrix mechanism in time by the square root of the running sum (Henzinger,
+        Upadhyay & Upadhyay 2023, arXiv:2202.11205), in space by a `Strategy`: encoder output t of
+        a row is sum_j c_j x_(t-j) plus noise, the answer at t is the same sum of encoder outputs.
+    Protects: one record with its insertion and its deletion, or one update by labels: removing an
+        insertion makes its deletion a no-op, so the table changes by one record for a while, either
+        way. With `only_grows`, one insertion.
+    Guarantee: mu-GDP, mu = sensitivity in time / noise scale: in space a strategy moves by 1.
+    Error: deviation `deviation(t)`, whatever the number of records and updates.
+    Memory: 16 bytes per row and step.
+    Numerics: encoder outputs are exact (`exact_sum`), each released as the rounding of a Gaussian
+        about it. `SLACK` covers the floating point of the norms.
+    """
+
+    strategy: Strategy
+    share: Share  # 'gdp' or 'zcdp'
+    horizon: int
+    only_grows: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(horizon=self.horizon)
+        if self.share.kind == "pure":
+            raise ValueError("pure noise has no root: use TreeCounter")
+        if self.horizon > LONGEST:
+            raise ValueError(f"a root counter takes at most {LONGEST} steps: use TreeCounter")
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.strategy.queries
+
+    @property
+    def protects(self) -> Neighbours:
+        """See the class."""
+        return Neighbours("row", relation="event") if self.only_grows else RECORD
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `DynamicMechanism`: all noise is Gaussian."""
+        loss = Share("gdp", self.share.amount).loss
+        return Guarantee(self.protects, loss, self.horizon)
+
+    @cached_property
+    def coefficients(self) -> Float64[Array, " steps"]:
+        """Of the encoder and of the decoder."""
+        return root_coefficients(self.horizon)
+
+    @cached_property
+    def scales(self) -> Float64[Array, " rows"]:
+        """The noise scale of each row's encoder outputs."""
+        moved = root_sensitivity(self.horizon, paired=not self.only_grows)
+        base = float(self.share.spread(1, 1)) * (1 + 1e-12)
+        return base * moved * self.strategy.scales(self.share.kind)
+
+    def init(self, place: Place) -> RootState:
+        """See `DynamicMechanism`."""
+        shape = (0, self.strategy.rows)
+        return RootState(np.zeros(shape, np.int64), np.zeros(shape))
+
+    def step(self, state: RootState, changes: Changes, place: Place) -> None:
+        """See `DynamicMechanism`."""
+        if state.t >= self.horizon:
+            raise HorizonError(self.horizon)
+        if self.only_grows:
+            require_growth(changes)
+        net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
+        row = self.strategy.measure(net.histogram(self.queries.domain))
+        room(state)
+        state.exact[state.t] = row
+        state.t += 1
+        whole, rest = exact_sum(self.coefficients[: state.t][::-1], state.exact[: state.t])
+        draws = place.draws(b"step", state.t)
+        state.noisy[state.t - 1] = whole + rounded_gaussian(draws, rest, self.scales)
+
+    def answers(self, state: RootState) -> QueryAnswers:
+        """See `DynamicMechanism`."""
+        weights = self.coefficients[: state.t][::-1]
+        return QueryAnswers(self.strategy.recover(weights @ state.noisy[: state.t]))
+
+    def deviation(self, t: int) -> float:
+        """The standard deviation of the worst answer after t steps."""
+        moved = root_sensitivity(self.horizon, paired=not self.only_grows)
+        noise = float(self.share.spread(1, 1)) * moved * self.strategy.unit(self.share.kind)
+        rounded = noise * grain(self.scales, self.share.kind)
+        return rounded * math.sqrt(float((self.coefficients[:t] ** 2).sum()))
+
+    def deviations(self, state: RootState) -> Float64[Array, " k"]:
+        """The standard deviation of every answer now."""
+        return self.deviation(max(state.t, 1)) * self.relative
+
+    @cached_property
+    def relative(self) -> Float64[Array, " k"]:
+        """The noise of every answer, as a fraction of the worst one's."""
+        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
+
+    def bound(self, state: RootState, beta: float) -> float:
+        """See `DynamicMechanism`."""
+        tail = math.sqrt(2 * math.log(2 * self.queries.size / beta))
+        return self.deviation(max(state.t, 1)) * tail
+
+
+def room(state: RootState) -> None:
+    """Doubles the arrays when they are full."""
+    if state.t == len(state.exact):
+        more = max(len(state.exact), 64)
+        state.exact = np.concatenate(
+            [state.exact, np.zeros((more, state.exact.shape[1]), np.int64)]
+        )
+        state.noisy = np.concatenate([state.noisy, np.zeros((more, state.noisy.shape[1]))])
+
+
+@dataclass(repr=False)  # secret
+class TreeCounterState:
+    """The state of the accumulator."""
+
+    inner: object = field(default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeCounter:
+    """Running totals of signed changes by a tree, for pure shares, long or unknown horizons.
+
+    Protects: as `SignedCounter`.
+    Guarantee: the share: a record enters at most two released blocks of each level, as +1 and -1
+        (one, when both cancel), so the accumulator gets half. With `only_grows`, all of it.
+    Error: `bound`; does not depend on the number of records.
+    """
+
+    strategy: Strategy
+    share: Share
+    horizon: int | None
+    arity: int = 8
+    only_grows: bool = False
+
+    @property
+    def queries(self) -> Queries:
+        """See `DynamicMechanism`."""
+        return self.strategy.queries
+
+    @property
+    def inner(self) -> Accumulator:
+        """The accumulator of signed batches."""
+        share = self.share if self.only_grows else self.share.split(1, 1)[0]
+        static = Additive(self.strategy)
+        if self.horizon is None:
+            return Hybrid(static, share, arity=self.arity)
+        return Tree(static, share, self.horizon, self.arity)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `DynamicMechanism`."""
+        loss = self.inner.loss if self.only_grows else self.inner.loss.times(2)
+        protects = Neighbours("row", relation="event") if self.only_grows else RECORD
+        return Guarantee(protects, loss, self.horizon)
+
+    def init(self, place: Place) -> TreeCounterState:
+        """See `DynamicMechanism`."""
+        return TreeCounterState(self.inner.init())
+
+    def step(self, state: TreeCounterState, changes: Changes, place: Place) -> None:
+        """See `DynamicMechanism`."""
+        if self.only_grows:
+            require_growth(changes)
+        net = Bag.sum([Bag.of(changes.born), Bag.of(changes.gone, -1)])
+        self.inner.step(state.inner, net, place)
+
+    def answers(self, state: TreeCounterState) -> QueryAnswers:
+        """See `DynamicMechanism`."""
+        return self.inner.answers(state.inner)
+
+    def deviations(self, state: TreeCounterState) -> Float64[Array, " k"]:
+        """The standard deviation of every answer now."""
+        static, kind = Additive(self.strategy), self.share.kind
+        square = sum(
+            (part.deviation(1, 1) * grain(static.scales(part), kind)) ** 2
+            for part in self.inner.parts(state.inner)
+        )
+        return math.sqrt(square) * self.strategy.units(kind)
+
+    @cached_property
+    def relative(self) -> Float64[Array, " k"]:
+        """The noise of every answer, as a fraction of the worst one's."""
+        return self.strategy.units(self.share.kind) / self.strategy.unit(self.share.kind)
+
+    def bound(self, state: TreeCounterState, beta: float) -> float:
+        """See `DynamicMechanism`."""
+        parts = [(part, 0.0) for part in self.inner.parts(state.inner)]
+        return Additive(self.strategy).error.union(parts, beta)

@@ -1,0 +1,221 @@
+"""Sums over all steps so far from static releases over disjoint blocks of steps.
+
+`Tree` serves a known number of steps, `Hybrid` any number. Both work with every static mechanism:
+they only ever add released answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Protocol, runtime_checkable
+
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.noise.keyed import Place
+from streamveil.dynamic.protocol import Bag
+from streamveil.errors import HorizonError, require_positive
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.protocol import Part, QueryAnswers, StaticMechanism, combine
+from streamveil.types import Exact
+
+
+@dataclass(repr=False)  # secret: holds raw counts of its block
+class TreeNode:
+    """A released block of steps that may still become part of a larger one."""
+
+    level: int
+    bag: Bag
+    answers: QueryAnswers
+
+
+@dataclass(repr=False)  # secret
+class TreeState:
+    """The released blocks that cover all steps so far, longest first."""
+
+    t: int = 0
+    nodes: list[TreeNode] = field(default_factory=list)
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """Answers about the union of the batches of all steps so far."""
+
+    @property
+    def loss(self) -> Loss:
+        """For one record in one batch."""
+
+    def init(self) -> Any:
+        """Before the first step."""
+
+    def step(self, state: Any, bag: Bag, place: Place) -> None:
+        """Adds the batch of one step."""
+
+    def answers(self, state: Any) -> QueryAnswers:
+        """About all batches."""
+
+    def parts(self, state: Any) -> list[Share]:
+        """The shares of the releases whose sum is the answer."""
+
+
+def released(
+    static: StaticMechanism, bag: Bag, share: Share, place: Place, size_hat: float | None = None
+) -> QueryAnswers:
+    """One release about a bag, without its synthetic histogram (only sums of answers are kept)."""
+    histogram = bag.histogram(static.queries.domain)
+    return QueryAnswers(static.release(histogram, share, place, size_hat).values)
+
+
+def levels(horizon: int, arity: int) -> int:
+    """The least number of levels whose tree has more than `horizon` leaves."""
+    count = 1
+    while arity**count <= horizon:
+        count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree of static releases over a known number of steps.
+
+    Algorithm: the binary mechanism of Chan, Shi & Song (2011) with any arity and any static
+        mechanism; a step releases the highest block that ends with it, no other is ever needed.
+    Protects: streams whose batches differ in one record.
+    Guarantee: the share.
+    Proof: the blocks of one level are disjoint, so one record is in at most one release per level,
+        each of share / levels. A release draws nothing before its block is complete: it loses that
+        share after any past, also when batches react to releases (`accounts.ledger`).
+    Error: a sum of at most (arity - 1) * levels releases.
+    Memory: their raw counts and answers.
+    """
+
+    static: StaticMechanism
+    share: Share
+    horizon: int
+    arity: int = 4
+
+    def __post_init__(self) -> None:
+        require_positive(horizon=self.horizon)
+        if self.arity < 2:
+            raise ValueError(f"arity must be at least 2, not {self.arity}")
+
+    @property
+    def loss(self) -> Loss:
+        """See `Accumulator`."""
+        return self.share.loss
+
+    @property
+    def node(self) -> Share:
+        """What one release spends."""
+        return self.share.scale(Fraction(1, levels(self.horizon, self.arity)))
+
+    def init(self) -> TreeState:
+        """See `Accumulator`."""
+        return TreeState()
+
+    def step(self, state: TreeState, bag: Bag, place: Place) -> None:
+        """See `Accumulator`."""
+        if state.t >= self.horizon:
+            raise HorizonError(self.horizon)
+        state.t += 1
+        level, rest = 0, state.t
+        while rest % self.arity == 0:
+            level, rest = level + 1, rest // self.arity
+        merged = [bag]
+        while state.nodes and state.nodes[-1].level < level:
+            merged.append(state.nodes.pop().bag)
+        whole = Bag.sum(merged)
+        answers = released(self.static, whole, self.node, place.inside(b"node", state.t))
+        state.nodes.append(TreeNode(level, whole, answers))
+
+    def answers(self, state: TreeState) -> QueryAnswers:
+        """See `Accumulator`."""
+        return combine([(1.0, node.answers) for node in state.nodes], self.static.queries.size)
+
+    def parts(self, state: TreeState) -> list[Share]:
+        """See `Accumulator`."""
+        return [self.node] * len(state.nodes)
+
+
+@dataclass(repr=False)  # secret
+class HybridState:
+    """One release per finished epoch, and the tree inside the current one."""
+
+    t: int = 0
+    roots: list[QueryAnswers] = field(default_factory=list)
+    bag: Bag = field(default_factory=Bag)  # of the current epoch
+    tree: TreeState = field(default_factory=TreeState)
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """A tree of static releases over any number of steps.
+
+    Algorithm: the hybrid mechanism of Chan, Shi & Song (2011): epoch e holds steps 2^e .. 2^(e+1)-1
+        in a tree of its own for part 1 - r of the share; when it ends, one release of the whole
+        epoch for part r replaces the tree. Published r = 1/2; a smaller r is better for long
+        streams, about 1 / (1 + e^(2/3)).
+    Protects: streams whose batches differ in one record.
+    Guarantee: the share: a record lies in one epoch, in its tree and in its root.
+    Error: a sum of e roots and at most (arity - 1) e nodes.
+    """
+
+    static: StaticMechanism
+    share: Share
+    root: Exact = Fraction(1, 5)
+    arity: int = 4
+
+    def __post_init__(self) -> None:
+        require_positive(root=self.root)
+        if self.root >= 1:
+            raise ValueError(f"root must be below 1, not {self.root}")
+
+    @property
+    def loss(self) -> Loss:
+        """See `Accumulator`."""
+        return self.share.loss
+
+    def init(self) -> HybridState:
+        """See `Accumulator`."""
+        return HybridState()
+
+    def tree(self, epoch: int) -> Tree:
+        """The tree inside an epoch: its last step is answered by the root."""
+        inner = self.share.scale(1 - Fraction(self.root))
+        return Tree(self.static, inner, max(2**epoch - 1, 1), self.arity)
+
+    def step(self, state: HybridState, bag: Bag, place: Place) -> None:
+        """See `Accumulator`."""
+        state.t += 1
+        epoch = state.t.bit_length() - 1
+        state.bag = Bag.sum([state.bag, bag])
+        if state.t + 1 == 2 ** (epoch + 1):  # the epoch ends with this step
+            share = self.share.scale(self.root)
+            state.roots.append(
+                released(self.static, state.bag, share, place.inside(b"root", epoch))
+            )
+            state.bag, state.tree = Bag(), TreeState()
+        else:
+            self.tree(epoch).step(state.tree, bag, place.inside(b"epoch", epoch))
+
+    def answers(self, state: HybridState) -> QueryAnswers:
+        """See `Accumulator`."""
+        parts: Sequence[QueryAnswers] = [*state.roots, *(node.answers for node in state.tree.nodes)]
+        return combine([(1.0, part) for part in parts], self.static.queries.size)
+
+    def parts(self, state: HybridState) -> list[Share]:
+        """See `Accumulator`."""
+        epoch = max(state.t, 1).bit_length() - 1
+        node = self.tree(epoch).node
+        roots = [self.share.scale(self.root)] * len(state.roots)
+        return roots + [node] * len(state.tree.nodes)
+
+
+def error_of(static: StaticMechanism, parts: Sequence[Share], size: float, beta: float) -> float:
+    """The error of a sum of releases on disjoint parts of together `size` records."""
+    if not parts:
+        return 0.0
+    if static.adaptive:
+        return static.error.spread(parts, size, beta)
+    nothing: list[Part] = [(share, 0.0) for share in parts]
+    return static.error.union(nothing, beta)

@@ -1,0 +1,140 @@
+"""What the unit stage may know of shown groups: told by the key shards, remembered by workers.
+
+All of it was released. Where a group's facts stay as they were when it was shown, a key shard tells
+only of new ones, and a worker adds them to those it has met; else it tells of all at every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.state import State
+from streamveil.engines.spark import stages
+from streamveil.engines.spark.shards import BASE, DELTA, Shards
+from streamveil.errors import StoreError
+
+STAGE = "public"
+JOBS = 2  # remembered by one worker
+FARTHEST = 64  # steps that a worker catches up
+
+
+class Step(NamedTuple):
+    """One step of one key shard, with the tags of its state before and after."""
+
+    shard: int
+    number: int
+    after: int
+    tag: int
+    whole: bool  # whether the state was written whole
+
+
+@dataclass
+class Known:
+    """What one worker has met of a job."""
+
+    version: int
+    tags: list[int]  # of the key shards
+    shown: stages.Shown
+
+
+KNOWN: dict[str, Known] = {}
+
+
+def tell(
+    operator: GroupBy, shards: Shards, step: Step, state: State, before: dict[int, int]
+) -> None:
+    """Writes what a key shard's step has shown. `before`: how many groups each window had shown."""
+    place = STAGE, step.shard, step.number
+    if not stages.facts_matter(operator):
+        return
+    if not stages.facts_last(operator):
+        shards.write(*place, step.tag, stages.shown_facts(operator, state))
+        return
+    new = stages.shown_facts(operator, state, before)
+    shards.put(*place, DELTA, ({"after": step.after, "tag": step.tag}, new))
+    if step.whole:
+        shards.put(*place, BASE, ({"tag": step.tag}, stages.shown_facts(operator, state)))
+
+
+def shown(operator: GroupBy, shards: Shards, number: int, version: int) -> stages.Shown:
+    """The shown groups of so many key shards after a step, where bounding asks for them."""
+    if not stages.facts_matter(operator):
+        return stages.Shown.of(operator, stages.shown_facts(operator, State()))
+    if not stages.facts_last(operator):
+        found = [shards.read(STAGE, shard, version) for shard in range(number)]
+        read = [part for part in found if part is not None]
+        require_tags(shards, version, [part.facts["tag"] for part in read])
+        return all_of(operator, [part.arrays for part in read])
+    name = f"{shards.root}|{shards.origin}|{number}"
+    held = KNOWN.pop(name, None)
+    if held is None or not caught_up(operator, shards, held, version):
+        held = met_whole(operator, shards, number, version)
+    held.shown.forget(operator, version)
+    while len(KNOWN) >= JOBS:
+        KNOWN.pop(next(iter(KNOWN)))
+    KNOWN[name] = held
+    return held.shown
+
+
+def all_of(operator: GroupBy, found: list[stages.Facts]) -> stages.Shown:
+    """What several shards tell."""
+    found = [stages.shown_facts(operator, State()), *found]
+    return stages.Shown.of(
+        operator, {name: np.concatenate([facts[name] for facts in found]) for name in found[0]}
+    )
+
+
+def caught_up(operator: GroupBy, shards: Shards, held: Known, version: int) -> bool:
+    """Brings what a worker knows to a version; False where it is of another history."""
+    if not 0 <= version - held.version <= FARTHEST:
+        return False
+    try:
+        for shard, tag in enumerate(held.tags):
+            if held.version == version:
+                if version and shards.get(STAGE, shard, version, DELTA).facts["tag"] != tag:
+                    return False
+            else:
+                met = shard, held.version, tag
+                held.tags[shard] = follow(operator, shards, held.shown, met, version)
+    except StoreError:
+        return False
+    held.version = version
+    return True
+
+
+def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> Known:
+    """From storage alone."""
+    bases = [shards.newest_base(STAGE, shard, version) if version else 0 for shard in range(number)]
+    parts = {
+        shard: shards.get(STAGE, shard, base, BASE) for shard, base in enumerate(bases) if base
+    }
+    made = all_of(operator, [part.arrays for part in parts.values()])
+    tags = [parts[s].facts["tag"] if s in parts else shards.start for s in range(number)]
+    for shard, base in enumerate(bases):
+        tags[shard] = follow(operator, shards, made, (shard, base, tags[shard]), version)
+    require_tags(shards, version, tags)
+    return Known(version, tags, made)
+
+
+def require_tags(shards: Shards, version: int, told: list[int]) -> None:
+    """Raises StoreError when what was told is not of the key shards that are there."""
+    if version and shards.tags("key", version, len(told)) != told:
+        raise StoreError(f"what was shown at step {version} belongs to another state")
+
+
+def follow(
+    operator: GroupBy, shards: Shards, made: stages.Shown, met: tuple[int, int, int], version: int
+) -> int:
+    """Adds what a shard told after `met` (shard, step, tag); returns the tag it has then."""
+    shard, first, tag = met
+    for step in range(first + 1, version + 1):
+        part = shards.get(STAGE, shard, step, DELTA)
+        if part.facts["after"] != tag:
+            raise StoreError(f"what shard {shard} showed at step {step} belongs to another state")
+        made.add(operator, part.arrays)
+        tag = int(part.facts["tag"])
+    return tag

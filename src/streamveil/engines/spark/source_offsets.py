@@ -1,0 +1,194 @@
+"""What a source offers to steps: how far it reaches now, and which rows belong to a step.
+
+What is seen goes to Spark's log as a part of the offset, before any row is read; a replay gets the
+same rows or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.rate import TIME, RateSource
+from streamveil.engines.spark.splits import (
+    Group,
+    Split,
+    between,
+    changed,
+    digest,
+    footers,
+    last_step,
+    of_step,
+    plan_step,
+    rows_of,
+)
+from streamveil.plan.plan import Clock
+
+Seen = dict[str, Any]  # JSON
+PIECE = 250_000  # rows of one task, about; a row group is never cut for it
+
+
+class Read(NamedTuple):
+    """The rows of a split that belong to a step, in source order."""
+
+    table: pa.Table
+    place: int  # of the split among all of its step; where two are compared, so are their rows
+    rejected: dict[str, int]  # reason -> rows that were no rows
+
+
+class Feed(Protocol):
+    """A source as the driver sees it."""
+
+    def nothing(self) -> Seen:
+        """Before the first step."""
+
+    def seen(self, before: Seen, due: float) -> Seen:
+        """What there is for the next step, planned now; `due` is its public time, in seconds."""
+
+    def has(self, seen: Seen, step: int) -> bool:
+        """Whether a source without a wall clock reaches a step."""
+
+    def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
+        """The splits of a step as text, in runs for one task each; at least one run."""
+
+
+class Reading(Protocol):
+    """A source as tasks see it."""
+
+    def rows(self, split: str, step: int) -> Read:
+        """What a split holds of a step."""
+
+
+@dataclass(frozen=True)
+class FilesFeed:
+    """Parquet files. What is seen: how many row groups there are, and a digest of them."""
+
+    source: FilesSource
+    clock: Clock
+    arrival: str | None
+
+    def nothing(self) -> Seen:
+        """See `Feed`."""
+        return {"groups": 0, "digest": digest([])}
+
+    def seen(self, before: Seen, due: float) -> Seen:
+        """See `Feed`."""
+        groups = self._groups(before)
+        return {"groups": len(groups), "digest": digest(groups)}
+
+    def has(self, seen: Seen, step: int) -> bool:
+        """See `Feed`."""
+        return step <= last_step(self._groups(seen)[: seen["groups"]], self.clock)
+
+    def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
+        """See `Feed`."""
+        groups = self._groups(seen)[: seen["groups"]]
+        if self.clock.kind == "wall":
+            groups = groups[before["groups"] :]
+        return pieces(plan_step(groups, self.clock, step, before["groups"]))
+
+    def _groups(self, seen: Seen) -> list[Group]:
+        """What is there now, which must begin with what was there before."""
+        groups = footers(self.source, self.arrival)
+        if digest(groups[: seen["groups"]]) != seen["digest"]:
+            raise changed()
+        return groups
+
+
+@dataclass(frozen=True)
+class FilesReading:
+    """What a task needs to know to read row groups. Counts what belongs to no step, once."""
+
+    schema: pa.Schema  # of the wanted columns
+    clock: Clock
+    arrival: str | None  # column that decides the step; 'event' clock only
+
+    def rows(self, split: str, step: int) -> Read:
+        """See `Reading`."""
+        part = Split.parse(split)
+        table, rejected = rows_of(part, self.schema, self.clock, (self.arrival, step))
+        return Read(table, part.base + part.skip, rejected)
+
+
+@dataclass(frozen=True)
+class RateFeed:
+    """Made-up rows. What is seen: how many there are."""
+
+    source: RateSource
+    clock: Clock
+    arrival: str | None
+
+    def nothing(self) -> Seen:
+        """See `Feed`."""
+        return {"rows": 0}
+
+    def seen(self, before: Seen, due: float) -> Seen:
+        """See `Feed`."""
+        return {"rows": self.source.present(due)}
+
+    def has(self, seen: Seen, step: int) -> bool:
+        """See `Feed`."""
+        return step <= last_step(self._groups(seen), self.clock)
+
+    def splits(self, before: Seen, seen: Seen, step: int) -> Iterator[list[str]]:
+        """See `Feed`."""
+        groups = self._groups(seen)
+        if self.clock.kind == "wall":
+            return pieces(list(between(groups, before["rows"], seen["rows"])))
+        return pieces(plan_step(groups, self.clock, step))
+
+    def _groups(self, seen: Seen) -> list[Group]:
+        """The rows in pieces, as if they were row groups."""
+        made = []
+        for number, base in enumerate(range(0, seen["rows"], PIECE)):
+            rows = min(PIECE, seen["rows"] - base)
+            low, high = self.source.times(np.array([base, base + rows - 1])).tolist()
+            ends = (low, high, 0) if self.arrival == TIME else ()
+            made.append(Group(self.source.start, number, base, rows, *ends))
+        return made
+
+
+@dataclass(frozen=True)
+class RateReading:
+    """See `Reading`: a task makes its rows."""
+
+    source: RateSource
+    schema: pa.Schema  # of the wanted columns
+    clock: Clock
+    arrival: str | None  # column that decides the step; 'event' clock only
+
+    def rows(self, split: str, step: int) -> Read:
+        """See `Reading`."""
+        part = Split.parse(split)
+        table = self.source.table(part.base + part.skip, part.rows).select(self.schema.names)
+        mine, left_out = of_step(table, self.clock, (self.arrival, step))
+        return Read(mine, part.base + part.skip, left_out if part.counts else {})
+
+
+def pieces(splits: list[Split]) -> Iterator[list[str]]:
+    """Splits in runs of about `PIECE` rows; at least one run."""
+    held: list[str] = []
+    rows = 0
+    for split in splits:
+        if held and rows + split.rows > PIECE:
+            yield held
+            held, rows = [], 0
+        held.append(split.text())
+        rows += split.rows
+    yield held
+
+
+def options_for(
+    kind: str, source: dict[str, Any], clock: Clock, arrival: str | None
+) -> dict[str, str]:
+    """The options that name a source, as Spark wants them; `source.feed_of` reads them."""
+    return {
+        "kind": kind, "from": json.dumps(source), "clock": json.dumps(asdict(clock)),
+        "arrival": arrival or "",
+    }  # fmt: skip

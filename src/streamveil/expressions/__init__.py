@@ -1,0 +1,1 @@
+"""Expressions over columns: names, types, functions, kernels."""

@@ -1,0 +1,138 @@
+"""Typed values inside an expression, and the conversions between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from streamveil.errors import PlanError
+from streamveil.expressions import times
+from streamveil.expressions.dialect import shown
+from streamveil.expressions.functions import Argument, common
+from streamveil.expressions.kernels import (
+    INSTANT,
+    Column,
+    float_to_int,
+    string_to_bool,
+    string_to_date,
+    string_to_float,
+    string_to_instant,
+    string_to_int,
+)
+
+KINDS: dict[str, Any] = {
+    "int": pa.int64(),
+    "uint": pa.uint64(),  # of a column alone (`expr.compile_value`); in expressions it is "int"
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": INSTANT,
+    "null": pa.null(),
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A typed piece of an expression. `constant` is set where the query wrote the value out."""
+
+    kind: str
+    run: Callable[[pa.Table], Column]
+    constant: Any = None
+
+
+def constant(kind: str, value: Any) -> Node:
+    """A value written in the query, repeated for every row."""
+    scalar = pa.scalar(value, KINDS[kind])
+    return Node(kind, lambda table: pa.repeat(scalar, table.num_rows), value)
+
+
+def convert(node: Node, kind: str, place: str) -> Node:
+    """Implicit conversion: integer to float, null to anything, a constant text to a time."""
+    if node.kind == kind:
+        return node
+    if node.kind == "null":
+        return Node(kind, lambda table: pa.nulls(table.num_rows, KINDS[kind]))
+    if node.kind == "int" and kind == "float":
+        value = None if node.constant is None else float(node.constant)
+        return Node("float", lambda t: node.run(t).cast(pa.float64(), safe=False), value)
+    if node.kind == "string" and node.constant is not None and kind in ("date", "timestamp"):
+        cast = CASTS["string", kind]
+        require_readable(node.constant, kind, place)
+        return Node(kind, lambda table: cast(node.run(table)))
+    if node.kind == "date" and kind == "timestamp":
+        return Node("timestamp", lambda table: times.to_instant(node.run(table)))
+    raise PlanError(f"{place} must be {kind}, not {node.kind}")
+
+
+def require_readable(text: str, kind: str, place: str) -> None:
+    """Refuses a text of the query that would be null in every row: it says nothing of any row."""
+    if not CASTS["string", kind](pa.array([text])).null_count:
+        return
+    way = READABLE.get(kind)
+    raise PlanError(
+        f"{place}: the text '{shown(text)}' is not a valid {kind}"
+        + (f".\n  to fix  {way}" if way else "")
+    )
+
+
+READABLE = {
+    "timestamp": "write it as '2026-01-31 12:00:00' (UTC), or with an offset: "
+    "'2026-01-31 12:00:00+01:00'. Zones have no names here",
+    "date": "write it as '2026-01-31'",
+}
+
+
+def unify(word: str, *parts: Node) -> list[Node]:
+    """The same nodes, converted to their common kind."""
+    kind = common(word, [seen(node) for node in parts])
+    return [convert(node, kind, f"an operand of {word}") for node in parts]
+
+
+def seen(node: Node) -> Argument:
+    """What a typing rule may know of a node."""
+    return Argument(node.kind, node.constant)
+
+
+def _to(kind: str) -> Callable[[Column], Column]:
+    return lambda column: column.cast(KINDS[kind], safe=False)
+
+
+CASTS: dict[tuple[str, str], Callable[[Column], Column]] = {
+    ("int", "float"): _to("float"),
+    ("int", "string"): _to("string"),
+    ("int", "bool"): lambda c: pc.not_equal(c, 0),
+    ("bool", "int"): _to("int"),
+    ("bool", "string"): _to("string"),
+    ("float", "int"): float_to_int,
+    ("float", "string"): _to("string"),
+    ("string", "int"): string_to_int,
+    ("string", "float"): string_to_float,
+    ("string", "bool"): string_to_bool,
+    ("string", "date"): string_to_date,
+    ("string", "timestamp"): string_to_instant,
+    ("string", "bytes"): _to("bytes"),
+    ("bytes", "string"): lambda c: c.cast(pa.string()),
+    ("date", "timestamp"): times.to_instant,
+    ("date", "string"): _to("string"),
+    ("timestamp", "date"): times.to_date,
+    ("timestamp", "string"): lambda c: pc.binary_join_element_wise(
+        c.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.string()), "+00", ""
+    ),
+}
+_T = exp.DataType.Type
+TYPES = {
+    **dict.fromkeys((_T.BIGINT, _T.INT, _T.SMALLINT, _T.TINYINT), "int"),
+    **dict.fromkeys((_T.DOUBLE, _T.FLOAT, _T.DECIMAL, _T.BIGDECIMAL), "float"),
+    _T.BOOLEAN: "bool",
+    **dict.fromkeys((_T.TEXT, _T.VARCHAR), "string"),
+    **dict.fromkeys((_T.BINARY, _T.VARBINARY), "bytes"),
+    _T.DATE: "date",
+    **dict.fromkeys((_T.TIMESTAMP, _T.TIMESTAMPTZ), "timestamp"),
+}

@@ -1,0 +1,442 @@
+"""The functions a query may call on a row: one table, name -> typing rule and kernel.
+
+A function is added by one line in `FUNCTIONS` (and a row in docs/sql.md, which a test compares).
+Arguments that shape the kernel (patterns, positions, units) must be written as constants, so that
+the query is fixed before any row is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.errors import PlanError
+from streamveil.expressions import times
+from streamveil.expressions.kernels import (
+    NO,
+    Column,
+    dense,
+    float_op,
+    from_numpy,
+    int_abs,
+    int_op,
+    null_unless,
+    round_half_away,
+)
+from streamveil.types import Array
+
+Kernel = Callable[..., Column]
+Kind = str  # 'int' 'float' 'bool' 'string' 'bytes' 'date' 'timestamp' 'null'; 'unit' 'interval'
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What the typing rule of a function sees: the kind, and the value where it is a constant."""
+
+    kind: Kind
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A function chosen for its arguments: result kind, kinds wanted, kernel on columns.
+
+    `wanted` has one kind per column argument; constants that are baked in are None.
+    """
+
+    result: Kind
+    wanted: tuple[Kind | None, ...]
+    kernel: Kernel
+
+
+Rule = Callable[[str, Sequence[Argument]], Bound]
+
+
+def arity(name: str, arguments: Sequence[Argument], low: int, high: int | None = None) -> None:
+    """Refuses a wrong number of arguments."""
+    high = low if high is None else high
+    if not low <= len(arguments) <= high:
+        wanted = str(low) if low == high else f"{low} to {high}" if high < 99 else f"{low} or more"
+        raise PlanError(f"{name} takes {wanted} argument(s), not {len(arguments)}")
+
+
+def constant(name: str, arguments: Sequence[Argument], place: int, kind: Kind) -> Any:
+    """The value of an argument that must be written out in the query."""
+    argument = arguments[place]
+    if argument.constant is None or argument.kind != kind:
+        raise PlanError(f"argument {place + 1} of {name} must be a constant of type {kind}")
+    return argument.constant
+
+
+def wrong(name: str, argument: Argument, place: int, wanted: str) -> PlanError:
+    """A type error that names the place and never a value."""
+    return PlanError(f"argument {place + 1} of {name} must be {wanted}, not {argument.kind}")
+
+
+def fixed(result: Kind, *wanted: Kind, kernel: Kernel) -> Rule:
+    """A function of one signature."""
+
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, len(wanted))
+        return Bound(result, wanted, kernel)
+
+    return rule
+
+
+def floating(function: Callable[..., Array], places: int = 1) -> Rule:
+    """A function of floats to a float."""
+    return fixed("float", *["float"] * places, kernel=float_op(function))
+
+
+def numeric(name: str, arguments: Sequence[Argument]) -> Kind:
+    """'int' when all arguments are integers, 'float' when some are floats."""
+    for place, argument in enumerate(arguments):
+        if argument.kind not in ("int", "float", "null"):
+            raise wrong(name, argument, place, "a number")
+    return "float" if any(a.kind == "float" for a in arguments) else "int"
+
+
+def by_number(on_int: Kernel, on_float: Kernel) -> Rule:
+    """A function of one number that keeps its type."""
+
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 1)
+        kind = numeric(name, arguments)
+        return Bound(kind, (kind,), on_int if kind == "int" else on_float)
+
+    return rule
+
+
+def integers(operation: str) -> Rule:
+    """DIV and MOD."""
+    return fixed("int", "int", "int", kernel=int_op(operation))
+
+
+def common(name: str, arguments: Sequence[Argument]) -> Kind:
+    """The one kind all arguments convert to."""
+    kinds = {a.kind for a in arguments} - {"null"}
+    if kinds == {"int", "float"}:
+        return "float"
+    literals = {a.kind for a in arguments if a.constant is not None}
+    if "string" in literals and len(kinds) == 2 and kinds & {"date", "timestamp"}:
+        return next(iter(kinds & {"date", "timestamp"}))  # GoogleSQL reads '2026-01-01' as a time
+    if len(kinds) > 1:
+        first = {a.kind: n for n, a in reversed([*enumerate(arguments, 1)]) if a.kind in kinds}
+        found = [f"argument {n} is {kind}" for kind, n in sorted(first.items(), key=itemgetter(1))]
+        raise PlanError(
+            f"{name} mixes types that do not convert: {', '.join(found)}.\n"
+            "  to fix  CAST one of them"
+        )
+    return next(iter(kinds), "null")
+
+
+def _extreme(larger: Callable[[Array, Array], Array], of_texts: Callable[..., Column]) -> Rule:
+    def folded(*columns: Column) -> Column:
+        values, ok = dense(columns[0])
+        for column in columns[1:]:
+            other, valid = dense(column)
+            values, ok = larger(values, other), ok & valid
+        return from_numpy(values, ok, columns[0].type)
+
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 1, 99)
+        kind = common(name, arguments)
+        kernel: Kernel = folded  # also of times and of what is not a number, where Arrow's differ
+        if kind in ("string", "bytes"):
+            kernel = partial(of_texts, skip_nulls=False)
+        return Bound(kind, (kind,) * len(arguments), _first if kind == "null" else kernel)
+
+    return rule
+
+
+def _first(*columns: Column) -> Column:
+    return columns[0]
+
+
+def _coalesce(low: int, high: int) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, low, high)
+        kind = common(name, arguments)
+        return Bound(kind, (kind,) * len(arguments), pc.coalesce)
+
+    return rule
+
+
+def _nullif(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 2)
+    kind = common(name, arguments)
+    return Bound(kind, (kind, kind), _null_where_equal)
+
+
+def _null_where_equal(left: Column, right: Column) -> Column:
+    if pa.types.is_null(left.type):
+        return left
+    same = pc.fill_null(pc.equal(left, right), NO)
+    return null_unless(pc.invert(same), left)
+
+
+def _round(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 1, 2)
+    numeric(name, arguments)
+    if len(arguments) == 1:
+        return Bound("float", ("float",), float_op(round_half_away))
+    digits = constant(name, arguments, 1, "int")
+    if not -308 <= digits <= 308:
+        raise PlanError(f"argument 2 of {name} must be between -308 and 308")
+    scale = 10.0 ** abs(digits)
+
+    def to_digits(a: Array) -> Array:
+        if digits < 0:
+            return np.asarray(round_half_away(a / scale) * scale)
+        scaled = a * scale
+        return np.asarray(np.where(np.isfinite(scaled), round_half_away(scaled) / scale, a))
+
+    return Bound("float", ("float", None), float_op(to_digits))
+
+
+def _log(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 1, 2)
+    if len(arguments) == 1:
+        return Bound("float", ("float",), float_op(np.log))
+    return Bound("float", ("float",) * 2, float_op(lambda a, base: np.log(a) / np.log(base)))
+
+
+def _concat(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 1, 99)
+    return Bound("string", ("string",) * len(arguments), concatenate)
+
+
+def concatenate(*columns: Column) -> Column:
+    """Texts one after the other; null when one is null."""
+    empty = pa.scalar("", columns[0].type)
+    return pc.binary_join_element_wise(*columns, empty, null_handling="emit_null")
+
+
+def _trim(all_sides: Kernel, of_characters: Kernel) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 1, 2)
+        if len(arguments) == 1:
+            return Bound("string", ("string",), all_sides)
+        characters = constant(name, arguments, 1, "string")
+        return Bound("string", ("string", None), lambda c: of_characters(c, characters=characters))
+
+    return rule
+
+
+def _substring(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 2, 3)
+    start = constant(name, arguments, 1, "int")
+    begin = start - 1 if start > 0 else start
+    if len(arguments) == 2:
+        return Bound("string", ("string", None), _slice(begin, None))
+    length = constant(name, arguments, 2, "int")
+    if length < 0:
+        raise PlanError(f"argument 3 of {name} must not be negative")
+    if begin < 0:  # from the end: cut there first, then take the length
+        head, tail = _slice(begin, None), _slice(0, length)
+        return Bound("string", ("string", None, None), lambda c: tail(head(c)))
+    return Bound("string", ("string", None, None), _slice(begin, begin + length))
+
+
+def _slice(start: int, stop: int | None) -> Kernel:
+    limit = 2**31 - 1
+    begin = max(-limit, min(start, limit))
+    end = None if stop is None else max(-limit, min(stop, limit))
+    return lambda c: pc.utf8_slice_codeunits(c, begin, end)
+
+
+def _ends(side: str) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 2)
+        length = constant(name, arguments, 1, "int")
+        if length < 0:
+            raise PlanError(f"argument 2 of {name} must not be negative")
+        if side == "left":
+            return Bound("string", ("string", None), _slice(0, length))
+        kernel = _slice(-length, None) if length else _slice(0, 0)
+        return Bound("string", ("string", None), kernel)
+
+    return rule
+
+
+def _replace(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 3)
+    old, new = (constant(name, arguments, place, "string") for place in (1, 2))
+    kernel: Kernel = (
+        (lambda c: pc.replace_substring(c, pattern=old, replacement=new)) if old else _same
+    )
+    return Bound("string", ("string", None, None), kernel)
+
+
+def _same(column: Column) -> Column:
+    return column
+
+
+def _with_text(kernel: Callable[[Column, str], Column], result: Kind = "bool") -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 2)
+        text = constant(name, arguments, 1, "string")
+        return Bound(result, ("string", None), lambda c: kernel(c, text))
+
+    return rule
+
+
+def _regexp(kernel: Callable[[Column, str], Column]) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        bound = _with_text(kernel)(name, arguments)
+        try:
+            bound.kernel(pa.array([""]))
+        except pa.ArrowInvalid:
+            raise PlanError(f"argument 2 of {name} is not a valid regular expression") from None
+        return bound
+
+    return rule
+
+
+def _position(column: Column, text: str) -> Column:
+    found = pc.find_substring(column, pattern=text)
+    return pc.add(found.cast(pa.int64()), 1)  # bytes: exact for ASCII, documented
+
+
+def _without_zone(name: str, arguments: Sequence[Argument], places: int) -> None:
+    """Refuses the time zone that GoogleSQL takes as a last argument."""
+    if len(arguments) == places + 1 and arguments[-1].kind == "string":
+        raise PlanError(f"{name} takes no time zone: {times.ZONES}")
+
+
+def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
+    _without_zone(name, arguments, 1)
+    arity(name, arguments, 1)
+    kind = arguments[0].kind
+    if kind == "date":
+        return Bound("date", ("date",), _same)
+    if kind == "string":
+        return Bound("date", ("date",), _same)  # the caller converts, as CAST does
+    return Bound("date", ("timestamp",), times.to_date)
+
+
+def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
+    _without_zone(name, arguments, 1)
+    arity(name, arguments, 1)
+    kind = arguments[0].kind
+    if kind == "date":
+        return Bound("timestamp", ("date",), times.to_instant)
+    return Bound("timestamp", ("timestamp",), _same)
+
+
+def _truncate(kind: Kind) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        _without_zone(name, arguments, 2)
+        arity(name, arguments, 2)
+        unit = constant(name, arguments, 1, "unit")
+        if kind == "date" and unit in ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR"):
+            raise PlanError(f"{name} cannot cut a date to {unit}; use TIMESTAMP_TRUNC")
+        return Bound(kind, (kind, None), times.truncate(unit))
+
+    return rule
+
+
+def _shift(kind: Kind, sign: int) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 2)
+        amount, unit = constant(name, arguments, 1, "interval")
+        if kind == "date" and unit in ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR"):
+            raise PlanError(f"{name} moves dates by days or more; use TIMESTAMP_ADD for {unit}")
+        return Bound(kind, (kind, None), times.shift_by(sign * amount, unit))
+
+    return rule
+
+
+def _difference(kind: Kind) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 3)
+        unit = constant(name, arguments, 2, "unit")
+        return Bound("int", (kind, kind, None), times.difference(unit, dates=kind == "date"))
+
+    return rule
+
+
+def _unix(scale: int) -> Rule:
+    return fixed("int", "timestamp", kernel=times.to_epoch(scale))
+
+
+def _is(test: Callable[[Array], Array]) -> Rule:
+    def kernel(column: Column) -> Column:
+        values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
+        ok = pc.is_valid(column).to_numpy(zero_copy_only=False)
+        return from_numpy(test(values), ok, pa.bool_())
+
+    return fixed("bool", "float", kernel=kernel)
+
+
+FUNCTIONS: dict[str, Rule] = {
+    "ABS": by_number(int_abs, float_op(np.abs)),
+    "SIGN": by_number(lambda c: pc.sign(c).cast(pa.int64()), float_op(np.sign)),
+    "ROUND": _round,
+    "FLOOR": floating(np.floor),
+    "CEIL": floating(np.ceil),
+    "CEILING": floating(np.ceil),
+    "TRUNC": floating(np.trunc),
+    "SQRT": floating(np.sqrt),
+    "EXP": floating(np.exp),
+    "LN": floating(np.log),
+    "LOG": _log,
+    "LOG10": floating(np.log10),
+    "POW": floating(np.power, 2),
+    "POWER": floating(np.power, 2),
+    "DIV": integers("div"),
+    "MOD": integers("mod"),
+    "SAFE_DIVIDE": floating(np.divide, 2),
+    "IS_NAN": _is(np.isnan),
+    "IS_INF": _is(np.isinf),
+    "GREATEST": _extreme(np.maximum, pc.max_element_wise),
+    "LEAST": _extreme(np.minimum, pc.min_element_wise),
+    "COALESCE": _coalesce(1, 99),
+    "IFNULL": _coalesce(2, 2),
+    "NULLIF": _nullif,
+    "CONCAT": _concat,
+    "LOWER": fixed("string", "string", kernel=pc.utf8_lower),
+    "UPPER": fixed("string", "string", kernel=pc.utf8_upper),
+    "TRIM": _trim(pc.utf8_trim_whitespace, pc.utf8_trim),
+    "LTRIM": _trim(pc.utf8_ltrim_whitespace, pc.utf8_ltrim),
+    "RTRIM": _trim(pc.utf8_rtrim_whitespace, pc.utf8_rtrim),
+    "LENGTH": fixed("int", "string", kernel=lambda c: pc.utf8_length(c).cast(pa.int64())),
+    "CHAR_LENGTH": fixed("int", "string", kernel=lambda c: pc.utf8_length(c).cast(pa.int64())),
+    "SUBSTR": _substring,
+    "SUBSTRING": _substring,
+    "LEFT": _ends("left"),
+    "RIGHT": _ends("right"),
+    "REVERSE": fixed("string", "string", kernel=pc.utf8_reverse),
+    "REPLACE": _replace,
+    "STRPOS": _with_text(_position, "int"),
+    "STARTS_WITH": _with_text(lambda c, text: pc.starts_with(c, pattern=text)),
+    "ENDS_WITH": _with_text(lambda c, text: pc.ends_with(c, pattern=text)),
+    "CONTAINS_SUBSTR": _with_text(
+        lambda c, text: pc.match_substring(pc.utf8_lower(c), pattern=text.lower())
+    ),
+    "REGEXP_CONTAINS": _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text)),
+    "DATE": _to_date,
+    "TIMESTAMP": _to_instant,
+    "TIMESTAMP_TRUNC": _truncate("timestamp"),
+    "DATE_TRUNC": _truncate("date"),
+    "TIMESTAMP_ADD": _shift("timestamp", 1),
+    "TIMESTAMP_SUB": _shift("timestamp", -1),
+    "DATE_ADD": _shift("date", 1),
+    "DATE_SUB": _shift("date", -1),
+    "TIMESTAMP_DIFF": _difference("timestamp"),
+    "DATE_DIFF": _difference("date"),
+    "TIMESTAMP_SECONDS": fixed("timestamp", "int", kernel=times.from_epoch(1_000_000)),
+    "TIMESTAMP_MILLIS": fixed("timestamp", "int", kernel=times.from_epoch(1_000)),
+    "TIMESTAMP_MICROS": fixed("timestamp", "int", kernel=times.from_epoch(1)),
+    "UNIX_SECONDS": _unix(1_000_000),
+    "UNIX_MILLIS": _unix(1_000),
+    "UNIX_MICROS": _unix(1),
+    "UNIX_DATE": fixed("int", "date", kernel=times.to_epoch(times.UNIT_US["DAY"])),
+}

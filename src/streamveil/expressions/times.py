@@ -1,0 +1,211 @@
+"""Calendar arithmetic on whole columns, in UTC, without a time-zone database.
+
+Times are microseconds since 1970 and dates are days; every function is total (see `kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.kernels import DAY_US, INSTANT, Column, dense, from_numpy
+from streamveil.types import Array
+
+UNIT_US = {
+    "MICROSECOND": 1,
+    "MILLISECOND": 1_000,
+    "SECOND": 1_000_000,
+    "MINUTE": 60_000_000,
+    "HOUR": 3_600_000_000,
+    "DAY": DAY_US,
+    "WEEK": 7 * DAY_US,
+}
+UNIT_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+WEEKDAYS = ("SUNDAY", "MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY")
+TRUNC_UNITS = (*UNIT_US, *UNIT_MONTHS, "ISOWEEK", *(f"WEEK({day})" for day in WEEKDAYS))
+ZONES = (
+    "times are in UTC here, without a database of time zones.\n"
+    "  to fix  leave it out, or move the time by a fixed offset first: t - INTERVAL 5 HOUR"
+)
+FAR_US = 250_000 * 366 * DAY_US  # beyond this int64 microseconds would wrap
+
+
+def micros(column: Column) -> tuple[Array, Array]:
+    """Microseconds since 1970 of a timestamp or date column, and which rows hold one."""
+    values, ok = dense(column)
+    if pa.types.is_date32(column.type):
+        far = np.abs(values) < FAR_US // DAY_US
+        return np.where(far, values, 0) * DAY_US, ok & far
+    near = (values > -FAR_US) & (values < FAR_US)
+    return np.where(near, values, 0), ok & near
+
+
+def like(values: Array, ok: Array, column: Column) -> Column:
+    """Microseconds back to the type of `column` (a date keeps its day)."""
+    if pa.types.is_date32(column.type):
+        return from_numpy(values // DAY_US, ok, pa.date32())
+    return from_numpy(values, ok, INSTANT)
+
+
+def to_date(column: Column) -> Column:
+    """The UTC day of a timestamp."""
+    values, ok = micros(column)
+    return from_numpy(values // DAY_US, ok, pa.date32())
+
+
+def to_instant(column: Column) -> Column:
+    """Midnight UTC of a date."""
+    values, ok = micros(column)
+    return from_numpy(values, ok, INSTANT)
+
+
+def truncate(unit: str) -> Callable[[Column], Column]:
+    """Start of the unit that holds each time; weeks start on Sunday unless said otherwise."""
+    if unit in UNIT_MONTHS:
+        return lambda column: _truncate_months(column, UNIT_MONTHS[unit])
+    if unit in UNIT_US and unit != "WEEK":
+        return lambda column: _truncate_fixed(column, UNIT_US[unit], 0)
+    first = "MONDAY" if unit == "ISOWEEK" else unit[5:-1] if unit.startswith("WEEK(") else "SUNDAY"
+    if unit not in TRUNC_UNITS:
+        raise PlanError(f"unknown time unit '{unit[:20]}'{nearest(unit, TRUNC_UNITS[:10])}")
+    shift = (WEEKDAYS.index(first) - 4) * DAY_US  # 1970-01-01 was a Thursday
+    return lambda column: _truncate_fixed(column, 7 * DAY_US, shift)
+
+
+def _truncate_fixed(column: Column, size: int, shift: int) -> Column:
+    values, ok = micros(column)
+    return like((values - shift) // size * size + shift, ok, column)
+
+
+def _months(values: Array) -> Array:
+    return (values // DAY_US).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+
+
+def _month_start_us(months: Array) -> Array:
+    return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY_US
+
+
+def _truncate_months(column: Column, count: int) -> Column:
+    values, ok = micros(column)
+    return like(_month_start_us(_months(values) // count * count), ok, column)
+
+
+def shift_by(amount: int, unit: str) -> Callable[[Column], Column]:
+    """Adds `amount` units; a day that the target month lacks becomes its last day."""
+    if unit in UNIT_US:
+        step = amount * UNIT_US[unit]
+        if abs(step) >= FAR_US:
+            raise PlanError("the interval is longer than 250,000 years")
+        return lambda column: _shift_fixed(column, step)
+    if unit in UNIT_MONTHS:
+        months = amount * UNIT_MONTHS[unit]
+        if abs(months) >= 12 * 250_000:
+            raise PlanError("the interval is longer than 250,000 years")
+        return lambda column: _shift_months(column, months)
+    raise PlanError(f"unknown time unit '{unit[:20]}'{nearest(unit, (*UNIT_US, *UNIT_MONTHS))}")
+
+
+def _shift_fixed(column: Column, step: int) -> Column:
+    values, ok = micros(column)
+    moved = values + step
+    return like(moved, ok & (np.abs(moved) < FAR_US), column)
+
+
+def _shift_months(column: Column, count: int) -> Column:
+    values, ok = micros(column)
+    months = _months(values)
+    within = values - _month_start_us(months)
+    start, after = _month_start_us(months + count), _month_start_us(months + count + 1)
+    day = np.minimum(within // DAY_US, (after - start) // DAY_US - 1)
+    moved = start + day * DAY_US + within % DAY_US
+    return like(moved, ok & (np.abs(moved) < FAR_US), column)
+
+
+def extract(part: str) -> Callable[[Column], Column]:
+    """EXTRACT(part FROM time) as an integer."""
+    if part not in PARTS:
+        raise PlanError(f"unknown part '{part[:20]}' in EXTRACT{nearest(part, PARTS)}")
+    function = PARTS[part]
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        return from_numpy(function(values).astype(np.int64), ok, pa.int64())
+
+    return run
+
+
+def _year_start(values: Array) -> Array:
+    return _month_start_us(_months(values) // 12 * 12)
+
+
+def _iso_thursday(values: Array) -> Array:
+    days = values // DAY_US
+    return np.asarray(
+        (days - (days + 3) % 7 + 3) * DAY_US
+    )  # the Thursday of the week that starts on Monday
+
+
+def _day_of_year(values: Array) -> Array:
+    return (values - _year_start(values)) // DAY_US
+
+
+PARTS: dict[str, Callable[[Array], Array]] = {
+    "YEAR": lambda us: _months(us) // 12 + 1970,
+    "QUARTER": lambda us: _months(us) % 12 // 3 + 1,
+    "MONTH": lambda us: _months(us) % 12 + 1,
+    "DAY": lambda us: (us - _month_start_us(_months(us))) // DAY_US + 1,
+    "DAYOFYEAR": lambda us: _day_of_year(us) + 1,
+    "DAYOFWEEK": lambda us: (us // DAY_US + 4) % 7 + 1,  # Sunday is 1
+    "ISOYEAR": lambda us: _months(_iso_thursday(us)) // 12 + 1970,
+    "ISOWEEK": lambda us: _day_of_year(_iso_thursday(us)) // 7 + 1,
+    "HOUR": lambda us: us // UNIT_US["HOUR"] % 24,
+    "MINUTE": lambda us: us // UNIT_US["MINUTE"] % 60,
+    "SECOND": lambda us: us // UNIT_US["SECOND"] % 60,
+    "MILLISECOND": lambda us: us // 1_000 % 1_000,
+    "MICROSECOND": lambda us: us % 1_000_000,
+}
+
+
+def difference(unit: str, *, dates: bool) -> Callable[[Column, Column], Column]:
+    """TIMESTAMP_DIFF (whole units between) or DATE_DIFF (unit borders crossed)."""
+    known = (*UNIT_US, *UNIT_MONTHS) if dates else tuple(UNIT_US)[:-1]
+    if unit not in known:
+        raise PlanError(f"unknown unit '{unit[:20]}' of a difference{nearest(unit, known)}")
+
+    def run(left: Column, right: Column) -> Column:
+        (a, a_ok), (b, b_ok) = micros(left), micros(right)
+        if unit in UNIT_MONTHS:
+            count = UNIT_MONTHS[unit]
+            gap = _months(a) // count - _months(b) // count
+        elif unit == "WEEK":
+            gap = (a // DAY_US + 4) // 7 - (b // DAY_US + 4) // 7
+        else:
+            whole = a - b
+            gap = np.abs(whole) // UNIT_US[unit] * np.sign(whole)
+        return from_numpy(gap, a_ok & b_ok, pa.int64())
+
+    return run
+
+
+def from_epoch(scale: int) -> Callable[[Column], Column]:
+    """TIMESTAMP_SECONDS, _MILLIS, _MICROS: integer to time."""
+
+    def run(column: Column) -> Column:
+        values, ok = dense(column)
+        near = (values > -(FAR_US // scale)) & (values < FAR_US // scale)
+        return from_numpy(np.where(near, values, 0) * scale, ok & near, INSTANT)
+
+    return run
+
+
+def to_epoch(scale: int) -> Callable[[Column], Column]:
+    """UNIX_SECONDS, _MILLIS, _MICROS, UNIX_DATE: time to integer, rounded down."""
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        return from_numpy(values // scale, ok, pa.int64())
+
+    return run

@@ -1,0 +1,53 @@
+"""Static mechanisms for linear queries: one histogram in, answers to a whole class out."""
+
+from streamveil.core.noise.keyed import Place
+from streamveil.linear.additive import Additive, noisy_histogram, noisy_queries
+from streamveil.linear.budget_shares import Meter, Share
+from streamveil.linear.derived_queries import Through, best_strategy
+from streamveil.linear.mwem import Mwem
+from streamveil.linear.pmw import Pmw, PmwRelease
+from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
+from streamveil.linear.queries import Matrix, Queries, functions
+from streamveil.linear.smalldb import SmallDb
+from streamveil.linear.strategies import (
+    Dense,
+    Direct,
+    Points,
+    Residuals,
+    Strategy,
+    hierarchy,
+)
+from streamveil.linear.structured import Halfspaces, Marginals, Ranges
+from streamveil.linear.sums import Sums
+
+__all__ = [
+    "Additive",
+    "Dense",
+    "Direct",
+    "ErrorBound",
+    "Halfspaces",
+    "Marginals",
+    "Matrix",
+    "Meter",
+    "Mwem",
+    "Place",
+    "Pmw",
+    "PmwRelease",
+    "Points",
+    "Queries",
+    "QueryAnswers",
+    "Ranges",
+    "Residuals",
+    "Share",
+    "SmallDb",
+    "StaticMechanism",
+    "Strategy",
+    "Sums",
+    "Through",
+    "best_strategy",
+    "combine",
+    "functions",
+    "hierarchy",
+    "noisy_histogram",
+    "noisy_queries",
+]

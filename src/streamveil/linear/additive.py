@@ -1,0 +1,120 @@
+"""Noise on measured numbers: query sets, noisy histograms, the matrix mechanism."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamveil.core.noise.keyed import Place
+from streamveil.core.noise.samplers import rounded_gaussian, rounded_laplace
+from streamveil.linear.budget_shares import Kind, Share
+from streamveil.linear.protocol import NoiseBound, QueryAnswers
+from streamveil.linear.queries import Queries, check_histogram
+from streamveil.linear.strategies import Direct, Points, Strategy
+from streamveil.types import Array, Float64, Int64
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Every measured row plus noise: unbiased, with an error that does not grow with the data.
+
+    Algorithm: the Laplace mechanism (Dwork et al. 2006) on a pure share, the Gaussian mechanism on
+        a zCDP share, on the rows of a `Strategy`; with a strategy other than the queries themselves
+        this is the matrix mechanism (Li et al. 2015).
+    Protects: tables that differ in one record present or absent; with `replaced`, in one record
+        replaced by another, which moves every row by at most twice, the measured vector by at most
+        2 in L1 and in L2 (sqrt 2 where no row has weights of both signs).
+    Guarantee: the share: epsilon = L1 / scale, rho = L2^2 / (2 sigma^2).
+    Error: deviation `strategy.unit` times the noise scale, for the worst answer.
+    Numerics: measured rows are integers; noise is the rounding of a continuous law about an
+        integer, so it is post-processing of the continuous mechanism.
+    """
+
+    strategy: Strategy
+    replaced: bool = False
+
+    @property
+    def queries(self) -> Queries:
+        """See `StaticMechanism`."""
+        return self.strategy.queries
+
+    @property
+    def adaptive(self) -> bool:
+        """See `StaticMechanism`."""
+        return False
+
+    def sensitivity(self, kind: Kind) -> float:
+        """How far one change moves the measured vector, in the strategy's own units."""
+        if not self.replaced:
+            return 1.0
+        positive = isinstance(self.strategy, Direct | Points)
+        return math.sqrt(2) * (1 + 1e-12) if kind != "pure" and positive else 2.0
+
+    @property
+    def error(self) -> NoiseBound:
+        """See `StaticMechanism`. The larger of both kinds, which differ in the unit only."""
+        return NoiseBound(
+            {kind: self.strategy.unit(kind) * self.sensitivity(kind) for kind in KINDS},
+            {
+                kind: float(self.strategy.scales(kind).min()) * self.sensitivity(kind)
+                for kind in KINDS
+            },
+            self.queries.size,
+            self.strategy.single,
+        )
+
+    def scales(self, share: Share) -> Float64[Array, " rows"]:
+        """The noise scale of each row, rounded up."""
+        base = float(share.spread(1, 1)) * self.sensitivity(share.kind) * (1 + 1e-12)
+        return base * self.strategy.scales(share.kind)
+
+    def release(
+        self,
+        histogram: Int64[Array, " N"],
+        share: Share,
+        place: Place,
+        size_hat: float | None = None,
+    ) -> QueryAnswers:
+        """See `StaticMechanism`."""
+        check_histogram(self.queries, histogram)
+        exact = self.strategy.measure(histogram)
+        measured = noisy(exact, self.scales(share), share.kind, place)
+        values = self.strategy.recover(measured)
+        points = measured if isinstance(self.strategy, Points) else None
+        return QueryAnswers(values, points)
+
+
+KINDS: tuple[Kind, ...] = ("pure", "zcdp", "gdp")
+
+
+def noisy(
+    exact: Int64[Array, " rows"], scales: Float64[Array, " rows"], kind: Kind, place: Place
+) -> Float64[Array, " rows"]:
+    """Integers plus integer noise of the given scale for each."""
+    draws = place.draws(b"rows")
+    law = rounded_laplace if kind == "pure" else rounded_gaussian
+    noise = law(draws, np.zeros(len(exact)), scales)
+    return np.asarray(exact + noise, np.float64)
+
+
+def grain(scales: Float64[Array, " rows"], kind: Kind) -> float:
+    """How many times larger rounding to integers makes the deviation of any row, at most.
+
+    Gaussians are rounded about real centres: far below half an integer of noise, what is left of
+    it is the distance of the centre to the next integer.
+    """
+    least = float(scales.min()) ** 2 * (2 if kind == "pure" else 1)
+    coarse = kind != "pure" and least < 1 / 4
+    return math.sqrt(1 + (1 / 4 if coarse else 1 / 12) / least)
+
+
+def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
+    """Noise on every answer: Laplace query sets on a pure share, Gaussian ones on a zCDP share."""
+    return Additive(Direct(queries), replaced)
+
+
+def noisy_histogram(queries: Queries, *, replaced: bool = False) -> Additive:
+    """Noise on every point of the domain; answers any linear query."""
+    return Additive(Points(queries), replaced)

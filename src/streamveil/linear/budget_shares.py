@@ -1,0 +1,178 @@
+"""Parts of a budget, and the filter that enforces them.
+
+Inside a mechanism privacy is counted in one of two currencies, pure epsilon or rho of zero-
+concentrated DP; both simply add up over releases. Conversion to (epsilon, delta) happens once, at
+the boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.calibrate import gaussian_mu, zcdp_rho
+from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
+from streamveil.core.noise.keyed import Draws
+from streamveil.core.noise.samplers import discrete_laplace, exponential_choice, rounded_gaussian
+from streamveil.errors import BudgetError, require_one_of
+from streamveil.types import Array, Exact, Float64, Int64
+
+Kind = Literal["pure", "zcdp", "gdp"]
+GRID = 1 << 80  # shares are multiples of 1/GRID, so that sums of many stay short and exact
+LATTICE = 2.0**20  # public guesses are multiples of 1/LATTICE, see `on_lattice`
+
+
+def floor_to_grid(value: Exact | float) -> Fraction:
+    """The largest multiple of 1/GRID that is not above `value`."""
+    return Fraction(math.floor(Fraction(value) * GRID), GRID)
+
+
+@lru_cache(maxsize=1024)  # the same few shares are spent again and again
+def floor_root(value: Exact) -> Fraction:
+    """A fraction just below the square root of `value`: never above it."""
+    value = Fraction(value)
+    return Fraction(math.isqrt(value.numerator * GRID**2 // value.denominator), GRID)
+
+
+@lru_cache(maxsize=1024)
+def ceil_root(value: Exact) -> Fraction:
+    """A fraction just above the square root of `value`: never below it."""
+    value = Fraction(value)
+    return Fraction(math.isqrt(-(-value.numerator * GRID**2 // value.denominator)) + 1, GRID)
+
+
+def on_lattice(public: Float64[Array, " n"]) -> Float64[Array, " n"]:
+    """Public numbers, rounded so that exact answers less these are exact in floating point.
+
+    Both are multiples of 2^-20 below 2^32, so their difference has at most 53 bits. Of two
+    neighbours such differences are then as far apart as the answers are, and not an ulp more.
+    """
+    return np.asarray(np.rint(public * LATTICE) / LATTICE)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A public part of a privacy budget: `amount` is epsilon ('pure') or rho ('zcdp', 'gdp').
+
+    Parts are rounded down, so the parts of a split never exceed the whole.
+
+    >>> whole = Share("zcdp", Fraction(1, 50))
+    >>> sum((part.amount for part in whole.split(1, 2, 4)), Fraction(0)) <= whole.amount
+    True
+    >>> float(whole.choice_epsilon)
+    0.4
+    """
+
+    kind: Kind
+    amount: Exact
+
+    def __post_init__(self) -> None:
+        require_one_of("kind", self.kind, ("pure", "zcdp", "gdp"))
+        if self.amount < 0:
+            raise ValueError(f"amount must not be below 0, not {self.amount}")
+
+    @classmethod
+    def of(cls, budget: Budget) -> Share:
+        """The share that spends the whole budget: pure when there is no delta, zCDP otherwise."""
+        if budget.is_pure:
+            return cls("pure", Fraction(budget.epsilon or 0))
+        return cls("zcdp", floor_to_grid(zcdp_rho(budget)))
+
+    @classmethod
+    def for_noise(cls, budget: Budget) -> Share:
+        """The share of a mechanism that only adds noise to numbers, never chooses or compares."""
+        if budget.is_pure:
+            return cls.of(budget)
+        return cls("gdp", floor_to_grid(Fraction(gaussian_mu(budget)) ** 2 / 2))
+
+    def scale(self, factor: Exact | float) -> Share:
+        """This share times a factor, rounded down."""
+        return Share(self.kind, floor_to_grid(Fraction(factor) * self.amount))
+
+    def split(self, *weights: Exact | float) -> tuple[Share, ...]:
+        """Parts in proportion to the weights, rounded down."""
+        whole = sum((Fraction(weight) for weight in weights), Fraction(0))
+        return tuple(self.scale(Fraction(weight) / whole) for weight in weights)
+
+    @property
+    def loss(self) -> Loss:
+        """What spending all of it costs."""
+        if self.kind == "gdp":
+            return Gdp.squared(2 * Fraction(self.amount))
+        return Pure(self.amount) if self.kind == "pure" else Zcdp(self.amount)
+
+    def _pays_for_choices(self) -> None:
+        if self.kind == "gdp":
+            raise ValueError("this share buys Gaussian noise only: use Share.of(budget)")
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The largest epsilon of a pure mechanism that fits: rho = epsilon^2 / 2."""
+        self._pays_for_choices()
+        return Fraction(self.amount) if self.kind == "pure" else floor_root(2 * self.amount)
+
+    @property
+    def choice_epsilon(self) -> Fraction:
+        """The largest epsilon of an exponential mechanism that fits: rho = epsilon^2 / 8."""
+        self._pays_for_choices()
+        return Fraction(self.amount) if self.kind == "pure" else floor_root(8 * self.amount)
+
+    def spread(self, l1: Exact, l2_squared: Exact) -> Fraction:
+        """The noise scale of one release: Laplace scale, or sigma of a Gaussian (rounded up)."""
+        if not self.amount:
+            raise ValueError("a share of nothing cannot pay for a release")
+        if self.kind == "pure":
+            return Fraction(l1) / self.amount
+        return ceil_root(Fraction(l2_squared) / (2 * self.amount))
+
+    def deviation(self, l1: Exact, l2_squared: Exact) -> float:
+        """The standard deviation of the noise of one release, per coordinate."""
+        scale = float(self.spread(l1, l2_squared))
+        return scale * math.sqrt(2) if self.kind == "pure" else scale
+
+    def noise(
+        self, draws: Draws, l1: Exact, l2_squared: Exact, shape: int | tuple[int, ...]
+    ) -> Int64[Array, "*shape"]:
+        """Integer noise of the scale that this share pays for."""
+        scale = self.spread(l1, l2_squared)
+        if self.kind == "pure":
+            return discrete_laplace(draws, scale, shape)
+        return rounded_gaussian(draws, np.zeros(shape), float(np.nextafter(float(scale), np.inf)))
+
+    def choose(self, draws: Draws, scores: Float64[Array, " n"], sensitivity: float) -> int:
+        """An index of high score, by the exponential mechanism."""
+        return exponential_choice(draws, scores, self.choice_epsilon, sensitivity)
+
+
+@dataclass
+class Meter:
+    """A privacy filter: refuses a charge that would pass the limit, before anything is drawn.
+
+    Guarantee: whatever is charged, in whatever order, adaptively, stays within `limit`.
+    Proof: for pure DP and zCDP the costs along every transcript add up (chain rule; Feldman &
+        Zrnic 2021, arXiv:2008.11193; Whitehouse et al. 2023, arXiv:2203.05481).
+    """
+
+    limit: Share
+    spent: Fraction = Fraction(0)
+
+    def fits(self, share: Share) -> bool:
+        """Whether the charge would be accepted."""
+        return share.kind == self.limit.kind and self.spent + share.amount <= self.limit.amount
+
+    def charge(self, share: Share) -> Share:
+        """Pays for one release and hands its share on."""
+        if not self.fits(share):
+            raise BudgetError(
+                f"a release asks for {float(share.amount):.6g} ({share.kind}), "
+                f"{float(self.limit.amount - self.spent):.6g} of "
+                f"{float(self.limit.amount):.6g} ({self.limit.kind}) is left"
+            )
+        self.spent += Fraction(share.amount)
+        return share

@@ -1,0 +1,270 @@
+"""Answering 'is it above the threshold?' without paying for 'no'.
+
+Queries are counts of sensitivity 1 (one neighbour moves each by at most 1). In count units this is
+true at every size of a growing table, thresholds are public and may change with every question, so
+the same mechanism serves static and growing data; a schedule of shares over epochs of the size
+(`epoch_share`) keeps the noise in proportion to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from streamveil.core.accounting.guarantee import Guarantee, Loss, Pure
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import Place
+from streamveil.core.noise.samplers import discrete_laplace
+from streamveil.errors import require_one_of, require_positive
+from streamveil.linear.budget_shares import Meter, Share, ceil_root
+from streamveil.types import Array, Exact, Int64
+
+Assumption = Literal["general", "monotone", "cumulative"]
+
+
+@dataclass
+class AboveState:
+    """One run: its noisy threshold offset, and how many questions were asked."""
+
+    offset: int  # secret
+    asked: int = 0
+    halted: bool = False
+
+    def __repr__(self) -> str:
+        return f"AboveState(asked={self.asked}, halted={self.halted})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AboveThreshold:
+    """Reports the first of a stream of questions whose count reaches its threshold.
+
+    Algorithm: the sparse vector technique (Dwork & Roth 2014, section 3.6) with discrete Laplace
+        noise of scale 1/epsilon1 on the threshold and `width`/epsilon2 on every question.
+    Protects: neighbours that move every question by at most `protects.bound`; 'general': in any
+        direction; 'monotone': all in the same direction; 'cumulative': the questions are counts
+        since the last halt, so that one event adds 1 to all questions after it and to none before.
+    Guarantee: epsilon1 + epsilon2; cumulative: max(epsilon1, epsilon2). All times the bound.
+    Proof: moving the threshold noise by 1 and the noise of the halting question by 2 (monotone: 1)
+        turns every run of one stream into one of the other. Cumulative, D' with one more event at
+        s: runs that halt before s are equally likely. Otherwise, towards D', moving the threshold
+        up by 1 makes each 'no' before s likelier, each later 'no' and the halt exactly as likely:
+        e^epsilon1. Towards D, each 'no' is likelier and the halt costs one move of its own noise:
+        e^epsilon2. So one of the two is paid, never both.
+    Error: see `slack`.
+    Numerics: exact integers and discrete noise.
+
+    >>> AboveThreshold.cumulative(Fraction(1, 2)).epsilon
+    Fraction(1, 2)
+    """
+
+    epsilon1: Exact
+    epsilon2: Exact
+    assumption: Assumption = "general"
+    protects: Neighbours = field(default=Neighbours("event", relation="event"))
+    unit: int = 1  # counts are in quanta of which one record has this many
+
+    def __post_init__(self) -> None:
+        require_positive(epsilon1=self.epsilon1, epsilon2=self.epsilon2, unit=self.unit)
+        require_one_of("assumption", self.assumption, ("general", "monotone", "cumulative"))
+
+    @classmethod
+    def general(cls, epsilon: Exact) -> AboveThreshold:
+        """The best split for general questions: 1 to 2^(2/3)."""
+        first = Fraction(epsilon) * Fraction(1000, 2588)
+        return cls(epsilon1=first, epsilon2=Fraction(epsilon) - first)
+
+    @classmethod
+    def cumulative(cls, epsilon: Exact) -> AboveThreshold:
+        """Counts since the last halt: both noises at the full epsilon."""
+        return cls(epsilon1=epsilon, epsilon2=epsilon, assumption="cumulative")
+
+    @property
+    def width(self) -> int:
+        """How far the noise of the halting question must be able to move."""
+        return 2 if self.assumption == "general" else 1
+
+    @property
+    def epsilon(self) -> Fraction:
+        """The cost of one run."""
+        first, second = Fraction(self.epsilon1), Fraction(self.epsilon2)
+        one = max(first, second) if self.assumption == "cumulative" else first + second
+        return one * Fraction(self.protects.bound)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Whatever the number of questions."""
+        return Guarantee(self.protects, Pure(self.epsilon))
+
+    def slack(self, beta: float, asked: int = 1) -> float:
+        """How far answers to that many questions may be from the exact comparison."""
+        first = np.log(2 / beta) / float(self.epsilon1)
+        return float(first + self.width * np.log(2 * asked / beta) / float(self.epsilon2))
+
+    def init(self, place: Place) -> AboveState:
+        """Starts a run: draws the threshold noise."""
+        scale = self.unit / Fraction(self.epsilon1)
+        return AboveState(int(discrete_laplace(place.draws(b"threshold"), scale, 1)[0]))
+
+    def ask(self, state: AboveState, count: int, threshold: int, place: Place) -> bool:
+        """Whether the count is above; a run that said yes is over. `threshold` is public."""
+        return self.ask_many(state, np.array([count]), np.array([threshold]), place) == 0
+
+    def ask_many(
+        self,
+        state: AboveState,
+        counts: Int64[Array, " n"],
+        thresholds: Int64[Array, " n"],
+        place: Place,
+    ) -> int:
+        """The index of the first count above its threshold, or n; later ones are not asked."""
+        if state.halted:
+            raise ValueError("this run has halted: start a new one and pay for it")
+        scale = Fraction(self.width * self.unit) / Fraction(self.epsilon2)
+        noise = discrete_laplace(place.draws(b"questions", state.asked), scale, len(counts))
+        above = np.flatnonzero(counts + noise >= thresholds + state.offset)
+        state.halted = len(above) > 0
+        first = int(above[0]) if state.halted else len(counts)
+        state.asked += min(first + 1, len(counts))
+        return first
+
+
+@dataclass(frozen=True)
+class SparseAnswer:
+    """What a question got: EASY (below), HARD (above; with a value if one was paid), EXHAUSTED."""
+
+    kind: Literal["EASY", "HARD", "EXHAUSTED"]
+    value: float | None = None
+
+
+@dataclass
+class SparseState:
+    """Runs started so far and what is left to pay for more."""
+
+    meter: Meter
+    run: AboveState | None
+    started: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse:
+    """Finds up to `halts` questions above their thresholds; numeric ones are measured as well.
+
+    Algorithm: Sparse and Numeric Sparse (Dwork & Roth 2014, sections 3.6): after each halt a new
+        run. `split` divides the share of one run among threshold, questions and measurement; a
+        measurement share of zero reports 'above' only.
+    Protects: neighbours that move every question by at most 1.
+    Guarantee: the share, whatever is asked: a run is paid before it starts, its measurement before
+        it is drawn, and when the next cannot be paid the answer is EXHAUSTED.
+    Proof: runs are chosen adaptively and each is pure-DP; `Meter` adds them up.
+    """
+
+    share: Share
+    halts: int
+    split: tuple[Exact, Exact, Exact] = (Fraction(3, 10), Fraction(1, 2), Fraction(1, 5))
+    unit: int = 1  # see `AboveThreshold`
+
+    def __post_init__(self) -> None:
+        require_positive(halts=self.halts)
+
+    @property
+    def loss(self) -> Loss:
+        """The whole share."""
+        return self.share.loss
+
+    @property
+    def run_epsilon(self) -> Fraction:
+        """The epsilon of one run with its measurement."""
+        return self.share.scale(Fraction(1, self.halts)).epsilon
+
+    def parts(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Epsilons of threshold, questions and measurement; together they cost one run."""
+        first, second, third = (Fraction(part) for part in self.split)
+        whole = first + second + third
+        if self.share.kind != "pure":  # a run costs the square of the first two, plus the third's
+            whole = ceil_root((first + second) ** 2 + third**2)
+        one = self.run_epsilon / whole
+        return one * first, one * second, one * third
+
+    @property
+    def above(self) -> AboveThreshold:
+        """The mechanism of one run."""
+        first, second, _ = self.parts()
+        return AboveThreshold(epsilon1=first, epsilon2=second, unit=self.unit)
+
+    def init(self, place: Place) -> SparseState:
+        """Starts the first run."""
+        state = SparseState(Meter(self.share), None)
+        self._start(state, place)
+        return state
+
+    def _start(self, state: SparseState, place: Place) -> None:
+        cost = pure_cost(self.share, self.above.epsilon)
+        state.run = None
+        if state.meter.fits(cost):
+            state.meter.charge(cost)
+            state.run = self.above.init(place.inside(b"run", state.started))
+            state.started += 1
+
+    def ask(
+        self,
+        state: SparseState,
+        count: int,
+        threshold: int,
+        place: Place,
+        measured: int | None = None,
+    ) -> SparseAnswer:
+        """One question about `count`; a halt reports `measured` (default: the same count)."""
+        one = np.array([count]), np.array([threshold])
+        value = np.array([count if measured is None else measured])
+        return self.ask_many(state, one[0], one[1], value, place)[1]
+
+    def ask_many(
+        self,
+        state: SparseState,
+        counts: Int64[Array, " n"],
+        thresholds: Int64[Array, " n"],
+        measured: Int64[Array, " n"],
+        place: Place,
+    ) -> tuple[int, SparseAnswer]:
+        """Asks until one is above: (how many were below before, what the next one got)."""
+        if state.run is None:
+            return 0, SparseAnswer("EXHAUSTED")
+        here = place.inside(b"run", state.started - 1)
+        first = self.above.ask_many(state.run, counts, thresholds, here)
+        if first == len(counts):
+            return first, SparseAnswer("EASY")
+        answer = self._measure(state, int(measured[first]), here)
+        self._start(state, place)
+        return first, answer
+
+    def _measure(self, state: SparseState, count: int, place: Place) -> SparseAnswer:
+        epsilon = self.parts()[2]
+        if not epsilon:
+            return SparseAnswer("HARD")
+        cost = pure_cost(self.share, epsilon)
+        if not state.meter.fits(cost):
+            return SparseAnswer("EXHAUSTED")
+        state.meter.charge(cost)
+        noise = discrete_laplace(place.draws(b"value"), self.unit / epsilon, 1)
+        return SparseAnswer("HARD", float(count + int(noise[0])))
+
+
+def pure_cost(share: Share, epsilon: Exact) -> Share:
+    """What an epsilon-DP mechanism costs in the currency of a share."""
+    amount = Fraction(epsilon)
+    return Share(share.kind, amount if share.kind == "pure" else amount * amount / 2)
+
+
+def epoch_share(first: Share, epoch: int, power: Exact) -> Share:
+    """The share of one run when a growing table has doubled `epoch` times.
+
+    Noise may grow with the table, so runs become cheaper: epsilon falls by 2^(1 - power) an epoch
+    (zCDP: rho by its square). All runs of one epoch use constant scales; at an epoch boundary the
+    run is thrown away and a new one is paid. Scaling only the noise of questions while an old
+    threshold noise lives on would lose privacy with the age of the run.
+    """
+    exponent = (1 - float(power)) * (1 if first.kind == "pure" else 2)
+    return first.scale(2.0 ** (-epoch * exponent))

@@ -1,0 +1,133 @@
+"""Queries that add up cells of a marginal: how many records of a group meet a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from streamveil.errors import PlanError
+from streamveil.linear.structured import Marginals
+from streamveil.types import Array, Bool, Float64, Int64
+
+Wanted = tuple[tuple[int, ...], Bool[Array, " N"]]  # grouped by these attributes, these points
+
+MOST_ENTRIES = 1 << 27  # of the matrix: 1 GB
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums of cells, each within one marginal. Weights are 0 or 1.
+
+    >>> shape, old = (2, 3), np.array([0, 0, 1, 0, 0, 1], bool)
+    >>> both = Sums.of(shape, [((0,), old), ((), old)])
+    >>> both.exact(np.array([1, 2, 3, 4, 5, 6])), both.cells.sets
+    (array([3, 6, 9]), ((0, 1), (1,)))
+    """
+
+    cells: Marginals
+    matrix: Float64[Array, "k cells"]  # 0 or 1; the cells of a row belong to one marginal
+    shift: int = 0
+
+    @classmethod
+    def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:
+        """All groups of each part: the records of the group that lie at its points."""
+        needed = [
+            tuple(sorted({*group, *varying(points.reshape(shape))})) for group, points in wanted
+        ]
+        cells = Marginals(tuple(shape), tuple(dict.fromkeys(needed)))
+        groups = sum(prod(shape[axis] for axis in group) for group, _ in wanted)
+        if groups * cells.size > MOST_ENTRIES:
+            raise PlanError(
+                f"{groups:,} groups over {cells.size:,} counted cells are too many: their product"
+                f" must be at most {MOST_ENTRIES:,}.\n"
+                "  to fix  group by fewer columns, declare coarser domains, or ask conditions on"
+                " grouped columns only"
+            )
+        blocks = []
+        for (group, points), attributes in zip(wanted, needed, strict=True):
+            block = grouped(points.reshape(shape), group, attributes)
+            full = np.zeros((len(block), cells.size))
+            start = int(cells.starts[cells.sets.index(attributes)])
+            full[:, start : start + block.shape[1]] = block
+            blocks.append(full)
+        return cls(cells, np.concatenate(blocks))
+
+    @property
+    def size(self) -> int:
+        """See `Queries`."""
+        return len(self.matrix)
+
+    @property
+    def domain(self) -> int:
+        """See `Queries`."""
+        return self.cells.domain
+
+    @cached_property
+    def l1(self) -> int:
+        """See `Queries`: the most queries that one point counts in."""
+        many = self.matrix.sum(axis=0)
+        shape, count = self.cells.shape, np.zeros(self.cells.shape)
+        for place, attributes in enumerate(self.cells.sets):
+            part = many[self.cells.starts[place] : self.cells.starts[place + 1]]
+            count = count + part.reshape(
+                [shape[a] if a in attributes else 1 for a in range(len(shape))]
+            )
+        return int(count.max())
+
+    @property
+    def l2_squared(self) -> int:
+        """Weights are 0 or 1."""
+        return self.l1
+
+    def exact(self, histogram: Int64[Array, " N"]) -> Int64[Array, " k"]:
+        """See `Queries`. Sums stay far below 2**53, so they are exact."""
+        found = self.cells.exact(histogram).astype(np.float64)
+        return np.asarray(np.rint(self.matrix @ found), np.int64)
+
+    def answers(self, histogram: Float64[Array, " N"]) -> Float64[Array, " k"]:
+        """See `Queries`."""
+        return np.asarray(self.matrix @ self.cells.answers(histogram))
+
+    def weights(self, index: int) -> Float64[Array, " N"]:
+        """See `Queries`."""
+        shape, row = self.cells.shape, self.matrix[index]
+        found = np.flatnonzero(row)
+        if not len(found):
+            return np.zeros(self.domain)
+        place = int(np.searchsorted(self.cells.starts, found[0], side="right")) - 1
+        part = row[self.cells.starts[place] : self.cells.starts[place + 1]]
+        sizes = [shape[a] if a in self.cells.sets[place] else 1 for a in range(len(shape))]
+        return np.broadcast_to(part.reshape(sizes), shape).reshape(-1).copy()
+
+    def label(self, index: int) -> str:
+        """See `Queries`."""
+        return f"q{index}"
+
+
+def varying(mask: Bool[Array, "*shape"]) -> tuple[int, ...]:
+    """The attributes that a condition depends on.
+
+    >>> varying(np.array([[True, False], [True, False]]))
+    (1,)
+    """
+    return tuple(axis for axis in range(mask.ndim) if np.any(mask != mask.take([0], axis=axis)))
+
+
+def grouped(
+    mask: Bool[Array, "*shape"], group: tuple[int, ...], attributes: tuple[int, ...]
+) -> Array:
+    """Which cells of the marginal of `attributes` add up to each group of `group` in the mask."""
+    corner = tuple(slice(None) if a in attributes else slice(0, 1) for a in range(mask.ndim))
+    cells = mask[corner]
+    numbers = np.zeros(cells.shape, np.int64)  # of the group of each cell
+    for attribute in group:
+        along = [-1 if a == attribute else 1 for a in range(mask.ndim)]
+        values = np.arange(mask.shape[attribute]).reshape(along)
+        numbers = numbers * mask.shape[attribute] + values
+    count = int(np.prod([mask.shape[a] for a in group], dtype=np.int64))
+    same = np.arange(count)[:, None] == numbers.reshape(-1)[None, :]
+    return np.asarray(same & cells.reshape(-1)[None, :])

@@ -1,1 +1,0 @@
-"""The private dataflow: pure, vectorised, one micro-batch at a time."""

@@ -1,0 +1,1 @@
+"""Plans: what a query says, checked."""

@@ -1,0 +1,499 @@
+"""The validator: what a streaming query must not do when every output may be about a person.
+
+Each rule refuses with the reason and the way out. `HABITS` are things other streaming systems do
+by default and that leak; the rest are plans that could not run or whose sums could overflow
+(`overflow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import inf, isfinite
+from numbers import Real
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.names import key_name
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
+from streamveil.plan.plan import Aggregate, Plan
+
+VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
+SQUARED = ("variance", "stddev")
+LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
+RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
+SUFFIXES = ("_sd", "_low", "_high")
+SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
+SHARES = dict.fromkeys(("delta_share", "selection_share", "mu_share"), 1.0)  # and their ends
+ABOVE_ZERO = {**SHARES, "entry_weight": inf, "weight_reference": inf}
+SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors; kafka is Spark's
+SINKS = ("files", "console", "delta", "memory")
+LARGEST_DELTA = 0.1
+MOST_TRIGGERS = 1_000_000  # that a counter is sized for within seconds
+MOST_COINS = 100_000  # that a table of coins is
+TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
+
+
+@dataclass(frozen=True)
+class Habit:
+    """A streaming habit that is a privacy bug: what it is, why, and what to do instead."""
+
+    name: str
+    reason: str
+    way_out: str
+
+    def error(self) -> PlanError:
+        """The refusal."""
+        return PlanError(
+            f"refused: {self.name}.\n  why     {self.reason}\n  to fix  {self.way_out}"
+        )
+
+
+HABITS: dict[str, Habit] = {
+    "max-event-time": Habit(
+        "a watermark made from the largest event time seen",
+        "one person's clock would decide which rows of all others are late, and when windows close",
+        "leave watermark = 'schedule': it follows the public clock; allow slow rows with lateness",
+    ),
+    "emit-on-change": Habit(
+        "releasing whenever a result changes",
+        "the time of a release would tell that somebody's row just arrived, and silence that none "
+        "did",
+        "EMIT EVERY INTERVAL n UNIT, or EMIT EVERY n ROWS: triggers fixed before the data",
+    ),
+    "data-trigger": Habit(
+        "a trigger fired by values or counts of the data",
+        "when the release happens would depend on single rows, outside of any budget",
+        "EMIT EVERY INTERVAL n UNIT; to be told when a count passes a level, use a sparse-vector "
+        "question, which pays for its answer time",
+    ),
+    "rerun-on-growth": Habit(
+        "running again each time the data has grown enough",
+        "the size of the data would set the time of release, and every run spends the whole budget "
+        "again",
+        "declare the size public (public_size = TRUE) and give the number of runs as steps, or use "
+        "EMIT EVERY INTERVAL, which one continual counter pays for once",
+    ),
+    "dedupe": Habit(
+        "removing duplicates before contribution bounding",
+        "which of two equal rows stays depends on other people's rows, so one unit could move "
+        "another's",
+        "drop DISTINCT: bounding already limits each unit; to count each unit once per group use "
+        "COUNT(DISTINCT unit) or max_rows_per_group = 1",
+    ),
+    "join": Habit(
+        "a join before contribution bounding",
+        "rows of one person could match, multiply or remove rows of another, beyond every bound",
+        "join beforehand on the privacy unit alone and store the result; to name the groups use "
+        "public_groups, or RIGHT JOIN with a list or a public table",
+    ),
+    "row-order": Habit(
+        "LIMIT, OFFSET or ORDER BY on rows before bounding",
+        "which rows stay would depend on how many rows other people have",
+        "limit rows per unit with max_rows_contributed; sort and cut releases after they are made",
+    ),
+    "sample": Habit(
+        "TABLESAMPLE before contribution bounding",
+        "the sample's size and membership tie people's rows together, and it amplifies nothing "
+        "here: no such claim is proven",
+        "drop it; a smaller max_rows_contributed lowers the noise as well",
+    ),
+    "other-rows": Habit(
+        "a subquery or window function over other rows before bounding",
+        "its value for one person's row depends on other people's rows",
+        "write WHERE and computed columns as per-row expressions",
+    ),
+    "budget-refresh": Habit(
+        "a budget that refreshes while the same people stay",
+        "after n refreshes a person present all along has lost n budgets, not one",
+        "set privacy_unit_period to the same length: then the promise is for each unit-period and "
+        "says so, or give one budget for the whole horizon",
+    ),
+    "reopen": Habit(
+        "late rows that re-open a released window",
+        "a correction shows the late person's row against the earlier release, outside of the "
+        "budget",
+        "late_data = 'drop' (rows are counted for the operator), and a larger lateness: within it "
+        "late rows enter the window's remaining triggers",
+    ),
+    "exact-metrics": Habit(
+        "exact counters of rows or groups in logs or metrics",
+        "a dashboard of exact counts is a release without noise",
+        "leave metrics = 'off'; `streamveil inspect` shows the operator how far a job is and how "
+        "large",
+    ),
+}
+
+# option -> (allowed values, refused values -> habit)
+WORDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "watermark": (
+        ("schedule",),
+        dict.fromkeys(("max_event_time", "event_time", "bounded_out_of_orderness", "ascending"),
+                      "max-event-time"),
+    ),
+    "late_data": (
+        ("drop",),
+        dict.fromkeys(("reopen", "update", "retract", "correct", "upsert"), "reopen"),
+    ),
+    "metrics": (
+        ("off",),
+        dict.fromkeys(("exact", "public", "log", "on"), "exact-metrics"),
+    ),
+}  # fmt: skip
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises PlanError with the first thing that is wrong in what somebody asks."""
+    _raise(plan, RULES)
+
+
+def check_compiled(plan: Plan) -> None:
+    """Raises PlanError where bounds or shapes do not allow sums and noise that are right.
+
+    Every compilation asks, so that nothing runs that nobody checked; what is left out is whether
+    the plan is meant and wise, which whoever asked has answered (options that say so are gone).
+    """
+    _raise(plan, RULES_OF_SUMS)
+
+
+def _raise(plan: Plan, rules: Iterable[Callable[[Plan], Complaints]]) -> None:
+    for rule in rules:
+        for complaint in rule(plan):
+            raise complaint if isinstance(complaint, PlanError) else PlanError(complaint)
+
+
+Complaints = Iterator[str | PlanError]
+
+
+def check_habits(plan: Plan) -> Complaints:
+    """Habits of streaming systems that leak."""
+    for option, (allowed, refused) in WORDS.items():
+        word = plan.options.get(option)
+        if word is None or word in allowed:
+            continue
+        if str(word).lower() in refused:
+            yield HABITS[refused[str(word).lower()]].error()
+        yield f"{option} can only be {allowed[0]!r}, its default"
+    if plan.options.get("rerun_on_growth") is not None:
+        if plan.options.get("public_size") is not True:
+            yield HABITS["rerun-on-growth"].error()
+        if plan.clock.kind != "rows" or plan.clock.steps is None:
+            yield (
+                "a query that runs again as the public size grows is EMIT EVERY n ROWS with steps"
+            )
+    refresh = plan.options.get("budget_refresh_us")
+    if refresh is not None and plan.period_us is None:
+        yield HABITS["budget-refresh"].error()
+    if refresh is not None and refresh != plan.period_us:
+        yield "budget_refresh must equal privacy_unit_period, or be left out: it is implied"
+
+
+def check_ends(plan: Plan) -> Complaints:
+    """Where rows come from, where releases go, and what the job is called."""
+    if plan.source.kind not in SOURCES:
+        yield f"unknown source '{plan.source.kind}'{nearest(str(plan.source.kind), SOURCES)}"
+    if plan.sink is not None and plan.sink.kind not in SINKS:
+        yield f"unknown sink '{plan.sink.kind}'{nearest(str(plan.sink.kind), SINKS)}"
+    time = plan.source.event_time
+    if time is not None and not (isinstance(time, str) and time):
+        yield "event_time must be the name of a column, as a text"
+    if not (isinstance(plan.name, str) and plan.name):
+        yield "the name of a query is a text that is not empty"
+
+
+def check_delta(plan: Plan) -> Complaints:
+    """Budgets that promise nothing."""
+    delta = plan.budget.delta
+    if delta is not None and delta > LARGEST_DELTA:
+        yield (
+            f"delta = {float(delta):g} is no protection.\n"
+            "  why     with probability delta everything about a unit may be published\n"
+            "  to fix  a delta far below 1 / number of units, such as 1e-9"
+        )
+
+
+def check_names(plan: Plan) -> Complaints:
+    """Names of the columns of a release."""
+    if not plan.aggregates:
+        yield "nothing is aggregated: add COUNT(*) or another aggregate"
+    taken: set[str] = set()
+    grouped = dict.fromkeys(name for names in plan.sets for name in names)  # of a changing table
+    for name in [
+        *(key.name for key in plan.keys),
+        *(key_name(agg.expression) for agg in plan.aggregates if agg.function in SKETCHES),
+        *grouped,
+        *(agg.name for agg in plan.aggregates),
+    ]:
+        if name in taken:
+            yield f"two output columns are called '{name}'; give one another name with AS"
+        if name in RESERVED and (name not in grouped or name == "trigger"):
+            yield f"'{name}' is a column of every release; give yours another name with AS"
+        taken.add(name)
+    for agg in plan.aggregates:
+        for suffix in SUFFIXES:
+            if agg.name + suffix in taken:
+                yield f"'{agg.name}{suffix}' is the name of a column that goes with '{agg.name}'"
+
+
+def _aggregates(plan: Plan) -> Complaints:
+    for agg in plan.aggregates:
+        yield from _bounds(agg, combined=plan.bounding.combine)
+        if agg.function == "quantile" and not 0 <= _real(agg.options.get("q", 0.5)) <= 1:
+            yield f"the quantile of '{agg.name}' must be a number between 0 and 1"
+        needs = (*VALUED, "count_distinct", "approx_frequency", "heavy_hitters")
+        if agg.function in needs and agg.expression is None:
+            yield f"{agg.function} '{agg.name}' needs a column or expression"
+        if agg.quantum is not None and not (isfinite(agg.quantum) and agg.quantum > 0):
+            yield f"the quantum of '{agg.name}' must be a number above 0"
+
+
+def _sums(plan: Plan) -> Complaints:
+    """Sums of the values that enter totals: where a unit's rows are combined, of its totals."""
+    for agg in combined_plan(plan).aggregates:
+        bounded = agg.low is not None and agg.high is not None
+        if agg.function in VALUED and agg.quantum is not None and bounded:
+            yield from _overflow(plan, agg)
+
+
+def _real(value: Any) -> float:
+    return float(value) if isinstance(value, Real) else -1.0
+
+
+def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
+    valued = agg.function in VALUED or (combined and agg.function == "count")
+    if valued and (agg.low is None or agg.high is None):
+        yield (
+            f"'{agg.name}' has no contribution bounds.\n"
+            "  why     without bounds one unit can move the result by any amount\n"
+            "  to fix  say which values are plausible before looking at the data: "
+            "contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
+        )
+    if agg.low is None or agg.high is None:
+        return
+    if not valued:
+        yield f"{agg.function} '{agg.name}' adds no values: it takes no bounds"
+    if not (isfinite(agg.low) and isfinite(agg.high) and agg.low < agg.high):
+        given = f"({agg.low:g}, {agg.high:g})"
+        yield f"bounds of '{agg.name}' must be two finite numbers, the lower one first, not {given}"
+    largest = LARGEST**0.5 if agg.function in SQUARED else LARGEST
+    if max(abs(agg.low), abs(agg.high)) > largest:
+        yield f"bounds of '{agg.name}' must lie between {-largest:g} and {largest:g}"
+
+
+def _overflow(plan: Plan, agg: Aggregate) -> Complaints:
+    if agg.quantum is None or agg.low is None or agg.high is None:
+        return
+    try:
+        prove_no_overflow(reach_of(agg.low, agg.high, agg.quantum), rows_of_a_group(plan))
+    except PlanError as error:
+        yield PlanError(f"'{agg.name}' with bounds ({agg.low:g}, {agg.high:g}): {error}")
+
+
+def _bounding(plan: Plan) -> Complaints:
+    rows, each, squares = (
+        plan.bounding.max_rows,
+        plan.bounding.max_rows_per_group,
+        plan.bounding.quadratic,
+    )
+    for name, value in {
+        "max_rows_contributed": rows,
+        "max_rows_per_group": each,
+        "max_squared_rows": squares,
+    }.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
+            yield f"{name} must be a whole number between 1 and 1,000,000,000, not {value}"
+    if rows is None and squares is None and not _may_be_open(plan):
+        yield (
+            "nothing limits how much one unit contributes.\n"
+            "  why     noise can only hide a bounded contribution\n"
+            "  to fix  max_rows_contributed = C, in Python .bound(max_rows=C); "
+            "`streamveil tune` proposes C from a public sample"
+        )
+    if rows is not None and each is not None and each > rows:
+        yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"
+    if each is not None and squares is not None:
+        yield "give max_rows_per_group or max_squared_rows, not both"
+    if plan.bounding.combine and plan.period_us is not None:
+        yield "contribution_bounds_per_group and privacy_unit_period do not go together"
+    if plan.bounding.combine and plan.clock.kind != "once":
+        yield (
+            "contribution_bounds_per_group clamps the total of a unit in a group, which is known "
+            "only when all rows are there.\n"
+            "  to fix  in a continual query give contribution_bounds_per_row and max_rows_per_group"
+        )
+
+
+def _may_be_open(plan: Plan) -> bool:
+    """Whether a forecast may choose the bound: in the default group-by."""
+    sketched = {"heavy_hitters", "approx_frequency"}
+    return plan.preset == "default" and not sketched & {one.function for one in plan.aggregates}
+
+
+def check_clock(plan: Plan) -> Complaints:
+    """When releases happen."""
+    clock = plan.clock
+    if clock.kind == "once":
+        return
+    unit = "rows" if clock.kind == "rows" else "time"
+    if not 1 <= clock.every < 2**62:
+        yield f"EMIT EVERY needs a positive number of {unit}"
+    if clock.steps is not None and not 1 <= clock.steps <= 10**9:
+        yield f"steps must be between 1 and 1,000,000,000, not {clock.steps}"
+    if clock.kind == "event":
+        if plan.source.event_time is None and clock.arrival is None:
+            yield (
+                "a query by time needs event_time (of the source) or arrival.\n"
+                "  to fix  CREATE STREAM name WITH (source = ..., event_time = 'column'); in "
+                "Python event_time='column'"
+            )
+        if clock.start_us is None or clock.end_us is None:
+            yield (
+                "a replay needs a public start and end: they fix when triggers happen.\n"
+                "  why     taking them from the data would let one row move every trigger\n"
+                "  to fix  start = '2026-01-01', end = '2026-02-01' (or steps = n); for live data "
+                "clock = 'wall'"
+            )
+        elif clock.end_us <= clock.start_us:
+            yield "end must be later than start"
+    if clock.kind == "wall" and clock.start_us is None:
+        yield (
+            "a live query needs a public start: step i ends at start + i times the interval.\n"
+            "  to fix  start = '2026-01-01 00:00:00'"
+        )
+    if clock.kind != "event" and clock.arrival is not None:
+        yield "arrival belongs to a replay (clock = 'event')"
+
+
+def check_horizon(plan: Plan) -> Complaints:
+    """How many releases the guarantee covers."""
+    if plan.clock.kind == "once":
+        return
+    endless = plan.options.get("horizon") == "unbounded"
+    if plan.window.kind == "whole" and plan.clock.steps is None and not endless:
+        yield (
+            "how many releases does the guarantee cover? There is no default.\n"
+            "  to fix  steps = n, or steps = 'unbounded' for counters without a horizon "
+            "(more noise)"
+        )
+
+
+def _triggers(plan: Plan) -> Complaints:
+    """How many releases one window gets: noise is sized for each of them."""
+    clock, window = plan.clock, plan.window
+    number = clock.steps or 0
+    if window.kind != "whole" and clock.every > 0:
+        number = -(-(window.size_us + window.lateness_us) // clock.every)
+    tabled = plan.keys and plan.key_set.public is None and plan.preset == "default"
+    tabled = tabled and plan.options.get("selection") != "gaussian"
+    most = MOST_COINS if tabled and not plan.options.get("horizon") else MOST_TRIGGERS
+    if number > most:
+        yield (
+            f"{number:,} releases of {'one window' if window.size_us else 'the whole stream'} are "
+            f"more than {most:,}: sizing the noise for them would take hours.\n"
+            "  to fix  a longer time between releases, or windows, which count anew"
+            + ("; or selection = 'gaussian'" if tabled else "; or steps = 'unbounded'")
+        )
+
+
+def _windows(plan: Plan) -> Complaints:
+    window, clock = plan.window, plan.clock
+    if window.kind == "whole":
+        if window.size_us or window.slide_us:
+            yield "the whole stream is one window: it has no size"
+        return
+    if plan.source.event_time is None:
+        yield f"a {window.kind} window needs the event_time column of the source"
+    if clock.kind not in ("event", "wall"):
+        yield (
+            "windows of event time need triggers by time: EMIT EVERY INTERVAL n UNIT.\n"
+            "  to fix  for a one-shot answer group by TIMESTAMP_TRUNC(ts, DAY) instead"
+        )
+    if window.size_us <= 0 or window.lateness_us < 0:
+        yield "a window needs a size above zero, and a lateness of zero or more"
+    if window.kind in ("hop", "cumulate") and not 0 < window.slide_us <= window.size_us:
+        yield "slide (step) must be above zero and at most the size of the window"
+    if window.kind == "cumulate" and window.slide_us and window.size_us % window.slide_us:
+        yield "the size of a cumulating window must be a multiple of its step"
+    if window.kind == "hop" and window.slide_us and window.size_us > 1_000 * window.slide_us:
+        yield "a row would count in more than 1,000 windows; use a longer slide"
+    if clock.every > window.size_us + window.lateness_us > 0:
+        yield "the window is shorter than the time between triggers: some would never be released"
+
+
+def _keys(plan: Plan) -> Complaints:
+    key_set = plan.key_set
+    if isinstance(key_set.min_units, bool) or not 1 <= key_set.min_units <= 10**12:
+        yield "min_privacy_units_per_group must be a whole number of at least 1"
+    if key_set.public is None:
+        if plan.keys and plan.budget.delta is None:
+            yield (
+                "groups are discovered in the data, which needs a delta above 0.\n"
+                "  to fix  give delta, or name the groups with public_groups"
+            )
+        return
+    if not plan.keys:
+        if not any(agg.function == "approx_frequency" for agg in plan.aggregates):
+            yield "public groups are given, but nothing is grouped by"
+        return
+    if key_set.min_units > 1:
+        yield "public groups are always shown: min_privacy_units_per_group does not apply"
+    if len(set(key_set.public)) != len(key_set.public):
+        yield "a public group is listed twice"
+    for group in key_set.public:
+        if len(group) != len(plan.keys):
+            yield f"every public group needs {len(plan.keys)} value(s), one per GROUP BY column"
+
+
+def _choices(plan: Plan) -> Complaints:
+    if plan.preset not in ("default", "dp-sqlp"):
+        yield f"unknown preset{nearest(str(plan.preset)[:30], ['default', 'dp-sqlp'])}"
+    if plan.period_us is not None and plan.source.event_time is None:
+        yield "privacy_unit_period needs the event_time column of the source"
+    if plan.period_us is not None and plan.period_us <= 0:
+        yield "privacy_unit_period must be longer than zero"
+    for name in TABLE_ONLY & plan.options.keys():
+        yield f"{name} belongs to a changing table: CREATE TABLE ... WITH (changelog = ...)"
+
+
+def _numbers(plan: Plan) -> Complaints:
+    """Settings that a mechanism takes as they are."""
+    for name, end in ABOVE_ZERO.items():
+        if name in plan.options and not 0 < _real(plan.options[name]) < end:
+            yield f"{name} must be a number above 0" + (" and below 1" if end == 1 else "")
+    share = plan.options.get("cut_share")
+    if share is not None and not 0 <= _real(share) < 1:
+        yield f"cut_share must be a number from 0 and below 1, not {share}"
+    for name, least in (("max_units", 1), ("hidden_groups", 1), ("total_tests", 0)):
+        count = _real(plan.options.get(name, 1))
+        if not least <= count < inf or count != int(count):
+            yield f"{name} must be a whole number of at least {least}"
+
+
+def check_confidence(plan: Plan) -> Complaints:
+    """The coverage of intervals."""
+    confidence = plan.options.get("confidence")
+    if confidence is not None and not 0 < _real(confidence) < 1:
+        yield "confidence must be between 0 and 1, for example 0.95"
+
+
+RULES: tuple[Callable[[Plan], Complaints], ...] = (
+    check_ends,
+    check_delta,
+    check_habits,
+    check_names,
+    _aggregates,
+    _bounding,
+    _sums,
+    check_clock,
+    check_horizon,
+    _windows,
+    _triggers,
+    _keys,
+    _choices,
+    _numbers,
+    check_confidence,
+)
+RULES_OF_SUMS = (check_names, _aggregates, _bounding, _sums, check_clock, _windows, _keys, _numbers)

@@ -1,0 +1,133 @@
+"""contribution_bounds_per_group: a unit's rows in one group become one contribution.
+
+GoogleSQL clamps the total of a unit in a group, not its rows. In a one-shot query all rows are
+there, so they can be combined before bounding: one row per (unit, group), whose values are the
+unit's own totals. After that the query is an ordinary one over those rows.
+
+Proof: a combined row and its place among its unit's are functions of that unit's rows, so adding or
+removing the unit adds or removes its combined rows and leaves all others as they are, in their
+order (which decides what bounding keeps): neighbours stay neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.errors import PlanError
+from streamveil.expressions.expr import compile_predicate, compile_value
+from streamveil.expressions.kernels import NO
+from streamveil.plan.plan import Aggregate, KeyColumn, Plan
+
+TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
+PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
+FIRST = "value_first"  # the place of a combined row's first row; no unit's column is called so
+
+
+def combined_plan(plan: Plan) -> Plan:
+    """The plan over combined rows; any other plan as it is."""
+    if not plan.bounding.combine:
+        return plan
+    return replace(
+        plan,
+        unit=unit_column(plan),
+        where=None,
+        keys=tuple(
+            KeyColumn(name=key.name, expression=f"key_{i}") for i, key in enumerate(plan.keys)
+        ),
+        aggregates=tuple(_planned(agg, i) for i, agg in enumerate(plan.aggregates)),
+        source=replace(plan.source, event_time=None),
+        bounding=replace(plan.bounding, combine=False),
+    )
+
+
+def unit_column(plan: Plan) -> str:
+    """The name of the unit's column among combined rows: its own where that is a plain name."""
+    taken = plan.unit.startswith(("key_", "value_"))
+    return plan.unit if plan.unit.isidentifier() and not taken else "unit"
+
+
+def _planned(agg: Aggregate, place: int) -> Aggregate:
+    if agg.function == "count_units":
+        return agg
+    function: Any = PLANNED[agg.function]
+    planned = replace(agg, function=function, expression=f"value_{place}")
+    whole = agg.function == "count" and all(float(b or 0).is_integer() for b in (agg.low, agg.high))
+    return replace(planned, quantum=1.0, options={"integer": True}) if whole else planned
+
+
+class Combined(NamedTuple):
+    """One row per unit and group, in the order of their first rows, with the unit's totals."""
+
+    rows: pa.Table
+    unusable: pa.Table  # rows of the source of which a value is not a finite number
+
+
+def combined_schema(plan: Plan, schema: pa.Schema) -> pa.Schema:
+    """The columns that an operator sees: those of combined rows, if the plan combines them."""
+    combines = plan.bounding.combine
+    return combine_rows(plan, schema.empty_table()).rows.schema if combines else schema
+
+
+def combine_rows(plan: Plan, table: pa.Table) -> Combined:
+    """Combines rows that pass the plan's condition."""
+    if plan.where is not None:
+        passes = compile_predicate(plan.where, table.schema)(table)
+        table = table.filter(pc.fill_null(passes, NO))
+    unit = unit_column(plan)
+    columns = {unit: _run(plan.unit, table)}
+    for place, key in enumerate(plan.keys):
+        columns[f"key_{place}"] = _run(key.expression, table)
+    good = np.ones(table.num_rows, bool)
+    totals: list[tuple[str, str, Any]] = []
+    for place, agg in enumerate(plan.aggregates):
+        if agg.function == "count_units":
+            continue
+        name = f"value_{place}"
+        column = pa.repeat(1.0, table.num_rows) if agg.expression is None else _run(
+            agg.expression, table
+        )  # fmt: skip
+        if agg.function != "count":
+            column = _numbers(column, agg)
+            good &= np.asarray(pc.fill_null(pc.is_finite(column), pa.scalar(value=True)))
+        columns[name] = column
+        how = pc.CountOptions(mode="only_valid") if agg.function == "count" else (
+            pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+        )  # fmt: skip
+        totals.append((name, TOTALS[agg.function], how))
+    columns[FIRST] = pa.array(np.arange(table.num_rows))
+    totals.append((FIRST, "min", pc.ScalarAggregateOptions()))
+    rows = pa.table({name: one_zero(column) for name, column in columns.items()})
+    rows = rows.filter(pa.array(good))
+    by = [name for name in columns if name == unit or name.startswith("key_")]
+    grouped = rows.group_by(by, use_threads=False).aggregate(totals)  # in the order of a hash table
+    grouped = grouped.sort_by(f"{FIRST}_min").drop_columns(f"{FIRST}_min")
+    renamed = {f"{name}_{how}": name for name, how, _ in totals}
+    named = [renamed.get(name, name) for name in grouped.column_names]
+    return Combined(grouped.rename_columns(named), table.filter(pa.array(~good)))
+
+
+def one_zero(column: Any) -> Any:
+    """Floats with one zero and one NaN, as they are named: the kernel that groups has several.
+
+    >>> one_zero(pa.array([-0.0, None])).to_pylist()
+    [0.0, None]
+    """
+    if not pa.types.is_floating(column.type):
+        return column
+    plain = pc.add(column, pa.scalar(0.0, column.type))
+    return pc.if_else(pc.is_nan(plain), pa.scalar(float("nan"), column.type), plain)
+
+
+def _run(text: str, table: pa.Table) -> Any:
+    return compile_value(text, table.schema)(table)
+
+
+def _numbers(column: Any, agg: Aggregate) -> Any:
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise PlanError(f"{agg.function} '{agg.name}' needs numbers.\n  to fix  CAST the column")
+    return column.cast(pa.float64(), safe=False)

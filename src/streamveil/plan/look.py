@@ -1,0 +1,105 @@
+"""A look at the data before the first release: how many rows units have, for a share of the budget.
+
+Settings that fit the data halve the error, and nobody knows the shape of their data to tell it.
+Where all rows are there when a job begins, three noisy histograms over units tell it (`survey`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from streamveil.core.accounting.budget import Budget, exact
+from streamveil.core.accounting.calibrate import root_down
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.errors import PlanError
+from streamveil.plan.plan import Plan, TableSource
+
+LOOK_SHARE = Fraction(1, 20)
+LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
+COUNTED = ("count", "count_units", "count_distinct", "sum")
+SKETCHED = ("heavy_hitters", "approx_frequency")
+
+
+def look_share(plan: Plan) -> Fraction:
+    """The part of the budget that a look takes; 0 without one."""
+    return exact("look_share", plan.options.get("look_share", 0))
+
+
+def with_look(plan: Plan) -> Plan:
+    """The plan with a look, where it has something to tell and all rows are there.
+
+    Not by itself where each period is protected: a person present all year would pay each time.
+    """
+    if "look_share" in plan.options:
+        if look_share(plan) and not can_look(plan):
+            raise PlanError(
+                "look_share asks rows for their shape before the first release: they must all be"
+                " there.\n"
+                "  to fix  leave it out for live data and give expected_rows, if that is known"
+            )
+        return plan
+    settled = "expected_rows" in plan.options or plan.period_us is not None
+    bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
+    public = plan.key_set.public is not None or not plan.keys
+    if settled or (public and bounded) or not can_look(plan):
+        return plan
+    return replace(plan, options={**plan.options, "look_share": LOOK_SHARE})
+
+
+def can_look(plan: Plan) -> bool:
+    """Whether all rows are there when the job begins, and the budget allows Gaussian noise."""
+    source, clock = plan.source, plan.clock
+    whole = source.kind in ("files", "memory") and not source.options.get("follow")
+    ends = clock.kind in ("event", "once") or (clock.kind == "rows" and clock.steps is not None)
+    functions = {agg.function for agg in plan.aggregates}
+    return (
+        whole and ends
+        and functions.isdisjoint(SKETCHED)
+        and not isinstance(source, TableSource)
+        and plan.preset == "default"
+        and not plan.budget.is_pure
+        and not functions.isdisjoint(COUNTED)
+    )  # fmt: skip
+
+
+def divided(budget: Budget, share: Fraction) -> tuple[Budget, Budget]:
+    """What a look may lose, and what is left for everything after it.
+
+    Proof: whatever the look says, what follows keeps what is left. Two (epsilon, delta) add up, so
+        do two rho; mu adds up in squares. All hold where the second is chosen by what the first
+        said: basic composition, and adaptive composition of Gaussian privacy.
+    """
+    delta, left = budget.delta, 1 - share
+    if budget.mu is not None:
+        square = budget.mu**2
+        return Budget(mu=root_down(square * share)), Budget(
+            mu=root_down(square * left), delta=delta
+        )
+    if budget.rho is not None:
+        return Budget(rho=budget.rho * share), Budget(rho=budget.rho * left, delta=delta)
+    assert budget.epsilon is not None  # noqa: S101  (a budget has exactly one of the three)
+    assert delta is not None  # noqa: S101  (a pure budget does not look)
+    looking = Budget(epsilon=budget.epsilon * share, delta=delta * share)
+    return looking, Budget(epsilon=budget.epsilon * left, delta=delta * left)
+
+
+def stated(looking: Budget) -> Loss:
+    """What a look loses, in the terms in which what follows is added."""
+    if looking.mu is not None:
+        return Loss(gaussian=looking.mu**2)
+    if looking.rho is not None:
+        return Loss(zcdp=looking.rho)
+    assert looking.epsilon is not None  # noqa: S101  (as above)
+    return Loss(pure=((looking.epsilon, 1),), delta=looking.delta or Fraction(0))
+
+
+def told(plan: Plan, known: dict[str, float], said: list[str]) -> Plan:
+    """The plan with what a look said: numbers as options of expectation, and in words."""
+    return replace(plan, options={**plan.options, LOOKED: {"options": known, "said": said}})
+
+
+def expectations(options: Any) -> dict[str, Any]:
+    """The options of a query, with what a look said."""
+    return {**options, **options.get(LOOKED, {}).get("options", {})}

@@ -1,0 +1,200 @@
+"""What may be asked: one frozen value that every spelling builds and every engine runs.
+
+A plan knows schemas and numbers, never rows. Its `fingerprint` names the query in durable state: a
+state directory refuses a plan whose fingerprint differs from the one it was created with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.errors import require_file_name
+
+MICROS = 1_000_000
+ClockKind = Literal["event", "rows", "wall", "once"]
+WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
+Function = Literal[
+    "count",
+    "count_units",
+    "sum",
+    "avg",
+    "variance",
+    "stddev",
+    "quantile",
+    "count_distinct",
+    "approx_frequency",
+    "heavy_hitters",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Where rows come from. `kind` names a file in `connectors`; options are its own."""
+
+    name: str  # what the ledger and messages call it
+    kind: str  # 'files', 'memory', 'kafka', ...
+    options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a table of rows
+    event_time: str | None = None  # column; required by windows and by the 'event' clock
+    public: bool = False  # its rows are declared public: it may name groups
+
+
+Changelog = Literal["insert", "insert-delete"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource(SourceSpec):
+    """Change data: its rows insert and delete the records of a table."""
+
+    changelog: Changelog
+    domains: tuple[tuple[str, tuple[Any, ...]], ...]  # columns with their public values, in order
+    operation: str | None = None  # column that says what a row does; None: every row inserts
+    record: str | None = None  # column that names a record; required where rows delete
+    lives: int = 1  # how often one id may be inserted; an update takes a life
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is read besides columns of expressions."""
+        named = (self.operation, self.record)
+        return (*(name for name in named if name), *(name for name, _ in self.domains))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """When triggers happen. All of it is public and fixed before any row is read.
+
+    event: a replay of bounded data. A row arrives at its own arrival column (event time when none
+        is named); step i covers arrivals in [start + (i-1) every, start + i every). A function of
+        each row alone, so no row moves another's step. Rows outside [start, end) are counted.
+    rows: step i is the i-th run of `every` source rows. Row positions are public (neighbours blank
+        a unit's rows, they do not close the gap).
+    wall: step i ends at wall-clock time start + i every.
+    once: one step that reads everything: a one-shot query.
+    """
+
+    kind: ClockKind
+    every: int = 0  # microseconds ('event', 'wall') or rows ('rows')
+    start_us: int | None = None  # microseconds since 1970 UTC
+    end_us: int | None = None
+    steps: int | None = None  # number of steps covered by the guarantee; None: unknown horizon
+    arrival: str | None = None  # column; 'event' only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Event time to windows. A row in several overlapping windows counts in each of them."""
+
+    kind: WindowKind = "whole"
+    size_us: int = 0
+    slide_us: int = 0  # 'hop': distance of starts; 'cumulate': the step by which windows grow
+    lateness_us: int = 0  # how long after its end a window still takes rows and triggers
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyColumn:
+    """One column of the group: a name and a per-row expression in SQL text."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySet:
+    """Which groups may be shown: discovered privately (public is None), or declared public."""
+
+    min_units: int = 1  # 'discover': a group is shown only well above this many privacy units
+    public: tuple[tuple[Any, ...], ...] | None = None  # one tuple of column values per group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """One output column. `expression` is per-row SQL text, or None for COUNT(*)."""
+
+    name: str
+    function: Function
+    expression: str | None = None
+    low: float | None = None  # bounds per row (combined row, if the bounding combines); required
+    high: float | None = None  # where a value is added
+    quantum: float | None = None  # lattice step of the value; None: chosen from the bounds
+    options: dict[str, Any] = field(default_factory=dict)  # e.g. {'q': 0.5}, {'k': 100}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounding:
+    """How much one privacy unit (in one scope) may contribute."""
+
+    max_rows: int | None = None  # C: the first C rows pass
+    max_rows_per_group: int | None = None  # c: of those, at most c per (window, key)
+    quadratic: int | None = None  # B: instead of c, accept while sum over keys of (rows)^2 <= B
+    combine: bool = False  # one-shot: a unit's rows in one group become one row before bounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSpec:
+    """Where releases go. `kind` names a file in `connectors`."""
+
+    name: str
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A private continual group-by."""
+
+    name: str  # the job; part of every noise address and ledger entry
+    source: SourceSpec
+    unit: str  # per-row expression of the privacy unit
+    period_us: int | None = None  # unit-period scope; None: the whole stream
+    where: str | None = None  # per-row SQL predicate, before bounding
+    keys: tuple[KeyColumn, ...] = ()
+    key_set: KeySet = KeySet()
+    aggregates: tuple[Aggregate, ...]
+    window: Window = Window()
+    clock: Clock
+    bounding: Bounding
+    budget: Budget
+    preset: Literal["default", "dp-sqlp", "theorem"] = "default"
+    counter: str = "auto"
+    sink: SinkSpec | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
+    sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
+
+    def __post_init__(self) -> None:
+        require_file_name("query", self.name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A stable digest of everything that decides what is released (the sink does not)."""
+        unsaid = {"sink"} if self.sets else {"sink", "sets"}  # older states know no sets
+        content = {
+            f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
+        }
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """The JSON form of a part of a plan; of a table in memory only its columns and types."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, Budget):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, date | Fraction | Decimal):
+        return str(value)
+    schema = getattr(value, "schema", None)
+    described = [] if schema is None else [f"{column.name} {column.type}" for column in schema]
+    return [type(value).__name__, described]

@@ -1,1 +1,0 @@
-"""What is promised: neighbours, guarantees, calibration, the ledger, exact noise."""

@@ -1,1 +1,0 @@
-"""What may be asked: expressions, SQL, the Python builder, and the checks of a plan."""

@@ -1,0 +1,342 @@
+"""Answers that combine releases: post-processing of what is public, so it costs no privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import rows_of
+from streamveil.errors import PlanError, visible
+from streamveil.release_metadata import Facts, cut_sentence, read_note
+from streamveil.results.intervals import Interval, deviations, plain, ratio
+from streamveil.results.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
+from streamveil.results.releases import Moment, Releases
+from streamveil.results.top import Ranked, rank
+from streamveil.types import Array
+
+At = int | tuple[int, int] | None
+SHOWN = 20  # rows of an answer as text
+HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
+UNKNOWN = (
+    "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
+    " (CSV and JSON without their metadata files need the query; variances, quantiles and the"
+    " preset dp-sqlp stay wide)"
+)
+DELTA = "intervals of means across releases use the delta method: they hold for groups of many rows"
+
+
+@dataclass(frozen=True)
+class Derived:
+    """An answer: the key columns, then NAME, NAME_sd, NAME_low and NAME_high, and what to know.
+
+    Intervals cover the noise with the stated confidence, key by key (of `top`: all keys at once).
+    They do not cover the bias of bounding, which the notes carry on.
+    """
+
+    table: pa.Table
+    confidence: float
+    notes: tuple[str, ...]
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table."""
+        return self.table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For other packages: `polars.DataFrame(answer)`."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def __str__(self) -> str:
+        rows = [[visible(name) for name in self.table.column_names]]
+        rows += [[cell(value) for value in row.values()]
+                 for row in rows_of(self.table.slice(0, SHOWN))]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True))
+                 for row in rows]  # fmt: skip
+        more = self.table.num_rows - SHOWN
+        lines += [f"… and {more:,} more rows"] if more > 0 else []
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def cell(value: Any) -> str:
+    """One value, for people."""
+    return f"{value:.6g}" if isinstance(value, float) else visible(str(value))
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """A weighted sum of numbers of one key."""
+
+    terms: tuple[tuple[Cell, float], ...]
+
+    def value(self, joint: Joint) -> Array:
+        """The sum."""
+        return np.asarray(sum(a * joint.value(cell) for cell, a in self.terms))
+
+    def covariance(self, joint: Joint, other: WeightedSum) -> Ends:
+        """Between two sums: the ends add up, each with its sign."""
+        low, high = np.zeros(len(joint.keys)), np.zeros(len(joint.keys))
+        for (one, a), (two, b) in product(self.terms, other.terms):
+            ends = [a * b * end for end in joint.covariance(one, two)]
+            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        return Ends(low, high)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Questions to a set of releases. A release is named by its trigger, or (window, trigger)."""
+
+    releases: Releases
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All releases: (window, trigger)."""
+        return self.releases.moments
+
+    def difference(
+        self, name: str, at: At = None, since: At = None, *, confidence: float | None = None
+    ) -> Derived:
+        """How much a number changed: at `at` (the last release) against `since` (the one before).
+
+        Of a count or a sum in one window, that is what arrived in between.
+        """
+        end = self._moment(at)
+        start = Moment(end.window, end.trigger - 1) if since is None else self._moment(since)
+        self.releases.require(start)
+        part = WeightedSum(((Cell(end, name), 1.0), (Cell(start, name), -1.0)))
+        return self._sum(name, part, confidence)
+
+    def last(
+        self, name: str, triggers: int, at: At = None, *, confidence: float | None = None
+    ) -> Derived:
+        """A count or sum over the last triggers only, across windows that lie side by side."""
+        end = self._moment(at)
+        return self._sum(name, WeightedSum(self._span(name, end, triggers)), confidence)
+
+    def ratio(  # noqa: PLR0913  (two numbers and two places, by name)
+        self,
+        top: str,
+        bottom: str,
+        at: At = None,
+        to: At = None,
+        *,
+        triggers: int | None = None,
+        name: str = "ratio",
+        confidence: float | None = None,
+    ) -> Derived:
+        """`top` at `at` divided by `bottom` at `to` (the same release, if not given).
+
+        With `triggers`, both are taken over the last triggers only. The interval is Fieller's: it
+        covers with the stated confidence however small the bottom is, and is unbounded where the
+        bottom may be 0.
+        """
+        end, other = self._moment(at), self._moment(at if to is None else to)
+        parts = [
+            WeightedSum(((Cell(moment, column), 1.0),) if triggers is None
+                 else self._span(column, moment, triggers))
+            for column, moment in ((top, end), (bottom, other))
+        ]  # fmt: skip
+        joint, notes = self._joint(parts)
+        level = self._confidence(confidence)
+        cov = parts[0].covariance(joint, parts[1])
+        sides = [(part.value(joint), part.covariance(joint, part).high) for part in parts]
+        found = ratio(sides[0], sides[1], cov, deviations(level))
+        return self._derived(name, joint, found, level, notes)
+
+    def top(
+        self,
+        name: str,
+        k: int,
+        at: At = None,
+        *,
+        hidden: int = HIDDEN,
+        confidence: float | None = None,
+    ) -> Derived:
+        """The groups that may be among the k largest, and which of them certainly are.
+
+        All statements hold at once with the stated confidence, also against up to `hidden` groups
+        that are not shown. See `results.top`.
+        """
+        end = self._moment(at)
+        part = WeightedSum(((Cell(end, name), 1.0),))
+        joint, notes = self._joint([part])
+        level = self._confidence(confidence)
+        variance = part.covariance(joint, part).high
+        ranked = rank(
+            part.value(joint), np.sqrt(variance), k, level, self._hidden(name, end, hidden)
+        )
+        made = self._derived(name, joint, ranked.interval, level, notes)
+        return Derived(with_ranks(made.table, ranked), level, (*made.notes, ranked.note))
+
+    # ---- helpers
+
+    def _sum(self, name: str, part: WeightedSum, confidence: float | None) -> Derived:
+        joint, notes = self._joint([part])
+        level = self._confidence(confidence)
+        variance = part.covariance(joint, part).high
+        found = plain(part.value(joint), variance, deviations(level))
+        return self._derived(name, joint, found, level, notes)
+
+    def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:
+        """What arrived in the last triggers: totals at their end minus totals before them."""
+        if triggers < 1:
+            raise PlanError("triggers must be at least 1")
+        self._require_total(name)
+        if triggers == end.trigger:
+            return ((Cell(end, name), 1.0),)
+        if triggers < end.trigger:
+            start = self.releases.require(Moment(end.window, end.trigger - triggers))
+            return (Cell(end, name), 1.0), (Cell(start, name), -1.0)
+        return self._span_of_windows(name, end, triggers)
+
+    def _span_of_windows(
+        self, name: str, end: Moment, triggers: int
+    ) -> tuple[tuple[Cell, float], ...]:
+        windows = (self.releases.facts or {}).get("windows")
+        if windows is None or windows["whole"] or windows["overlap"] > 1:
+            raise PlanError(
+                f"the last {triggers} triggers reach back beyond the window, and only windows that"
+                " are known to lie side by side can be added up.\n"
+                f"  to fix  ask for at most {end.trigger} triggers"
+            )
+        until = self._step(end)
+        begun = until - triggers  # the last step that no longer counts
+        terms, steps = list[tuple[Cell, float]](), set[int]()
+        for window, made in self._windows_near(end.window, begun, until):
+            last = max(made, key=made.__getitem__)
+            inside = made[last] - begun  # of its triggers
+            terms += [(Cell(Moment(window, last), name), 1.0)]
+            if last > inside:
+                before = self.releases.require(Moment(window, last - inside))
+                terms += [(Cell(before, name), -1.0)]
+            steps.update(made.values())
+        missing = set(range(begun + 1, until + 1)) - steps
+        if missing:
+            raise PlanError(
+                f"releases of {len(missing)} of the last {triggers} triggers are missing"
+            )
+        return tuple(terms)
+
+    def _windows_near(
+        self, middle: int, begun: int, until: int
+    ) -> Iterator[tuple[int, dict[int, int]]]:
+        """Windows with releases after one step and up to another; of each, trigger -> step.
+
+        Windows begin and end in their order, and the triggers of a window are steps that follow
+        each other: so one release of each window near the middle one is read, however many are far.
+        """
+        held = dict[int, list[int]]()
+        for moment in self.moments:
+            held.setdefault(moment.window, []).append(moment.trigger)
+        windows = sorted(held)
+        at = windows.index(middle)
+
+        def near(some: Iterable[int]) -> Iterator[tuple[int, dict[int, int]]]:
+            for window in some:
+                first = held[window][0]
+                before = self._step(Moment(window, first)) - first
+                made = {n: before + n for n in held[window] if before + n <= until}
+                if not made or max(made.values()) <= begun:
+                    return
+                yield window, made
+
+        earlier = list(near(reversed(windows[: at + 1])))
+        yield from reversed(earlier)
+        yield from near(windows[at + 1 :])
+
+    def _step(self, moment: Moment) -> int:
+        step = self.releases.step(moment)
+        assert step is not None  # noqa: S101  (there are facts)
+        return step
+
+    def _require_total(self, name: str) -> None:
+        facts = output_of(self.releases, self.releases.require_answer(name))
+        if facts.get("function") not in (None, "count", "sum"):
+            raise PlanError(
+                f"'{name}' is no total: what arrived lately does not follow from two of its values"
+                ".\n  to fix  use difference for its change, or ratio of a sum and a count"
+            )
+
+    def _moment(self, at: At) -> Moment:
+        if at is None:
+            return self.moments[-1]
+        if isinstance(at, tuple):
+            return self.releases.require(Moment(*at))
+        windows = {moment.window for moment in self.moments}
+        if len(windows) > 1:
+            raise PlanError(
+                f"there are {len(windows)} windows; name a release by (window, trigger), such as"
+                f" {tuple(self.moments[-1])}"
+            )
+        return self.releases.require(Moment(windows.pop(), at))
+
+    def _confidence(self, given: float | None) -> float:
+        if given is None:
+            return float((self.releases.facts or {}).get("confidence", 0.95))
+        if not 0 < given < 1:
+            raise PlanError("confidence must be above 0 and below 1")
+        return given
+
+    def _joint(self, parts: list[WeightedSum]) -> tuple[Joint, list[str]]:
+        """The keys that all terms show, and what there is to say about the question."""
+        cells = list(dict.fromkeys(cell for part in parts for cell, _ in part.terms))
+        for cell in cells:
+            self.releases.require_answer(cell.name)
+        joint, absent = joint_at(self.releases, [cell.moment for cell in cells])
+        notes = []
+        if absent:
+            notes.append(
+                f"{absent:,} groups are left out: one of the releases did not show them yet"
+            )
+        if any(not joint.is_known(*pair) for pair in product(cells, cells) if pair[0] != pair[1]):
+            notes.append(UNKNOWN)
+        outputs = {cell.name: joint.output(cell.name) for cell in cells}
+        if any(facts.get("function") == "avg" for facts in outputs.values()):
+            notes.append(DELTA)
+        notes += [f"{name}: {facts['bias']}" for name, facts in outputs.items() if "bias" in facts]
+        last = max(cell.moment for cell in cells)
+        cut = cut_sentence(self.releases.table(last).schema)
+        notes += [] if cut is None else [cut]
+        said = read_note(self.releases.table(self.releases.moments[0]).schema)
+        return joint, notes if said is None else [*notes, said]
+
+    def _derived(
+        self, name: str, joint: Joint, found: Interval, level: float, notes: list[str]
+    ) -> Derived:
+        """Key columns and the interval, in the order of the keys."""
+        names, columns = list(self.releases.key_names), list(joint.labels.columns)
+        whole = joint.output(name).get("function") in ("count", "count_units", "count_distinct")
+        for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
+            names.append(name + suffix)
+            columns.append(np.rint(column).astype(np.int64) if whole and not suffix else column)
+        return Derived(pa.table(columns, names), level, tuple(notes))
+
+    def _hidden(self, name: str, moment: Moment, groups: int) -> tuple[Facts | None, float, int]:
+        """What kept groups hidden at a release, what one unit can add to them, how many count."""
+        facts = self.releases.facts
+        if facts is None:
+            return None, np.nan, groups
+        hidden = self.releases.hidden(moment)
+        if hidden is None:
+            return None, 0.0, 0  # groups are public: all are shown
+        output = output_of(self.releases, name)
+        lanes = output["lanes"] if output["function"] in LINEAR else []
+        if "lane" in hidden:  # its total itself
+            return hidden, 1.0 if lanes == [hidden["lane"]] else np.nan, groups
+        return hidden, facts["lanes"][lanes[0]]["most"] if lanes else np.nan, groups
+
+
+def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
+    """The possible groups, best first, with the ranks that they may have.
+
+    The worst rank is null where groups that are not shown might come before.
+    """
+    worst = pa.array(ranked.worst, mask=ranked.worst > table.num_rows)
+    columns = {"rank_best": ranked.best, "rank_worst": worst, "certain": ranked.certain}
+    for name, column in columns.items():
+        table = table.append_column(name, pa.array(column))
+    return table.take(pa.array(ranked.order))

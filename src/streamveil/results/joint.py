@@ -1,0 +1,231 @@
+"""The joint noise of numbers in several releases: what is known of it from their public facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.core.counters.protocol import Counter
+from streamveil.counters import BltCounter
+from streamveil.dataflow.group_metadata import counter_from
+from streamveil.dataflow.release import OPENED, WEIGHT
+from streamveil.release_metadata import Facts
+from streamveil.results.intervals import deviations
+from streamveil.results.noise import (
+    ROUNDING,
+    covariance,
+    tested_covariance,
+    weighted_covariance,
+)
+from streamveil.results.releases import Moment, Releases
+from streamveil.types import Array, Float64
+
+LINEAR = ("count", "count_units", "count_distinct", "sum")
+Keys = Any  # an Arrow array of encoded keys
+Slopes = dict[int, Array]  # lane -> how the number moves with that lane's total, per key
+
+
+class Cell(NamedTuple):
+    """One number of every key: which release, which column."""
+
+    moment: Moment
+    name: str
+
+
+class Ends(NamedTuple):
+    """A covariance that is known to lie between two ends; equal where it is known exactly."""
+
+    low: Float64[Array, " keys"]
+    high: Float64[Array, " keys"]
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Numbers of some keys at several moments, and how their noise is correlated.
+
+    Windows never share noise, nor do lanes. Within a lane and window, `results.noise` says it. Of a
+    mean the delta method is used, as for its own deviation. Where nothing is known (variances,
+    quantiles, the published preset, releases without facts), the covariance of a and b lies between
+    - sd_a sd_b and sd_a sd_b, whatever the noise is.
+    """
+
+    releases: Releases
+    keys: Keys
+    showing: Moment  # a release that shows all of them
+
+    @property
+    def labels(self) -> pa.Table:
+        """The key columns."""
+        table = self.releases.table(self.showing)
+        places = pc.index_in(self.keys, value_set=self.releases.keys(self.showing))
+        return table.select(self.releases.key_names).take(places)
+
+    def at(self, moment: Moment, name: str) -> Float64[Array, " keys"]:
+        """A column for the keys, in their order; NaN for keys that the release does not show."""
+        places = pc.index_in(self.keys, value_set=self.releases.keys(moment))
+        found = pc.is_valid(places).to_numpy(zero_copy_only=False)
+        rows = pc.fill_null(places, 0).to_numpy()
+        column = self.releases.column(moment, name)
+        if not len(column):
+            return np.full(len(rows), np.nan)
+        return np.where(found, column[rows], np.nan)
+
+    def value(self, cell: Cell) -> Float64[Array, " keys"]:
+        """The noisy number before post-processing, as far as the release tells.
+
+        Its interval is centred on it. Where that was cut at 0, the noisy number is at most the
+        lower end of what is left, and that end is taken: it is nearer to the truth.
+        """
+        value = self.at(*cell)
+        facts = self.output(cell.name)
+        if not (facts.get("non_negative") or facts.get("monotone")):
+            return value
+        low, high = (
+            self.at(cell.moment, cell.name + "_low"),
+            self.at(cell.moment, cell.name + "_high"),
+        )
+        reach = deviations(self.facts["confidence"]) * self.sd(cell)
+        if not facts.get("non_negative"):
+            return low + reach
+        cut = np.where(high > value, high - reach, np.minimum(value, high) - reach)
+        return np.where(low > 0, low + reach, np.maximum(cut, -reach))
+
+    def sd(self, cell: Cell) -> Float64[Array, " keys"]:
+        """The deviation that the release states."""
+        return self.at(cell.moment, cell.name + "_sd")
+
+    def covariance(self, one: Cell, two: Cell) -> Ends:
+        """The covariance of the noise of two numbers, for every key."""
+        if one.moment.window != two.moment.window:
+            zero = np.zeros(len(self.keys))
+            return Ends(zero, zero)
+        left, right = self.slopes(one), self.slopes(two)
+        total: Array | None = np.zeros(len(self.keys))
+        if left is None or right is None:
+            total = None
+        else:
+            for lane in left.keys() & right.keys():
+                moved = self.lane_covariance(lane, one.moment, two.moment)
+                total = None if moved is None or total is None else total + (
+                    left[lane] * right[lane] * moved)  # fmt: skip
+        if total is not None:
+            return Ends(total, total)
+        if one == two:
+            square = self.sd(one) ** 2
+            return Ends(square, square)
+        widest = self.sd(one) * self.sd(two)
+        return Ends(-widest, widest)
+
+    def is_known(self, one: Cell, two: Cell) -> bool:
+        """Whether a covariance is known exactly."""
+        ends = self.covariance(one, two)
+        return bool(np.array_equal(ends.low, ends.high, equal_nan=True))
+
+    def slopes(self, cell: Cell) -> Slopes | None:
+        """How a number moves with the totals it is made of; None when that is not known."""
+        output = self.output(cell.name)
+        if output.get("function") in LINEAR:
+            return {output["lanes"][0]: np.ones(len(self.keys))}
+        if output.get("function") != "avg":
+            return None
+        count, total = output["lanes"]
+        share = self.at(*cell) - (output["low"] + output["high"]) / 2
+        parts = [self.lane_covariance(lane, cell.moment, cell.moment) for lane in (count, total)]
+        if parts[0] is None or parts[1] is None:
+            return None
+        rows = np.sqrt(parts[1] + share**2 * parts[0]) / self.sd(cell)  # what sd was divided by
+        return {total: 1 / rows, count: -share / rows}
+
+    def lane_covariance(self, lane: int, one: Moment, two: Moment) -> Array | None:
+        """Of the noise of one lane's totals at two moments of a window, in the lane's unit."""
+        facts = self.facts
+        if not facts or facts["rounds"]:
+            return None
+        about = facts["lanes"][lane]
+        counter = self.counters[about["counter"]]
+        t, s, square = one.trigger, two.trigger, about["quantum"] ** 2
+        if about["late"] and facts.get("tests"):
+            return self._tested(lane, one, two)
+        if about["late"] and self.is_weighted(one):
+            weights = self.weights(one.window, min(t, s))
+            return None if weights is None else square * weighted_covariance(counter, t, s, weights)
+        first = self.opened(one, two) if about["late"] else np.ones(len(self.keys), np.int64)
+        rounding = ROUNDING if about["rounded"] and t == s else 0.0
+        return np.asarray(square * covariance(counter, t, s, first) + rounding)
+
+    def _tested(self, lane: int, one: Moment, two: Moment) -> Array | None:
+        """As `lane_covariance` where totals of groups were tested before they were shown."""
+        about, tests = self.facts["lanes"][lane], self.facts["tests"]
+        counter, weights = self.counters[about["counter"]], None
+        triggers = np.array(tests["triggers"], np.int64)
+        if self.is_weighted(one):
+            weights = self.weights(one.window, min(one.trigger, two.trigger))
+            if weights is None:
+                return None
+            now = triggers[triggers <= len(weights)] - 1
+            weights = weights.copy()
+            weights[now] = np.where(np.isnan(weights[now]), tests["weight"], weights[now])
+        assert isinstance(counter, BltCounter)  # noqa: S101  (no other is tested)
+        found = tested_covariance(
+            counter, (one.trigger, two.trigger), self.opened(one, two), triggers, weights
+        )
+        return np.asarray(about["quantum"] ** 2 * found)
+
+    def opened(self, *moments: Moment) -> Array:
+        """The first trigger that showed each key."""
+        found = np.nanmax([self.at(moment, OPENED) for moment in moments], axis=0)
+        return np.asarray(found, np.int64)
+
+    def is_weighted(self, moment: Moment) -> bool:
+        """Whether keys carry weights."""
+        return WEIGHT in self.releases.table(moment).column_names
+
+    def weights(self, window: int, last: int) -> Array | None:
+        """Every key's weight at triggers 1 .. last; None when a release among them is missing."""
+        moments = [Moment(window, trigger) for trigger in range(1, last + 1)]
+        if not set(moments) <= set(self.releases.moments):
+            return None
+        rows = self._weights.setdefault(window, [])
+        rows += [self.at(moment, WEIGHT) for moment in moments[len(rows) :]]
+        return np.array(rows[:last])
+
+    @cached_property
+    def _weights(self) -> dict[int, list[Array]]:
+        return {}
+
+    @property
+    def facts(self) -> Facts:
+        """What the releases say of themselves; nothing, if they do not."""
+        return self.releases.facts or {}
+
+    @cached_property
+    def counters(self) -> list[Counter]:
+        """The counters of all lanes."""
+        return [counter_from(facts) for facts in self.facts["counters"]]
+
+    def output(self, name: str) -> Facts:
+        """The facts of one aggregate."""
+        return output_of(self.releases, name)
+
+
+def output_of(releases: Releases, name: str) -> Facts:
+    """What releases say of one of their numbers."""
+    outputs = (releases.facts or {}).get("outputs", ())
+    found: Facts = next((one for one in outputs if one["name"] == name), {})
+    return found
+
+
+def joint_at(releases: Releases, moments: list[Moment]) -> tuple[Joint, int]:
+    """The keys that all of these releases show, in the order of the last; and how many do not."""
+    first, *others = dict.fromkeys(reversed(moments))
+    keys = releases.keys(first)
+    kept = pa.array(np.ones(len(keys), np.bool_))
+    for moment in others:
+        kept = pc.and_(kept, pc.is_in(keys, value_set=releases.keys(moment)))
+    found = keys.filter(kept)
+    return Joint(releases, found, first), len(keys) - len(found)

@@ -1,0 +1,189 @@
+"""Releases to read from: in memory, in a folder that a sink wrote, or in a state directory."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from streamveil.batch import Release
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.group_metadata import facts_of, hidden_facts
+from streamveil.dataflow.keys import encode_keys
+from streamveil.errors import PlanError, SourceError, nearest
+from streamveil.release_metadata import Facts, from_json, metadata_file, read_facts
+
+READERS: dict[str, Callable[[Path], pa.Table]] = {
+    "parquet": lambda path: pq.ParquetFile(path).read(),
+    "csv": pyarrow.csv.read_csv,
+    "json": pyarrow.json.read_json,
+}
+NAME = re.compile(r"trigger=(\d+)\.(parquet|csv|json)$")
+WINDOW = re.compile(r"window=(-?\d+)$")
+KEPT = 16  # tables held in memory
+SUFFIXES = ("_sd", "_low", "_high")
+Load = Callable[[], pa.Table]
+
+
+class Moment(NamedTuple):
+    """Which release: trigger 1, 2, ... of a window."""
+
+    window: int
+    trigger: int
+
+
+class Releases:
+    """Releases of one job, read when they are needed.
+
+    Their facts come with them, or from the `operator` of their query.
+    """
+
+    def __init__(
+        self, loads: Mapping[Moment, Load], operator: GroupBy | None = None, dropped: int = 0
+    ) -> None:
+        """`dropped`: earlier releases that are not kept any more."""
+        if not loads:
+            raise SourceError(
+                "there is no release to answer from.\n"
+                "  to fix  give releases of a query, the folder of its sink, or its state directory"
+            )
+        self.loads = dict(sorted(loads.items()))
+        self._held: OrderedDict[Moment, pa.Table] = OrderedDict()
+        self._keys: dict[Moment, pa.Array] = {}
+        self.operator, self.dropped = operator, dropped
+        told = None if operator is None else facts_of(operator)
+        self.facts = read_facts(self.table(self.moments[0]).schema) or told
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All of them, in order."""
+        return list(self.loads)
+
+    def table(self, moment: Moment) -> pa.Table:
+        """One release."""
+        if moment not in self._held:
+            self._held[moment] = self.loads[self.require(moment)]()
+            while len(self._held) > KEPT:
+                self._held.popitem(last=False)
+        self._held.move_to_end(moment)
+        return self._held[moment]
+
+    def require(self, moment: Moment) -> Moment:
+        """The moment, if there is such a release."""
+        if moment not in self.loads:
+            inside = [m.trigger for m in self.loads if m.window == moment.window]
+            known = (
+                f"window {moment.window} has triggers {inside[0]} to {inside[-1]}" if inside
+                else f"there are windows {self.moments[0].window} to {self.moments[-1].window}"
+            )  # fmt: skip
+            gone = f"; {self.dropped:,} earlier ones are not kept any more" if self.dropped else ""
+            raise PlanError(
+                f"there is no release {moment.trigger} of window {moment.window}; {known}{gone}"
+            )
+        return moment
+
+    def step(self, moment: Moment) -> int | None:
+        """The step of the job that made a release."""
+        facts = read_facts(self.table(moment).schema)
+        if facts is not None:
+            return int(facts["step"])
+        if self.operator is None:
+            return None
+        return self.operator.schedule.first_step(moment.window) + moment.trigger - 1
+
+    def hidden(self, moment: Moment) -> Facts | None:
+        """What kept groups hidden at a release; None when groups are public, or nothing is known.
+
+        See `dataflow.group_metadata.hidden_facts`.
+        """
+        facts = read_facts(self.table(moment).schema)
+        if facts is not None or self.operator is None:
+            return (facts or {}).get("hidden")
+        return hidden_facts(self.operator, moment.trigger)
+
+    @property
+    def key_names(self) -> list[str]:
+        """The key columns."""
+        if self.facts is not None:
+            return list(self.facts["keys"])
+        names: list[str] = self.table(self.moments[0]).column_names
+        return names[: min((names.index(name) for name in self.answers), default=0)]
+
+    @property
+    def answers(self) -> list[str]:
+        """The columns that hold noisy numbers."""
+        names = self.table(self.moments[0]).column_names
+        return [name for name in names if all(name + end in names for end in SUFFIXES)]
+
+    def require_answer(self, name: str) -> str:
+        """The name, if it is one of a noisy number."""
+        if name not in self.answers:
+            raise PlanError(f"'{name}' is no number of these releases{nearest(name, self.answers)}")
+        return name
+
+    def keys(self, moment: Moment) -> pa.Array:
+        """The keys of a release, as bytes that can be compared."""
+        if moment not in self._keys:
+            table = self.table(moment)
+            columns = [table.column(name).combine_chunks() for name in self.key_names]
+            self._keys[moment] = encode_keys(columns, table.num_rows)
+        return self._keys[moment]
+
+    def column(self, moment: Moment, name: str) -> np.ndarray[Any, Any]:
+        """One column of a release, nulls as NaN."""
+        column = self.table(moment).column(name).combine_chunks()
+        return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
+
+
+def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) -> Releases:
+    """Releases in memory; of two with the same place, which are equal, one is kept."""
+    loads: dict[Moment, Load] = {}
+    for release in releases:
+        loads[Moment(release.window, release.trigger)] = _held(release.table)
+    return Releases(loads, operator)
+
+
+def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
+    """What the files sink wrote: `<path>/<job>/window=W/trigger=T.parquet` (or csv, json)."""
+    home = Path(path)
+    if not home.is_dir():
+        raise SourceError(
+            f"there is no folder '{home}'.\n"
+            "  to fix  give the folder that a sink wrote, or the state directory of a job"
+        )
+    found: dict[Path, dict[Moment, Load]] = {}
+    for file in sorted(home.rglob("trigger=*")):
+        name, window = NAME.search(file.name), WINDOW.search(file.parent.name)
+        if name and window:
+            place = Moment(int(window[1]), int(name[1]))
+            found.setdefault(file.parent.parent, {})[place] = _file(file, READERS[name[2]])
+    if len(found) > 1:
+        jobs = ", ".join(sorted(folder.name for folder in found))
+        raise SourceError(f"'{home}' holds releases of several jobs ({jobs}); name one folder")
+    return Releases(next(iter(found.values()), {}), operator)
+
+
+def _held(table: pa.Table) -> Load:
+    return lambda: table
+
+
+def _file(path: Path, read: Callable[[Path], pa.Table]) -> Load:
+    def load() -> pa.Table:
+        beside = metadata_file(path)
+        try:
+            table = read(path)
+            if path.suffix == ".parquet" or not beside.exists():
+                return table
+            return table.cast(from_json(table.schema, beside.read_bytes()))
+        except (OSError, pa.ArrowInvalid, ValueError, AttributeError):
+            raise SourceError(f"'{path.name}' in '{path.parent}' cannot be read") from None
+
+    return load

@@ -1,0 +1,90 @@
+"""Which groups are among the k largest, as far as noisy numbers can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf, isnan, log
+
+import numpy as np
+from scipy.special import ndtri
+
+from streamveil.errors import PlanError
+from streamveil.release_metadata import Facts
+from streamveil.results.intervals import Interval, plain
+from streamveil.types import Array, Bool, Int64
+
+HIDDEN_SHARE = 0.5  # of the error probability, for groups that are not shown
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Intervals that hold for all groups at once, and the ranks they leave open."""
+
+    interval: Interval
+    best: Int64[Array, " keys"]  # the best rank that a group may have
+    worst: Int64[Array, " keys"]  # and the worst
+    certain: Bool[Array, " keys"]
+    order: Int64[Array, " possible"]  # groups that may be among the k largest, largest number first
+    note: str
+
+
+def rank(
+    value: Array,
+    sd: Array,
+    k: int,
+    confidence: float,
+    hidden: tuple[Facts | None, float, int],
+) -> Ranked:
+    """Ranks by simultaneous intervals.
+
+    Algorithm: each of n shown groups gets a Gaussian interval at error alpha / n. A group is
+        certainly among the k largest when fewer than k groups reach above its lower end (itself
+        counted); possibly, when fewer than k others lie wholly above its upper end.
+    Proof: with probability 1 - alpha all intervals hold (union bound, whatever the dependence), and
+        then every statement about ranks is true.
+    Groups that are not shown: `hidden` is (what keeps them hidden, the most that one privacy unit
+        adds to one of them, how many to allow for). The test at this release did not show such a
+        group, which for one above the `ceiling` has probability below alpha / (2 m); half of alpha
+        is spent on m of them, which are all there are if there are no more. A group that is not
+        above the ceiling counts m better ones.
+    """
+    if k < 1:
+        raise PlanError("k must be at least 1")
+    facts, most, allowed = hidden
+    alpha = 1 - confidence
+    own = alpha * (1 - HIDDEN_SHARE) if allowed else alpha
+    interval = plain(value, sd**2, -float(ndtri(own / (2 * max(len(value), 1)))))
+    top = ceiling(facts, most, alpha * HIDDEN_SHARE, allowed)
+    lows, highs = np.sort(interval.low), np.sort(interval.high)
+    best = 1 + len(lows) - np.searchsorted(lows, interval.high, side="right")
+    worst = len(highs) - np.searchsorted(highs, interval.low, side="left")
+    worst = worst + np.where(interval.low <= top, allowed, 0)
+    possible = np.flatnonzero(best <= k)
+    order = possible[np.argsort(-interval.value[possible], kind="stable")]
+    return Ranked(interval, best, worst, worst <= k, order, note(top, allowed, confidence))
+
+
+def ceiling(facts: Facts | None, most: float, alpha: float, groups: int) -> float:
+    """What none of so many hidden groups exceeds, with probability 1 - alpha."""
+    if not groups:
+        return -inf
+    if not facts or isnan(most):
+        return inf
+    if "sd" in facts:
+        units = facts["threshold"] - facts["sd"] * float(ndtri(alpha / groups))
+    else:  # the geometric number reaches j with probability exp(-rate j)
+        units = facts["threshold"] + ceil(log(groups / alpha) / facts["rate"]) - 1
+    return float(max(units, 0.0) * most)
+
+
+def note(top: float, allowed: int, confidence: float) -> str:
+    """What is known of the groups that no release shows."""
+    share = f"{confidence:.4g}"
+    if not allowed:
+        return f"ranks hold for all groups at once with confidence {share}"
+    if top == inf:
+        return "nothing is known of groups that are not shown, so no group is certain"
+    return (
+        f"ranks hold for all groups at once with confidence {share}, groups that are not shown"
+        f" included: if these are at most {allowed:,}, none of them exceeds {top:,.0f}"
+    )

@@ -1,0 +1,262 @@
+"""What private rows say of their own shape, for a price: the expectations that a forecast needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from scipy.special import ndtri
+
+from streamveil.accounts.ledger import Ledger
+from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.calibrate import gaussian_sigma, root_up
+from streamveil.core.accounting.guarantee import Guarantee, Loss
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise.samplers import rounded_gaussian
+from streamveil.errors import PlanError
+from streamveil.plan.plan import Plan
+from streamveil.types import Array, Float64, Int64
+
+ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
+REPEAT_EDGES = np.array([0.0, 1e-9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+VALUE_EDGES = 2.0 ** np.arange(-20, 41)
+LOOKS = 400  # sums of bins that are compared with their noise, at most
+DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
+BEYOND = 0.01  # share of units that may have more rows than counted
+OUTSTANDING = 3.0  # deviations above which a bin is taken to hold units
+FEWEST = 5.0  # deviations of all units together below which nothing is said
+VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Three histograms over privacy units, with noise.
+
+    Algorithm: every unit (in every scope) enters one bin of each: its number of rows, the share of
+        its rows that repeat a group it had, the size of its first value (where values are summed).
+        Bins are fixed, counts get Gaussian noise. What is said of them comes with an interval.
+    Protects: all rows of one unit within one scope.
+    Guarantee: a Gaussian of mu^2 = histograms / sigma^2.
+    Proof: a unit more adds 1 to one bin of each histogram and touches nothing else, as bins depend
+        on that unit's rows alone: sqrt(histograms) in L2. Means, quantiles and what a forecast
+        makes of them are post-processing, and so is what is not said when the noise is too large.
+    Numerics: integer counts, exactly rounded noise.
+    """
+
+    budget: Budget
+    histograms: int
+    protects: Neighbours
+
+    @property
+    def sigma(self) -> Fraction:
+        """The noise of every bin."""
+        return gaussian_sigma(self._moved, self.budget)
+
+    @property
+    def _moved(self) -> Fraction:
+        return root_up(Fraction(self.histograms))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Of all histograms together."""
+        return Guarantee(self.protects, Loss(gaussian=self._moved**2 / self.sigma**2))
+
+
+class Measured(NamedTuple):
+    """A number, and between which ends the truth lies: all ends of a survey with 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether a choice may rest on it."""
+        return self.high <= VAGUE * self.low
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the survey says, and how sure it is; None where the noise hides it."""
+
+    units: Measured | None = None
+    rows: Measured | None = None  # of one unit, on average; more than `cap` count as `cap`
+    most: Measured | None = None  # rows that 99 of 100 units do not exceed
+    repeats: Measured | None = None  # share of rows that repeat a group of their unit
+    high: Measured | None = None  # what 99 of 100 values do not exceed
+    cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
+    likely: dict[str, float] = field(default_factory=dict)  # options by bins above the noise
+
+    @property
+    def sure(self) -> bool:
+        """Whether the noise leaves enough to choose from."""
+        return self.rows is not None and self.rows.sure
+
+    @property
+    def numbers(self) -> list[tuple[str, Measured]]:
+        """What is known, by the names of options where there are such."""
+        named = {
+            "expected_units": self.units, "expected_rows": self.rows,
+            "expected_most_rows": self.most, "expected_repeats": self.repeats,
+            "99 of 100 values at most": self.high,
+        }  # fmt: skip
+        return [(name, found) for name, found in named.items() if found is not None]
+
+    @property
+    def options(self) -> dict[str, float]:
+        """As the options of a query; none where a choice would follow the noise."""
+        known = {name: found.value for name, found in self.numbers if name.startswith("expected")}
+        return known if self.sure else {}
+
+
+def survey(
+    plan: Plan, table: pa.Table, budget: Budget, noise: Noise, ledger: Ledger | None = None
+) -> tuple[Learned, Guarantee]:
+    """Charges, counts, draws, and says what rows look like. No row leaves this function."""
+    if budget.is_pure:
+        raise PlanError("a survey uses Gaussian noise, which needs a delta")
+    valued = first_counted(plan).function == "sum"
+    period = None if plan.period_us is None else _period(plan.period_us)
+    asked = Survey(budget, 2 + valued, Neighbours(unit=plan.unit, period=period))
+    if ledger is not None:
+        ledger.charge(f"survey for {plan.name}", asked.guarantee)
+    sample = usable_rows(plan, table, 1.0)  # without rows it draws as well
+    counts = histograms(sample, valued=valued)
+    noisy = [
+        rounded_gaussian(noise.at("survey", place), counted.astype(np.float64), asked.sigma)
+        for place, counted in enumerate(counts)
+    ]
+    sigma = float(asked.sigma)
+    return replace(learn(noisy, sigma), likely=likely(noisy, sigma)), asked.guarantee
+
+
+def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bins"]]:
+    """Exact counts of units: by rows, by share of repeats, by size of the first value."""
+    edges = [ROW_EDGES, REPEAT_EDGES] + [np.concatenate([[-np.inf], VALUE_EDGES])] * valued
+    if sample is None:
+        return [np.zeros(len(edge), np.int64) for edge in edges]
+    rows = np.bincount(sample.scope)
+    again = np.bincount(sample.scope[ranks(row_pairs(sample)) > 0], minlength=len(rows))
+    order = np.argsort(sample.scope, kind="stable")
+    first = order[np.concatenate([[0], np.cumsum(rows)[:-1]])]
+    sizes = [rows, again / rows, np.abs(sample.value[first])]
+    return [_binned(size, edge) for size, edge in zip(sizes[: len(edges)], edges, strict=True)]
+
+
+def _binned(
+    sizes: Float64[Array, " units"], edges: Float64[Array, " bins"]
+) -> Int64[Array, " bins"]:
+    place = np.searchsorted(edges, sizes, side="right") - 1
+    return np.bincount(place, minlength=len(edges)).astype(np.int64)
+
+
+def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
+    """Numbers with intervals from noisy bins.
+
+    Proof: what is said is a sum of bins, or a ratio of two, at one of fewer than `LOOKS` places
+        (bins up to which rows are told apart, tails of which the share is looked at): each misses
+        by more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
+        95 %, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
+        w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
+        sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more:
+        what few units have beyond that drowns in the noise of bins that are empty.
+    """
+    total = float(noisy[0].sum())
+    if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
+        return Learned()
+    ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
+    most = _quantile(noisy[0], ends, ROW_EDGES, sigma)
+    off = DEVIATIONS * sigma * len(noisy[0]) ** 0.5
+    units = Measured(float(f"{total:.3g}"), total - off, total + off)
+    high = None
+    if len(noisy) > 2:
+        above = np.append(VALUE_EDGES, 2 * VALUE_EDGES[-1])
+        high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), sigma)
+    repeats = _mean(noisy[1], REPEAT_EDGES, np.append(REPEAT_EDGES[1:], 1.0), sigma)
+    if repeats is not None:
+        repeats = Measured(round(min(repeats.value, 0.95), 2), repeats.low, min(repeats.high, 1.0))
+    if most is None:
+        return Learned(units=units, repeats=repeats, high=high)
+    low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ends, most.high)
+    rows = _mean(noisy[0], low, top, sigma)
+    if rows is not None:
+        rows = Measured(round(max(rows.value, 1.0), 2), max(rows.low, 1.0), max(rows.high, 1.0))
+    return Learned(units, rows, most, repeats, high, most.high)
+
+
+def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]:
+    """What a forecast should expect: estimates from the bins that stand out of the noise.
+
+    An estimate for a choice, not a statement: it has no interval, and leaves out what few units
+    have. Empty where no bin stands out.
+
+    >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(REPEAT_EDGES), np.int64)]
+    >>> bins[0][:3], bins[1][0] = (500, 300, 200), 1000
+    >>> found = likely(bins, 10.0)
+    >>> found["expected_units"], found["expected_rows"], found["expected_most_rows"]
+    (1000.0, 1.7, 3.0)
+    """
+    rows, again = (np.where(bins > OUTSTANDING * sigma, bins, 0) for bins in noisy[:2])
+    if not rows.any() or not again.any():
+        return {}
+    ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
+    units, middle = float(rows.sum()), (ROW_EDGES + ends) / 2
+    most = ends[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
+    shares = (REPEAT_EDGES + np.append(REPEAT_EDGES[1:], 1.0)) / 2
+    mean = max(1.0, float((rows * middle).sum()) / units)
+    repeated = float((again * shares).sum() / again.sum())
+    found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
+    return {
+        f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
+        for name, value in found.items()
+    }
+
+
+def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -> Measured | None:
+    """The mean over units whose sizes lie between the ends of their bins; None: noise alone."""
+    total = float(noisy.sum())
+    found = [_ratio(noisy, size, sigma) for size in (low, high)]
+    if total <= 0 or found[0] is None or found[1] is None:
+        return None
+    middle = float((noisy * (low + high)).sum()) / 2 / total
+    ends = max(found[0][0], float(low.min())), min(found[1][1], float(high.max()))
+    return Measured(min(max(middle, ends[0]), ends[1]), *ends)
+
+
+def _ratio(noisy: Int64[Array, " bins"], size: Array, sigma: float) -> tuple[float, float] | None:
+    """The r for which sum(size * bins) - r * sum(bins) may be noise (Fieller 1954)."""
+    off = (DEVIATIONS * sigma) ** 2
+    weighted, total = float((noisy * size).sum()), float(noisy.sum())
+    a = total**2 - off * len(size)
+    b = weighted * total - off * float(size.sum())
+    c = weighted**2 - off * float((size**2).sum())
+    if a <= 0:
+        return None
+    root = max(b * b - a * c, 0.0) ** 0.5
+    return (b - root) / a, (b + root) / a
+
+
+def _quantile(
+    noisy: Int64[Array, " bins"], ends: Array, starts: Array, sigma: float
+) -> Measured | None:
+    """What 99 of 100 units do not exceed; None where the noise does not tell."""
+    tails = np.append(np.cumsum(noisy[::-1])[::-1][1:], 0)  # units beyond each bin
+    excess = tails - BEYOND * noisy.sum()  # above 0: more than 1 of 100
+    places = np.arange(len(noisy))
+    moved = places + 1, len(noisy) - 1 - places  # bins that count with -BEYOND, with 1 - BEYOND
+    off = DEVIATIONS * sigma * np.sqrt(moved[0] * BEYOND**2 + moved[1] * (1 - BEYOND) ** 2)
+    if not (excess[-1] < -off[-1]):
+        return None
+    value, high = (int(np.argmax(excess + more < 0)) for more in (0.0, off))
+    low = int(np.argmax(excess - off < 0))
+    return Measured(float(ends[value]), float(starts[low]), float(ends[high]))
+
+
+def _period(micros: int) -> timedelta:
+    return timedelta(microseconds=micros)

@@ -1,0 +1,349 @@
+"""Which keys are frequent, found from published tables alone.
+
+A list of candidates kept from arriving keys would leak: a rare key that happens to collide with
+frequent ones enters the list only if it occurred. So the search below takes a `PublishedHierarchy`
+or a `PublishedSketch`, public values that hold no key, and everything it does is post-processing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
+from streamveil.errors import require_one_of
+from streamveil.sketches.cells import CellCounter
+from streamveil.sketches.hashing import WORD, Layout, preimages
+from streamveil.sketches.keys import Keys, integer_words, weight_words
+from streamveil.sketches.keystream import key_schedule
+from streamveil.sketches.lazy import describe, make_schedule, warn_about_delta
+from streamveil.sketches.privacy import NoisePlan
+from streamveil.sketches.published import PublishedSketch
+from streamveil.sketches.schedule import ClockName, PushSchedule
+from streamveil.sketches.table import Arrays, SketchTable, cell_types, save
+from streamveil.types import Array, Float64, UInt64
+
+Search = Literal["descent", "inverse"]
+BEAM = 512  # prefixes kept at each level
+GUARD = 4.0  # standard deviations of noise a reported key must show
+ALPHA = 0.1  # false keys expected of an inverse search
+
+
+class HeavyKeys(NamedTuple):
+    """Keys in order of estimated weight, largest first."""
+
+    keys: UInt64[Array, " found"]
+    estimates: Float64[Array, " found"]
+    sd: float  # standard deviation of the noise in one cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeavyHitters:
+    """The most frequent integer keys at any time, without a list of candidates.
+
+    Algorithm: descent (default): a key of `bits` bits is cut into digits of `digit` bits; level l
+        counts its first l digits, exactly where that table is at most `exact_cells` wide, else in a
+        sketch. From the top, keep the `beam` largest prefixes, look at all their children, and so
+        on. inverse: one sketch with invertible hashing; every preimage of a large cell of row 0 is
+        looked up in the other rows, which gives what a scan of the whole universe would.
+    Protects: as `LazySketch`.
+    Guarantee: one budget for all levels together: their changes m add up under one sigma.
+    Proof: `NoisePlan` on the concatenation of all tables; the search reads published tables only.
+    Error: with G a bound on collisions and noise of all prefixes looked at and R the most arrivals
+        in a round, every key of weight at least threshold + G + R is found when beam is at least
+        N / (threshold - G), and no key below threshold - G is.
+    Memory: `nbytes`.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = finder.open(SeededNoise(1))
+    >>> live.update(np.repeat([77, 1234], 2**14))
+    >>> sorted(live.published().top(2).keys.tolist())
+    [77, 1234]
+    """
+
+    horizon: int | None
+    protects: Neighbours
+    budget: Budget
+    width: int
+    bits: int = 32
+    digit: int = 8
+    depth: int = 3
+    search: Search = "descent"
+    exact_cells: int = 2**16
+    clock: ClockName = "arrivals"
+    round: int | None = None
+    block: int | None = None
+    counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"
+    flushes: int = 0
+    max_weight: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_one_of("search", self.search, ("descent", "inverse"))
+        if not 1 <= self.digit <= 16 or not 1 <= self.bits <= 64:
+            raise ValueError("digit must be from 1 to 16 and bits from 1 to 64")
+        if self.search == "inverse" and self.bits > WORD:
+            raise ValueError("an inverse search covers 32 bits; use search='descent'")
+        warn_about_delta(self.budget, self.schedule(self.width))
+        _ = self.noise.loss, self.tables  # every setting is checked now
+
+    @property
+    def level_bits(self) -> tuple[int, ...]:
+        """How many leading bits each level counts."""
+        if self.search == "inverse":
+            return (self.bits,)
+        return tuple(range((self.bits - 1) % self.digit + 1, self.bits + 1, self.digit))
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """One layout per level."""
+        if self.search == "inverse":
+            return (self._layout("invertible", self.depth, self.width, 0),)
+        return tuple(
+            self._layout("identity", 1, 2**bits, level)
+            if 2**bits <= self.exact_cells
+            else self._layout("multiply", self.depth, self.width, level)
+            for level, bits in enumerate(self.level_bits)
+        )
+
+    def _layout(self, family: Any, depth: int, width: int, level: int) -> Layout:
+        seed = self.seed * 64 + level
+        return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
+
+    def schedule(self, width: int) -> PushSchedule:
+        """Push times of a level: the same round for all."""
+        block = None if self.block is None else min(self.block, width)
+        fields = _Fields(width, block, self.clock, self.round, self.horizon, self.flushes)
+        return make_schedule(fields)
+
+    @cached_property
+    def noise(self) -> NoisePlan:
+        """Sensitivity and noise scale of all levels together."""
+        schedule = self.schedule(self.width)
+        types = cell_types(schedule, self.max_weight)
+        return NoisePlan(
+            layouts=self.layouts, counter=CellCounter(self.counter, schedule.pushes),
+            protects=self.protects, budget=self.budget, max_weight=self.max_weight,
+            word_bytes=np.dtype(types.noise).itemsize,
+        )  # fmt: skip
+
+    @cached_property
+    def tables(self) -> tuple[SketchTable, ...]:
+        """The cells of every level."""
+        schedules = [self.schedule(layout.width) for layout in self.layouts]
+        return tuple(
+            SketchTable(
+                layout=layout, schedule=schedule, counter=self.noise.counter,
+                types=cell_types(schedule, self.max_weight), sigma=self.noise.sigma,
+                bits=self.noise.bits, max_weight=self.max_weight,
+            )
+            for layout, schedule in zip(self.layouts, schedules, strict=True)
+        )  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells."""
+        return sum(table.nbytes for table in self.tables)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What everything ever published can reveal."""
+        return Guarantee(self.protects, self.noise.loss, self.horizon)
+
+    def report(self) -> dict[str, Any]:
+        """The numbers behind the guarantee, and what is public."""
+        return describe(self.noise, self.tables[0], self.guarantee) | {"bytes": self.nbytes}
+
+    def open(self, noise: Noise | None = None, name: str = "heavy-hitters") -> LiveHeavyHitters:
+        """Empty and counting. Without `noise`, under a fresh key of the operating system."""
+        state = [table.init() for table in self.tables]
+        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
+        return LiveHeavyHitters(self, state, place)
+
+    def resume(self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters") -> LiveHeavyHitters:
+        """Counting again from `LiveHeavyHitters.save`, under the same noise and name."""
+        state = [
+            table.load(
+                {n.removeprefix(f"{i}/"): a for n, a in arrays.items() if n.startswith(f"{i}/")}
+            )
+            for i, table in enumerate(self.tables)
+        ]
+        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
+        return LiveHeavyHitters(self, state, place)
+
+
+class _Fields(NamedTuple):
+    """What `make_schedule` reads."""
+
+    width: int
+    block: int | None
+    clock: ClockName
+    round: int | None
+    horizon: int | None
+    flushes: int
+
+
+class LiveHeavyHitters:
+    """A hierarchy that is counting. Secret but for `published`."""
+
+    def __init__(self, config: HeavyHitters, state: list[Any], place: Place) -> None:
+        self.config = config
+        self._state, self._place = state, place
+        self._keys = [key_schedule(place.draws(level)) for level in range(len(state))]
+
+    def __repr__(self) -> str:
+        return f"LiveHeavyHitters(time={int(self._state[0].clock[0])})"
+
+    def update(self, keys: Keys, weights: Array | None = None) -> None:
+        """Counts integer keys, in order. On the arrival clock each takes one unit of time."""
+        config = self.config
+        words = integer_words(keys, config.bits)
+        amounts = weight_words(weights, len(words), config.max_weight)
+        for table, state, bits, key in zip(
+            config.tables, self._state, config.level_bits, self._keys, strict=True
+        ):
+            prefixes = words >> words.dtype.type(config.bits - bits)
+            table.count(state, prefixes, amounts, key)
+
+    def tick(self, keys: Keys | None = None, ticks: int = 1) -> None:
+        """Counts keys, if any, and ends the tick: what falls due is pushed."""
+        if keys is not None:
+            self.update(keys)
+        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
+            table.tick(state, ticks, key)
+
+    def flush(self) -> None:
+        """Pushes every column of every level now; at most `flushes` times, at public times."""
+        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
+            table.flush(state, key)
+
+    def published(self) -> PublishedHierarchy:
+        """What is public now."""
+        tables = zip(self.config.tables, self._state, strict=True)
+        levels = tuple(table.published(state) for table, state in tables)
+        return PublishedHierarchy(levels, self.config.level_bits)
+
+    def save(self) -> Arrays:
+        """The state, to be kept as secret as the data."""
+        arrays = {
+            f"{i}/{name}": array.copy()
+            for i, state in enumerate(self._state)
+            for name, array in save(state).items()
+        }
+        return {**arrays, **saved_once(self._place)}
+
+
+@dataclass(frozen=True)
+class PublishedHierarchy:
+    """Public snapshots of all levels. Holds no key."""
+
+    levels: tuple[PublishedSketch, ...]
+    level_bits: tuple[int, ...]
+
+    @property
+    def sd(self) -> float:
+        """The largest standard deviation of the noise in a cell of the last level."""
+        return self.levels[-1].sd
+
+    def estimate(self, keys: Keys, **options: Any) -> Float64[Array, " keys"]:
+        """Estimated weight of any keys, from the last level."""
+        words = integer_words(keys, self.level_bits[-1])
+        return self.levels[-1].estimate_words(words, **options)
+
+    def top(
+        self,
+        k: int,
+        *,
+        threshold: float | None = None,
+        beam: int = BEAM,
+        lag_corrected: bool = False,
+    ) -> HeavyKeys:
+        """At most k keys with the largest estimates of at least `threshold`.
+
+        Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
+        twice k; a wider one finds more and looks longer.
+        """
+        if k < 1 or beam < k:
+            raise ValueError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
+        if self.levels[0].layout.family == "invertible":
+            return inverse_search(
+                self.levels[0], k, threshold=threshold, beam=beam, bits=self.level_bits[0]
+            )
+        found = np.arange(2 ** self.level_bits[0], dtype=np.uint64)
+        for level, sketch in enumerate(self.levels):
+            if level:
+                step = self.level_bits[level] - self.level_bits[level - 1]
+                children = np.arange(2**step, dtype=np.uint64)
+                found = ((found[:, None] << np.uint64(step)) | children[None, :]).ravel()
+            if self.level_bits[level] <= WORD:
+                found = found.astype(np.uint32)
+            estimates = sketch.estimate_words(found, lag_corrected=lag_corrected)
+            least = GUARD * sketch.sd if threshold is None else threshold
+            last = level == len(self.levels) - 1
+            found, estimates = largest(found, estimates, k if last else beam, least)
+            found = found.astype(np.uint64)
+        return HeavyKeys(found, estimates, self.sd)
+
+
+def largest(
+    keys: Array, estimates: Float64[Array, " keys"], count: int, least: float
+) -> tuple[Array, Float64[Array, " kept"]]:
+    """The `count` largest estimates of at least `least`, in order; ties by key."""
+    kept = np.flatnonzero(estimates >= least)
+    order = kept[np.lexsort((keys[kept], -estimates[kept]))][:count]
+    return keys[order], estimates[order]
+
+
+def inverse_search(
+    published: PublishedSketch,
+    k: int,
+    *,
+    threshold: float | None = None,
+    beam: int = BEAM,
+    bits: int = WORD,
+) -> HeavyKeys:
+    """The largest keys of one sketch with invertible hashing, by undoing the hash of row 0.
+
+    Algorithm: with a threshold tau, candidates are all keys whose every cell is at least tau.
+        Without one, tau is the smallest value of at least 3 standard deviations at which 2^bits
+        times the product over rows of the share of cells above tau is at most `ALPHA`, and at most
+        `beam` cells of row 0 are above it.
+    Proof: row 0 is a bijection cut into columns, so the preimages of its columns above tau contain
+        every key whose cell there is above tau: nothing is missed that a scan would find.
+    """  # fmt: skip
+    layout, table = published.layout, published.table
+    tau = cut_off(published, beam, bits) if threshold is None else threshold
+    pieces = [np.zeros(0, np.uint32)]
+    for column in np.flatnonzero(table[0] >= tau):
+        keys = preimages(layout, int(column))
+        if bits < WORD:
+            keys = keys[keys < np.uint32(2**bits)]
+        for row in range(1, layout.depth):
+            cells = table[row, layout.columns(keys)[row]]
+            keys = keys[cells >= tau]
+        pieces.append(keys)
+    keys = np.concatenate(pieces)
+    estimates = published.estimate_words(keys)
+    found, estimates = largest(keys, estimates, k, -np.inf)
+    return HeavyKeys(found.astype(np.uint64), estimates, published.sd)
+
+
+def cut_off(published: PublishedSketch, beam: int, bits: int) -> float:
+    """The threshold of an inverse search, from published cells."""
+    table = np.sort(published.table, axis=1)[:, ::-1]
+    width = published.layout.width
+    values = np.unique(table[0, : min(beam, width)])
+    floor = 3 * published.sd
+    for tau in values[values >= floor]:
+        above = [int(np.searchsorted(-row, -tau, side="right")) for row in table]
+        if above[0] <= beam and 2.0**bits * float(np.prod(np.array(above) / width)) <= ALPHA:
+            return float(tau)
+    return float(max(values.max() + 1 if len(values) else 0.0, floor))

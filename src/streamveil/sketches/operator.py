@@ -1,0 +1,412 @@
+"""Frequencies of given keys and the most frequent keys of a stream, in bounded memory.
+
+What `APPROX_FREQUENCY(key)` and `HEAVY_HITTERS(key, k => ...)` run: one sketch per window,
+advanced at every public trigger. Memory is chosen in advance and does not depend on the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.batch import Batch, Release
+from streamveil.core.accounting.guarantee import Guarantee, Loss
+from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.bounding import Bounds, UnitRows, UnitTable, unit_stage
+from streamveil.dataflow.reject_counts import BOUNDED, count
+from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
+from streamveil.dataflow.state import constant, parts, spread_out, to_bytes
+from streamveil.dataflow.windows import (
+    EARLY,
+    LATE,
+    Schedule,
+    assign,
+    far_ahead,
+    period_closes,
+    periods_apart,
+)
+from streamveil.errors import PlanError, StoreError
+from streamveil.release_metadata import noted
+from streamveil.sketches import (
+    HeavyHitters,
+    LazySketch,
+    PublishedHierarchy,
+    text_words,
+    words_text,
+)
+from streamveil.sketches.kernels import Tables
+from streamveil.sketches.keys import key_words
+from streamveil.sketches.keystream import key_schedule
+from streamveil.sketches.table import SketchTable
+from streamveil.types import Array, Bool, Int64, UInt64
+
+Arrays = dict[str, Array]
+NULL_KEY = "null key"
+OUT_OF_RANGE = "key out of range"
+INT_MAX = 2**63 - 1
+COLLISION_BITS = 64
+COLLISIONS = "a sketch's intervals cover its noise, not its collisions; rare keys are never shown"
+NORMAL_95 = 1.959963984540054
+NO_NOISE = np.zeros(0, np.int32), np.zeros((0, 8), np.uint64)  # keys count one; none is noised
+
+
+class Arrived(NamedTuple):
+    """Rows that may count, in canonical order."""
+
+    unit: UInt64[Array, " rows"]
+    word: UInt64[Array, " rows"]  # of the key
+    window: Int64[Array, " rows"]
+    period: Int64[Array, " rows"]
+    turned: dict[str, int]  # reason -> rows left out
+
+
+@dataclass(repr=False)  # secret
+class SketchState:
+    """Everything a sketch query remembers. Mutable; never shown."""
+
+    units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
+    windows: dict[int, list[Tables]] = field(default_factory=dict)  # window -> its levels
+    turned: dict[str, int] = field(default_factory=dict)
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SketchQuery:
+    """One sketch aggregate as a streaming operator.
+
+    Algorithm: bound rows per unit (`Bounds`), count their keys in one sketch per window on the tick
+        clock, push every column at each trigger, and answer from the published tables.
+    Protects: all rows of one unit (within each period, if there is one), added or removed.
+    Guarantee: that of the sketch for C = max_rows items, over all windows of a unit's scope
+        together, plus the chance that two units share a 64-bit fingerprint.
+    Proof: at most C rows of a unit pass over all windows; each moves the tables of one window by at
+        most the sketch's reach for one item, and windows are further cells of one Gaussian
+        mechanism, so all together move by at most C times that (triangle inequality). A window's
+        noise has an address of its own.
+    Error: `sd`; collisions add to it (`PublishedSketch.error_bound`).
+    Memory: `nbytes`, however many keys or rows there are; and about 17 bytes a unit.
+    """
+
+    kind: str = "sketch"
+    version: int = 7  # 5: tables grow by what comes; 6: keys of uint64; 7: portable scales
+    job: str
+    bind: Bind = field(compare=False, repr=False)  # one key expression
+    schedule: Schedule
+    period_us: int | None
+    bounds: Bounds  # max_rows alone
+    sketch: LazySketch | HeavyHitters  # on the tick clock, bound = max_rows
+    name: str  # of the output column
+    key_name: str
+    keys: tuple[Any, ...] = ()  # approx_frequency: the public keys to show
+    k: int = 0  # heavy_hitters: how many to show
+    text_length: int = 0  # heavy_hitters over text: leading bytes that count as the key
+    max_units: int = 10**8
+
+    def __post_init__(self) -> None:
+        searched = isinstance(self.sketch, HeavyHitters)
+        if searched == bool(self.keys) or searched != bool(self.k):
+            raise PlanError("a sketch query shows given keys, or the k most frequent ones")
+        if self.sketch.clock != "ticks" or self.sketch.round != 1:
+            raise PlanError("a sketch query pushes at every trigger: clock 'ticks', round 1")
+        if self.sketch.protects.bound != self.bounds.max_rows:
+            raise PlanError("the sketch must be sized for max_rows items per unit")
+        if self.sketch.horizon != self.schedule.triggers:
+            raise PlanError("the sketch's horizon must be the number of triggers of a window")
+        if self.text_length and getattr(self.sketch, "bits", 0) != 8 * self.text_length:
+            raise PlanError("text_length bytes need a finder of 8 * text_length bits (at most 64)")
+        if self.schedule.overlap != 1:
+            raise PlanError("a sketch query takes whole-stream or tumbling windows")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """See `Operator.guarantee`."""
+        loss = self.sketch.guarantee.loss + Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
+        apart = periods_apart(self.schedule, self.period_us)
+        return Guarantee(self.sketch.protects, loss, self.schedule.steps, apart)
+
+    @property
+    def tables(self) -> tuple[SketchTable, ...]:
+        """The levels of one window."""
+        sketch = self.sketch
+        return sketch.tables if isinstance(sketch, HeavyHitters) else (sketch.table,)
+
+    @property
+    def nbytes(self) -> int:
+        """Most bytes of sketches at any time: open windows times one window's."""
+        if self.schedule.whole:
+            return self.sketch.nbytes
+        span = self.schedule.size_us + self.schedule.lateness_us + 2 * self.schedule.every_us
+        return self.sketch.nbytes * (-(-span // self.schedule.slide_us) + 1)
+
+    def sd(self, trigger: int) -> float:
+        """Standard deviation of the noise shown at a trigger."""
+        norms = self.tables[0].counter.row_norm(trigger)
+        return float(self.tables[0].sigma * norms[0])
+
+    # ---- the operator protocol
+
+    def init(self) -> SketchState:
+        """See `Operator.init`."""
+        return SketchState()
+
+    def fold(self, state: SketchState, batch: Batch, noise: Noise) -> Arrays:
+        """See `Operator.fold`."""
+        came = self.arrive(batch, noise)
+        accepted = self.accept(state, came.unit, came.period)
+        count(came.turned, {BOUNDED: int((~accepted).sum())})
+        delta = {
+            "unit": came.unit[accepted],
+            "word": came.word[accepted],
+            "window": constant(came.window[accepted]),
+            "period": constant(came.period[accepted]),
+            "turned": to_bytes(json.dumps(came.turned).encode()),
+        }
+        self._add(state, delta)
+        return delta
+
+    def arrive(self, batch: Batch, noise: Noise) -> Arrived:
+        """What may count of a micro-batch: a function of each row alone."""
+        program: RowProgram = self.bind(batch.rows.schema)
+        unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
+        prepared = prepare(program, batch.rows, unit_key, name_key, refused=batch.refused)
+        count(prepared.turned, batch.rejected)
+        words, good = self._words(prepared)
+        rows, windows, turned = assign(
+            self.schedule, prepared.event_us, batch.step, refused=batch.refused
+        )
+        count(prepared.turned, turned)
+        periods = self._periods(prepared.event_us[rows])
+        keep = good[rows]
+        if self.period_us is not None:
+            ahead = keep & far_ahead(self.schedule, periods, self.period_us, batch.step)
+            leave_out(prepared, EARLY, rows[ahead])
+            keep &= ~ahead
+        still = self._still_open(periods, batch.step)
+        leave_out(prepared, LATE, rows[keep & ~still])
+        keep &= still
+        rows = rows[keep]
+        return Arrived(
+            prepared.unit[rows], words[rows], windows[keep], periods[keep], prepared.turned
+        )
+
+    def accept(
+        self, state: SketchState, unit: UInt64[Array, " rows"], periods: Int64[Array, " rows"]
+    ) -> Bool[Array, " rows"]:
+        """The unit stage, in place: the first max_rows rows of each unit."""
+        n = len(unit)
+        accepted = np.zeros(n, np.bool_)
+        rows = UnitRows(unit, np.zeros(n, np.uint16), np.ones(n, np.uint8), np.ones(n, np.bool_))
+        for period, mine in parts(periods):
+            if period not in state.units:
+                state.units[period] = UnitTable.empty(self.bounds)
+            part = UnitRows(*(column[mine] for column in rows))
+            accepted[mine] = unit_stage(state.units[period], part, self.bounds).accepted
+        return accepted
+
+    def apply(self, state: SketchState, delta: Mapping[str, Array]) -> None:
+        """See `Operator.apply`."""
+        self.accept(state, delta["unit"], spread_out(delta["period"], len(delta["unit"])))
+        self._add(state, delta)
+
+    def release(self, state: SketchState, step: int, noise: Noise) -> list[Release]:
+        """See `Operator.release`."""
+        releases = []
+        for window in self.schedule.active(step):
+            levels = self._window(state, window)
+            for number, (table, tables) in enumerate(zip(self.tables, levels, strict=True)):
+                address = noise.at("sketch", self.job.encode(), window, number)
+                table.tick(tables, 1, key_schedule(address))
+            trigger = self.schedule.trigger(window, step)
+            releases.append(Release(self._answer(levels, window, trigger), window, trigger, step))
+            if self.schedule.last_step(window) == step:
+                del state.windows[window]
+        self.expire(state, step)
+        state.step = step
+        return releases
+
+    def expire(self, state: SketchState, step: int) -> None:
+        """Forgets the units of periods that take no more rows after a step."""
+        for period in list(state.units):
+            closes = self._closes(period)
+            if closes is not None and closes <= step:
+                del state.units[period]
+
+    def cells(
+        self, words: UInt64[Array, " rows"]
+    ) -> tuple[Int64[Array, " hit"], Int64[Array, " hit"]]:
+        """The cells that some keys fall into, over all levels of a window, and how many do.
+
+        What a window counts is a sum over rows: parts of it are counted apart and then added.
+        """
+        places, counts, base = [], [], 0
+        for table, shift in zip(self.tables, self._shifts, strict=True):
+            tables = table.init()
+            table.count(tables, words >> np.uint64(shift), *NO_NOISE)
+            pending = tables.pending.reshape(-1)
+            hit = np.flatnonzero(pending)
+            places.append(hit + base)
+            counts.append(pending[hit].astype(np.int64))
+            base += len(pending)
+        return np.concatenate(places), np.concatenate(counts)
+
+    def add_cells(
+        self,
+        state: SketchState,
+        window: int,
+        places: Int64[Array, " hit"],
+        counts: Int64[Array, " hit"],
+    ) -> None:
+        """Adds what `cells` counted, in place. A place may come several times."""
+        base = 0
+        for tables in self._window(state, window):
+            pending = tables.pending.reshape(-1)
+            mine = (places >= base) & (places < base + len(pending))
+            np.add.at(pending, places[mine] - base, counts[mine])
+            base += len(pending)
+
+    def save(self, state: SketchState) -> Arrays:
+        """See `Operator.save`."""
+        arrays: Arrays = {
+            "turned": to_bytes(json.dumps(state.turned).encode()),
+            "step": np.array(state.step, np.int64),
+            "periods": np.array(list(state.units), np.int64),
+            "windows": np.array(list(state.windows), np.int64),
+        }
+        for period, units in state.units.items():
+            arrays |= {f"unit{period}/{name}": getattr(units, name) for name in UnitTable.NAMES}
+        for window, levels in state.windows.items():
+            for number, tables in enumerate(levels):
+                for name, array in tables._asdict().items():
+                    arrays[f"window{window}/{number}/{name}"] = array
+        return arrays
+
+    def load(self, arrays: Mapping[str, Array]) -> SketchState:
+        """See `Operator.load`."""
+        try:
+            turned = json.loads(bytes(arrays["turned"]))
+            state = SketchState(turned=turned, step=int(arrays["step"]))
+            for period in arrays["periods"].tolist():
+                state.units[period] = UnitTable(
+                    *(arrays[f"unit{period}/{name}"].copy() for name in UnitTable.NAMES)
+                )
+            for window in arrays["windows"].tolist():
+                state.windows[window] = [
+                    table.load(_inside(arrays, f"window{window}/{number}/"))
+                    for number, table in enumerate(self.tables)
+                ]
+        except (KeyError, ValueError, TypeError):
+            raise StoreError("the saved arrays are not the state of this sketch query") from None
+        return state
+
+    def counters(self, state: SketchState) -> dict[str, int]:
+        """See `Operator.counters`."""
+        units = state.units.values()
+        return {
+            **state.turned,
+            "units": sum(table.units for table in units),
+            "bytes": len(state.windows) * self.sketch.nbytes + sum(t.nbytes for t in units),
+        }
+
+    # ---- helpers
+
+    def _words(self, prepared: Prepared) -> tuple[UInt64[Array, " rows"], Array]:
+        """The word of every row's key and whether it can count; bad keys are counted by reason."""
+        column = prepared.keys[0]
+        good = np.asarray(pc.is_valid(column))
+        leave_out(prepared, NULL_KEY, np.flatnonzero(~good))
+        if isinstance(self.sketch, LazySketch):
+            blank = pc.fill_null(column, 0 if pa.types.is_integer(column.type) else "")
+            return key_words(blank).astype(np.uint64), good
+        if self.text_length:
+            return text_words(pc.fill_null(column, ""), self.text_length), good
+        if not pa.types.is_integer(column.type):
+            raise PlanError("heavy hitters over text need the option text_length (at most 8)")
+        values = np.asarray(pc.fill_null(column, 0))
+        words = values.astype(np.uint64)
+        fits = (values >= 0) & (words >> np.uint64(self.sketch.bits - 1) <= np.uint64(1))
+        leave_out(prepared, OUT_OF_RANGE, np.flatnonzero(good & ~fits))
+        return words, good & fits
+
+    def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
+        """Counts accepted keys."""
+        count(state.turned, json.loads(bytes(delta["turned"])))
+        words = delta["word"]
+        for window, mine in parts(spread_out(delta["window"], len(words))):
+            levels = self._window(state, window)
+            for table, tables, shift in zip(self.tables, levels, self._shifts, strict=True):
+                table.count(tables, words[mine] >> np.uint64(shift), *NO_NOISE)
+
+    @property
+    def _shifts(self) -> tuple[int, ...]:
+        sketch = self.sketch
+        if isinstance(sketch, LazySketch):
+            return (0,)
+        return tuple(sketch.bits - bits for bits in sketch.level_bits)
+
+    def _window(self, state: SketchState, window: int) -> list[Tables]:
+        if window not in state.windows:
+            state.windows[window] = [table.init() for table in self.tables]
+        return state.windows[window]
+
+    def _answer(self, levels: list[Tables], window: int, trigger: int) -> pa.Table:
+        """Post-processing of published tables: the columns of a release, sorted by key."""
+        shown = tuple(t.published(s) for t, s in zip(self.tables, levels, strict=True))
+        if isinstance(self.sketch, HeavyHitters):
+            hierarchy = PublishedHierarchy(shown, self.sketch.level_bits)
+            found = hierarchy.top(self.k, beam=max(2 * self.k, 512))
+            order = np.argsort(found.keys)
+            values, sd = found.estimates[order], found.sd
+            words = found.keys[order]
+            keys = (
+                pa.array(words_text(words, self.text_length), pa.string())
+                if self.text_length
+                else pa.array(words.astype(np.int64) if self.sketch.bits < 64 else words)
+            )
+        else:
+            large = any(isinstance(key, int) and key > INT_MAX for key in self.keys)
+            keys = pa.array(self.keys, pa.uint64() if large else None)
+            keys = keys.take(pc.sort_indices(keys))
+            values, sd = shown[0].estimate(keys), shown[0].sd
+        columns = {
+            self.key_name: keys,
+            self.name: values,
+            f"{self.name}_sd": np.full(len(values), sd),
+            f"{self.name}_low": values - NORMAL_95 * sd,
+            f"{self.name}_high": values + NORMAL_95 * sd,
+        }
+        n = len(values)
+        if not self.schedule.whole:
+            kind = pa.timestamp("us", "UTC")
+            for label, edge in zip(
+                ("window_start", "window_end"), self.schedule.bounds(window), strict=True
+            ):
+                columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
+        columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
+        return noted(pa.table(columns), COLLISIONS)
+
+    def _periods(self, event_us: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+        if self.period_us is None:
+            return np.zeros(len(event_us), np.int64)
+        return event_us // self.period_us
+
+    def _closes(self, period: int) -> int | None:
+        if self.period_us is None:
+            return None
+        return period_closes(self.schedule, period, self.period_us)
+
+    def _still_open(self, periods: Int64[Array, " rows"], step: int) -> Array:
+        numbers, places = np.unique(periods, return_inverse=True)
+        closes = [self._closes(int(number)) for number in numbers]
+        still = np.array([last is None or step <= last for last in closes], np.bool_)
+        return np.asarray(still[places]) if len(numbers) else np.ones(0, np.bool_)
+
+
+def _inside(arrays: Mapping[str, Array], prefix: str) -> Arrays:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

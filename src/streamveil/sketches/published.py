@@ -1,0 +1,188 @@
+"""What a private sketch shows, and everything that may be computed from it.
+
+A `PublishedSketch` holds public numbers only, so all of this module is post-processing: it costs no
+privacy and cannot reach a key, an exact count or a noise variable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from scipy.stats import binom, norm
+
+from streamveil.errors import require_between, require_one_of
+from streamveil.sketches.hashing import Layout
+from streamveil.sketches.keys import Keys, key_words, mix_large
+from streamveil.sketches.linear import read_rows, require_same
+from streamveil.types import Array, Float64, Int64
+
+Method = Literal["calibrated", "min", "median"]
+METHODS: tuple[Method, ...] = ("calibrated", "min", "median")
+FAKES = 4096  # cell tuples of keys that nobody has, to see what an absent key looks like
+
+
+class SketchErrorBound(NamedTuple):
+    """With the stated probability estimate - truth is from -below to above."""
+
+    below: float
+    above: float
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedSketch:
+    """One public snapshot of a sketch: the table shown, and the public facts about it."""
+
+    layout: Layout
+    table: Int64[Array, "depth width"]  # read-only
+    time: int  # of the public clock
+    pushed_at: Int64[Array, " width"]  # clock at each column's last push; 0: never
+    sds: Float64[Array, " width"]  # standard deviation of the noise shown in each column
+    brings: float | None = 1  # most weight in a unit of the clock; None (ticks): any
+
+    def __post_init__(self) -> None:
+        for array in (self.table, self.pushed_at, self.sds):
+            array.setflags(write=False)
+
+    @property
+    def sd(self) -> float:
+        """The largest standard deviation of the noise in a cell."""
+        return float(self.sds.max())
+
+    @property
+    def lag(self) -> int:
+        """The most clock time that has passed since a column was pushed."""
+        return int(self.time - self.pushed_at.min())
+
+    @property
+    def total(self) -> float:
+        """Weight counted so far as the table shows it (Count-Min)."""
+        return float(self.table.sum(axis=1).mean())
+
+    def cells(self, words: Array, *, lag_corrected: bool = False) -> Float64[Array, "depth keys"]:
+        """The cells of keys given as words, signs undone; optionally scaled up for their lag.
+
+        The correction multiplies by time / (time of the last push): right for a stationary stream
+        only, wrong after an abrupt change.
+        """
+        rows = read_rows(self.layout, self.table, words)
+        if not lag_corrected:
+            return rows
+        scale = self.time / np.maximum(self.pushed_at, 1)
+        return rows * scale[self.layout.columns(words)]
+
+    def estimate(
+        self, keys: Keys, method: Method | None = None, *, lag_corrected: bool = False
+    ) -> Float64[Array, " keys"]:
+        """Estimated weight of each key; no key is too rare to ask for.
+
+        calibrated (default for Count-Min): the smallest row minus what the smallest row of an
+        absent
+            key looks like, which takes out collisions and the bias of a minimum of noisy rows.
+        min: the smallest row.  median (default for Count Sketch): the median row.
+        """
+        return self.estimate_words(key_words(keys), method, lag_corrected=lag_corrected)
+
+    def estimate_words(
+        self, words: Array, method: Method | None = None, *, lag_corrected: bool = False
+    ) -> Float64[Array, " keys"]:
+        """`estimate` for keys that are words already."""
+        chosen = method or ("median" if self.layout.signed else "calibrated")
+        require_one_of("method", chosen, METHODS)
+        rows = self.cells(words, lag_corrected=lag_corrected)
+        if chosen == "median":
+            return np.asarray(np.median(rows, axis=0))
+        if self.layout.signed:
+            raise ValueError(f"method '{chosen}' needs kind 'count-min'; use 'median'")
+        smallest = rows.min(axis=0)
+        if chosen == "min" or self.layout.family == "identity":
+            return np.asarray(smallest)
+        return np.asarray(smallest - self.background(lag_corrected=lag_corrected))
+
+    def background(self, *, lag_corrected: bool = False) -> float:
+        """The median estimate by `min` over keys nobody has."""
+        if self.layout.family == "multiply":
+            fakes = mix_large(np.arange(2**40, 2**40 + FAKES, dtype=np.uint64))
+        else:
+            fakes = mix_large(np.arange(2**40, 2**40 + FAKES, dtype=np.uint64)) >> np.uint64(32)
+        return float(np.median(self.cells(fakes, lag_corrected=lag_corrected).min(axis=0)))
+
+    def interval(
+        self, estimates: Float64[Array, " keys"], confidence: float = 0.95
+    ) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
+        """Estimates plus and minus the noise alone: collisions and lag are not in it."""
+        require_between(0.0, 1.0, confidence=confidence)
+        half = float(norm.ppf((1 + confidence) / 2)) * self.sd
+        return estimates - half, estimates + half
+
+    def error_bound(
+        self, beta: float, arrivals: float | None = None, late: float | None = None
+    ) -> SketchErrorBound:
+        """A bound on the error of `min` (or `median`) for one key fixed in advance.
+
+        Error: Count-Min: a row's collisions have mean at most N/w (2N/w for an invertible hash), so
+            all d rows exceed x with probability at most (N/(w x))^d (Markov); the noise of d cells
+            stays within sd sqrt(2 ln(4 d/beta)); each event gets beta/2. Count Sketch: a row errs
+            with variance at most F2/w + sd^2, so beyond x with probability p = variance/x^2
+            (Chebyshev), and the median fails when half the rows do (binomial tail); F2 is read off
+            the published table, so this one is an estimate of a bound. The lag adds at most what
+            arrived since the last push, from below (either side for Count Sketch). `arrivals` is N,
+            a bound on the weight of all keys so far, `late` on the weight within the lag. With the
+            arrival clock both follow from it and `max_weight`; with ticks N must be given, and all
+            of it may be late unless `late` says otherwise.
+        """
+        require_between(1e-300, 1.0, beta=beta)
+        total, lag = self._weights(arrivals, late)
+        depth, width = self.layout.depth, self.layout.width
+        if self.layout.signed:
+            second = max(float((self.table.astype(float) ** 2).sum(axis=1).max()), 0.0)
+            low, high = 0.0, 0.5
+            for _ in range(60):
+                p = (low + high) / 2
+                fails = float(binom.sf((depth - 1) // 2, depth, p))
+                low, high = (p, high) if fails <= beta else (low, p)
+            if low == 0.0:
+                raise ValueError(f"depth {depth} cannot give beta = {beta}; use more rows")
+            reach = float(np.sqrt((second / width + self.sd**2) / low))
+            return SketchErrorBound(reach + lag, reach + lag)
+        noise = self.sd * float(np.sqrt(2 * np.log(4 * depth / beta)))
+        if self.layout.family == "identity":
+            return SketchErrorBound(noise + lag, noise)
+        load = (2 if self.layout.family == "invertible" else 1) * total / width
+        return SketchErrorBound(noise + lag, load * (2 / beta) ** (1 / depth) + noise)
+
+    def _weights(self, arrivals: float | None, late: float | None) -> tuple[float, float]:
+        """The most weight so far, and since the oldest push."""
+        if arrivals is None and self.brings is None:
+            raise ValueError(
+                "with ticks the number of items is private: no bound follows from the clock.\n"
+                "  to fix  give a bound on the weight of all keys so far: arrivals = N"
+            )
+        brings = np.inf if self.brings is None else self.brings
+        total = float(self.time * brings) if arrivals is None else float(arrivals)
+        if not self.lag:
+            return total, 0.0
+        return total, min(float(self.lag * brings) if late is None else float(late), total)
+
+    def merge(self, other: PublishedSketch) -> PublishedSketch:
+        """The snapshot of both streams: tables add up, noise variances too."""
+        require_same(self.layout, other.layout)
+        unknown = self.brings is None or other.brings is None
+        return replace(
+            self,
+            table=self.table + other.table,
+            time=self.time + other.time,
+            pushed_at=self.pushed_at + other.pushed_at,
+            sds=np.sqrt(self.sds**2 + other.sds**2),
+            brings=None if unknown else max(self.brings or 0, other.brings or 0),
+        )
+
+    def to_arrow(self, keys: Keys, **options: Any) -> pa.Table:
+        """Keys with n, n_sd, n_low and n_high."""
+        estimates = self.estimate(keys, **options)
+        low, high = self.interval(estimates)
+        column = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys)
+        sds = np.full(len(estimates), self.sd)
+        return pa.table({"key": column, "n": estimates, "n_sd": sds, "n_low": low, "n_high": high})

@@ -1,0 +1,194 @@
+"""One table of private cells under a schedule: pure functions of arrays, and what it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from streamveil.errors import HorizonError, StoreError
+from streamveil.sketches import kernels
+from streamveil.sketches.cells import LONGEST, CellCounter
+from streamveil.sketches.hashing import Layout
+from streamveil.sketches.kernels import Law, Tables
+from streamveil.sketches.keys import Words
+from streamveil.sketches.published import PublishedSketch
+from streamveil.sketches.schedule import PushSchedule
+from streamveil.types import Array, UInt64
+
+Arrays = dict[str, Array]
+LARGEST_DRAW = 9.5  # standard deviations, of 64-bit uniforms
+COMPACT = 2**30  # totals below this fit 32-bit cells with room for the noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellTypes:
+    """Integer types of pending counts, noise and shown counts."""
+
+    pending: type[Any]
+    noise: type[Any]
+    shown: type[Any]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of a cell without its noise state."""
+        return np.dtype(self.pending).itemsize + np.dtype(self.shown).itemsize
+
+
+def cell_types(schedule: PushSchedule, max_weight: int) -> CellTypes:
+    """The narrowest types that public bounds prove wide enough.
+
+    With the arrival clock a round holds at most `round` items and the stream at most `horizon`;
+    with ticks any number may arrive, so pending and shown counts take 64 bits.
+    """
+    noise = np.int64 if schedule.horizon is None else np.int32
+    if schedule.clock == "ticks" or schedule.horizon is None:
+        return CellTypes(pending=np.int64, noise=noise, shown=np.int64)
+    if schedule.horizon * max_weight >= COMPACT:
+        return CellTypes(pending=np.int64, noise=noise, shown=np.int64)
+    small = schedule.round * max_weight < 2**15
+    return CellTypes(pending=np.int16 if small else np.int32, noise=noise, shown=np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SketchTable:
+    """A table of cells with a layout, a schedule, a counter and a noise scale."""
+
+    layout: Layout
+    schedule: PushSchedule
+    counter: CellCounter
+    types: CellTypes
+    sigma: float
+    bits: int  # binary places of a buffer
+    max_weight: int = 1  # of one item
+
+    def __post_init__(self) -> None:
+        pushes = (self.counter.pushes or LONGEST) + 1
+        if pushes * self.layout.cells >= 2**57:
+            raise ValueError("this many cells and pushes exceed the keystream of one sketch")
+
+    def init(self) -> Tables:
+        """Nothing counted, nothing pushed."""
+        depth, width, blocks = self.layout.depth, self.layout.width, self.schedule.blocks
+        return Tables(
+            np.zeros((depth, width), self.types.pending),
+            np.zeros((self.counter.words, depth, width), self.types.noise),
+            np.zeros((depth, width), self.types.shown),
+            np.zeros(blocks, np.int64),
+            np.zeros(blocks, np.int64),
+            np.zeros(3, np.int64),
+        )
+
+    @cached_property
+    def law(self) -> Law:
+        """Numbers for the compiled loops."""
+        unit = 2.0**self.bits
+        omega, theta = (
+            (np.zeros(0), np.zeros(0)) if self.counter.is_tree else self.counter.coefficients
+        )
+        return Law(
+            self.counter.code,
+            self.layout.code,
+            self.layout.factors,
+            self.schedule.block,
+            self.schedule.round,
+            self.counter.epoch_factors * self.sigma,
+            omega / unit,
+            theta,
+            self.bits,
+            self._decay(),
+            unit,
+            float(kernels.LARGEST_SMALL) if self.types.noise is np.int32 else 2.0**52,
+        )
+
+    def _decay(self) -> int:
+        """`Law.decay`: set where 32 bits hold the next value of the one buffer."""
+        if self.counter.name != "blt-1" or self.types.noise is not np.int32:
+            return 0
+        omega, theta = (float(values[0]) for values in self.counter.coefficients)
+        largest = float(kernels.LARGEST_SMALL)
+        noise = (LARGEST_DRAW * self.sigma + 1) * 2.0**self.bits + omega * largest
+        return round((1 - theta) * 2**32) if theta * largest + noise < 2**31 - 1 else 0
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of state per cell."""
+        return self.types.fixed_bytes + self.counter.words * np.dtype(self.types.noise).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells."""
+        return self.layout.cells * self.cell_bytes
+
+    def count(
+        self, tables: Tables, words: Words, weights: Array, keys: UInt64[Array, "r 8"]
+    ) -> None:
+        """Adds keys; with the arrival clock time passes and columns are pushed on the way."""
+        self._check_words(words)
+        if self.schedule.clock == "ticks":
+            kernels.count(tables, self.law, words, weights)
+            return
+        self._check_time(tables, int(tables.clock[0]) + len(words))
+        kernels.arrive(tables, self.law, keys, words, weights)
+
+    def tick(self, tables: Tables, ticks: int, keys: UInt64[Array, "r 8"]) -> None:
+        """Time passes on the tick clock."""
+        if self.schedule.clock != "ticks":
+            raise ValueError("with the arrival clock time passes by itself")
+        if ticks < 0:
+            raise ValueError(f"time does not run backwards: {ticks} ticks")
+        time = int(tables.clock[0]) + ticks
+        self._check_time(tables, time)
+        kernels.advance(tables, self.law, keys, time)
+
+    def flush(self, tables: Tables, keys: UInt64[Array, "r 8"]) -> None:
+        """Pushes every column now. Must be asked for at times that do not depend on the data."""
+        if self.schedule.horizon is not None and tables.clock[2] >= self.schedule.flushes:
+            raise HorizonError(self.schedule.flushes)
+        if self.schedule.horizon is None and int(tables.pushes.max()) >= LONGEST:
+            raise HorizonError(LONGEST)
+        kernels.push_all(tables, self.law, keys)
+
+    def _check_time(self, tables: Tables, time: int) -> None:
+        horizon = self.schedule.horizon
+        if horizon is not None and time > horizon:
+            raise HorizonError(horizon)
+        if horizon is None:
+            left = LONGEST - int(tables.pushes.max())
+            if time - int(tables.clock[0]) >= left * self.schedule.round:
+                raise HorizonError(LONGEST)
+
+    def _check_words(self, words: Words) -> None:
+        limit = {"identity": self.layout.width, "invertible": 2**32}.get(self.layout.family)
+        if limit is not None and len(words) and int(words.max()) >= limit:
+            raise ValueError(f"every key of this table must be below {limit}")
+
+    def published(self, tables: Tables) -> PublishedSketch:
+        """A copy of what is public now."""
+        columns = np.arange(self.layout.width) // self.schedule.block
+        norms = self.counter.row_norm(np.arange(int(tables.pushes.max(initial=0)) + 1))
+        sds = np.sqrt(self.sigma**2 + 1 / 12) * norms[tables.pushes]
+        return PublishedSketch(
+            self.layout,
+            tables.shown.astype(np.int64),
+            int(tables.clock[0]),
+            tables.pushed_at[columns],
+            sds[columns],
+            self.max_weight if self.schedule.clock == "arrivals" else None,
+        )
+
+    def load(self, arrays: Arrays) -> Tables:
+        """Tables from saved arrays of exactly the expected shapes and types."""
+        empty = self.init()
+        for name, expected in empty._asdict().items():
+            found = arrays.get(name)
+            if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
+                raise StoreError(f"saved sketch: array '{name}' does not fit this configuration")
+        return Tables(*(np.array(arrays[name]) for name in empty._fields))
+
+
+def save(tables: Tables) -> Arrays:
+    """The whole state as arrays. Secret: pending counts and noise are in it."""
+    return dict(tables._asdict())

@@ -1,0 +1,1 @@
+"""The SQL dialect: from text to a plan."""

@@ -1,0 +1,276 @@
+"""From the pieces a query names to its plan. Both spellings end here.
+
+The options of a query arrive by the names of `options.OPTIONS`, whoever wrote them; a default of
+the plan that depends on another option is decided here. What also depends on the mechanism is
+decided by `compiler.group_by`, with its reason (`GroupBy.defaults`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.errors import PlanError
+from streamveil.expressions.dialect import shown
+from streamveil.expressions.expr import conjunction
+from streamveil.plan.plan import (
+    Aggregate,
+    Bounding,
+    KeyColumn,
+    KeySet,
+    Plan,
+    SinkSpec,
+    SourceSpec,
+    TableSource,
+    Window,
+)
+from streamveil.sql.options import require_kinds
+from streamveil.sql.parts import Ticks, finish
+
+POST = ("non_negative", "integer", "monotone", "accept_error")  # flags
+PASSED = (
+    "confidence",
+    "selection",
+    "selection_share",
+    "mu_share",
+    "delta_share",
+    "look_share",
+    "hidden_groups",
+    "total_tests",
+    "weights",
+    "cut_share",
+    "intervals",
+    "entry_weight",
+    "weight_reference",
+    "thresholds",
+    "max_units",
+    "expected_units",
+    "expected_rows",
+    "expected_most_rows",
+    "expected_groups",
+    "expected_repeats",
+    "rerun_on_growth",
+    "expected_size",
+    "expected_updates",
+    "ask_share",
+    "mechanism",
+)  # to Plan.options as they are
+WHOLE, ONE_SHOT = Window(), Ticks()
+DEFAULTS = {"watermark": "schedule", "late_data": "drop", "metrics": "off"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What a query says outside of its options."""
+
+    source: SourceSpec
+    aggregates: tuple[Aggregate, ...]
+    where: tuple[str, ...] = ()
+    keys: tuple[KeyColumn, ...] = ()
+    window: Window = WHOLE
+    ticks: Ticks = ONE_SHOT
+    sink: SinkSpec | None = None
+    per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
+    sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
+    named: Mapping[str, str] = field(default_factory=dict)  # options that name columns, looked up
+
+
+def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
+    """The checked plan of a draft and its option values."""
+    require_kinds(values)
+    unit = values.get("privacy_unit_column")
+    if unit is None and isinstance(draft.source, TableSource):
+        unit = draft.source.record or ""  # '': a row of a table that only grows
+    if unit is None:
+        raise PlanError(
+            "who is protected? privacy_unit_column has no default.\n"
+            "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
+        )
+    draft, values = _group_bounds(draft, dict(values))
+    return finish(
+        Plan(
+            name=values.get("name") or (draft.sink.name if draft.sink else "query"),
+            source=draft.source,
+            unit=unit,
+            period_us=values.get("privacy_unit_period"),
+            where=conjunction(draft.where) if draft.where else None,
+            keys=draft.keys,
+            key_set=_key_set(draft, values),
+            aggregates=draft.aggregates,
+            window=replace(draft.window, lateness_us=values.get("lateness") or 0),
+            clock=_ticks(draft, values).clock(),
+            bounding=_bounding(draft, values),
+            budget=_budget(values),
+            preset=values.get("preset") or "default",
+            counter=values.get("counter") or "auto",
+            sink=draft.sink,
+            options=_options(values),
+            sets=draft.sets,
+        )
+    )
+
+
+def _budget(values: Mapping[str, Any]) -> Budget:
+    names = ("epsilon", "delta", "rho", "mu")
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    if not given.keys() & {"epsilon", "rho", "mu"}:
+        raise PlanError(
+            "how much may a unit lose? epsilon has no default.\n"
+            "  to fix  epsilon = 1, delta = 1e-9 (or rho, or mu)"
+        )
+    if _is_zero(given.get("delta")):
+        given.pop("delta")
+    try:
+        return Budget(**given)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+
+
+def _is_zero(value: Any) -> bool:
+    try:
+        return value is not None and Fraction(str(value)) == 0
+    except ValueError:
+        return False
+
+
+def _ticks(draft: Draft, values: Mapping[str, Any]) -> Ticks:
+    return replace(
+        draft.ticks,
+        kind=values.get("clock"),
+        start=values.get("start"),
+        end=values.get("end"),
+        steps=values.get("steps"),
+        arrival=values.get("arrival"),
+    )
+
+
+def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str, Any]]:
+    """Bounds on a unit's total in a group, in terms the pipeline has.
+
+    Proof: a COUNT(*) clamped to (0, k) per unit and group is a COUNT of at most k rows per group,
+        as every row counts; so is any COUNT where no more rows are let in. With at most one row per
+        group, the total of a unit in a group is that row's value.
+    """
+    if not draft.per_group:
+        return draft, values
+    bounded = [agg for agg in draft.aggregates if agg.name in draft.per_group]
+    counts = {agg.high for agg in bounded if agg.function == "count"}
+    only_counts = all(agg.function == "count" and agg.low == 0 for agg in bounded)
+    each = values.get("max_rows_per_group")
+    every_row = all(agg.expression is None for agg in bounded)
+    if only_counts and len(counts) == 1 and (every_row or each is not None):
+        most = next(iter(counts)) or 0
+        if most != int(most) or not 1 <= most <= 10**9 or each not in (None, int(most)):
+            raise PlanError(
+                "contribution_bounds_per_group of COUNT is (0, k) with a whole number k >= 1, "
+                "and max_rows_per_group, if given, is the same k"
+            )
+        values["max_rows_per_group"] = int(most)
+        return _without_count_bounds(draft), values
+    if each == 1:
+        return _without_count_bounds(draft), values
+    for agg in draft.aggregates:
+        if agg.name not in draft.per_group and agg.function != "count_units":
+            raise PlanError(
+                f"'{agg.name}' has no contribution_bounds_per_group, and bounds per row and per "
+                "group do not mix in one query.\n"
+                "  to fix  give it bounds per group (COUNT: (0, k)), or ask in two queries"
+            )
+    return draft, {**values, "combine": True}
+
+
+def _without_count_bounds(draft: Draft) -> Draft:
+    kept = tuple(
+        replace(agg, low=None, high=None) if agg.function == "count" else agg
+        for agg in draft.aggregates
+    )
+    return replace(draft, aggregates=kept)
+
+
+def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
+    rows, groups = values.get("max_rows_contributed"), values.get("max_groups_contributed")
+    each, squares = values.get("max_rows_per_group"), values.get("max_squared_rows")
+    combine = bool(values.get("combine"))
+    if rows is not None and groups is not None:
+        raise PlanError("give max_rows_contributed or max_groups_contributed, not both")
+    if groups is not None and groups < 1:
+        raise PlanError(f"max_groups_contributed must be at least 1, not {groups}")
+    if rows is None and squares is None and groups is None and combine:
+        groups = 1  # GoogleSQL's default; else a forecast chooses
+    if combine and each not in (None, 1):
+        raise PlanError(
+            "with contribution_bounds_per_group the rows of a unit in a group are one contribution;"
+            " leave out max_rows_per_group"
+        )
+    if groups is not None:
+        each = each or 1
+        rows = groups * each
+    elif combine:
+        each = 1
+    return Bounding(
+        max_rows=rows,
+        max_rows_per_group=None if each == rows else each,
+        quadratic=squares,
+        combine=combine,
+    )
+
+
+def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
+    public = values.get("public_groups")
+    strategy = values.get("group_selection_strategy")
+    if strategy == "PUBLIC_GROUPS" and public is None:
+        raise PlanError(
+            "group_selection_strategy = PUBLIC_GROUPS needs the list.\n"
+            "  to fix  public_groups = ['a', 'b'], or the path of a public file of groups"
+        )
+    if isinstance(public, str):
+        public = read_groups(public, [key.name for key in draft.keys])
+    if public is not None:  # decimals are read as the nearest floats, from columns too
+        public = tuple(
+            tuple(float(v) if isinstance(v, Decimal) else v for v in group) for group in public
+        )
+    least = values.get("min_privacy_units_per_group")
+    return KeySet(min_units=1 if least is None else least, public=public)
+
+
+def read_groups(path: str, names: list[str]) -> tuple[tuple[Any, ...], ...]:
+    """Public groups from a public file: Parquet or CSV, with the key columns by name or place."""
+    readers = {".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv}
+    reader = readers.get(Path(path).suffix.lower())
+    if reader is None:
+        raise PlanError("a file of public groups is a .parquet or .csv file")
+    try:
+        table = reader(path)
+    except (OSError, pa.ArrowInvalid):
+        raise PlanError(f"the file of public groups '{shown(path)}' cannot be read") from None
+    if names and set(names) <= set(table.column_names):
+        table = table.select(names)
+    elif table.num_columns != max(1, len(names)):  # a sketch has no names, and one column
+        wanted = ", ".join(names) or "that is counted, alone"
+        raise PlanError(f"the file of public groups needs the column(s) {wanted}")
+    rows = dict.fromkeys(tuple(row.values()) for row in table.to_pylist())
+    return tuple(rows)
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes into Plan.options; a value equal to its default is left out."""
+    kept: dict[str, Any] = {name: True for name in (*POST, "public_size") if values.get(name)}
+    kept |= {name: values[name] for name in PASSED if values.get(name) is not None}
+    for name, default in DEFAULTS.items():
+        chosen = str(values.get(name) or default).lower()
+        if chosen != default:
+            kept[name] = chosen
+    if values.get("budget_refresh") is not None:
+        kept["budget_refresh_us"] = values["budget_refresh"]
+    if values.get("steps") == "unbounded":
+        kept["horizon"] = "unbounded"
+    return kept

@@ -1,0 +1,158 @@
+"""A plan against the columns of its source: everything that can be wrong before a row is read."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.convert import KINDS
+from streamveil.expressions.dialect import shown
+from streamveil.expressions.expr import (
+    column_named,
+    compile_expression,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+)
+from streamveil.plan.plan import Plan, TableSource
+
+ADDS = ("sum", "avg", "variance", "stddev", "quantile")
+COUNTED = {  # kinds of values that sketches take
+    "heavy_hitters": ("int", "uint", "string"),
+    "approx_frequency": ("int", "uint", "string", "bytes"),
+}
+
+
+def check_schema(plan: Plan, schema: pa.Schema) -> None:
+    """Compiles every expression of a plan; PlanError names the unknown column or wrong type."""
+    for column, what in (
+        (plan.source.event_time, "event_time"),
+        (plan.clock.arrival, "arrival"),
+    ):
+        if column is not None:
+            _check_time(schema, column, what)
+    if isinstance(plan.source, TableSource):
+        _check_table(plan.source, schema)
+    check_searched(plan, schema)
+    _check_names(plan, schema)
+    _check_public(plan, schema)
+    if plan.where is not None:
+        compile_predicate(plan.where, schema)
+    for agg in plan.aggregates:
+        if agg.expression is None or isinstance(plan.source, TableSource):
+            continue  # of a changing table: compiled against its domains
+        named = agg.function == "count_distinct"
+        kind = (compile_key if named else compile_value)(agg.expression, schema).kind
+        if agg.function in ADDS and kind not in ("int", "uint", "float"):
+            raise PlanError(
+                f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
+                "  to fix  CAST the column, or declare its type in CREATE STREAM"
+            )
+
+
+def check_searched(plan: Plan, schema: pa.Schema) -> None:
+    """Sketches count integers and text; heavy hitters are integers, or text of a stated length."""
+    for agg in plan.aggregates:
+        if agg.function not in COUNTED or agg.expression is None:
+            continue
+        kind = compile_key(agg.expression, schema).kind
+        if kind not in COUNTED[agg.function]:
+            raise PlanError(
+                f"{agg.function.upper()}({shown(agg.expression)}) counts integers or text, not"
+                f" {kind}.\n"
+                "  to fix  CAST the column to text, or a time by UNIX_MICROS(t), UNIX_DATE(d)"
+            )
+        if agg.function != "heavy_hitters":
+            continue
+        length = dict(agg.options).get("text_length")
+        if kind == "string" and not length:
+            raise PlanError(
+                f"HEAVY_HITTERS({shown(agg.expression)}) searches text, of a length it must know.\n"
+                "  to fix  text_length => 8 (its leading bytes, at most 8), or a column of integers"
+            )
+        if kind != "string" and length:
+            raise PlanError(
+                f"HEAVY_HITTERS({shown(agg.expression)}) searches integers, or text with"
+                f" text_length; this is {kind}, with text_length.\n"
+                "  to fix  leave text_length out"
+            )
+
+
+def _check_names(plan: Plan, schema: pa.Schema) -> None:
+    read = compile_expression if isinstance(plan.source, TableSource) else compile_unit
+    unit = [read(plan.unit, schema)] if plan.unit else []
+    _check_declared(plan, schema, {name for part in unit for name in part.columns})
+    for found in (*unit, *(compile_key(key.expression, schema) for key in plan.keys)):
+        if found.kind == "null":
+            raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
+
+
+def _check_public(plan: Plan, schema: pa.Schema) -> None:
+    """Public groups are values of their columns' types; others would be in no row."""
+    texts = [key.expression for key in plan.keys]
+    if not texts:  # of a sketch
+        texts = [agg.expression or "" for agg in plan.aggregates]
+    for text, values in zip(texts, zip(*(plan.key_set.public or ()), strict=True), strict=False):
+        kind = KINDS[compile_key(text, schema).kind]
+        try:
+            held = pa.array(values, kind)
+            fits = not pa.types.is_integer(kind) or held.to_pylist() == [*values]
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise PlanError(
+                f"public groups of '{shown(text)}' are values of its type, {kind}.\n"
+                "  to fix  write them so, or CAST the column; a Parquet file of groups can hold "
+                "every type"
+            )
+
+
+def _check_declared(plan: Plan, schema: pa.Schema, names: set[str]) -> None:
+    """Refuses a unit that is read from text as a floating-point number, which rounds it."""
+    declared = plan.source.options.get("columns") or {}
+    for name in sorted(names & {*declared}):
+        if pa.types.is_floating(schema.field(name).type):
+            raise PlanError(
+                f"the privacy unit reads column '{name}', declared as {declared[name]}, of which "
+                "the last digits are not kept: several units would count as one.\n"
+                "  to fix  declare it as STRING or INT64"
+            )
+
+
+def _check_table(source: TableSource, schema: pa.Schema) -> None:
+    """The columns of a changing table are there, and hold what they are declared to hold."""
+    for name in source.columns:
+        if name not in schema.names:
+            raise PlanError(
+                f"table '{source.name}': unknown column '{name}'{nearest(name, schema.names)}"
+            )
+    for column in filter(None, (source.operation, source.record)):
+        kind = schema.field(column).type
+        if pa.types.is_nested(kind):
+            raise PlanError(
+                f"column '{column}' of table '{source.name}' holds {kind}, which is neither an"
+                " operation nor an id.\n  to fix  name a column of text or numbers"
+            )
+    for name, values in source.domains:
+        try:
+            pa.array(values).cast(schema.field(name).type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise PlanError(
+                f"column '{name}' holds {schema.field(name).type}; its public values are "
+                f"{type(values[0]).__name__}.\n"
+                "  to fix  write values of the column's type in CHECK"
+            ) from None
+
+
+def _check_time(schema: pa.Schema, column: str, what: str) -> None:
+    try:
+        column = column_named(schema, column)
+    except PlanError as error:
+        raise PlanError(f"{what}: {error}") from None
+    kind = schema.field(column).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
+        raise PlanError(
+            f"{what}: column '{column}' holds {kind}, not times.\n"
+            "  to fix  declare it as TIMESTAMP in CREATE STREAM"
+        )

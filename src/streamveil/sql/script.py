@@ -1,0 +1,316 @@
+"""A script cut into statements, before sqlglot sees the SELECTs.
+
+The words that no SQL dialect of sqlglot knows (the privacy clause, EMIT, CREATE STREAM, TABLE as an
+argument) are taken out here by their tokens, so that nothing hooks into the inside of its parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.dialect import parse_query, parse_tokens, shown, tokenize
+
+Pairs = list[tuple[str, exp.Expr]]
+NAMES = {TokenType.VAR, TokenType.IDENTIFIER}
+STARTS = ("CREATE", "INSERT", "SELECT", "EXPLAIN", "ASK", "WITH")
+_AFTER_A_COLUMN = "AND AS BETWEEN DIV EMIT FROM GROUP HAVING IN IS LIKE LIMIT NOT OR ORDER WHERE"
+AFTER_A_COLUMN = frozenset(_AFTER_A_COLUMN.split())  # tells a column emit from the word EMIT
+KINDS = ("STREAM", "TABLE", "SINK")
+
+
+@dataclass(frozen=True)
+class Create:
+    """CREATE STREAM | TABLE | SINK name (columns) WITH (options)."""
+
+    kind: str
+    name: str
+    columns: tuple[tuple[str, str], ...]  # those with a type
+    checks: tuple[tuple[str, exp.Expr], ...]  # column -> what CHECK says of it
+    pairs: Pairs
+
+
+@dataclass(frozen=True)
+class Private:
+    """A private SELECT: its tree without the added words, and those words."""
+
+    tree: exp.Expr
+    pairs: Pairs
+    emit: list[Token] = field(default_factory=list)
+    sink: str | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """ASK table COUNT(*) WHERE ...: a question to a changing table."""
+
+    name: str
+    condition: exp.Expr | None
+
+
+Statement = Create | Private | Ask
+
+
+class Cursor:
+    """A place in the tokens of one statement."""
+
+    def __init__(self, tokens: Sequence[Token], source: str) -> None:
+        self.tokens, self.source, self.at = list(tokens), source, 0
+
+    def peek(self, ahead: int = 0) -> str:
+        """The next word in capitals, '' at the end. Quoted names and texts are no words."""
+        place = self.at + ahead
+        if place >= len(self.tokens):
+            return ""
+        token = self.tokens[place]
+        quoted = token.token_type in (TokenType.IDENTIFIER, TokenType.STRING)
+        return "" if quoted else str(token.text).upper()
+
+    def take(self, *words: str) -> bool:
+        """Steps over these words if they come next."""
+        if any(self.peek(i) != word for i, word in enumerate(words)):
+            return False
+        self.at += len(words)
+        return True
+
+    def need(self, *words: str) -> None:
+        """Steps over these words or says that they are missing."""
+        if not self.take(*words):
+            raise PlanError(f"expected {' '.join(words)}{self.place()}")
+
+    def name(self, what: str) -> str:
+        """A name, possibly quoted."""
+        if self.at >= len(self.tokens) or not self.is_name(self.tokens[self.at]):
+            raise PlanError(f"expected {what}{self.place()}")
+        self.at += 1
+        return str(self.tokens[self.at - 1].text)
+
+    @staticmethod
+    def is_name(token: Token) -> bool:
+        """Whether a token can be a name: quoted, or a word of any kind."""
+        return token.token_type in NAMES or str(token.text).replace("_", "a").isalnum()
+
+    def inside(self, what: str) -> list[Token]:
+        """The tokens between the parentheses that come next."""
+        self.need("(")
+        depth, start = 1, self.at
+        while self.at < len(self.tokens):
+            kind = self.tokens[self.at].token_type
+            depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
+            self.at += 1
+            if depth == 0:
+                return self.tokens[start : self.at - 1]
+        raise PlanError(f"{what} has an opening parenthesis without its end")
+
+    def place(self) -> str:
+        """Where we are, for a message."""
+        if self.at >= len(self.tokens):
+            return " at the end of the statement"
+        token = self.tokens[self.at]
+        return f" (line {token.line}, column {token.col}), found '{shown(str(token.text))}'"
+
+
+def split_script(source: str) -> list[Statement]:
+    """All statements of a script, in order."""
+    if not isinstance(source, str):
+        raise PlanError(f"a query must be SQL text, not {type(source).__name__}")
+    statements, current = [], []
+    for token in [*tokenize(source, "the query"), None]:
+        if token is not None and token.token_type != TokenType.SEMICOLON:
+            current.append(token)
+            continue
+        if current:
+            statements.append(_statement(Cursor(current, source)))
+        current = []
+    if not statements:
+        raise PlanError(
+            "the query is empty.\n"
+            "  to fix  SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (...) COUNT(*) FROM ..."
+        )
+    return statements
+
+
+def _statement(cursor: Cursor) -> Statement:
+    if cursor.take("CREATE"):
+        return _create(cursor)
+    if cursor.take("ASK"):
+        name = cursor.name("the name of a changing table")
+        return Ask(name, _question(cursor))
+    if cursor.take("EXPLAIN"):
+        cursor.take("PRIVACY")
+        sink = _target(cursor)
+        return _private(cursor, sink, explain=True)
+    sink = _target(cursor)
+    if cursor.peek() not in ("SELECT", "WITH"):
+        word = cursor.peek()
+        hint = nearest(word[:30], STARTS)
+        raise PlanError(f"a statement starts with {', '.join(STARTS)}{hint}{cursor.place()}")
+    return _private(cursor, sink, explain=False)
+
+
+def read_question(text: str) -> exp.Expr | None:
+    """The condition of a question: COUNT(*) WHERE ..., with or without SELECT; None: all."""
+    tokens = [t for t in tokenize(text, "the question") if t.token_type != TokenType.SEMICOLON]
+    return _question(Cursor(tokens, text))
+
+
+def _question(cursor: Cursor) -> exp.Expr | None:
+    cursor.take("SELECT")
+    if not cursor.take("COUNT", "(", "*", ")"):
+        raise PlanError(f"a question is COUNT(*) WHERE condition{cursor.place()}")
+    if cursor.at == len(cursor.tokens):
+        return None
+    cursor.need("WHERE")
+    return parse_tokens(cursor.tokens[cursor.at :], cursor.source, "the question")
+
+
+def _target(cursor: Cursor) -> str | None:
+    if not cursor.take("INSERT"):
+        return None
+    cursor.need("INTO")
+    return cursor.name("the name of a sink")
+
+
+def _create(cursor: Cursor) -> Create:
+    cursor.take("OR", "REPLACE")
+    kind = cursor.peek()
+    if kind not in KINDS:
+        raise PlanError(f"CREATE is followed by {', '.join(KINDS)}{nearest(kind[:30], KINDS)}")
+    cursor.at += 1
+    name = cursor.name("a name")
+    found = []
+    if cursor.peek() == "(":
+        found = [_column(part, cursor.source) for part in commas(cursor.inside("CREATE"))]
+    cursor.need("WITH")
+    pairs = read_pairs(cursor.inside("WITH"), cursor.source)
+    if cursor.at < len(cursor.tokens):
+        raise PlanError(f"nothing follows WITH (...){cursor.place()}")
+    columns = tuple((column, type_) for column, type_, _ in found if type_)
+    checks = tuple((column, check) for column, _, check in found if check is not None)
+    return Create(kind, name, columns, checks, pairs)
+
+
+def _column(tokens: list[Token], source: str) -> tuple[str, str, exp.Expr | None]:
+    """Name, type ('' when only checked) and the condition of CHECK (...)."""
+    cursor = Cursor(tokens, source)
+    name = cursor.name("a column")
+    type_ = "" if cursor.peek() in ("CHECK", "") else cursor.name("a type").upper()
+    check = None
+    if cursor.take("CHECK"):
+        check = parse_tokens(cursor.inside("CHECK"), source, "CHECK")
+    if cursor.at < len(tokens) or not (type_ or check is not None):
+        raise PlanError(
+            "a column of CREATE is a name and a type, such as user_id STRING; of a changing table "
+            "also its public values, such as city STRING CHECK (city IN ('a', 'b'))"
+        )
+    return name, type_, check
+
+
+def commas(tokens: Sequence[Token]) -> list[list[Token]]:
+    """Cuts at the commas that are in no parentheses."""
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += token.token_type in (TokenType.L_PAREN, TokenType.L_BRACKET)
+        depth -= token.token_type in (TokenType.R_PAREN, TokenType.R_BRACKET)
+        if token.token_type == TokenType.COMMA and depth == 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [part for part in parts if part] if tokens else []
+
+
+def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
+    """Reads `name = value, name = value, ...`."""
+    pairs = []
+    for part in commas(tokens):
+        cursor = Cursor(part, source)
+        name = cursor.name("an option")
+        cursor.need("=")
+        if cursor.at >= len(part):
+            raise PlanError(f"option '{shown(name)}' has no value")
+        pairs.append((name, parse_tokens(part[cursor.at :], source, f"option '{shown(name)}'")))
+    return pairs
+
+
+def _private(cursor: Cursor, sink: str | None, *, explain: bool) -> Private:
+    """Takes the privacy clause and EMIT out of a SELECT."""
+    rest, emit = _cut_emit(cursor.tokens[cursor.at :])
+    kept: list[Token] = []
+    pairs: Pairs | None = None
+    inner, depth = Cursor(rest, cursor.source), 0
+    while inner.at < len(inner.tokens):
+        token = inner.tokens[inner.at]
+        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
+        if inner.peek() == "SELECT" and inner.peek(1) == "WITH":
+            if pairs is not None or depth:
+                raise PlanError(
+                    "only one SELECT, the outermost, can be private"
+                    " (a private answer cannot feed another)"
+                )
+            kept.append(token)
+            inner.at += 2
+            pairs = _clause(inner)
+            continue
+        if not _is_table_word(inner, kept):
+            kept.append(token)
+        inner.at += 1
+    if pairs is None:
+        raise PlanError(
+            "this SELECT is not private.\n"
+            "  to fix  SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = ..., delta = ..., "
+            "privacy_unit_column = ...)"
+        )
+    return Private(parse_query(kept, cursor.source, "the query"), pairs, emit, sink, explain)
+
+
+def _clause(cursor: Cursor) -> Pairs:
+    word = cursor.peek()
+    if word == "ANONYMIZATION":
+        raise PlanError("WITH ANONYMIZATION is the old name: write WITH DIFFERENTIAL_PRIVACY")
+    if word != "DIFFERENTIAL_PRIVACY":
+        raise PlanError(
+            f"SELECT WITH is followed by DIFFERENTIAL_PRIVACY"
+            f"{nearest(word[:30], ['DIFFERENTIAL_PRIVACY'])}{cursor.place()}"
+        )
+    cursor.at += 1
+    cursor.need("OPTIONS")
+    return read_pairs(cursor.inside("OPTIONS"), cursor.source)
+
+
+def _is_table_word(cursor: Cursor, kept: Sequence[Token]) -> bool:
+    """Whether this token is the word TABLE before a table argument, as in TUMBLE(TABLE t, ...)."""
+    return (
+        cursor.peek() == "TABLE"
+        and bool(kept)
+        and kept[-1].token_type in (TokenType.L_PAREN, TokenType.COMMA)
+        and cursor.at + 1 < len(cursor.tokens)
+        and cursor.is_name(cursor.tokens[cursor.at + 1])
+    )
+
+
+def _cut_emit(tokens: Sequence[Token]) -> tuple[list[Token], list[Token]]:
+    depth = 0
+    for place, token in enumerate(tokens):
+        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
+        is_word = token.token_type == TokenType.VAR and str(token.text).upper() == "EMIT"
+        after = str(tokens[place + 1].text).upper() if place + 1 < len(tokens) else ""
+        if is_word and depth == 0 and place and after.isalnum() and after not in AFTER_A_COLUMN:
+            return list(tokens[:place]), list(tokens[place + 1 :])
+    return list(tokens), []
+
+
+def values_of(pairs: Pairs, read: Any) -> dict[str, Any]:
+    """Option values, each name once."""
+    found: dict[str, Any] = {}
+    for name, tree in pairs:
+        if name.lower() in found:
+            raise PlanError(f"option '{shown(name)}' is given twice")
+        found[name.lower()] = read(tree, f"option '{shown(name)}'")
+    return found

@@ -1,0 +1,197 @@
+"""SQL text to plans: GoogleSQL's differential-privacy clause and the streaming words.
+
+>>> script = parse_script('''
+...     CREATE STREAM clicks WITH (source = 'files', path = 'clicks/*.parquet', event_time = 'ts');
+...     SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,
+...         privacy_unit_column = user_id, max_rows_contributed = 4, steps = 24)
+...       url, COUNT(*) AS n
+...     FROM clicks GROUP BY url EMIT EVERY 1000 ROWS;
+... ''')
+>>> script.query.plan.aggregates[0].function, script.query.plan.clock.kind
+('count', 'rows')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.dialect import canonical, shown
+from streamveil.expressions.expr import conjunction
+from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
+from streamveil.sql.assemble import assemble
+from streamveil.sql.options import constant, flag, read_options, text, word
+from streamveil.sql.public_join import only_groups, take_public_join
+from streamveil.sql.script import Ask, Create, Private, split_script, values_of
+from streamveil.sql.select import read_select
+from streamveil.sql.table import domain_of, points_where, table_source
+
+CHANGES = ("changelog", "operation", "id", "lives")  # settings of a changing table
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One private query of a script."""
+
+    plan: Plan
+    explain: bool = False  # EXPLAIN PRIVACY: describe it, do not run it
+    asks: tuple[str, ...] = ()  # ASK: questions to its table, for the end of a run
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script says: its sources, sinks and private queries."""
+
+    sources: Mapping[str, SourceSpec]
+    sinks: Mapping[str, SinkSpec]
+    queries: tuple[Planned, ...]
+
+    @property
+    def query(self) -> Planned:
+        """The only query; PlanError when there are none or several."""
+        if len(self.queries) != 1:
+            names = ", ".join(query.plan.name for query in self.queries)
+            raise PlanError(
+                f"the script holds {len(self.queries)} queries ({names}); exactly one is wanted.\n"
+                "  to fix  --query NAME; names come from INSERT INTO, or OPTIONS (name = '...')"
+            )
+        return self.queries[0]
+
+
+def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) -> Script:
+    """Reads a whole script. `tables` are known before its first statement.
+
+    Raises PlanError, and nothing else, for every text that is not a valid script.
+    """
+    sources: dict[str, SourceSpec] = dict(tables or {})
+    sinks: dict[str, SinkSpec] = {}
+    queries: list[Planned] = []
+    asks: list[tuple[str, str]] = []
+    for statement in split_script(source):
+        if isinstance(statement, Create):
+            _declare(statement, sources, sinks)
+        elif isinstance(statement, Ask):
+            asks.append(_asked(statement, sources))
+        else:
+            queries.append(_planned(statement, source, sources, sinks))
+    return Script(sources, sinks, tuple(_with_asks(queries, asks)))
+
+
+def _with_asks(queries: list[Planned], asks: list[tuple[str, str]]) -> Iterator[Planned]:
+    """Every query with the questions to its table."""
+    for table, _ in asks:
+        if [one.plan.source.name for one in queries].count(table) != 1:
+            raise PlanError(
+                f"ASK {shown(table)} needs exactly one SELECT over that table in the script: it "
+                "says when steps close and what is paid"
+            )
+    for one in queries:
+        own = tuple(text for table, text in asks if table == one.plan.source.name)
+        yield replace(one, asks=own)
+
+
+def _asked(statement: Ask, sources: Mapping[str, SourceSpec]) -> tuple[str, str]:
+    source = sources.get(statement.name)
+    if not isinstance(source, TableSource):
+        raise PlanError(
+            f"ASK {shown(statement.name)}: no changing table of that name.\n"
+            "  to fix  CREATE TABLE name (...) WITH (source = ..., changelog = 'insert-delete')"
+        )
+    condition = statement.condition
+    text = None if condition is None else conjunction([canonical(condition)])
+    points_where(source, text)  # unknown columns are refused here
+    return statement.name, "COUNT(*)" if text is None else f"COUNT(*) WHERE {text}"
+
+
+def _planned(
+    statement: Private,
+    source: str,
+    sources: Mapping[str, SourceSpec],
+    sinks: Mapping[str, SinkSpec],
+) -> Planned:
+    sink = None
+    if statement.sink is not None:
+        sink = sinks.get(statement.sink)
+        if sink is None:
+            hint = nearest(statement.sink, sinks) if sinks else "; declare it with CREATE SINK"
+            raise PlanError(f"unknown sink '{shown(statement.sink)}'{hint}")
+    values = read_options(statement.pairs)
+    groups = take_public_join(statement.tree, sources)
+    draft = read_select(statement.tree, sources, values, statement.emit, source, sink)
+    values |= draft.named
+    if groups is not None:
+        values["public_groups"] = only_groups(groups, draft, values)
+    return Planned(assemble(draft, values), statement.explain)
+
+
+def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, SinkSpec]) -> None:
+    """CREATE STREAM, TABLE or SINK."""
+    values = values_of(create.pairs, _setting)
+    name = create.name
+    if name in sources or name in sinks:
+        raise PlanError(f"'{shown(name)}' is declared twice")
+    if create.kind == "SINK":
+        kind = values.pop("sink", None)
+        if not isinstance(kind, str) or create.columns:
+            raise PlanError("CREATE SINK name WITH (sink = 'files', path = 'out/')")
+        sinks[name] = SinkSpec(name=name, kind=kind, options=values)
+        return
+    table = _table_settings(create, values)
+    kind = values.pop("source", None)
+    if not isinstance(kind, str):
+        raise PlanError(f"CREATE {create.kind} name WITH (source = 'files', path = '...')")
+    event_time = values.pop("event_time", None)
+    if event_time is not None and not isinstance(event_time, str):
+        raise PlanError("event_time is the name of a column")
+    if "watermark" in values:
+        raise PlanError(
+            "a source has no watermark here: leave it out. Windows close by the public clock; "
+            "slow rows are allowed for with lateness"
+        )
+    public = values.pop("public", False)
+    if not isinstance(public, bool):
+        raise PlanError("public is TRUE or FALSE")
+    if create.columns:
+        values["columns"] = dict(create.columns)
+    spec = SourceSpec(name=name, kind=kind, options=values, event_time=event_time, public=public)
+    sources[name] = _table(create, spec, table, sources) if table else spec
+
+
+def _table_settings(create: Create, values: dict[str, Any]) -> dict[str, Any]:
+    """Takes the settings of a changing table out of all; empty for a stream."""
+    table = {word: values.pop(word) for word in CHANGES if word in values}
+    said = "CHECK" if create.checks else next(iter(table), "")
+    if said and "changelog" not in table:
+        raise PlanError(f"{said} belongs to a changing table: give changelog = 'insert-delete'")
+    return table
+
+
+def _table(
+    create: Create, rows: SourceSpec, settings: dict[str, Any], sources: Mapping[str, SourceSpec]
+) -> TableSource:
+    """A changing table over a connector, or over rows that a name stands for."""
+    given = sources.get(rows.kind)
+    if given is not None and not isinstance(given, TableSource):
+        if rows.options:
+            raise PlanError(
+                f"types of columns and settings of '{shown(given.name)}'"
+                " belong where it is declared"
+            )
+        rows = replace(given, event_time=rows.event_time or given.event_time)
+    domains = [domain_of(column, check) for column, check in create.checks]
+    return table_source(create.name, rows, settings, domains)
+
+
+def _setting(tree: Any, what: str) -> Any:
+    """A value of WITH (...): text, number, TRUE or FALSE, or a list of them."""
+    if tree.key == "array":
+        return [_setting(part, what) for part in tree.expressions]
+    if tree.key == "boolean":
+        return flag(tree, what)
+    if tree.key in ("column", "var"):
+        return word(tree, what)
+    if tree.key == "literal" and tree.is_string:
+        return text(tree, what)
+    return constant(tree, what)

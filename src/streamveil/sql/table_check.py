@@ -1,0 +1,134 @@
+"""The validator of queries over changing tables: what they can say, and what they must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.dialect import shown
+from streamveil.plan.check import (
+    TABLE_ONLY,
+    check_clock,
+    check_confidence,
+    check_delta,
+    check_ends,
+    check_habits,
+    check_horizon,
+    check_names,
+)
+from streamveil.plan.plan import Bounding, KeySet, Plan, TableSource, Window
+
+MECHANISMS = (
+    "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
+    "interval_tree", "two_streams", "triggered_snapshots",
+)  # fmt: skip
+SHARED = ("confidence", "non_negative", "integer", "watermark", "late_data", "metrics", "horizon")
+MOST_CELLS = 1 << 22
+MOST_POINTS = 1 << 20  # of the product of all domains
+FORM = "write CHECK (city IN ('a', 'b')) or CHECK (age BETWEEN 0 AND 99)"
+Domain = tuple[str, tuple[Any, ...]]
+
+
+def check_table(plan: Plan) -> None:
+    """Raises PlanError with the first thing that is wrong."""
+    source = plan.source
+    assert isinstance(source, TableSource)  # noqa: S101  (the caller looked)
+    rules = (
+        check_ends(plan), check_delta(plan), check_habits(plan),
+        check_domains(source.domains), check_names(plan), _shape(plan),
+        _aggregates(plan), _unit(plan, source), _options(plan), check_clock(plan),
+        check_horizon(plan), check_confidence(plan),
+    )  # fmt: skip
+    for rule in rules:
+        for complaint in rule:
+            raise complaint if isinstance(complaint, PlanError) else PlanError(complaint)
+
+
+def check_domains(domains: Sequence[Domain]) -> Iterator[str]:
+    """What is wrong with the domains of a table."""
+    if not domains:
+        yield (
+            "a changing table needs columns with public values: they are the points that queries "
+            f"count.\n  to fix  {FORM}"
+        )
+    for column, values in domains:
+        kinds = {type(value) for value in values}
+        if not values or len(set(values)) != len(values) or len(kinds) != 1:
+            yield f"'{shown(column)}' needs different values of one type: {FORM}"
+        elif not kinds <= {int, str, bool, float}:
+            yield f"the values of '{shown(column)}' are texts, numbers or TRUE and FALSE"
+    points = prod(max(len(values), 1) for _, values in domains)
+    if points > MOST_POINTS:
+        yield (
+            f"the domains have {points:,} points together, more than {MOST_POINTS:,}.\n"
+            "  to fix  declare the columns you ask about only, and coarser values"
+        )
+
+
+def _shape(plan: Plan) -> Iterator[str]:
+    if plan.window != Window():
+        yield "a changing table has no windows: its answers are about the records there now"
+    if plan.bounding != Bounding() or plan.key_set != KeySet() or plan.period_us is not None:
+        yield (
+            "bounds, discovered or listed groups and periods belong to streams of events; a "
+            "changing table protects one record and its groups are public"
+        )
+    sizes = dict(plan.source.domains) if isinstance(plan.source, TableSource) else {}
+    cells = sum(prod(len(sizes[name]) for name in names) for names in plan.sets)
+    if cells * len(plan.aggregates) > MOST_CELLS:
+        yield f"the query has {cells:,} groups, more than {MOST_CELLS:,}"
+    if plan.counter != "auto":
+        yield "counter belongs to streams of events; a changing table takes mechanism = 'counter'"
+
+
+def _aggregates(plan: Plan) -> Iterator[str]:
+    for one in plan.aggregates:
+        if one.function != "count" or one.low is not None:
+            yield (
+                f"'{shown(one.name)}': a changing table answers COUNT(*), COUNT(x) and "
+                "COUNTIF(condition).\n"
+                "  to fix  count in classes of the value: COUNTIF(age BETWEEN 20 AND 29)"
+            )
+
+
+def _unit(plan: Plan, source: TableSource) -> Iterator[str]:
+    record = source.record
+    if plan.unit not in ("", record, f"`{record}`"):
+        yield (
+            f"a changing table protects one record ({record or 'a row'}), not "
+            f"'{shown(plan.unit)}'.\n"
+            "  why     nothing bounds how many records one of them has\n"
+            "  to fix  leave privacy_unit_column out; if a person has at most k records, divide "
+            "epsilon by k (without a delta), or rho by k * k"
+        )
+
+
+def _options(plan: Plan) -> Iterator[str]:
+    given = plan.options
+    for name in given:
+        if name not in (*TABLE_ONLY, *SHARED):
+            yield f"option '{name}' does not apply to a changing table{nearest(name, TABLE_ONLY)}"
+    size, updates = given.get("expected_size"), given.get("expected_updates")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        yield (
+            "how many records will there be, about? expected_size has no default.\n"
+            "  why     it chooses the mechanism and forecasts the error; it is public and need not "
+            "be exact\n"
+            "  to fix  expected_size = 20000"
+        )
+    if updates is not None and (not isinstance(updates, int) or updates < 1):
+        yield "expected_updates is a whole number: insertions and deletions over all steps"
+    share = given.get("ask_share", 0.0)
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        yield "ask_share is the part of the budget for questions: at least 0, below 1"
+    elif share and not any(one.expression is None for one in plan.aggregates):
+        yield "questions need the number of records: add COUNT(*) AS n to the SELECT list"
+    elif share and plan.budget.mu is not None:
+        yield "ask_share needs a budget in epsilon or rho: questions are not Gaussian noise"
+    word = given.get("mechanism", "auto")
+    if word not in MECHANISMS:
+        yield f"unknown mechanism{nearest(str(word)[:30], MECHANISMS)}"
+    if plan.preset not in ("default", "theorem"):
+        yield f"unknown preset of a table{nearest(str(plan.preset)[:30], ['default', 'theorem'])}"

@@ -1,0 +1,446 @@
+"""The ledger refuses in time, survives crashes, shows tampering and never forgets a charge."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import multiprocessing
+import os
+from collections import defaultdict
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamveil.accounts import deployment, spending
+from streamveil.accounts.ledger import Charge, Ledger
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.calibrate import gaussian_mu
+from streamveil.core.accounting.guarantee import Approx, Gdp, Guarantee, Loss, Pure, Zcdp
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.errors import BudgetError, StoreError
+
+USER = Neighbours("user_id")
+USER_DAY = Neighbours("user_id", period=timedelta(days=1))
+SIX = Budget(epsilon=6, delta=1e-9)
+RHO = Budget(rho=1)
+
+
+def test_decimal_charges_use_up_a_decimal_limit_exactly() -> None:
+    ledger = Ledger.open(None, Budget(epsilon=0.3), USER)
+    for name in "abc":
+        ledger.charge(name, Pure(0.1))
+    assert ledger.spent() == Pure(0.1).times(3)
+    assert ledger.left() == Loss()
+    with pytest.raises(BudgetError):
+        ledger.charge("d", Pure("1e-30"))
+
+
+def test_a_refusal_says_what_was_asked_what_is_left_and_the_way_out() -> None:
+    ledger = Ledger.open(None, RHO, USER)
+    ledger.charge("first", Zcdp(0.92))
+    with pytest.raises(BudgetError) as caught:
+        ledger.charge("daily_visits", Zcdp(0.125))
+    message = str(caught.value)
+    for part in ("'daily_visits'", "'in memory'", "rho=0.125", "rho=0.08", "rho=1", "to fix"):
+        assert part in message
+    assert caught.value.asked == Zcdp(0.125)
+    assert caught.value.left == Zcdp(0.08)
+    assert len(ledger.entries()) == 1
+
+
+def test_any_single_mechanism_that_fits_the_limit_fits_the_ledger() -> None:
+    mu = gaussian_mu(SIX, 0.5)
+    for loss in (
+        Gdp(gaussian_mu(SIX)),
+        Gdp(mu) + Loss(delta=Fraction(1, 2 * 10**9)),
+        Approx(6, 1e-9),
+        Approx(6, 8.7e-10),
+        Pure(6),
+        Zcdp(0.4),
+        Gdp(0.5) + Pure(1) + Loss(delta=Fraction(1, 10**10)),
+    ):
+        assert loss.fits(SIX)
+        ledger = Ledger.open(None, SIX, USER)
+        ledger.charge("only", loss)
+        assert ledger.caps is not None
+        assert ledger.caps.fits(SIX)
+        with pytest.raises(BudgetError):
+            ledger.charge("again", loss.times(40))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Gdp(10),
+        Zcdp(50),
+        Zcdp(50) + Pure(1),
+        Loss(distance=Fraction(1, 10)),
+        Gdp(1) + Loss(delta=Fraction(1, 1000)),
+        Gdp("1e30"),
+        Approx(3, 1e-3),
+    ],
+)
+def test_a_first_charge_that_does_not_fit_is_refused_also_with_round_numbers(loss: Loss) -> None:
+    ledger = Ledger.open(None, SIX, USER)
+    for take in (ledger.require, ledger.charge):
+        with pytest.raises(BudgetError) as caught:
+            take("first", loss)
+        left = caught.value.left
+        assert left is not None
+        assert left.fits(SIX)
+    assert ledger.entries() == []
+    ledger.charge("one that fits", Gdp(0.5))
+
+
+def test_a_first_charge_whose_many_pure_losses_compose_is_taken() -> None:
+    many = Loss(gaussian=Fraction(1, 10**4), pure=((Fraction(1, 200), 1600),))
+    assert many.fits(SIX)
+    assert not spending._times(many, Fraction(1)).fits(SIX)
+    ledger = Ledger.open(None, SIX, USER)
+    ledger.charge("many", many)
+    assert ledger.caps is not None
+    assert ledger.caps.fits(SIX)
+    with pytest.raises(BudgetError):
+        ledger.charge("one more", Pure("1e-9"))
+
+
+def test_many_small_gaussians_use_the_whole_analytic_limit() -> None:
+    ledger = Ledger.open(None, SIX, USER)
+    part = Gdp.squared(Fraction(gaussian_mu(SIX)) ** 2 / 100)
+    for number in range(100):
+        ledger.charge(f"n{number}", part)
+    with pytest.raises(BudgetError):
+        ledger.charge("one more", part)
+    assert ledger.spent().fits(SIX)
+
+
+def test_many_small_pure_charges_compose_as_zcdp() -> None:
+    ledger = Ledger.open(None, Budget(epsilon=1, delta=1e-6), USER)
+    for _ in range(400):  # twice what adding epsilons would allow
+        ledger.charge("small", Pure(0.005))
+    assert ledger.spent().fits(ledger.limit)
+    with pytest.raises(BudgetError):
+        ledger.charge("large", Pure(0.5))
+
+
+def test_caps_share_a_limit_between_kinds() -> None:
+    caps = Gdp(0.6) + Approx(1, 1e-10)
+    ledger = Ledger.open(None, SIX, USER, caps=caps)
+    ledger.charge("counts", Gdp(0.6))
+    ledger.charge("keys", Approx(1, 1e-10))
+    with pytest.raises(BudgetError, match="no cap for zcdp"):
+        ledger.charge("other", Zcdp(0.001))
+    with pytest.raises(ValueError, match="do not fit"):
+        Ledger.open(None, SIX, USER, caps=Gdp(2))
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.5, 3.0, 20.0, 700.0])
+def test_pure_losses_restated_as_gaussian_dominate(epsilon: float) -> None:
+    (square, *_) = spending.cost(Pure(epsilon), Gdp(1000))
+    gaussian = spending.as_loss((square, 0, 0, 0, 0))
+    for share in (0.0, 0.3, 0.9):
+        at = share * epsilon
+        assert gaussian.delta_at(at) >= Pure(epsilon).delta_at(at) * (1 - 1e-8) - 1e-15
+
+
+# --- ranges ---------------------------------------------------------------------------------------
+
+
+def given_past(loss: Loss) -> Guarantee:
+    return Guarantee(USER_DAY, loss, given_past=True)
+
+
+ranged = st.one_of(
+    st.none(), st.tuples(st.integers(-5, 20), st.integers(1, 12)).map(lambda r: (r[0], sum(r)))
+)
+
+
+@given(st.lists(st.tuples(ranged, st.integers(1, 9)), max_size=25))
+@settings(deadline=None)
+def test_ranges_equal_a_table_of_all_periods(
+    charges: list[tuple[tuple[int, int] | None, int]],
+) -> None:
+    ledger = Ledger.open(None, Budget(rho=3), USER_DAY)
+    oracle: dict[int, Fraction] = defaultdict(Fraction)
+    everyday = range(-10, 40)
+    for place, (periods, tenths) in enumerate(charges):
+        touched = everyday if periods is None else range(*periods)
+        fits = all(oracle[day] + Fraction(tenths, 10) <= 3 for day in touched)
+        try:
+            ledger.charge(f"{place}", given_past(Zcdp(Fraction(tenths, 10))), range=periods)
+        except BudgetError:
+            assert not fits
+            continue
+        assert fits
+        for day in touched:
+            oracle[day] += Fraction(tenths, 10)
+    assert ledger.spent().zcdp == max((oracle[day] for day in everyday), default=0)
+    assert ledger.left((3, 7)).zcdp == 3 - max(oracle[day] for day in range(3, 7))
+
+
+def test_disjoint_ranges_cost_their_maximum_only_for_unit_periods() -> None:
+    ledger = Ledger.open(None, RHO, USER_DAY)
+    for day in range(100):
+        ledger.charge("daily", given_past(Zcdp(1)), range=(day, day + 1))
+    assert ledger.spent() == Zcdp(1)
+    with pytest.raises(BudgetError):
+        ledger.charge("weekly", given_past(Zcdp(0.1)), range=(98, 105))
+    with pytest.raises(ValueError, match="privacy unit with a period"):
+        Ledger.open(None, RHO, USER).charge("daily", Zcdp(1), range=(0, 1))
+
+
+def test_a_year_adds_up_the_days() -> None:
+    ledger = Ledger.open(None, Budget(mu=1), USER_DAY)
+    for day in range(400):
+        separate = Guarantee(USER_DAY, Gdp(0.5), separate=True, given_past=True)
+        ledger.charge("daily", separate, range=(day, day + 1))
+    assert ledger.convert("user-week").loss == Gdp.squared(Fraction(7, 4))
+    assert ledger.convert("user-year").loss == Gdp.squared(Fraction(366, 4))
+    ledger.charge("whole", Gdp(0.1))  # one mechanism that reads all days: group privacy
+    assert ledger.convert("user-week").loss == Gdp.squared(Fraction(7, 4) + Fraction(49, 100))
+    assert "present in at most 7 periods of 1 day" in ledger.convert("user-week").sentence(1e-6)
+    with pytest.raises(ValueError, match="did you mean 'year'"):
+        ledger.convert("user-yaer")
+
+
+def test_a_year_with_slack_walks_from_day_to_day() -> None:
+    ledger = Ledger.open(None, Budget(mu=1, delta=1e-9), USER_DAY)
+    loss = Gdp(0.1) + Loss(delta=Fraction(1, 10**20))
+    ledger.charge("shared", loss)
+    assert ledger.convert("user-week").loss == loss.group(7)
+
+
+# --- durability -----------------------------------------------------------------------------------
+
+
+def test_the_same_key_is_charged_once_also_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    with Ledger.open(path, RHO, USER) as ledger:
+        ledger.charge("a", Zcdp(0.6), key="job-1")
+        ledger.charge("a", Zcdp(0.6), key="job-1")
+        with pytest.raises(ValueError, match="another content"):
+            ledger.charge("a", Zcdp(0.5), key="job-1")
+    with Ledger.load(path) as again:
+        again.charge("a", Zcdp(0.6), key="job-1")
+        assert again.spent() == Zcdp(0.6)
+        assert [charge.name for charge in again.entries()] == ["a"]
+        assert again.limit == RHO
+
+
+def test_another_limit_or_unit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    Ledger.open(path, RHO, USER).close()
+    for limit, protects in ((Budget(rho=2), USER), (RHO, USER_DAY)):
+        with pytest.raises(StoreError, match="created with the limit rho=1"):
+            Ledger.open(path, limit, protects)
+    with pytest.raises(StoreError, match="no ledger"):
+        Ledger.load(tmp_path / "none.jsonl")
+
+
+def filled(path: Path, charges: int = 6) -> str:
+    with Ledger.open(path, RHO, USER) as ledger:
+        for number in range(charges):
+            ledger.charge(f"c{number}", Zcdp(0.1))
+        return ledger.verify()
+
+
+def test_every_changed_byte_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    head = filled(path)
+    original = path.read_bytes()
+    for place in range(0, len(original), 7):
+        changed = bytearray(original)
+        changed[place] ^= 1
+        path.write_bytes(bytes(changed))
+        with pytest.raises((StoreError, UnicodeDecodeError)):
+            Ledger.load(path).verify(head)
+    lines = original.splitlines(keepends=True)
+    for tampered in (lines[:2] + lines[3:], [*lines[:2], lines[3], lines[2], *lines[4:]]):
+        path.write_bytes(b"".join(tampered))
+        with pytest.raises(StoreError, match="altered"):
+            Ledger.load(path)
+    path.write_bytes(b"".join(lines[:-1]))
+    shorter = Ledger.load(path)
+    shorter.verify()  # a valid shorter ledger ...
+    with pytest.raises(StoreError, match="lost records"):
+        shorter.verify(head)  # ... unless an earlier hash was kept
+
+
+@pytest.mark.parametrize("content", [b"notes of no line", b"PAR1\x15\x04\n", b"{}\n", b" "])
+def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    for use in (Ledger.load, lambda file: Ledger.open(file, Budget(rho=1), USER)):
+        with pytest.raises(StoreError, match="mine is no ledger of streamveil; it was left"):
+            use(path)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b'{"hash":"12', bytes(300)])
+def test_a_creation_that_was_cut_short_is_begun_anew(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(left)
+    Ledger.open(path, Budget(rho=1), USER)
+    assert Ledger.load(path).limit == Budget(rho=1)
+
+
+def test_a_torn_tail_was_never_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    filled(path)
+    original = path.read_bytes()
+    last = len(original.splitlines(keepends=True)[-1])
+    for cut in range(1, last):
+        path.write_bytes(original[: len(original) - cut])
+        with Ledger.load(path) as ledger:
+            assert ledger.spent() == Zcdp(0.5)
+            with pytest.raises(StoreError, match="ends within a record"):
+                ledger.verify()
+            ledger.charge("c5", Zcdp(0.1))
+            ledger.verify()
+        assert path.read_bytes() == original
+
+
+def test_a_ledger_that_shrinks_while_open_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    filled(path)
+    with Ledger.load(path) as ledger:
+        os.truncate(path, 100)
+        with pytest.raises(StoreError, match="lost records"):
+            ledger.charge("more", Zcdp(0.1))
+
+
+def test_a_failed_write_charges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "visits.jsonl"
+    filled(path)
+    before = path.read_bytes()
+    with Ledger.load(path) as ledger:
+        real = os.pwrite
+
+        def full(file: int, data: bytes, at: int) -> int:
+            real(file, data[:10], at)
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            with pytest.raises(StoreError, match="No space left"):
+                ledger.charge("more", Zcdp(0.1))
+        assert path.read_bytes() == before
+        assert ledger.spent() == Zcdp(0.6)
+        ledger.charge("more", Zcdp(0.1))
+        ledger.verify()
+
+
+@pytest.mark.parametrize("why", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_what_may_only_be_read_is_read_and_never_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    path = tmp_path / "visits.jsonl"
+    head = filled(path)
+    before, real = path.read_bytes(), os.open
+
+    def read_only(name: str, flags: int, *mode: int) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(why, os.strerror(why))
+        return real(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with Ledger.load(path) as ledger:
+        assert (ledger.spent(), ledger.verify()) == (Zcdp(0.6), head)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=os.strerror(why)):
+                ledger.charge("more", Zcdp(0.1))
+        assert ledger.spent() == Zcdp(0.6)
+    assert path.read_bytes() == before
+    with pytest.raises(StoreError, match=f"cannot be opened: {os.strerror(why)}"):
+        Ledger.open(tmp_path / "new.jsonl", RHO, USER)
+
+
+def charge_often(path: Path, name: str, refused: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+    count = 0
+    with Ledger.load(path) as ledger:
+        for number in range(40):
+            try:
+                ledger.charge(f"{name}{number}", Zcdp("0.0125"))
+            except BudgetError:
+                count += 1
+    refused.put(count)
+
+
+def test_processes_share_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "visits.jsonl"
+    Ledger.open(path, RHO, USER).close()
+    context = multiprocessing.get_context("fork")
+    refused = context.Queue()
+    jobs = [context.Process(target=charge_often, args=(path, name, refused)) for name in "abc"]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert sum(refused.get() for _ in jobs) == 40
+    with Ledger.load(path) as ledger:
+        assert ledger.spent() == Zcdp(1)
+        assert len(ledger.entries()) == 80
+        ledger.verify()
+
+
+def test_a_group_of_charges_is_all_or_nothing(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l.jsonl", RHO, USER) as ledger:
+        with pytest.raises(BudgetError, match="'c'"):
+            ledger.charge_all([Charge(name, Zcdp(0.4)) for name in "abc"])
+        assert ledger.entries() == []
+        ledger.charge_all([Charge(name, Zcdp(0.5)) for name in "ab"])
+        assert ledger.left() == Zcdp(0)
+
+
+def test_a_guarantee_about_others_is_refused() -> None:
+    ledger = Ledger.open(None, RHO, USER_DAY)
+    with pytest.raises(ValueError, match="the ledger protects"):
+        ledger.charge("a", Guarantee(USER, Zcdp(0.1)))
+    with pytest.raises(ValueError, match="one unit-period"):
+        ledger.charge("a", Guarantee(USER_DAY, Zcdp(0.1)).over(7))
+
+
+def test_the_export_is_json_and_complete(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l.jsonl", SIX, USER) as ledger:
+        ledger.charge("visits", Guarantee(USER, Gdp(0.5), horizon=1000), key="job")
+        record = json.loads(json.dumps(deployment.record(ledger)))
+        assert record["charges"][0]["horizon"] == 1000
+        assert record["epsilon"] == Gdp(0.5).epsilon(1e-9)
+        assert record["head"] == ledger.verify()
+        assert "user_id" in record["protects"]["phrase"]
+
+
+def test_the_export_tells_ranges_lifetime_and_what_was_charged(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l.jsonl", SIX, USER_DAY) as ledger:
+        about = {"mechanisms": {"kind": "counter"}}
+        ledger.charge("a", Gdp(0.5), range=(3, 9), key="k", about=about)
+        ledger.charge("a", Gdp(0.5), range=(3, 9), key="k")  # a restart: known, free
+    with Ledger.load(tmp_path / "l.jsonl") as ledger:
+        record = json.loads(json.dumps(deployment.record(ledger), allow_nan=False))
+    (charge,) = record["charges"]
+    assert charge["about"] == about
+    assert charge["range"] == [3, 9]
+    assert charge["summary"]["mu"] == pytest.approx(0.5)
+    assert record["lifetime"]["user-week"]["periods"] == 7
+    assert record["lifetime"]["user-year"]["epsilon"] > record["epsilon"]
+    assert record["spent"]["epsilon"] == record["epsilon"]
+    assert record["left"]["epsilon"] > 0
+    assert record["chain"]["head"] == record["head"]
+    assert record["accounting"]["kinds"].keys() >= {"gaussian", "zcdp", "pure", "delta"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no list of open files")
+def test_ledgers_give_their_files_back(tmp_path):
+    path = tmp_path / "l.jsonl"
+    before = len(os.listdir("/proc/self/fd"))
+    Ledger.open(path, RHO, USER)  # neither closed nor kept
+    for _ in range(5):
+        Ledger.load(path).close()
+        Ledger.load(path)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,91 @@
+"""From a plan to its operator."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.compiler.group_by import compile_plan
+from streamveil.errors import PlanError
+
+
+@pytest.mark.parametrize("measure", [sv.sum, sv.variance])
+@pytest.mark.parametrize("high", [5e-324, 1e-310, 1e-161, 1e-3, 1e70])
+def test_no_row_adds_more_than_the_reach_of_its_lane(measure, high):
+    query = (
+        sv.files("t.parquet").protect("u").agg(v=measure("v", bounds=(0, high))).bound(max_rows=2)
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9))
+    )  # fmt: skip
+    values = np.array([-1e308, 0.0, high / 3, high, 1e308])
+    for lane in compile_plan(query.plan).totalling.lanes:
+        if lane.kind in ("sum", "square"):
+            assert int(np.abs(lane.quanta(values)).astype(np.uint64).max()) <= lane.reach
+
+
+@pytest.mark.parametrize("measure", [sv.sum, sv.avg, sv.variance, sv.stddev, sv.median])
+@pytest.mark.parametrize("high", [1e155, 1.7e308])
+def test_bounds_whose_noise_no_float_can_tell_are_refused(measure, high):
+    stream = sv.files("t.parquet").protect("u").bound(max_rows=2)
+    with pytest.raises(PlanError, match="must lie between"):
+        stream.agg(v=measure("v", bounds=(-high, high))).release(
+            budget=sv.Budget(epsilon=1, delta=1e-9)
+        )
+
+
+def test_quantiles_of_unlike_depth_share_no_tree():
+    query = (
+        sv.files("t.parquet").protect("u").bound(max_rows=2)
+        .agg(a=sv.median("v", bounds=(0, 1)), b=sv.quantile("v", 0.9, bounds=(0, 1)))
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9))
+    )  # fmt: skip
+    assert len(compile_plan(query.plan).trees) == 1
+    one, other = query.plan.aggregates
+    deeper = replace(other, options={"q": 0.9, "levels": 5})
+    with pytest.raises(PlanError, match="levels"):
+        compile_plan(replace(query.plan, aggregates=(one, deeper)))
+
+
+def counts(bound, epsilon=1, **options):
+    query = sv.files("t.parquet").protect("u").group_by("k").agg(n=sv.count()).bound(**bound)
+    return query.release(budget=sv.Budget(epsilon=epsilon, delta=1e-9), **options).plan
+
+
+@pytest.mark.parametrize("bound", [1, 2**16 - 1, 2**16, 2**16 + 1, 10**9])
+def test_squared_rows_may_be_many(bound):
+    assert compile_plan(counts({"max_squared_rows": bound})).bounds.quadratic == bound
+
+
+def test_a_budget_that_is_too_small_is_refused():
+    with pytest.raises(PlanError, match="too small"):
+        compile_plan(counts({"max_rows": 3}, 1e-7, preset="dp-sqlp"))
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", 1.5])
+def test_a_number_of_tests_that_is_none_is_refused(value):
+    with pytest.raises(PlanError, match="total_tests"):
+        compile_plan(counts({"max_squared_rows": 9}, total_tests=value))
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "many", 1.5])
+@pytest.mark.parametrize(
+    "name",
+    ["max_units", "hidden_groups", "delta_share", "selection_share", "mu_share", "entry_weight",
+     "weight_reference"],
+)  # fmt: skip
+def test_settings_that_are_no_numbers_of_their_kind_are_refused(name, value):
+    """Without units no chance of equal fingerprints would be charged, nor overflow excluded."""
+    if name == "weight_reference" and value == 1.5:
+        return
+    with pytest.raises(PlanError, match=name):
+        compile_plan(counts({"max_squared_rows": 9}, **{name: value}))
+
+
+def test_a_counter_that_ends_before_the_triggers_do_is_refused_with_the_way_out():
+    rows = sv.memory(pa.table({"u": [1], "k": ["a"]})).protect(unit="u").group_by("k")
+    asked = rows.agg(n=sv.count()).bound(max_rows=1).release(
+        every=sv.rows(10), steps=5000, counter="dense", budget=sv.Budget(epsilon=1, delta=1e-9)
+    )  # fmt: skip
+    with pytest.raises(PlanError, match=r"'dense' does not count 5,000 triggers.*\n.*to fix"):
+        asked.explain()

@@ -1,0 +1,255 @@
+"""Settings from public expectations: the forecast agrees with the pipeline, choices with it."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.advise.explain_forecast import as_settings
+from streamveil.batch import Batch
+from streamveil.compiler.design_choice import Given, Problem, choose
+from streamveil.compiler.error_forecast import (
+    MOST_ROWS,
+    ForecastNoise,
+    Outlook,
+    Settings,
+    admit,
+    expected,
+    forecast,
+    row_law,
+    tail_of,
+)
+from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.table_design import design_selection
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.calibrate import gaussian_mu
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.dataflow.gaussian_selection import GaussianSelection
+from streamveil.dataflow.outputs import Totals
+from streamveil.datasets import drawn, repeated
+from streamveil.errors import PlanError
+
+BUDGET = sv.Budget(epsilon=6, delta=1e-9)
+EXPECTED = {"expected_rows": 5.9, "expected_most_rows": 32, "expected_units": 30_000,
+            "expected_groups": 3_000}  # fmt: skip
+NOISE = ForecastNoise(mu=0.96, spread=2.1, half=18.6)
+
+
+OPEN = Given()
+
+
+def chosen(outlook, noise=NOISE, kinds=("table",), given=OPEN, weighted=True):
+    return choose(Problem(outlook.family(), noise, given, kinds, weighted))
+
+
+def query(bound=None, keys=None, value=None, steps=20, **options):
+    return compile_plan(planned(bound, keys, value, steps, **options))
+
+
+def planned(bound=None, keys=None, value=None, steps=20, **options):
+    kinds = [("user", pa.int64()), ("key", pa.int64()), ("v", pa.int64())]
+    asked = sv.count() if value is None else sv.sum("v", bounds=value)
+    stream = sv.memory(pa.schema(kinds).empty_table()).protect(unit="user")
+    grouped = stream.group_by("key", keys=keys).agg(n=asked)
+    grouped = grouped if bound is None else grouped.bound(**bound)
+    return grouped.release(every=sv.rows(10**9), steps=steps, budget=BUDGET, **options).plan
+
+
+def test_the_law_of_rows_has_the_mean_and_the_tail():
+    heavy = tail_of(5.905, 32)
+    law, n = row_law(5.905, heavy), np.arange(1, MOST_ROWS + 1)
+    assert float((law * n).sum()) == pytest.approx(5.905, rel=1e-3)
+    assert float(law[:32].sum()) == pytest.approx(0.99, abs=1e-3)
+    assert heavy == pytest.approx(6.738, rel=0.1)  # the law these two numbers come from
+
+
+def test_more_known_tails_make_more_room():
+    even = Outlook(units=1e6, rows=3, groups=10**4, most=10)
+    heavy = replace(even, most=40)
+    assert chosen(even).quadratic <= chosen(heavy).quadratic
+
+
+@pytest.mark.parametrize(("slots", "share"), [(1, 0.5), (2, 0.6), (3, 0.72), (4, 0.66)])
+def test_the_opening_stands_for_designs(slots, share):
+    budget = Budget(epsilon=6, delta=1e-9)
+    noise = replace(NOISE, half=design_selection(50, budget, 2).half)
+    true = design_selection(50, budget, slots, Fraction(share).limit_denominator(100)).half
+    assert noise.coins(slots, share) == pytest.approx(true, rel=0.1)
+
+
+def test_bounding_of_the_forecast():
+    def kept(first, hidden, weight, limits):
+        rows = np.array(first), np.array(hidden, bool), np.array(weight, float)
+        return [a.tolist() for a in admit(np.array([len(first)]), *rows, np.array(limits))]
+
+    inf = np.inf
+    # quadratic bound, slots, rows in a group, rows; a shown group of weight 1/2
+    limits, shown = [2.0, 9.0, inf, inf], [False] * 9
+    assert kept([0] * 4, shown[:4], [0.5] * 4, limits)[0] == [True, True, False, False]
+    assert kept(range(9), shown, [0.5] * 9, limits)[0] == [True] * 8 + [False]
+    assert kept(range(3), shown[:3], [1.0] * 3, limits)[0] == [True, True, False]
+    # slots limit what the selection counts, not what is kept
+    accepted, entered = kept([0, 0, 2], [True] * 3, [1.0] * 3, [9.0, 1.0, inf, inf])
+    assert (accepted, entered) == ([True, True, True], [True, False, False])
+    # bounds on rows
+    assert kept([0, 0, 2, 3], [True] * 4, [1.0] * 4, [inf, 9.0, 1.0, 2.0])[0] == [
+        True, False, True, False]  # fmt: skip
+
+
+def drawn_stream(outlook, seed):
+    """Users and keys from the law of an outlook, in a random order."""
+    rng = np.random.default_rng(seed)
+    rows = drawn(rng, row_law(outlook.rows, outlook.heavy), int(outlook.units)) + 1
+    ranks = np.arange(1, outlook.groups + 1) + outlook.groups / 1000
+    keys = repeated(rng, drawn(rng, ranks**-outlook.steep, rows.sum()), rows, outlook.repeats)
+    order = rng.permutation(len(keys))
+    return np.repeat(np.arange(len(rows)), rows)[order], keys[order]
+
+
+def day(operator, who, which, groups):
+    """Errors of all groups at the last release, and how many were shown."""
+    edges = np.linspace(0, len(who), operator.schedule.steps + 1).astype(int)
+    noise, state = SeededNoise(1), operator.init()
+    for step, (a, b) in enumerate(pairwise(edges), start=1):
+        table = pa.table({"user": who[a:b], "key": which[a:b], "v": which[a:b]})
+        operator.fold(state, Batch(table, step, True, "{}"), noise)
+        [release] = operator.release(state, step, noise)
+    estimate = np.zeros(groups)
+    estimate[release.table["key"].to_numpy()] = release.table["n"].to_numpy()
+    return np.abs(estimate - np.bincount(which, minlength=groups)), release.table.num_rows
+
+
+@pytest.mark.parametrize("repeats", [0.0, 0.4])
+def test_the_forecast_is_what_the_pipeline_does(repeats):
+    outlook = Outlook(units=60_000, rows=5.9, groups=3_000, heavy=6.7, repeats=repeats)
+    who, which = drawn_stream(outlook, 5)
+    operator = query({"max_squared_rows": 2}, mu_share=0.7, entry_weight=0.5, hidden_groups=2,
+                     weight_reference=60, steps=100)  # fmt: skip
+    error, shown = day(operator, who, which, outlook.groups)
+    [counter], rule = operator.totalling.counters, operator.totalling.rule
+    mu = float(gaussian_mu(Budget(epsilon=6, delta=1e-9)))
+    spread = float(counter.std(np.array([100]))[0]) * 0.7 * mu / np.sqrt(2)
+    half = design_selection(100, Budget(epsilon=6, delta=1e-9), 2).half
+    settings = Settings(kind="table", quadratic=2 * (rule.scale / rule.entry) ** 2, slots=2,
+                        share=0.7, reference=60)  # fmt: skip
+    found = forecast(
+        outlook, settings, ForecastNoise(mu=mu, spread=spread, half=half, triggers=100)
+    )
+    assert found.l1 == pytest.approx(float(error.sum()), rel=0.15)
+    assert found.l2 == pytest.approx(float(np.sqrt((error**2).sum())), rel=0.3)
+    assert found.keys == pytest.approx(shown, rel=0.15)
+
+
+def test_the_choice_is_no_worse_than_its_neighbourhood():
+    outlook = Outlook(units=1e6, rows=4, groups=10**5)
+    best = chosen(outlook)
+
+    def cost(settings):
+        return sum(forecast(one, settings, NOISE).cost for one in outlook.family())
+
+    for other in (
+        replace(best, quadratic=best.quadratic * 2), replace(best, quadratic=best.quadratic / 2),
+        replace(best, share=best.share - 0.1), replace(best, reference=best.reference * 4),
+    ):  # fmt: skip
+        assert cost(best) <= cost(other) + 1e-2
+
+
+def test_few_large_groups_ask_for_looser_bounds_than_many_small_ones():
+    once = replace(NOISE, spread=1.0, triggers=1)
+    few, many = (
+        chosen(Outlook(units=1e5, rows=6, groups=groups, most=32), once, ("table", "gaussian"))
+        for groups in (40, 10_000)
+    )
+    assert few.moved > 8 * many.moved
+
+
+def test_a_query_without_a_bound_gets_one():
+    operator = query(**EXPECTED)
+    known = {default.name: default for default in operator.defaults}
+    assert operator.bounds.quadratic == known["max_squared_rows"].value
+    assert "forecast" in known["max_squared_rows"].reason
+    assert operator.guarantee.epsilon(1e-9) <= 6
+    flat = query(weights="flat", **EXPECTED)
+    assert flat.totalling.rule is None
+    assert flat.guarantee.epsilon(1e-9) <= 6
+    counter = query(selection="gaussian", **EXPECTED)
+    assert isinstance(counter.totalling.selection, GaussianSelection)
+
+
+def test_a_query_without_bounds_or_expectations_is_sized_for_usual_streams():
+    operator = query()
+    assert operator.guarantee.epsilon(1e-9) <= 6
+    assert operator.guarantee.epsilon(1e-9) > 5.9
+
+
+def test_options_that_are_given_win_over_the_forecast():
+    operator = query({"max_squared_rows": 4}, mu_share=0.5, entry_weight=0.25, hidden_groups=3,
+                     weight_reference=40, **EXPECTED)  # fmt: skip
+    rule = operator.totalling.rule
+    assert operator.bounds.quadratic == 4
+    assert operator.bounds.slots == 3
+    assert rule.entry / rule.scale == pytest.approx(0.25, abs=0.01)
+    assert rule.reference == 40
+
+
+def test_explain_forecasts_all_groups_where_sizes_are_expected():
+    from streamveil.advise.explain import explain
+
+    made = planned(**EXPECTED, expected_repeats=0.1)
+    text = str(explain(made, forecast=True))
+    lines = [line.split("  ") for line in text.splitlines() if "repeats, tail" in line]
+    operator, outlook = compile_plan(made), expected(made.options, 1)
+    assert len(lines) == len(outlook.family()) > 0
+    shown = [float([cell for cell in line if cell][1].replace(",", "")) for line in lines]
+    settings = as_settings(operator)
+    noise = ForecastNoise(mu=0.96, spread=1.7, half=18.6, triggers=20, delta=5e-10)
+    for keys, one in zip(shown, outlook.family(), strict=True):
+        share = replace(settings, share=0.7 if settings.kind == "table" else 0.5)
+        assert keys == pytest.approx(forecast(one, share, noise).keys, rel=0.5)
+    assert "as expected" not in str(explain(planned({"max_rows": 4}), forecast=True))
+    public = str(explain(planned(keys=sv.public([1, 2]), **EXPECTED), forecast=True))
+    assert "as expected" in public
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"expected_rows": 0}, "between 1 and"), ({"expected_most_rows": 2}, "at least"),
+    ({"expected_repeats": 1.0}, "between 0 and"), ({"expected_units": 1e13}, "between 1 and"),
+])  # fmt: skip
+def test_expectations_that_make_no_sense_are_refused(change, message):
+    with pytest.raises(PlanError, match=message):
+        query(**EXPECTED | change)
+
+
+def test_public_keys_get_weights_and_less_noise_for_their_rows():
+    keys = sv.public([1, 2, 3])
+    weighted = query(keys=keys, **EXPECTED)
+    flat = query(keys=keys, weights="flat", **EXPECTED)
+    assert weighted.totalling.selection is None
+    assert weighted.totalling.rule.caution > 0
+    assert flat.totalling.rule is None
+    assert weighted.guarantee.epsilon(1e-9) <= 6
+    assert weighted.guarantee.epsilon(1e-9) > 5.9
+
+
+def test_weights_of_public_keys_pay():
+    outlook = Outlook(units=40_000, rows=5.9, groups=4_000, heavy=6.7, repeats=0.2)
+    who, which = drawn_stream(outlook, 9)
+    keys, said = sv.public(list(range(4_000))), EXPECTED | {"expected_groups": 4_000}
+    weighted, flat = (
+        day(query(keys=keys, **said, **more), who, which, 4_000)[0].sum()
+        for more in ({}, {"weights": "flat"})
+    )
+    assert weighted < 0.8 * flat
+
+
+def test_a_sum_alone_carries_weights_by_its_own_size():
+    operator = query(value=(-4, 2), **EXPECTED)
+    totals = np.array([[-400.0, 40.0, 4.0]])
+    sized = operator.totalling.sizes(Totals(totals, np.ones_like(totals)))
+    assert sized.tolist() == [100.0, 10.0, 1.0]  # in rows of the largest value
+    assert operator.totalling.rule is not None
+    assert operator.guarantee.epsilon(1e-9) <= 6

@@ -1,0 +1,314 @@
+"""What makes the samplers exact: proved bounds, tables, and the multiprecision fallback."""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from streamveil.core.noise import samplers
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise.samplers import choice, exact, inverse, quantiles, rounded, tables
+
+NOISE = SeededNoise(3)
+RNG = np.random.default_rng(3)
+IDS = RNG.integers(0, 2**64, (40, 2), dtype=np.uint64)
+WORD = 2**64
+
+
+def words_of_every_octave(per_octave=12):
+    """Words with every number of leading zeros, both signs, and the ends of rows."""
+    words = []
+    for zeros in range(1, 41):
+        low, high = 1 << (63 - zeros), (1 << (64 - zeros)) - 1
+        words += [low, high, low + 1, low + (low >> 6), low + (low >> 6) - 1]
+        words += [
+            int(RNG.integers(low, high)) | int(RNG.integers(2)) << 63 for _ in range(per_octave)
+        ]
+    return np.array(words, np.uint64)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_the_bound_of_every_octave_holds(law):
+    table, mp = rounded.LAWS[law].table(), mpmath.mp.clone()
+    mp.dps = 40
+    worst = 0.0
+    for word in words_of_every_octave():
+        x, bound, tabulated = quantiles.quantile_word(word, table)
+        v = int(word) & (2**63 - 1)
+        assert tabulated == (v >= 2**24)
+        for theta in (0, 1):
+            p = (v + theta) * mp.mpf(2) ** -64
+            if not tabulated or p == 0:
+                continue
+            truth = -mp.log(2 * p) if law == "laplace" else mp.sqrt(2) * mp.erfinv(1 - 2 * p)
+            if law == "gaussian" and p < 1e-9:
+                truth = mp.findroot(lambda z, p=p: mp.erfc(z / mp.sqrt(2)) / 2 / p - 1, x)
+            assert abs(mp.mpf(x) - truth) <= bound
+            worst = max(worst, float(abs(mp.mpf(x) - truth) / bound))
+    assert worst > 0.2  # the bound is not vacuous
+
+
+def test_bounds_are_small_where_draws_are():
+    for table in (samplers.gaussian_table(), samplers.laplace_table()):
+        assert table.shape == (quantiles.OCTAVES * quantiles.ROWS, 8)
+        assert not table.flags.writeable
+        assert table[: 10 * quantiles.ROWS, 7].max() < 2**-49
+        assert np.all(table[:, 7] > 0)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 1e8])
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_sure_kernels_agree_with_multiprecision(law, scale):
+    table, checked = rounded.LAWS[law].table(), 0
+    for word in words_of_every_octave(4):
+        fraction = float(RNG.uniform(-0.5, 0.5))
+        y, sure = rounded.rounded_word(word, fraction, scale, table)
+        if sure:
+            tail = exact.tail_at(NOISE.at("unused"), 0)
+            assert y == exact.rounded(rounded.LAWS[law].shape, int(word), tail, fraction, scale)
+            checked += 1
+    assert checked > 300
+
+
+def test_an_ambiguous_draw_is_settled_by_its_further_bits():
+    """The centre puts the known bits of the draw on a half-integer, to within float64."""
+    table, sides, settled = samplers.gaussian_table(), set(), 0
+    mp = mpmath.mp.clone()
+    mp.prec = 400
+    for i in range(60):
+        draws = NOISE.at("ambiguous", i)
+        word = int(draws.words(1)[0])
+        v, sign = word & (2**63 - 1), -1 if word >> 63 else 1
+        x = mp.sqrt(2) * mp.erfinv(1 - (2 * v + 1) * mp.mpf(2) ** -64)
+        sigma = 1000.0
+        z = sign * sigma * x
+        centre = float(mp.floor(z) + 0.5 - z)
+        centre -= round(centre)
+        _, sure = samplers.rounded_gaussian_word(np.uint64(word), centre, sigma, table)
+        assert not sure
+        y = int(samplers.rounded_gaussian(draws, np.array([centre]), sigma)[0])
+        more = draws.at("tail", 0).words(4)
+        p = mp.mpf(v)
+        for j, extra in enumerate(more):
+            p += mp.mpf(int(extra)) * mp.mpf(2) ** (-64 * (j + 1))
+        truth = mp.mpf(centre) + sign * sigma * mp.sqrt(2) * mp.erfinv(1 - 2 * p / WORD)
+        assert y == int(mp.floor(truth + 0.5))
+        sides.add(truth - mp.floor(truth) < 0.5)
+        settled += 1
+    assert settled == 60
+    assert sides == {True, False}  # both outcomes occur
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """Draws whose first word and further words are given."""
+
+    first: tuple
+    more: tuple = ()
+    silent: bool = False
+    asked: list = field(default_factory=list)
+
+    def words(self, n):
+        self.asked.append(n)
+        spelled = (*self.first, *([0] * n))[:n]
+        return np.array(spelled, np.uint64)
+
+    def at(self, purpose, *path):
+        return Spelled(self.more, (), False, self.asked)
+
+
+@pytest.mark.parametrize("shape", [exact.GAUSSIAN, exact.LAPLACE])
+def test_a_draw_beyond_the_table_and_beyond_one_word(shape):
+    """v = 0, and again 64 zeros: 2^-128 tails, at a scale that sees them."""
+    spelled = Spelled((0,), (0, 0, 5, 9, 9, 9, 9, 9))
+    y = exact.rounded(shape, 0, exact.tail_at(spelled, 0), 0.25, 1e6)
+    law = stats.norm if shape is exact.GAUSSIAN else stats.laplace
+    assert y == pytest.approx(1e6 * law.isf(5 / 2.0**256), rel=1e-2)
+    assert max(spelled.asked) >= 4
+    assert exact.rounded(shape, 1 << 63, exact.tail_at(spelled, 0), -0.25, 1e6) == -y
+
+
+def test_a_tie_at_one_half_is_decided_by_the_sign():
+    for sign in (0, 1):
+        word = 2**63 - 5 + (sign << 63)
+        y = exact.rounded(exact.GAUSSIAN, word, exact.tail_at(Spelled((word,)), 0), 0.5, 1e-9)
+        assert y == 1 - sign
+
+
+def never_sure(table):
+    doubtful = table.copy()
+    doubtful[:, 7] = np.inf
+    return lambda: doubtful
+
+
+def test_forced_fallback_gives_the_same_noise(monkeypatch):
+    """Every kernel made to doubt every draw: the multiprecision path is the whole sampler."""
+    centre = RNG.normal(0, 1e4, (40, 2))
+    calls = {
+        "gaussian": lambda d: samplers.rounded_gaussian(d, centre, 55.5),
+        "gaussian_for": lambda d: samplers.rounded_gaussian_for(d, IDS, centre, 0.3),
+        "laplace": lambda d: samplers.rounded_laplace(d, centre, 1e6),
+        "laplace_for": lambda d: samplers.rounded_laplace_for(d, IDS, centre, 4.5),
+        "discrete_laplace": lambda d: samplers.discrete_laplace(d, Fraction(100, 3), (30, 2)),
+        "tiny_laplace": lambda d: samplers.discrete_laplace(d, 0.4, 60),
+        "geometric": lambda d: samplers.geometric(d, Fraction(1, 50), 60),
+        "choice": lambda d: samplers.exponential_choice(d, np.linspace(0, 3, 30), 1, 1),
+        "discrete_gaussian": lambda d: samplers.discrete_gaussian(d, 12.5, 60),
+        "convolution": lambda d: samplers.discrete_gaussian(d, 2000, 6),
+    }
+    fast = {name: call(NOISE.at("forced")) for name, call in calls.items()}
+    for law in ("gaussian", "laplace"):
+        known = rounded.LAWS[law]
+        doubtful = rounded.NoiseLaw(never_sure(known.table()), known.shape)
+        monkeypatch.setitem(rounded.LAWS, law, doubtful)
+    for module in (inverse, choice):
+        monkeypatch.setattr(module, "laplace_table", never_sure(samplers.laplace_table()))
+
+    def doubt(words, table, stride, out):
+        if stride is None:
+            out[:] = 0
+        return list(range(len(words)))
+
+    monkeypatch.setattr(tables, "doubts", doubt)
+    asked = count_calls(monkeypatch, exact, "locate")
+    slow = {name: call(NOISE.at("forced")) for name, call in calls.items()}
+    for name, expected in fast.items():
+        assert np.array_equal(expected, slow[name]), name
+    assert len(asked) == 4 * 80 + 60 * 4 + 12
+
+
+def count_calls(monkeypatch, module, name):
+    calls, original = [], getattr(module, name)
+
+    def counted(*args):
+        calls.append(name)
+        return original(*args)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("sigma", [Fraction(1, 3), 1, 2.5, Fraction(40, 3)])
+def test_table_thresholds_are_the_exact_tails(sigma):
+    mp = mpmath.mp.clone()
+    mp.prec = 300
+    variance = Fraction(sigma) ** 2
+    found = tables.thresholds(variance)
+    reach = int(20 * sigma) + 20
+    weights = [
+        mp.exp(-(k * k) / (2 * mp.mpf(variance.numerator) / variance.denominator))
+        for k in range(reach)
+    ]
+    total = 2 * mp.fsum(weights) - weights[0]
+    for k, threshold in enumerate(found.threshold.tolist(), start=1):
+        assert threshold == int(mp.floor(mp.fsum(weights[k:]) / total * WORD))
+    assert found.threshold[-1] == 0
+    assert np.all(np.diff(found.threshold.astype(object)) <= 0)
+
+
+@pytest.mark.parametrize("sigma", [Fraction(1, 3), 1, 17, 300, 1024])
+def test_table_lookup_finds_the_first_threshold(sigma):
+    table = tables.thresholds(Fraction(sigma) ** 2)
+    cells = np.arange(len(table.cells), dtype=np.uint64) << table.shift
+    below = np.uint64(1) << (table.shift - tables.NEXT)  # what the cells' bits do not tell apart
+    edges = [
+        table.threshold, table.threshold[table.threshold > 0] - np.uint64(1),
+        table.threshold + np.uint64(1), table.threshold[:-1] + below, cells,
+        cells + ((np.uint64(1) << table.shift) - np.uint64(1)),
+    ]  # fmt: skip
+    words = np.concatenate([*edges, RNG.integers(0, 2**63, 20_000, dtype=np.uint64)])
+    words &= np.uint64(2**63 - 1)
+    out = np.full(len(words), -77)
+    doubtful = tables.doubts(words, table, None, out)
+    rising = table.threshold[::-1]
+    expected = len(rising) - np.searchsorted(rising, words, side="right")
+    assert doubtful == np.flatnonzero(np.isin(words, table.threshold)).tolist()
+    expected[doubtful] = 0
+    assert np.array_equal(out, expected)
+    assert tables.doubts(words | np.uint64(2**63), table, 3, out) == doubtful
+    assert np.array_equal(out, -2 * expected)
+
+
+@pytest.mark.parametrize("sigma", [3, 900, 50_000])
+def test_draws_do_not_depend_on_how_many_are_made_at_once(sigma, monkeypatch):
+    whole = samplers.discrete_gaussian(NOISE.at("parts"), sigma, 5001)
+    monkeypatch.setattr(tables, "AT_ONCE", 64)
+    assert np.array_equal(samplers.discrete_gaussian(NOISE.at("parts"), sigma, 5001), whole)
+    assert np.array_equal(samplers.discrete_gaussian(NOISE.at("parts"), sigma, 70), whole[:70])
+
+
+@pytest.mark.parametrize("sigma", [1025, 10_000, 10**6])
+def test_the_convolution_is_within_its_distance(sigma):
+    variance = Fraction(sigma) ** 2
+    split = tables.parts(variance)
+    assert split.first + split.stride**2 * split.second == variance
+    assert split.first * split.second >= tables.SMOOTHING**2 * variance
+    assert max(split.first, split.second) <= 4 * 10**7
+    mp = mpmath.mp.clone()
+    mp.prec = 300
+    first, second, whole = (
+        mp.mpf(part.numerator) / part.denominator for part in (split.first, split.second, variance)
+    )
+
+    def theta(var):  # sum over the integers of exp(-k^2 / 2 var), by Poisson summation
+        return mp.sqrt(2 * mp.pi * var) * (1 + 2 * mp.exp(-2 * mp.pi**2 * var))
+
+    for x in (0, 1, split.stride // 2, 3 * sigma + 1):
+        middle = int(x * split.stride * second / whole)
+        reach = int(30 * mp.sqrt(first) / split.stride) + 10
+        seen = (
+            mp.fsum(
+                mp.exp(-((x - split.stride * y) ** 2) / (2 * first) - mp.mpf(y * y) / (2 * second))
+                for y in range(middle - reach, middle + reach + 1)
+            )
+            / theta(first)
+            / theta(second)
+        )
+        target = mp.exp(-mp.mpf(x * x) / (2 * whole)) / theta(whole)
+        assert abs(seen / target - 1) <= 2 * tables.distance(sigma)
+    assert 0 < tables.distance(sigma) < 2.0**-120
+    assert tables.distance(sigma, 1000) == pytest.approx(1000 * tables.distance(sigma))
+
+
+@pytest.mark.parametrize(("more", "expected"), [((0,), True), ((2**64 - 1,), False)])
+def test_a_coin_on_its_edge_asks_for_more_bits(more, expected):
+    edge = WORD // 3
+    assert samplers.bernoulli(Spelled((edge,), more), Fraction(1, 3), 1)[0] == expected
+    assert samplers.bernoulli(Spelled((edge - 1,), more), Fraction(1, 3), 1)[0]
+    assert not samplers.bernoulli(Spelled((edge + 1,), more), Fraction(1, 3), 1)[0]
+    third = (WORD // 3,)  # 1/3 = 0.0101...: every word of its expansion is this one
+    deep = Spelled((edge,), third + more)
+    assert samplers.bernoulli(deep, Fraction(1, 3), 1)[0] == expected
+    assert max(deep.asked) >= 2
+
+
+@pytest.mark.parametrize(("more", "expected"), [((0,), 0), ((2**64 - 1,), 1)])
+def test_a_uniform_integer_on_its_edge_asks_for_more_bits(more, expected):
+    edge = WORD // 3  # floor(3 U) is 0 or 1
+    assert samplers.uniform_integers(Spelled((edge,), more), 3, 1)[0] == expected
+    assert samplers.uniform_integers(Spelled((edge - 1,), more), 3, 1)[0] == 0
+    assert samplers.uniform_integers(Spelled((edge + 1,), more), 3, 1)[0] == 1
+
+
+def test_a_choice_between_equal_words_is_settled_by_further_bits():
+    draws = Ordered((12345678901234567, 12345678901234567))
+    # a larger p is a smaller exponential, so a larger Gumbel: the later tail wins
+    assert samplers.exponential_choice(draws, np.zeros(2), 1, 1) == 1
+
+
+class Ordered(Spelled):
+    """Tails that grow with the number of the draw."""
+
+    def at(self, purpose, *path):
+        return Spelled((1000 * (path[0] + 1),), (), False, self.asked)
+
+
+def test_every_draw_beyond_the_table_is_a_candidate():
+    scores = np.array([0.0, -30.0])
+    words = np.array([2**24 - 1, 2**62], np.uint64)  # E = 27.03.. or more, against 0.69
+    assert samplers.exponential_choice(Spelled(tuple(words.tolist())), scores, 1, 1) == 0
+    scores = np.array([0.0, -0.5])
+    assert samplers.exponential_choice(Spelled(tuple(words.tolist())), scores, 1, 1) == 1

@@ -1,0 +1,48 @@
+"""One or more small configs of every counter, for the suites that run over all of them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from streamveil.counters import (
+    AnytimeBltCounter,
+    AnytimeHaarCounter,
+    BinaryTreeCounter,
+    BltCounter,
+    Counter,
+    DenseCounter,
+    HaarCounter,
+    HonakerCounter,
+    HybridCounter,
+    KaryTreeCounter,
+    SmoothTreeCounter,
+    SqrtToeplitzCounter,
+)
+
+SIGMA = Fraction(13, 2)
+
+
+def examples(horizon: int) -> dict[str, Counter]:
+    """Name -> counter; every registered kind appears."""
+    return {
+        "blt": BltCounter(horizon=horizon, sigma=SIGMA),
+        "blt d=1 plain": BltCounter(horizon=horizon, sigma=SIGMA, d=1, weighting="none"),
+        "blt noise": BltCounter(horizon=horizon, sigma=SIGMA, d=3, weighting="columns-noise"),
+        "anytime-blt": AnytimeBltCounter(sigma=SIGMA, tuned=64, d=2),
+        "anytime-haar": AnytimeHaarCounter(sigma=SIGMA, tuned=64),
+        "binary-tree": BinaryTreeCounter(horizon=horizon, sigma=SIGMA),
+        "honaker": HonakerCounter(horizon=horizon, sigma=SIGMA),
+        "hybrid": HybridCounter(sigma=SIGMA),
+        "dense": DenseCounter(horizon=horizon, sigma=SIGMA),
+        "smooth-tree": SmoothTreeCounter(horizon=horizon, sigma=SIGMA),
+        "haar": HaarCounter(horizon=horizon, sigma=SIGMA),
+        "haar mean": HaarCounter(horizon=horizon, sigma=SIGMA, aim="mean"),
+        "haar two-sided": HaarCounter(horizon=horizon, sigma=SIGMA, aim="two-sided"),
+        "k-ary-tree": KaryTreeCounter(horizon=horizon, sigma=SIGMA),
+        "k-ary-tree 3": KaryTreeCounter(horizon=horizon, sigma=SIGMA, k=3),
+        "sqrt-toeplitz": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA),
+        "sqrt-toeplitz plain": SqrtToeplitzCounter(horizon=horizon, sigma=SIGMA, weighting="none"),
+    }
+
+
+NAMES = tuple(examples(4))

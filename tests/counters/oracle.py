@@ -1,0 +1,234 @@
+"""Dense encoders and decoders, built from definitions and never from the code under test."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import numpy as np
+
+from streamveil.counters import (
+    AnytimeBltCounter,
+    AnytimeHaarCounter,
+    BinaryTreeCounter,
+    BltCounter,
+    Counter,
+    DenseCounter,
+    HaarCounter,
+    HonakerCounter,
+    HybridCounter,
+    KaryTreeCounter,
+    SmoothTreeCounter,
+    SqrtToeplitzCounter,
+)
+from streamveil.counters.dense import best_factorization
+
+
+@singledispatch
+def factors(counter: Counter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """(B, C) of the first `horizon` steps: B C = running sums, noise of scale sigma between."""
+    raise NotImplementedError(type(counter).__name__)
+
+
+def lower_toeplitz(coefficients: np.ndarray) -> np.ndarray:
+    n = len(coefficients)
+    i, j = np.indices((n, n))
+    return np.where(i >= j, coefficients[np.abs(i - j)], 0.0)
+
+
+def inverse_series(coefficients: np.ndarray) -> np.ndarray:
+    inverse = np.zeros(len(coefficients))
+    inverse[0] = 1 / coefficients[0]
+    for k in range(1, len(coefficients)):
+        inverse[k] = -inverse[0] * np.dot(coefficients[1 : k + 1], inverse[:k][::-1])
+    return inverse
+
+
+def feedback_factors(
+    c: np.ndarray, weighting: str, scales: np.ndarray, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    n = len(c)
+    decoder = np.tril(np.ones((n, n))) @ np.diag(scales) @ lower_toeplitz(inverse_series(c))
+    encoder = lower_toeplitz(c) @ np.diag(1 / scales)
+    return decoder @ np.diag(noise), np.diag(1 / noise) @ encoder
+
+
+@factors.register
+def _(counter: BltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    c = counter.blt.encoder(horizon)
+    pairs = np.array([counter.schedule.scales(t) for t in range(1, horizon + 1)])
+    return feedback_factors(c, counter.weighting, pairs[:, 0], pairs[:, 1])
+
+
+@factors.register
+def _(counter: SqrtToeplitzCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    n = horizon
+    c = np.ones(n)
+    for k in range(1, n):
+        c[k] = c[k - 1] * (2 * k - 1) / (2 * k)
+    scales = np.ones(n)
+    if counter.weighting == "columns":
+        scales = np.sqrt(np.cumsum(c**2)[::-1] / np.sum(c**2))
+    return feedback_factors(c, counter.weighting, scales, np.ones(n))
+
+
+def tree_nodes(horizon: int, levels: int) -> list[tuple[int, int]]:
+    """(start, length) of every block of at most `levels` levels that completes in time."""
+    return [
+        (start, 2**level)
+        for level in range(levels)
+        for start in range(0, horizon - 2**level + 1, 2**level)
+    ]
+
+
+def node_matrix(nodes: list[tuple[int, int]], horizon: int) -> np.ndarray:
+    rows = np.zeros((len(nodes), horizon))
+    for row, (start, length) in zip(rows, nodes, strict=True):
+        row[start : start + length] = 1
+    return rows
+
+
+@factors.register
+def _(counter: BinaryTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes = tree_nodes(horizon, counter.levels)
+    decoder = np.zeros((horizon, len(nodes)))
+    for t in range(1, horizon + 1):
+        start = 0
+        for level in reversed(range(counter.levels)):
+            if t >> level & 1:
+                decoder[t - 1, nodes.index((start, 2**level))] = 1
+                start += 2**level
+    return decoder, node_matrix(nodes, horizon)
+
+
+@factors.register
+def _(counter: HonakerCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Best linear unbiased estimator from the nodes completed by t, by least squares."""
+    nodes = tree_nodes(horizon, counter.levels)
+    encoder = node_matrix(nodes, horizon)
+    decoder = np.zeros((horizon, len(nodes)))
+    for t in range(1, horizon + 1):
+        done = np.array([start + length <= t for start, length in nodes])
+        decoder[t - 1, done] = np.linalg.pinv(encoder[done, :t]).sum(axis=0)
+    return decoder, encoder
+
+
+@factors.register
+def _(counter: AnytimeBltCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    ones = np.ones(horizon)
+    return feedback_factors(counter.inner.blt.encoder(horizon), "none", ones, ones)
+
+
+@factors.register
+def _(counter: HaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted Haar functions; the decoder is their inverse on all 2^h steps."""
+    length = 2**counter.levels
+    rows = [np.full(length, np.sqrt(counter.weights[0] / length))]
+    for level in range(1, counter.levels + 1):
+        for start in range(0, length, 2**level):
+            row = np.zeros(length)
+            row[start : start + 2**level] = np.sqrt(counter.weights[level] / 2**level)
+            row[start + 2 ** (level - 1) : start + 2**level] *= -1
+            rows.append(row)
+    encoder = np.array(rows)
+    decoder = np.tril(np.ones((length, length))) @ np.linalg.inv(encoder)
+    return decoder[:horizon], encoder[:, :horizon]
+
+
+@factors.register
+def _(counter: AnytimeHaarCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same, cut to the blocks that begin in time; longer blocks than 2^h are one line each.
+
+    Within the first 2^h steps a block of level j > h is a constant row, its noise the line t.
+    """
+    inside = max(1, (horizon - 1).bit_length())
+    length, weights = 2**inside, counter.weights
+    rows = [np.full(length, np.sqrt(weights[0] / 2**counter.levels))]
+    rows += [
+        np.full(length, np.sqrt(weights[j] / 2**j)) for j in range(inside + 1, counter.levels + 1)
+    ]
+    outer = len(rows)
+    for level in range(1, inside + 1):
+        for start in range(0, length, 2**level):
+            row = np.zeros(length)
+            row[start : start + 2**level] = np.sqrt(weights[level] / 2**level)
+            row[start + 2 ** (level - 1) : start + 2**level] *= -1
+            rows.append(row)
+    encoder = np.array(rows)
+    # orthogonal rows: a Haar basis on 2^40 steps, so the transposed rows over their squared norms
+    whole = [weights[0], *weights[inside + 1 :]]
+    squares = np.array([*whole, *(encoder[outer:] ** 2).sum(axis=1)])
+    decoder = np.tril(np.ones((length, length))) @ (encoder / squares[:, None]).T
+    return decoder[:horizon], encoder[:, :horizon]
+
+
+@factors.register
+def _(counter: KaryTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prefixes by exhaustive descent: at each level the nearest block boundary is approached."""
+    k, levels = counter.arity, counter.levels
+    used: dict[tuple[int, int], int] = {}
+    entries = []
+    for t in range(1, horizon + 1):
+        position = 0
+        for level in reversed(range(levels)):
+            length = k**level
+            # lower levels reach at most (length - 1) / 2 either way
+            while abs(t - position) > (length - 1) // 2:
+                forward = t > position
+                start = position if forward else position - length
+                column = used.setdefault((level, start), len(used))
+                entries.append((t - 1, column, 1 if forward else -1))
+                position += length if forward else -length
+        assert position == t
+    decoder, encoder = np.zeros((horizon, len(used))), np.zeros((len(used), horizon))
+    for row, column, sign in entries:
+        decoder[row, column] = sign
+    for (level, start), column in used.items():
+        encoder[column, start : start + k**level] = 1
+    return decoder, encoder
+
+
+@factors.register
+def _(counter: SmoothTreeCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    height, ones = counter.shape
+    words = [w for w in range(2**height) if w.bit_count() == ones][: horizon + 1]
+    used: dict[tuple[int, int], int] = {}
+    rows = []
+    for word in words[1:]:
+        siblings = [
+            (bit, (word >> bit) - 1) for bit in range(height) if word >> bit & 1
+        ]  # (length of the suffix, prefix that ends in 0)
+        rows.append([used.setdefault(node, len(used)) for node in siblings])
+    decoder, encoder = np.zeros((horizon, len(used))), np.zeros((len(used), horizon))
+    for row, columns in enumerate(rows):
+        decoder[row, columns] = 1
+    for (bit, prefix), column in used.items():
+        encoder[column] = [word >> bit == prefix for word in words[:-1]]
+    return decoder, encoder
+
+
+@factors.register
+def _(counter: DenseCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    decoder = best_factorization(counter.horizon).decoder
+    return decoder[:horizon], np.linalg.inv(decoder) @ np.tril(np.ones((horizon, horizon)))
+
+
+@factors.register
+def _(counter: HybridCounter, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per epoch: one row for its sum, and the rows of its inner counter."""
+    share, decoder, encoder = counter.share, [], []
+    starts = [2**e for e in range(horizon.bit_length())]
+    for start in starts:
+        length = min(start, horizon + 1 - start)
+        steps = slice(start - 1, start - 1 + length)
+        later = np.zeros((horizon, 1))
+        later[2 * start - 1 :] = 1
+        inner = counter.inner(start.bit_length() - 1)
+        b, c = factors(inner, start)
+        inside = np.zeros((horizon, start))
+        inside[steps] = b[:length] * inner.sensitivity / np.sqrt(1 - share)
+        decoder += [later / np.sqrt(share), inside]
+        total, rows = np.zeros((1, horizon)), np.zeros((start, horizon))
+        total[:, steps] = np.sqrt(share)
+        rows[:, steps] = c[:, :length] * np.sqrt(1 - share) / inner.sensitivity
+        encoder += [total, rows]
+    return np.hstack(decoder), np.vstack(encoder)

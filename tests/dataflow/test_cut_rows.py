@@ -1,0 +1,188 @@
+"""Rows over the bound, told privately: one unit moves the bands no further than is charged."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamveil.api import builder as sv
+from streamveil.batch import Batch
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.dataflow.cut_rows import (
+    BANDS,
+    COUNTED,
+    MOVED,
+    REACH,
+    CutUnits,
+    bands_of,
+    cut_in,
+    told,
+)
+from streamveil.dataflow.state import State
+from streamveil.errors import PlanError
+from streamveil.release_metadata import FACTS
+
+ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window
+
+
+def query(bound=3, steps=4, **options):
+    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64())])
+    made = (
+        sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=sv.public([1, 2]))
+        .agg(n=sv.count()).bound(max_rows=bound)
+        .release(every=sv.rows(10**9), steps=steps, budget=Budget(epsilon=2, delta=1e-7), **options)
+    )  # fmt: skip
+    return compile_plan(made.plan)
+
+
+def bands(batches):
+    """Sums of all bands by window, folded batch by batch."""
+    known, found = CutUnits(), {}
+    for batch in batches:
+        units = np.array([unit for unit, _ in batch], np.uint64)
+        windows = np.array([window for _, window in batch], np.int64)
+        if len(units):
+            for window, more in cut_in(known, units, windows)[0].items():
+                found[window] = found.get(window, np.zeros(BANDS, np.int64)) + more
+    return found
+
+
+@given(ROWS, st.integers(0, 60), st.integers(1, 4))
+def test_one_unit_moves_each_band_by_its_reach_at_most(rows, cut, unit):
+    split = [rows[:cut], rows[cut:]]
+    without = [[row for row in part if row[0] != unit] for part in split]
+    one, other = bands(split), bands(without)
+    none = np.zeros(BANDS, np.int64)
+    moved = sum(np.abs(one.get(w, none) - other.get(w, none)) for w in {*one, *other})
+    assert (np.broadcast_to(moved, BANDS) <= REACH).all()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 1365, 5000])
+def test_a_unit_with_very_many_rows_moves_all_bands_no_further(rows):
+    [total] = bands([[(1, 0)] * rows]).values()
+    assert (total <= REACH).all()
+    assert Fraction(int((total**2).sum())) <= MOVED**2
+    assert int((total / 4.0 ** np.arange(BANDS - 1, -1, -1)).sum()) == min(rows, COUNTED)
+
+
+def test_batches_do_not_matter():
+    rows = [(1 + i % 3, i % 2) for i in range(300)]
+    whole, parts = bands([rows]), bands([rows[i : i + 7] for i in range(0, 300, 7)])
+    assert {w: b.tolist() for w, b in whole.items()} == {w: b.tolist() for w, b in parts.items()}
+
+
+def test_bands_take_rows_in_order():
+    assert (np.diff(bands_of(np.arange(1, 2000))) >= 0).all()
+
+
+def run(operator, tables, noise):
+    state, releases = operator.init(), []
+    for step, table in enumerate(tables, start=1):
+        operator.fold(state, Batch(table, step, True, ""), noise)
+        releases += operator.release(state, step, noise)
+    return state, releases
+
+
+def tables(rows=2_000, units=300, steps=4, seed=1):
+    rng = np.random.default_rng(seed)
+    u = rng.integers(0, units, (steps, rows))
+    return [pa.table({"u": part, "k": np.ones(rows, np.int64)}) for part in u]
+
+
+def facts(release):
+    return json.loads(release.table.schema.metadata[FACTS])
+
+
+def test_every_release_tells_how_many_rows_were_cut():
+    operator = query(cut_share=0.5)
+    state, releases = run(operator, tables(), SeededNoise(4))
+    true = state.turned["over the contribution bound"]
+    last = facts(releases[-1])["cut"]
+    assert abs(last["rows"] - true) < 6 * last["sd"]
+    assert last["sd"] < true / 4
+    assert operator.guarantee.epsilon(1e-7) <= 2
+    assert operator.guarantee.epsilon(1e-7) > 1.9
+
+
+def test_without_noise_it_is_the_number_of_cut_rows():
+    operator = query(steps=5)  # the window is still there after four
+    state, releases = run(operator, tables(), SilentNoise())
+    [held] = state.windows.values()
+    counted = held.cut.counted.whole.reshape(-1)[:BANDS] / 4.0 ** np.arange(BANDS - 1, -1, -1)
+    assert counted.sum() == state.turned["over the contribution bound"]
+    assert facts(releases[-1])["cut"]["rows"] <= counted.sum()
+
+
+def test_a_share_of_zero_counts_nothing_and_costs_nothing():
+    plain, counting = query(cut_share=0), query()
+    assert plain.totalling.cut is None
+    assert plain.totalling.counters[0].sigma < counting.totalling.counters[0].sigma
+    _, releases = run(plain, tables(), SeededNoise(1))
+    assert "cut" not in facts(releases[0])
+
+
+def test_the_charge_contains_the_bands():
+    operator = query()
+    parts = operator.totalling.cut.loss.gaussian + operator.totalling.counters[0].loss(
+        3, 3).gaussian  # fmt: skip
+    assert operator.loss.gaussian == parts
+
+
+def test_a_saved_state_goes_on_like_an_unbroken_run():
+    operator, noise = query(), SeededNoise(2)
+    _, whole = run(operator, tables(), noise)
+    state, found = operator.init(), []
+    for step, table in enumerate(tables(), start=1):
+        operator.fold(state, Batch(table, step, True, ""), noise)
+        found += operator.release(state, step, noise)
+        width = operator.totalling.width
+        state = State.from_arrays(state.to_arrays(), len(operator.totalling.lanes), width)
+    assert [facts(r)["cut"] for r in found] == [facts(r)["cut"] for r in whole]
+
+
+def test_a_replayed_delta_leaves_the_same_state():
+    operator, noise = query(), SeededNoise(2)
+    first, second = operator.init(), operator.init()
+    for step, table in enumerate(tables(), start=1):
+        delta = operator.fold(first, Batch(table, step, True, ""), noise)
+        operator.apply(second, delta)
+        one, other = operator.release(first, step, noise), operator.release(second, step, noise)
+        assert facts(one[0])["cut"] == facts(other[0])["cut"]
+    assert first.cut[0].rows.tolist() == second.cut[0].rows.tolist()
+
+
+def test_quiet_bands_are_not_told():
+    assert told(np.array([10.0, -5.0, 8.0, 0.0, 0.0, 0.0]), 1000.0)["rows"] == 0
+
+
+def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():
+    true = 2_000 * 4
+    noise_only, wide = query(), query(intervals="true")
+    for operator, holds in ((noise_only, False), (wide, True)):
+        _, releases = run(operator, tables(), SeededNoise(5))
+        row = next(r for r in releases[-1].table.to_pylist() if r["k"] == 1)
+        assert (row["n_low"] <= true <= row["n_high"]) is holds
+
+
+@pytest.mark.parametrize(("measure", "options", "message"), [
+    (sv.avg("k", bounds=(0, 5)), {"intervals": "true"}, "does not cover 'x'"),
+    (sv.sum("k", bounds=(-1, 5)), {"intervals": "true"}, "does not cover 'x'"),
+    (sv.count(), {"intervals": "true", "cut_share": 0}, "needs the private count"),
+    (sv.count(), {"intervals": "wide"}, "unknown intervals"),
+    (sv.count(), {"cut_share": 1}, "cut_share must be"),
+])  # fmt: skip
+def test_intervals_that_cannot_be_given_are_refused(measure, options, message):
+    kinds = pa.schema([("u", pa.int64()), ("k", pa.int64())])
+    grouped = (
+        sv.memory(kinds.empty_table()).protect(unit="u").group_by("k", keys=sv.public([1, 2]))
+        .agg(x=measure).bound(max_rows=3)
+    )  # fmt: skip
+    budget = Budget(epsilon=2, delta=1e-7)
+    with pytest.raises(PlanError, match=message):
+        compile_plan(grouped.release(every=sv.rows(9), steps=2, budget=budget, **options).plan)

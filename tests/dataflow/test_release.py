@@ -1,0 +1,88 @@
+"""The release stage on any partition of the keys gives every key the same totals."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.dataflow.aggregate import KeyRows, add_rows, key_stage
+from streamveil.dataflow.dp_sqlp import RoundTotalling
+from streamveil.dataflow.gaussian_selection import Address
+from streamveil.dataflow.release import new_window, release_stage
+from streamveil.plan.plan import Bounding
+from tests.dataflow.streams import AGGREGATES, LOOSE, compiled
+
+DESIGNS = {
+    "counter": {"budget": LOOSE, "options": {"selection": "gaussian"}},
+    "table": {
+        "budget": Budget(epsilon=30, delta=0.01), "bounding": Bounding(quadratic=20),
+        "options": {"selection": "table", "weight_reference": 4},
+    },
+    "rounds": {
+        "preset": "dp-sqlp", "bounding": Bounding(max_rows=2),
+        "budget": Budget(epsilon=100, delta=0.1),
+    },
+}  # fmt: skip
+
+
+def totals(operator, names, batches):
+    """{name: totals at every trigger} of the keys in one shard."""
+    totalling, seen = operator.totalling, {}
+    state = new_window(totalling, 1)
+    for batch in batches:
+        mine = np.flatnonzero(np.isin(batch, np.arange(len(names))[names[:, 0] > 0]))
+        found = key_stage(state.table, names[batch[mine]])
+        width = totalling.width
+        rows = KeyRows(np.ones((len(mine), width), np.int64), np.zeros((len(mine), 0), np.int64))
+        add_rows(state.table, found.rows, rows)
+        at = Address(SeededNoise(4), b"job", 0)
+        if isinstance(totalling, RoundTotalling):
+            released = totalling.release(state, at)
+        else:
+            released = release_stage(totalling, state, at)
+        for place, row in enumerate(released.rows):
+            name = state.table.names[row].tobytes()
+            value = released.totals.estimate[:, place].tolist()
+            seen.setdefault(name, []).append((value, released.totals.variance[:, place].tolist()))
+    return seen
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("shards", [2, 5])
+def test_any_partition_of_the_keys_agrees(design, shards):
+    operator = compiled(aggregates=AGGREGATES[:1], **DESIGNS[design])
+    rng = np.random.default_rng(8)
+    names = rng.integers(1, 2**63, (40, 2)).astype(np.uint64)
+    batches = [rng.integers(0, 40, 300) for _ in range(6)]
+    whole = totals(operator, names, batches)
+    assert whole
+    parts = {}
+    for shard in range(shards):
+        mine = names.copy()
+        mine[np.arange(40) % shards != shard, 0] = 0  # elsewhere
+        parts |= totals(operator, mine, batches)
+    assert parts == whole
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_rounded_sums_beyond_64_bits_stay_at_the_largest(tmp_path, monotone):
+    values = {"u": np.arange(100), "k": np.arange(100) % 2, "v": np.full(100, 10**18)}
+    query = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 20, privacy_unit_column = u, "
+        f"public_groups = [0, 1], integer = TRUE, monotone = {monotone}, delta = 1e-6) k, "
+        "SUM(v, contribution_bounds_per_row => (0, 1e18)) AS s, "
+        "SUM(-v, contribution_bounds_per_row => (-1e18, 0)) AS less, COUNT(*) AS n FROM t "
+        "GROUP BY k",
+        {"t": sv.memory(pa.table(values))},
+    )
+    with query.run(state=tmp_path / "s") as job:
+        (release,) = job
+    found = release.table.to_pydict()
+    for name, sign in (("s", 1), ("less", -1)):
+        assert [sign * n for n in found[name]] == [2**63 - 1024] * 2
+        assert min(sign * found[f"{name}_low"][0], sign * found[f"{name}_high"][0]) > 2**63
+    assert (
+        release.table.schema.field("s").type == release.table.schema.field("n").type == pa.int64()
+    )

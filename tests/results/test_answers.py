@@ -1,0 +1,323 @@
+"""Derived answers: exact without noise, and with intervals that cover as often as they say."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+from scipy import stats
+
+import streamveil as sv
+from streamveil.audit.pipeline import unbroken
+from streamveil.batch import Batch
+from streamveil.compiler.group_by import compile_plan
+from streamveil.connectors.sinks import FilesSink
+from streamveil.core.noise.keyed import SilentNoise
+from streamveil.dataflow.windows import Schedule
+from streamveil.errors import PlanError, SourceError
+from streamveil.release_metadata import FACTS, cut_sentence
+from streamveil.results import noise as noises
+from streamveil.results.answers import UNKNOWN, Answers
+from streamveil.results.intervals import ratio
+from streamveil.results.joint import Cell, Joint
+from streamveil.results.releases import Moment, Releases
+from tests.results.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
+from tests.statistics import (
+    ALPHA,
+    assert_fits,
+    assert_rate,
+    assert_rejects,
+    assert_rejects_rate,
+    gaussian,
+)
+
+END, SINCE = (1, 6), (1, 5)
+
+
+def scores(derived, exact, name):
+    """Errors in units of the deviation that is stated for them."""
+    table = derived.table
+    error = table[name].to_numpy() - exact[table["k"].to_numpy()]
+    return error / table[name + "_sd"].to_numpy()
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_differences_have_the_stated_noise(design, monkeypatch):
+    answers = sv.answers(released(design))
+    exact = truth("v")[END] - truth("v")[SINCE]
+    found = scores(answers.difference("v", END, SINCE), exact, "v")
+    assert len(found) > KEYS / 3
+    assert_fits(found, gaussian(1), ALPHA)
+    ignored = Joint.covariance
+    monkeypatch.setattr(  # planted: releases taken for independent
+        Joint, "covariance",
+        lambda self, a, b: ignored(self, a, b) if a == b else ignored(
+            self, a, b._replace(moment=b.moment._replace(window=-1))),
+    )  # fmt: skip
+    assert_rejects(scores(answers.difference("v", END, SINCE), exact, "v"), gaussian(1), ALPHA)
+
+
+@pytest.mark.parametrize("design", ["gaussian", "honaker"])
+def test_late_keys_have_less_noise_and_it_is_stated(design, monkeypatch):
+    answers = sv.answers(released(design))
+    last = answers.releases.table(answers.moments[-1])
+    keys = last.filter(pa.compute.equal(last["opened"], 5))["k"].to_numpy()
+    end, exact = (0, 6), truth("v")[END] - truth("v")[0, 6]
+    found = answers.difference("v", END, end).table
+    mine = np.isin(found["k"].to_numpy(), keys)
+    error = (found["v"].to_numpy() - exact[found["k"].to_numpy()])[mine]
+    assert_fits(error / found["v_sd"].to_numpy()[mine], gaussian(1), ALPHA)
+    monkeypatch.setattr(Joint, "opened", lambda self, *_: np.ones(len(self.keys), np.int64))
+    wrong = answers.difference("v", END, end).table["v_sd"].to_numpy()[mine]
+    assert not np.allclose(wrong, found["v_sd"].to_numpy()[mine], rtol=0.01)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_every_lane_of_the_query_is_right(design):
+    answers = sv.answers(released(design))
+    exact = truth("n")[END] - truth("n")[SINCE]
+    derived = answers.difference("n", END, SINCE)
+    sd = np.sqrt(derived.table["n_sd"].to_numpy() ** 2 + 1 / 12)
+    error = derived.table["n"].to_numpy() - exact[derived.table["k"].to_numpy()]
+    jitter = np.random.default_rng(0).uniform(-0.5, 0.5, len(error))  # of rounded numbers
+    assert_fits((error + jitter) / sd, gaussian(1), ALPHA)
+    same = answers.ratio("v", "w", END).table  # one lane: its noise cancels
+    np.testing.assert_allclose(same["ratio"].to_numpy(), 1)
+    np.testing.assert_allclose(same["ratio_sd"].to_numpy(), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("design", ["gaussian", "weights"])
+def test_sums_over_recent_triggers_cross_windows(design):
+    answers = sv.answers(released(design))
+    exact = truth("v")[1, 3] + truth("v")[0, TRIGGERS] - truth("v")[0, 2]
+    derived = answers.last("v", 7, (1, 3))
+    assert any("left out" in note for note in derived.notes)
+    assert_fits(scores(derived, exact, "v"), gaussian(1), ALPHA)
+    inside = truth("v")[1, 6] - truth("v")[1, 4]
+    assert_fits(scores(answers.last("v", 2), inside, "v"), gaussian(1), ALPHA)
+    assert (
+        answers.last("v", 3, (1, 3))
+        .table["v"]
+        .equals(answers.releases.table(answers.moments[TRIGGERS + 2])["v"])
+    )
+
+
+@pytest.mark.parametrize("design", ["gaussian", "public"])
+def test_ratios_cover_as_often_as_they_say(design):
+    answers, level = sv.answers(released(design)), 0.9
+    for call, exact in (
+        (lambda: answers.ratio("v", "n", END, confidence=level), truth("v")[END] / truth("n")[END]),
+        (lambda: answers.ratio("v", "v", END, SINCE, confidence=level),
+         truth("v")[END] / truth("v")[SINCE]),
+    ):  # fmt: skip
+        table = call().table
+        true = exact[table["k"].to_numpy()]
+        low, high = table["ratio_low"].to_numpy(), table["ratio_high"].to_numpy()
+        kept = np.isfinite(true)
+        hits = int(((low <= true) & (true <= high))[kept].sum())
+        bounded = np.isfinite(low[kept]).mean()
+        assert bounded > 0.5
+        share = hits / kept.sum()
+        assert share > level - 0.03
+        if bounded == 1:
+            assert_rate(hits, int(kept.sum()), level)
+
+
+def test_fieller_covers_exactly_and_naive_intervals_do_not():
+    rng, n, level = np.random.default_rng(5), 40_000, 0.9
+    x, y = 2.0, 8.0  # the bottom is two deviations from 0
+    cov = np.array([[1.0, 0.6], [0.6, 2.0]])
+    noise = rng.multivariate_normal([0, 0], cov, n)
+    bottom, top = x + noise[:, 0], y + noise[:, 1]
+    ones, z = np.ones(n), stats.norm.ppf((1 + level) / 2)
+    both = 0.6 * ones, 0.6 * ones
+    found = ratio((top, 2 * ones), (bottom, ones), both, z)
+    # by its definition the set holds the true ratio with exactly this probability; an unbounded
+    # interval is its hull and can only hold more
+    inside = (found.low <= y / x) & (y / x <= found.high)
+    r = y / x
+    in_set = (top - r * bottom) ** 2 <= z**2 * (2 - 2 * r * 0.6 + r**2)
+    assert_rate(int(in_set.sum()), n, level)
+    assert (inside >= in_set).all()
+    assert (inside == in_set)[np.isfinite(found.low)].all()
+    naive = np.abs(found.value - y / x) <= z * found.sd
+    assert_rejects_rate(int(naive.sum()), n, level)
+    wide = ratio((top, 2 * ones), (bottom, ones), (-ones, ones), z)
+    assert (wide.low <= found.low).all()
+    assert (wide.high >= found.high).all()
+
+
+def test_sums_over_recent_triggers_need_the_release_before_them():
+    some = [one for one in released("gaussian") if (one.window, one.trigger) >= (0, 3)]
+    with pytest.raises(PlanError, match="no release 2 of window 0"):
+        sv.answers(some).last("v", 7, (1, 3))
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_without_noise_answers_are_plain_arithmetic(design):
+    answers = sv.answers(released(design, silent=True))
+    n, v = truth("n"), truth("v")
+    table = answers.difference("n", END, SINCE).table
+    keys = table["k"].to_numpy()
+    np.testing.assert_array_equal(table["n"].to_numpy(), (n[END] - n[SINCE])[keys])
+    table = answers.last("n", 8).table
+    keys = table["k"].to_numpy()
+    np.testing.assert_array_equal(table["n"].to_numpy(), (n[1, 6] + n[0, TRIGGERS] - n[0, 4])[keys])
+    table = answers.ratio("v", "n", END).table
+    keys = table["k"].to_numpy()
+    np.testing.assert_allclose(table["ratio"].to_numpy(), (v[END] / n[END])[keys], atol=1e-6)
+
+
+def test_what_is_not_known_is_bounded_and_said(monkeypatch):
+    answers = sv.answers(released("weights")[-2:])  # weights of earlier triggers are missing
+    found = answers.difference("v")
+    assert UNKNOWN in found.notes
+    whole = sv.answers(released("weights")).difference("v")
+    assert UNKNOWN not in whole.notes
+    assert (found.table["v_sd"].to_numpy() > whole.table["v_sd"].to_numpy()).all()
+    assert found.table["v"].equals(whole.table["v"])
+
+
+def test_means_change_by_the_delta_method():
+    answers = sv.answers(released("gaussian"))
+    found = answers.difference("mean", END, SINCE)
+    assert any("delta method" in note for note in found.notes)
+    mean = {at: truth("v")[at] / np.maximum(truth("n")[at], 1) for at in (END, SINCE)}
+    error = scores(found, mean[END] - mean[SINCE], "mean")
+    assert 0.8 < np.median(np.abs(error)) / stats.norm.ppf(0.75) < 1.25
+
+
+@pytest.mark.parametrize("design", ["gaussian", "public"])
+def test_files_of_a_sink_answer_like_releases(design, tmp_path):
+    memory = sv.answers(released(design))
+    for kind in ("parquet", "csv"):
+        sink = FilesSink(str(tmp_path / kind), kind)
+        for release in released(design):
+            sink.write("job", release.window, release.trigger, release.table)
+    parquet = sv.answers(tmp_path / "parquet")
+    assert parquet.difference("v", END, SINCE).table.equals(
+        memory.difference("v", END, SINCE).table
+    )
+    beside = sv.answers(tmp_path / "csv")
+    assert beside.difference("v", END, SINCE).notes == memory.difference("v", END, SINCE).notes
+    for about in (tmp_path / "csv").rglob("metadata=*"):
+        about.unlink()
+    bare = sv.answers(tmp_path / "csv" / "job").difference("v", END, SINCE)
+    assert UNKNOWN in bare.notes
+    told = sv.answers(tmp_path / "csv" / "job", query=query(design)).difference("v", END, SINCE)
+    np.testing.assert_allclose(told.table["v_sd"], memory.difference("v", END, SINCE).table["v_sd"])
+    assert (bare.table["v_sd"].to_numpy() > told.table["v_sd"].to_numpy()).all()
+    both = sv.answers(tmp_path / "csv" / "job", query=query(design))
+    assert set(memory.top("n", 3).notes) - set(both.top("n", 3).notes) == {
+        cut_sentence(released(design)[-1].table.schema)
+    }
+    spans = [each.last("v", 7, (1, 3)).table["v"].to_numpy() for each in (both, memory)]
+    np.testing.assert_allclose(*spans)
+
+
+def test_questions_without_an_answer_say_why(tmp_path):
+    answers = sv.answers(released("gaussian"))
+    for ask, words in (
+        (lambda: answers.difference("m"), "no number of these releases"),
+        (lambda: answers.difference("n", (1, 9)), "window 1 has triggers 1 to 6"),
+        (lambda: answers.difference("n", 3), "name a release by"),
+        (lambda: answers.last("n", 0), "at least 1"),
+        (lambda: answers.last("n", 99), "missing"),
+        (lambda: answers.last("mean", 2), "no total"),
+        (lambda: answers.top("n", 0), "at least 1"),
+        (lambda: answers.difference("n", confidence=1.0), "confidence"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            ask()
+    with pytest.raises(SourceError, match="no folder"):
+        sv.answers(tmp_path / "nothing")
+    with pytest.raises(SourceError, match="no release"):
+        sv.answers([])
+
+
+def test_clamped_numbers_are_read_back(monkeypatch):
+    plain = sv.answers(released("public")).difference("v", END, SINCE).table
+    clamped = []
+    for release in released("public"):
+        table = release.table
+        for name in ("v", "v_low", "v_high"):
+            cells = np.maximum(table[name].to_numpy(), 0)
+            table = table.set_column(table.column_names.index(name), name, pa.array(cells))
+        clamped.append(sv.Release(table, release.window, release.trigger, release.step))
+    answers = sv.answers(clamped)
+    next(one for one in answers.releases.facts["outputs"] if one["name"] == "v")["non_negative"] = (
+        True
+    )
+    back = answers.difference("v", END, SINCE).table["v"].to_numpy()
+    np.testing.assert_allclose(np.median(np.abs(back - plain["v"].to_numpy())), 0, atol=1e-9)
+    naive = clamped[-2].table["v"].to_numpy() - clamped[-4].table["v"].to_numpy()
+    assert np.abs(naive - plain["v"].to_numpy()).max() > 1
+
+
+def test_known_mixes_refuse_steps_beyond_the_horizon():
+    counter = sv.counters.BltCounter(horizon=4, sigma=1)
+    with pytest.raises(ValueError, match="between 1 and 4"):
+        noises.known_mix(counter, 5)
+
+
+def test_a_query_without_groups_is_one_row():
+    table = pa.table({"u": np.arange(900), "v": np.linspace(0, 1, 900)})
+    query = (
+        sv.memory(table, name="all").protect("u").agg(n=sv.count(), v=sv.sum("v", bounds=(0, 1)))
+        .bound(max_rows=1)
+        .release(every=sv.rows(300), steps=3, budget=sv.Budget(mu=1, delta=1e-6))
+    )  # fmt: skip
+    batches = [Batch(table.slice(300 * i, 300), i + 1, True, "{}") for i in range(3)]
+    answers = sv.answers(unbroken(compile_plan(query.plan), batches, SilentNoise()))
+    found = answers.difference("n", 3, 1).table
+    assert found.column_names == ["n", "n_sd", "n_low", "n_high"]
+    assert found["n"].to_pylist() == [600]
+    assert answers.ratio("v", "n").table.num_rows == 1
+    assert answers.top("n", 1).table["certain"].to_pylist() == [True]
+
+
+def in_a_row(lateness, windows):
+    """Releases without rows of windows of three steps, and the moments that were read."""
+    schedule = Schedule(every_us=10, size_us=30, slide_us=30, lateness_us=lateness)
+    table = pa.table({"k": ["a"], **{f"n{end}": [0.0] for end in ("", "_sd", "_low", "_high")}})
+    facts = {"version": 1, "keys": ["k"], "windows": {"whole": False, "overlap": 1},
+             "outputs": [{"name": "n", "function": "count", "lanes": [0]}]}  # fmt: skip
+    read, loads = [], {}
+    for step in range(1, 3 * windows + 1):
+        for window in schedule.active(step):
+            moment = Moment(window, schedule.trigger(window, step))
+
+            def load(moment=moment, step=step):
+                read.append(moment)
+                return table.replace_schema_metadata({FACTS: json.dumps(facts | {"step": step})})
+
+            loads[moment] = load
+    return Answers(Releases(loads)), schedule, read
+
+
+@pytest.mark.parametrize("lateness", [0, 10, 50])
+def test_sums_over_recent_triggers_take_every_release_in_them_once(lateness):
+    answers, schedule, _ = in_a_row(lateness, 8)
+    for end in answers.moments:
+        until = schedule.first_step(end.window) + end.trigger - 1
+        for triggers in range(end.trigger + 1, until + 1):
+            expected = set()
+            for window in {moment.window for moment in answers.moments}:
+                made = [m.trigger for m in answers.moments if m.window == window]
+                steps = [schedule.first_step(window) + trigger - 1 for trigger in made]
+                upto = [step for step in steps if step <= until]
+                inside = [step for step in upto if step > until - triggers]
+                if inside:
+                    expected.add((Cell(Moment(window, len(upto)), "n"), 1.0))
+                if inside and len(inside) < len(upto):
+                    before = len(upto) - len(inside)
+                    expected.add((Cell(Moment(window, before), "n"), -1.0))
+            assert set(answers._span("n", end, triggers)) == expected
+
+
+def test_sums_over_recent_triggers_read_no_window_that_is_far():
+    answers, _, read = in_a_row(0, 1_000)
+    read.clear()
+    answers._span("n", Moment(500, 2), 7)
+    assert {moment.window for moment in read} <= {497, 498, 499, 500, 501}

@@ -1,0 +1,159 @@
+"""The validator: each leaky streaming habit is refused with its reason and the way out."""
+
+from dataclasses import replace
+
+import pytest
+
+import streamveil.api.builder as sv
+from streamveil.core.accounting.budget import Budget
+from streamveil.errors import PlanError
+from streamveil.plan.check import HABITS, check_plan
+from streamveil.plan.overflow import (
+    MAX_ROWS,
+    most_in_group,
+    prove_no_overflow,
+    reach_of,
+    rows_of_a_group,
+)
+from streamveil.plan.plan import Bounding
+from streamveil.sql.sql import parse_script
+
+HEAD = "CREATE STREAM t WITH (source = 'files', path = 't.parquet', event_time = 'ts');"
+CLAUSE = "epsilon = 1, delta = 1e-9, privacy_unit_column = u, max_rows_contributed = 4"
+TIMED = CLAUSE + ", start = '2026-01-01', end = '2026-01-02'"
+BY_TIME = "EMIT EVERY INTERVAL 1 HOUR"
+
+
+def sql(rest, options=TIMED):
+    return f"{HEAD} SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}) {rest}"
+
+
+COUNT = "COUNT(*) AS n FROM t"
+LEAKY = {  # habit -> ways to ask for it in SQL
+    "max-event-time": [
+        sql(f"{COUNT} {BY_TIME}", TIMED + ", watermark = 'max_event_time'"),
+        sql(f"{COUNT} {BY_TIME}", TIMED + ", watermark = 'bounded_out_of_orderness'"),
+        sql(f"{COUNT} EMIT AFTER WATERMARK"),
+        sql(f"{COUNT} EMIT ON WATERMARK"),
+    ],
+    "emit-on-change": [
+        sql(f"{COUNT} EMIT CHANGES"),
+        sql(f"{COUNT} EMIT ON CHANGE"),
+        sql(f"{COUNT} EMIT FINAL"),
+    ],
+    "data-trigger": [
+        sql(f"{COUNT} EMIT WHEN COUNT(*) > 100"),
+        sql(f"{COUNT} EMIT EVERY 10 USERS"),
+    ],
+    "rerun-on-growth": [
+        sql(f"{COUNT} EMIT EVERY 100 ROWS", CLAUSE + ", steps = 9, rerun_on_growth = 2"),
+    ],
+    "dedupe": [
+        sql("COUNT(*) AS n FROM (SELECT DISTINCT u, url FROM t)"),
+        sql("SUM(DISTINCT x) AS n FROM t"),
+    ],
+    "join": [
+        sql("COUNT(*) AS n FROM t JOIN t AS s ON t.u = s.u"),
+        sql("COUNT(*) AS n FROM t, t AS s"),
+        sql("COUNT(*) AS n FROM (SELECT u FROM t CROSS JOIN t AS s)"),
+    ],
+    "row-order": [
+        sql("COUNT(*) AS n FROM (SELECT u FROM t LIMIT 10)"),
+        sql("COUNT(*) AS n FROM (SELECT u FROM t ORDER BY ts)"),
+        sql("COUNT(*) AS n FROM (SELECT u FROM t LIMIT 10 OFFSET 5)"),
+    ],
+    "sample": [sql("COUNT(*) AS n FROM t TABLESAMPLE SYSTEM (10 PERCENT)")],
+    "other-rows": [
+        sql("COUNT(*) AS n FROM (SELECT u, COUNT(*) AS c FROM t GROUP BY u)"),
+        sql("COUNT(*) AS n FROM (SELECT u, COUNT(*) AS c FROM t)"),
+        sql("COUNT(*) AS n FROM (SELECT u FROM t QUALIFY ROW_NUMBER() OVER (ORDER BY ts) = 1)"),
+    ],
+    "budget-refresh": [
+        sql(f"{COUNT} {BY_TIME}", TIMED + ", budget_refresh = INTERVAL 1 DAY"),
+    ],
+    "reopen": [
+        sql(f"{COUNT} {BY_TIME}", TIMED + ", late_data = 'reopen'"),
+        sql(f"{COUNT} {BY_TIME}", TIMED + ", late_data = retract"),
+    ],
+    "exact-metrics": [sql(f"{COUNT} {BY_TIME}", TIMED + ", metrics = 'exact'")],
+}  # fmt: skip
+
+
+def test_every_habit_has_a_test():
+    assert LEAKY.keys() == HABITS.keys()
+
+
+@pytest.mark.parametrize(
+    ("habit", "text"), [(habit, text) for habit, texts in LEAKY.items() for text in texts]
+)
+def test_leaky_habits_are_refused_with_reason_and_way_out(habit, text):
+    with pytest.raises(PlanError) as caught:
+        parse_script(text)
+    message = str(caught.value)
+    assert HABITS[habit].name in message
+    assert HABITS[habit].reason in message
+    assert HABITS[habit].way_out in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "COUNT(*) AS n FROM t WHERE u IN (SELECT u FROM t)",
+        "COUNT(*) AS n FROM t WHERE EXISTS (SELECT 1 FROM t)",
+        "SUM((SELECT MAX(x) FROM t), contribution_bounds_per_row => (0, 1)) AS s FROM t",
+        "k, COUNT(*) AS n FROM (SELECT u, RANK() OVER (ORDER BY ts) AS k FROM t) GROUP BY k",
+        "COUNT(*) AS n FROM t WHERE ROW_NUMBER() OVER (PARTITION BY url ORDER BY ts) = 1",
+    ],
+)
+def test_expressions_over_other_rows_are_refused(text):
+    with pytest.raises(PlanError, match="row"):
+        parse_script(sql(f"{text} {BY_TIME}"))
+
+
+def test_python_is_held_to_the_same_rules():
+    query = sv.files("t.parquet", event_time="ts").protect("u").bound(max_rows=4).agg(n=sv.count())
+    rest = {"every": "1 h", "start": "2026-01-01", "end": "2026-01-02",
+            "budget": Budget(epsilon=1, delta=1e-9)}  # fmt: skip
+    for option, value, habit in (
+        ("watermark", "max_event_time", "max-event-time"),
+        ("late_data", "update", "reopen"),
+        ("metrics", "on", "exact-metrics"),
+        ("budget_refresh", "1 day", "budget-refresh"),
+        ("rerun_on_growth", 1.5, "rerun-on-growth"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            query.release(**rest, **{option: value})
+        assert HABITS[habit].reason in str(caught.value)
+
+
+def test_the_ways_out_are_accepted():
+    same = TIMED + ", privacy_unit_period = INTERVAL 1 DAY"
+    plain = parse_script(sql(f"{COUNT} {BY_TIME}", same)).query.plan
+    said = same + ", budget_refresh = INTERVAL 1 DAY, watermark = schedule, late_data = 'drop'"
+    assert parse_script(sql(f"{COUNT} {BY_TIME}", said)).query.plan == plain
+    grown = CLAUSE + ", steps = 9, rerun_on_growth = 2, public_size = TRUE"
+    assert parse_script(sql(f"{COUNT} EMIT EVERY 100 ROWS", grown)).query.plan.clock.steps == 9
+    with pytest.raises(PlanError, match="must equal privacy_unit_period"):
+        parse_script(sql(f"{COUNT} {BY_TIME}", same + ", budget_refresh = INTERVAL 2 DAY"))
+
+
+def test_rows_of_a_group_are_counted_or_capped():
+    assert most_in_group(Bounding(max_rows=9, max_rows_per_group=4)) == 4
+    assert most_in_group(Bounding(quadratic=9)) >= 3 * 127  # at the smallest weight
+    plan = parse_script(sql(f"{COUNT} {BY_TIME}", TIMED)).query.plan
+    few = replace(plan, options={"max_units": 10}, bounding=Bounding(max_rows=3))
+    assert rows_of_a_group(few) == 30
+    assert rows_of_a_group(replace(few, period_us=1)) == MAX_ROWS  # a unit comes back every period
+    assert rows_of_a_group(replace(few, bounding=Bounding())) == MAX_ROWS
+
+
+def test_overflow_is_impossible_or_refused():
+    assert prove_no_overflow(reach_of(-1, 1, 2.0**-24), MAX_ROWS) == 2**24 * MAX_ROWS < 2**62
+    with pytest.raises(PlanError, match="quanta"):
+        prove_no_overflow(reach_of(0, 2.0**26, 1), MAX_ROWS)
+    plan = parse_script(
+        sql(f"SUM(x, contribution_bounds_per_row => (0, 1), quantum => 0.5) AS s FROM t {BY_TIME}")
+    ).query.plan
+    coarse = replace(plan.aggregates[0], high=2.0**40)
+    with pytest.raises(PlanError, match="quanta"):
+        check_plan(replace(plan, aggregates=(coarse,)))

@@ -1,0 +1,185 @@
+"""A plan against the columns of its source."""
+
+from datetime import UTC, date, datetime
+
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.errors import PlanError
+from streamveil.expressions.expr import compile_expression
+from streamveil.sql.schema import check_schema
+
+SCHEMA = pa.schema([
+    ("user_id", pa.string()), ("url", pa.string()), ("ms", pa.int32()),
+    ("ts", pa.timestamp("us", "UTC")), ("when", pa.string()), ("ok", pa.bool_()),
+])  # fmt: skip
+
+
+def plan(unit="user_id", key="url", value="ms", where="ok", time="ts"):
+    return (
+        sv.files("t.parquet", event_time=time).protect(unit).where(where)
+        .group_by(k=key).agg(s=sv.sum(value, bounds=(0, 1))).bound(max_rows=1)
+        .release(budget=sv.Budget(epsilon=1, delta=1e-9)).plan
+    )  # fmt: skip
+
+
+def grouped(key, groups):
+    return (
+        sv.files("t.parquet", event_time="ts").protect("user_id")
+        .group_by(k=key, keys=sv.public(groups)).agg(n=sv.count()).bound(max_rows=1)
+        .release(budget=sv.Budget(epsilon=1)).plan
+    )  # fmt: skip
+
+
+def test_a_fitting_plan():
+    check_schema(plan(), SCHEMA)
+    check_schema(plan(time="TS"), SCHEMA)
+    check_schema(plan(key="DATE(ts)", value="ms * 1.5", where="ms > 1"), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unit": "userid"}, "did you mean 'user_id'?"),
+        ({"unit": "NULL"}, "always null"),
+        ({"key": "ulr"}, "did you mean 'url'?"),
+        ({"value": "url"}, "needs numbers, not string"),
+        ({"value": "ok"}, "needs numbers, not bool"),
+        ({"where": "ms"}, "must be a condition"),
+        ({"time": "tss"}, "did you mean 'ts'?"),
+        ({"time": "when"}, "not times"),
+    ],
+)
+def test_what_does_not_fit(change, message):
+    with pytest.raises(PlanError) as caught:
+        check_schema(plan(**change), SCHEMA)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(38, 0), pa.decimal256(40, 2), pa.timestamp("ns")])
+def test_a_unit_whose_last_digits_would_be_lost_is_refused(kind):
+    kinds = [kind, pa.dictionary(pa.int32(), kind)]
+    for one in kinds:
+        schema = SCHEMA.set(0, pa.field("user_id", one))
+        with pytest.raises(PlanError, match="several units would count as one"):
+            check_schema(plan(), schema)
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(15, 2), pa.uint64(), pa.timestamp("us")])
+def test_a_unit_that_is_read_exactly_is_taken(kind):
+    check_schema(plan(), SCHEMA.set(0, pa.field("user_id", kind)))
+
+
+@pytest.mark.parametrize(
+    ("word", "fine"), [("NUMERIC", False), ("Float64", False), ("INT64", True)]
+)
+@pytest.mark.parametrize("table", [True, False])
+def test_a_unit_that_is_read_from_text_as_a_float_is_refused(tmp_path, word, fine, table):
+    path = tmp_path / "t.csv"
+    path.write_text("u,op,g\n9007199254740992,+,a\n9007199254740993,+,a\n")
+    source = sv.files(str(path), columns={"u": word, "op": "STRING", "g": "STRING"})
+    budget = sv.Budget(epsilon=1, delta=1e-9)
+    if table:
+        people = sv.table(source, id="u", operation="op", domains={"g": ["a"]})
+        query = people.group_by("g").agg(n=sv.count()).release(expected_size=500, budget=budget)
+    else:
+        query = source.protect("u").agg(n=sv.count()).bound(max_rows=1).release(budget=budget)
+    if word == "INT64":
+        assert len(list(query.run(state=tmp_path / "s"))) == 1
+        return
+    with pytest.raises(PlanError, match="several units would count as one"):
+        query.run(state=tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("key", "groups"),
+    [
+        ("ms", ["a"]),
+        ("ms", [1, 2.5]),
+        ("ms", [2**64 - 1]),
+        ("url", [1]),
+        ("ok", ["yes"]),
+        ("DATE(ts)", ["2026-01-01"]),
+    ],
+)
+def test_public_groups_of_another_type_are_refused_before_anything_is_spent(key, groups):
+    with pytest.raises(PlanError, match="values of its type"):
+        check_schema(grouped(key, groups), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("key", "groups"),
+    [
+        ("ms", [1, None, -(2**63), 2.0]),
+        ("ms * 1.5", [1, 1.5, float("nan")]),
+        ("url", ["a", None]),
+        ("ok", [True, None]),
+        ("DATE(ts)", [date(2026, 1, 1)]),
+        ("ts", [datetime(2026, 1, 1, tzinfo=UTC)]),
+    ],
+)
+def test_public_groups_of_the_columns_type_are_taken(key, groups):
+    check_schema(grouped(key, groups), SCHEMA)
+
+
+def test_public_groups_of_a_sketch_are_of_the_type_it_counts():
+    query = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, \
+        privacy_unit_column = user_id, max_rows_contributed = 1, public_groups = [{}]) \
+        APPROX_FREQUENCY(url) AS n FROM t"
+    source = {"t": sv.files("t.parquet")}
+    check_schema(sv.sql(query.format("'a'"), source).plan, SCHEMA)
+    with pytest.raises(PlanError, match="values of its type"):
+        check_schema(sv.sql(query.format("1"), source).plan, SCHEMA)
+
+
+SEARCH = """
+CREATE STREAM t (ts TIMESTAMP, u INT64, page {kind})
+WITH (source = 'files', path = 'x/*.csv', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = u,
+    max_rows_contributed = 2, start = '2026-01-01', end = '2026-01-02')
+  HEAVY_HITTERS(page, k => 5{options}) FROM t EMIT EVERY INTERVAL 1 HOUR
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [("STRING", "", "searches text.*\n.*text_length => 8"), ("FLOAT64", "", "not float"),
+     ("DATE", "", "not date"), ("BOOL", "", "not bool"),
+     ("INT64", ", text_length => 4", "this is int, with text_length"), ("INT64", "", None),
+     ("STRING", ", text_length => 4", None)],
+)  # fmt: skip
+def test_heavy_hitters_are_integers_or_text_of_a_known_length(kind, options, words):
+    query = sv.sql(SEARCH.format(kind=kind, options=options))
+    schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("u", pa.int64()),
+                        ("page", {"STRING": pa.string(), "INT64": pa.int64(),
+                                  "FLOAT64": pa.float64(), "DATE": pa.date32(),
+                                  "BOOL": pa.bool_()}[kind])])  # fmt: skip
+    if words is None:
+        query.explain()
+        check_schema(query.plan, schema)
+        return
+    with pytest.raises(PlanError, match=words):
+        query.explain()
+    with pytest.raises(PlanError, match=words):
+        check_schema(query.plan, schema)
+
+
+@pytest.mark.parametrize("column", ["op", "id"])
+def test_operations_and_ids_are_no_lists(column):
+    query = sv.sql("""
+        CREATE TABLE people (op STRING, id INT64, city STRING CHECK (city IN ('Lima', 'Oslo')))
+        WITH (source = 'files', path = 'x', changelog = 'insert-delete', operation = op, id = id);
+        SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6,
+            expected_size = 20000, steps = 2)
+          city, COUNT(*) AS n FROM people GROUP BY city EMIT EVERY 4 ROWS
+    """)
+    kinds = {"op": pa.string(), "id": pa.int64(), "city": pa.string()}
+    for kind in (pa.list_(pa.string()), pa.struct([("a", pa.int64())])):
+        with pytest.raises(PlanError, match=f"column '{column}' of table 'people' holds"):
+            check_schema(query.plan, pa.schema({**kinds, column: kind}))
+
+
+def test_mixed_types_are_told_by_their_place():
+    with pytest.raises(PlanError, match=r"argument 1 is int, argument 3 is string\.\n.*CAST"):
+        compile_expression("COALESCE(a, 1, b)", pa.schema([("a", pa.int64()), ("b", pa.string())]))

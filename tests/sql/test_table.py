@@ -1,0 +1,281 @@
+"""Changing tables in SQL and Python: what can be said, what is refused, and one plan for both."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.tables import Design
+from streamveil.errors import PlanError
+from streamveil.linear import Marginals, Sums
+from streamveil.plan.plan import TableSource
+from streamveil.sql.sql import parse_script
+from streamveil.sql.table import domain_table, points_where
+from streamveil.sql.table_check import MECHANISMS
+
+ROWS = pa.table({
+    "op": ["+", "-"], "id": [1, 1], "city": ["Oslo", None], "age": pa.array([3, None], pa.int64()),
+    "ts": pa.array([0, 1], pa.timestamp("us", "UTC")),
+})  # fmt: skip
+COLUMNS = "city CHECK (city IN ('Oslo', 'Rome')), age CHECK (age BETWEEN 0 AND 9)"
+WITH = "source = rows, changelog = 'insert-delete', operation = op, id = id"
+OPTIONS = "epsilon = 1, delta = 1e-6, steps = 50, expected_size = 5000"
+SELECT = "city, age, COUNT(*) AS n FROM people GROUP BY city, age"
+
+
+def script(select=SELECT, options=OPTIONS, with_=WITH, columns=COLUMNS, emit="EVERY 10 ROWS"):
+    return (
+        f"CREATE TABLE people ({columns}) WITH ({with_});"
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({options}) {select} EMIT {emit};"
+    )
+
+
+def plan_of(*args, **named):
+    return sv.sql(script(*args, **named), {"rows": ROWS}).plan
+
+
+def refused(*args, **named):
+    with pytest.raises(PlanError) as caught:
+        plan_of(*args, **named)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("by", "sets"),
+    [
+        ("", ((),)),
+        ("GROUP BY age", (("age",),)),
+        ("GROUP BY age, CITY", (("city", "age"),)),
+        ("GROUP BY CUBE(city, age)", (("city", "age"), ("city",), ("age",), ())),
+        ("GROUP BY ROLLUP (age, city)", (("city", "age"), ("age",), ())),
+        ("GROUP BY city, CUBE(age)", (("city", "age"), ("city",))),
+        ("GROUP BY GROUPING SETS ((), (age), (city, age), age)", ((), ("age",), ("city", "age"))),
+        ("GROUP BY GROUPING SETS (ROLLUP(city), age)", (("city",), (), ("age",))),
+        ("p GROUP BY p.city", (("city",),)),
+    ],
+)
+def test_grouping_sets_are_those_of_sql(by, sets):
+    assert plan_of(f"COUNT(*) AS n FROM people {by}").sets == sets
+
+
+def test_python_says_the_same():
+    people = sv.table(
+        sv.memory(ROWS, name="rows"), id="id", operation="op", name="people",
+        domains={"city": ["Oslo", "Rome"], "age": range(10)},
+    )  # fmt: skip
+    built = (
+        people.where("age < 8 AND op IS NOT NULL").marginals((), ["age"], ways=2)
+        .agg(n=sv.count(), old=sv.count_if("age > 5"))
+        .release(every=sv.rows(10), steps=50, expected_size=5000, ask_share=0.25,
+                 budget=sv.Budget(epsilon=1, delta=1e-6))
+    )  # fmt: skip
+    said = plan_of(
+        "COUNT(*) AS n, COUNTIF(age > 5) AS old FROM people WHERE age < 8 AND op IS NOT NULL "
+        "GROUP BY GROUPING SETS ((), (age), (city, age))",
+        OPTIONS + ", ask_share = 0.25",
+    )
+    assert built.plan.fingerprint == said.fingerprint
+    assert isinstance(built.plan.source, TableSource)
+    assert built.plan.fingerprint != people.agg(n=sv.count()).release(
+        every=sv.rows(10), steps=50, expected_size=5000, budget=sv.Budget(epsilon=1, delta=1e-6)
+    ).plan.fingerprint  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"select": "city, COUNT(*) AS n FROM people GROUP BY city, id"}, "no public values"),
+        ({"select": "age, COUNT(*) AS n FROM people GROUP BY city"}, "neither in GROUP BY"),
+        ({"select": "SUM(age, contribution_bounds_per_row => (0, 9)) AS s FROM people"},
+         "COUNTIF(condition)"),
+        ({"select": "COUNTIF(agge = 1) AS n FROM people"}, "did you mean 'age'?"),
+        ({"select": "COUNT(*) AS trigger FROM people"}, "column of every release"),
+        ({"select": "COUNT(*) AS n FROM TUMBLE(TABLE people, DESCRIPTOR(ts), "
+                    "size => INTERVAL 1 DAY)"}, "no windows"),
+        ({"options": OPTIONS.replace(", expected_size = 5000", "")}, "no default"),
+        ({"options": OPTIONS + ", privacy_unit_column = city"}, "protects one record"),
+        ({"options": OPTIONS + ", max_rows_contributed = 3"}, "belong to streams of events"),
+        ({"options": OPTIONS + ", ask_share = 1"}, "below 1"),
+        ({"options": OPTIONS + ", monotone = TRUE"}, "does not apply"),
+        ({"options": OPTIONS + ", mechanism = 'count'"}, "did you mean 'counter'?"),
+        ({"options": OPTIONS + ", preset = 'dp-sqlp'"}, "unknown preset"),
+        ({"options": "mu = 0.1, steps = 5, expected_size = 9, ask_share = 0.5"}, "not Gaussian"),
+        ({"options": OPTIONS + ", ask_share = 0.5",
+          "select": "COUNTIF(age > 3) AS old FROM people"}, "add COUNT(*)"),
+        ({"options": OPTIONS.replace("steps = 50, ", "")}, "There is no default"),
+        ({"with_": WITH.replace("operation = op, ", "")}, "must say so"),
+        ({"with_": WITH.replace(", id = id", "")}, "which record they mean"),
+        ({"with_": WITH.replace("insert-delete", "insert")}, "no operation column"),
+        ({"with_": WITH.replace("'insert-delete'", "upsert")}, "unknown changelog 'upsert'"),
+        ({"with_": WITH + ", lives = 0"}, "lives is a whole number"),
+        ({"with_": WITH.replace("changelog = 'insert-delete', ", "")}, "give changelog"),
+        ({"with_": "source = rows, changelog = 'insert', lives = 2"}, "records with an id"),
+        ({"columns": "id INT64", "with_": WITH.replace("= rows", "= 'files', path = 'x.csv'"),
+          "select": "COUNT(*) AS n FROM people"}, "columns with public values"),
+        ({"columns": "city STRING, " + COLUMNS}, "belong where it is declared"),
+        ({"columns": COLUMNS.replace("'Rome'", "'Oslo'")}, "different values"),
+        ({"columns": COLUMNS.replace("'Rome'", "3")}, "one type"),
+        ({"columns": COLUMNS.replace("0 AND 9", "9 AND 0")}, "the lower one first"),
+        ({"columns": COLUMNS.replace("0 AND 9", "0 AND 99999999")}, "coarser"),
+        ({"columns": COLUMNS.replace("0 AND 9", "0 AND 999999")}, "points together"),
+        ({"columns": COLUMNS.replace("CHECK (age", "CHECK (city")}, "says nothing"),
+        ({"columns": COLUMNS + ", x"}, "a name and a type"),
+        ({"emit": "CHANGES"}, "refused"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(change, message):
+    with pytest.raises(PlanError) as caught:
+        Design(plan_of(**change)).queries  # noqa: B018  # COUNTIF is compiled here
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("CREATE STREAM s (city STRING CHECK (city IN ('a'))) WITH (source = 'files', path = 'x')",
+         "belongs to a changing table"),
+        (script() + "ASK people COUNT(*) WHERE name = 'x'", "unknown column"),
+        (script() + "ASK people COUNT(age)", "COUNT(*) WHERE"),
+        (script() + "ASK peple COUNT(*)", "no changing table"),
+        (script() + script().split(";")[1] + "; ASK people COUNT(*)", "exactly one SELECT"),
+    ],
+)  # fmt: skip
+def test_scripts_that_are_refused(text, message):
+    with pytest.raises(PlanError) as caught:
+        sv.sql(text, {"rows": ROWS})
+    assert message in str(caught.value)
+
+
+def test_table_options_are_refused_for_streams():
+    with pytest.raises(PlanError, match="changing table"):
+        sv.sql(
+            "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, "
+            "privacy_unit_column = id, ask_share = 0.5) COUNT(*) FROM rows",
+            {"rows": ROWS},
+        )
+
+
+def test_questions_come_with_their_query():
+    text = script() + "ASK people COUNT(*) WHERE age<3 and city='Oslo'; ASK people SELECT COUNT(*);"
+    known = {"rows": sv.memory(ROWS).source}
+    asks = parse_script(text, known).query.asks
+    assert asks == ("COUNT(*) WHERE age < 3 AND city = 'Oslo'", "COUNT(*)")
+
+
+def test_conditions_choose_points():
+    source = plan_of().source
+    points = domain_table(source)
+    assert points.num_rows == 20
+    assert points["city"].to_pylist()[:11] == ["Oslo"] * 10 + ["Rome"]
+    where = points_where(source, "city = 'Rome' AND age BETWEEN 3 AND 4")
+    assert np.flatnonzero(where).tolist() == [13, 14]
+    assert points_where(source, None).all()
+
+
+def test_counts_alone_are_marginals_and_conditions_are_sums():
+    assert isinstance(Design(plan_of()).queries, Marginals)
+    made = Design(
+        plan_of("COUNT(*) AS n, COUNTIF(age < 5) AS young FROM people GROUP BY ROLLUP (city)")
+    )
+    assert isinstance(made.queries, Sums)
+    histogram = np.arange(20)
+    expected = [45, 145, 190, 10, 60, 70]
+    assert made.queries.exact(histogram).tolist() == expected
+
+
+# -- choosing, and saying so ----------------------------------------------------------------------
+
+
+def test_explain_names_the_mechanism_before_anything_is_read():
+    plan = plan_of(options=OPTIONS + ", ask_share = 0.5")
+    text = str(sv.sql(script(options=OPTIONS + ", ask_share = 0.5"), {"rows": ROWS}).explain())
+    for words in ("PROMISE", "one record with its insertion and deletion", "epsilon = 1",
+                  "counter (runs)", "interval tree", "standard deviation at release", "50",
+                  "corrections", "city: Oslo, Rome", "values outside the domains",
+                  "expected_updates", "lives"):  # fmt: skip
+        assert words in text
+    assert Design(plan).operator.guarantee.loss.fits(plan.budget)
+
+
+@pytest.mark.parametrize("options", [
+    OPTIONS, OPTIONS + ", ask_share = 0.3", "epsilon = 2, steps = 50, expected_size = 5000",
+    "epsilon = 2, steps = 5, expected_size = 5000, ask_share = 0.3",
+    "rho = 0.1, steps = 50, expected_size = 5000, ask_share = 0.9, accept_error = TRUE",
+    "mu = 0.5, steps = 50, expected_size = 5000",
+    "epsilon = 1, delta = 1e-6, steps = unbounded, expected_size = 5000, ask_share = 0.5",
+])  # fmt: skip
+@pytest.mark.parametrize("lives", [1, 3])
+def test_the_budget_is_met_and_nearly_used(options, lives):
+    size = "expected_size = 5000000"
+    plan = plan_of(options=options.replace("expected_size = 5000", size),
+                   with_=WITH + f", lives = {lives}")  # fmt: skip
+    operator = Design(plan).operator
+    loss = operator.guarantee.loss
+    assert loss.fits(plan.budget)
+    assert not (loss + loss if loss.group_size == 1 else loss).fits(plan.budget)
+    more = operator.mechanism.guarantee.loss
+    whole = more + operator.adaptive.loss if operator.adaptive else more
+    assert whole.group(lives) == loss
+    if plan.budget.epsilon is not None:
+        spent = loss.epsilon(plan.budget.delta or 0)
+        assert 0.95 * float(plan.budget.epsilon) < spent <= float(plan.budget.epsilon)
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "auto"])
+def test_every_mechanism_can_be_asked_for_where_it_fits(name):
+    grows = name == "tree_of_mwem"
+    with_ = "source = rows, changelog = 'insert'" if grows else WITH
+    options = OPTIONS + f", mechanism = '{name}', accept_error = TRUE"
+    design = Design(plan_of(options=options, with_=with_))
+    assert design.candidate.name.lower().replace(" ", "_").replace("+", "_") == name
+    assert "(runs)" in str(sv.sql(script(options=options, with_=with_), {"rows": ROWS}).explain())
+
+
+def test_a_mechanism_that_does_not_fit_is_refused():
+    with pytest.raises(PlanError, match="candidates: counter"):
+        Design(plan_of(options=OPTIONS + ", mechanism = 'tree_of_mwem'")).operator  # noqa: B018
+
+
+def test_a_useless_table_is_refused_before_anything_is_spent(tmp_path):
+    options = "epsilon = 0.1, delta = 1e-6, steps = 10000, expected_size = 100"
+    query = sv.sql(script(options=options), {"rows": ROWS})
+    assert "WARNING" in str(query.explain())
+    with pytest.raises(PlanError, match="no mechanism is useful"):
+        query.run(state=tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+    accepted = sv.sql(script(options=options + ", accept_error = TRUE"), {"rows": ROWS})
+    next(accepted.run(state=tmp_path / "job"), None)
+
+
+def test_theorem_ranks_by_what_is_proved():
+    plan = plan_of(options=OPTIONS + ", preset = 'theorem'")
+    assert Design(plan).choice.preset == "theorem"
+
+
+def test_other_engines_refuse_tables():
+    with pytest.raises(PlanError, match="embedded engine"):
+        compile_plan(plan_of())
+
+
+def test_wrong_types_of_a_source_are_found_before_a_row_is_read(tmp_path):
+    columns = COLUMNS.replace("'Oslo', 'Rome'", "1, 2").replace("0 AND 9", "10 AND 12")
+    with pytest.raises(PlanError, match="unknown column 'opp'"):
+        sv.sql(script(with_=WITH.replace("= op", "= opp")), {"rows": ROWS}).run(tmp_path / "a")
+    texts = ROWS.set_column(3, "age", pa.array(["x", "y"]))
+    ages = "age CHECK (age IN ('a', 'b'))"
+    with pytest.raises(PlanError, match="its public values are str"):
+        sv.sql(script("COUNT(*) AS n FROM people", columns=ages), {"rows": ROWS}).run(
+            tmp_path / "b"
+        )
+    next(sv.sql(script(columns=columns), {"rows": texts}).run(tmp_path / "c"), None)
+
+
+@pytest.mark.parametrize("column", ["n", "n_sd", "trigger"])
+def test_a_grouped_column_named_like_one_of_the_release_is_refused(column):
+    # its labels were overwritten by the counts
+    columns = f"{column} CHECK ({column} IN ('Oslo', 'Rome'))"
+    select = f"COUNT(*) AS n FROM people GROUP BY {column}"
+    with pytest.raises(PlanError, match=f"'{column}'"):
+        plan_of(select, columns=columns)
+    plan_of("COUNT(*) AS n FROM people", columns=columns)
