@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from streamveil.core.counters import kernels, noise
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.counters import (
     AnytimeBltCounter,
@@ -18,8 +19,6 @@ from streamveil.counters import (
     KaryTreeCounter,
     SmoothTreeCounter,
     SqrtToeplitzCounter,
-    kernels,
-    noise,
     smooth,
     tree,
 )
