@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 
 from streamveil.plan.check import HABITS
+from streamveil.plan.options import OPTIONS
 from streamveil.sql.aggregates import FORMS, REFUSED
-from streamveil.sql.options import OPTIONS, REFUSED_OPTIONS
+from streamveil.sql.options import REFUSED_OPTIONS
 
 INTRODUCTION = """\
 # SQL

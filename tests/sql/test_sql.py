@@ -6,7 +6,7 @@ import pytest
 
 from streamveil.errors import PlanError
 from streamveil.plan.check import TABLE_ONLY
-from streamveil.sql.options import OPTIONS
+from streamveil.plan.options import OPTIONS
 from streamveil.sql.sql import parse_script
 from tests.sql.mutate import mutated
 

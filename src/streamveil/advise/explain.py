@@ -27,8 +27,10 @@ from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.errors import visible_lines
+from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import look_share, with_look
+from streamveil.plan.options import Option
 from streamveil.plan.plan import Clock, Plan, TableSource, Window
 from streamveil.sketches.operator import SketchQuery
 
@@ -409,29 +411,31 @@ def group_bytes(operator: GroupBy) -> int:
 
 def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
     """Every setting the query left open, what was taken, and why."""
-    rows = [(d.name, _short(d.value), d.reason) for d in operator.defaults]
-    quiet: list[tuple[bool, Row]] = [
-        (plan.counter == "auto",
-         ("counter", type(operator.totalling.counters[0]).__name__ if operator.totalling.counters
-          else "none", "least error for this horizon")),
-        (plan.preset == "default", ("preset", "default", "least error with the same guarantee")),
-        (plan.bounding.max_rows_per_group is None and bool(plan.keys),
-         ("max_rows_per_group", "no bound", "one unit may bring all its rows to one group; a bound "
-          "lowers the noise when units rarely repeat groups")),
+    rows: list[Row] = [(d.name, _short(d.value), d.reason) for d in operator.defaults]
+    quiet: list[tuple[bool, Option, str, str]] = [
+        (plan.counter == "auto", options.COUNTER,
+         type(operator.totalling.counters[0]).__name__ if operator.totalling.counters else "none",
+         "least error for this horizon"),
+        (plan.preset == "default", options.PRESET, "default",
+         "least error with the same guarantee"),
+        (plan.bounding.max_rows_per_group is None and bool(plan.keys), options.MAX_PER_GROUP,
+         "no bound", "one unit may bring all its rows to one group; a bound lowers the noise when "
+         "units rarely repeat groups"),
         (plan.key_set.public is None and plan.key_set.min_units == 1 and bool(plan.keys),
-         ("min_privacy_units_per_group", "1", "no group is held back beyond what delta needs")),
-        (plan.window.kind != "whole" and not plan.window.lateness_us,
-         ("lateness", "0", "a window takes no rows after its last release")),
-        (plan.period_us is None,
-         ("privacy_unit_period", "whole stream", "the stronger promise: a unit's whole history")),
-        (not plan.options.get("non_negative"),
-         ("non_negative, integer, monotone", "off", "unbiased numbers; turn on for display")),
-        (plan.clock.kind == "event" and plan.clock.arrival is None,
-         ("arrival", plan.source.event_time or "", "no arrival column: rows arrive at event time")),
+         options.MIN_UNITS, "1", "no group is held back beyond what delta needs"),
+        (plan.window.kind != "whole" and not plan.window.lateness_us, options.LATENESS, "0",
+         "a window takes no rows after its last release"),
+        (plan.period_us is None, options.UNIT_PERIOD, "whole stream",
+         "the stronger promise: a unit's whole history"),
+        (not options.NON_NEGATIVE.of(plan.options), options.NON_NEGATIVE, "off",
+         "unbiased numbers, and so of integer and monotone; turn on for display"),
+        (plan.clock.kind == "event" and plan.clock.arrival is None, options.ARRIVAL,
+         plan.source.event_time or "", "no arrival column: rows arrive at event time"),
         (plan.source.options.get("follow") is not True and plan.clock.kind == "event",
-         ("clock", "event", "a bounded source is replayed by its own times")),
+         options.CLOCK, "event", "a bounded source is replayed by its own times"),
     ]  # fmt: skip
-    return rows + [row for holds, row in quiet if holds]
+    rows += [(option.name, value, why) for holds, option, value, why in quiet if holds]
+    return rows
 
 
 def _defaults(plan: Plan, rows: Iterable[Row]) -> Section:
@@ -440,9 +444,9 @@ def _defaults(plan: Plan, rows: Iterable[Row]) -> Section:
 
 def source_defaults(plan: Plan) -> list[Row]:
     """What was left open of how rows are read."""
-    options, path = plan.source.options, plan.source.options.get("path")
-    text = options.get("format") != "parquet" and not str(path).endswith(".parquet")
-    if plan.source.kind != "files" or not text or "max_line_bytes" in options:
+    given, path = plan.source.options, plan.source.options.get("path")
+    text = given.get("format") != "parquet" and not str(path).endswith(".parquet")
+    if plan.source.kind != "files" or not text or "max_line_bytes" in given:
         return []
     return [("max_line_bytes", MOST_LINE, "longer lines of CSV and JSON are counted, not read")]
 

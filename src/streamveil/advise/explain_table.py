@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any
 
 from streamveil.compiler.tables import Design
+from streamveil.plan.options import ASK_SHARE, CONFIDENCE, EXPECTED_UPDATES, MECHANISM
 from streamveil.plan.plan import Plan
 
 Row = tuple[str, ...]
@@ -60,7 +61,7 @@ def _records(error: float, size: float) -> str:
     return f"{error:,.0f}" if error < size else "more than all"
 
 
-CHOICE = ("mechanism", "proved (95%)", "expected", "why")
+CHOICE = (MECHANISM.name, "proved (95%)", "expected", "why")
 
 
 def noise_rows(design: Design, triggers: tuple[int, ...]) -> tuple[Row, ...]:
@@ -110,13 +111,15 @@ def default_rows(plan: Plan, design: Design) -> tuple[Row, ...]:
     """What the query left open, what was taken, and why."""
     given, w = plan.options, design.workload
     quiet = {
-        "mechanism": (design.candidate.name, "least expected error; a counter unless half of it"),
-        "expected_updates": (f"{w.updates:,.0f}", "every record comes and goes once" if not w.grows
-                             else "every record comes once"),
-        "ask_share": ("0", "all of the budget is for the releases"),
-        "confidence": ("0.95", "of all intervals of a release together"),
-    }  # fmt: skip
-    rows = [(name, *said) for name, said in quiet.items() if name not in given]
+        MECHANISM: (design.candidate.name, "least expected error; a counter unless half of it"),
+        EXPECTED_UPDATES: (
+            f"{w.updates:,.0f}",
+            "every record comes once" if w.grows else "every record comes and goes once",
+        ),
+        ASK_SHARE: ("0", "all of the budget is for the releases"),
+        CONFIDENCE: ("0.95", "of all intervals of a release together"),
+    }
+    rows = [(one.name, *said) for one, said in quiet.items() if one.name not in given]
     if not design.source.lives > 1 and design.source.record:
         rows.append(("lives", "1", "an id comes once: an update only deletes; more cost more"))
     return tuple(rows)

@@ -31,6 +31,7 @@ from streamveil.compiler.numbered_rows import (
 )
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, require_one_of
+from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Bounding, Plan
 from streamveil.types import Array, Bool, Float64, Int64
 
@@ -98,7 +99,7 @@ def tune(
     require_whole(plan, fraction)
     sample = read_sample(plan, table, 1 / fraction)
     tried = list(choices) if choices is not None else default_choices(sample)
-    if choices is None and plan.options.get("expected_rows") is not None:
+    if choices is None and EXPECTED_ROWS.given_in(plan.options):
         tried.append(Bounding())  # by the forecast of what is expected
     found = [forecast(plan, sample, bounding) for bounding in tried]
     return Tuning(metric, tuple(sorted(found, key=lambda one: one.cost(metric))))

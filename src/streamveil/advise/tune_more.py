@@ -27,6 +27,7 @@ from streamveil.compiler.numbered_rows import first_counted
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import MissingExtraError, PlanError, require_one_of
 from streamveil.expressions.expr import compile_value
+from streamveil.plan import options
 from streamveil.plan.plan import Plan
 
 VALUES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)  # quantiles of the values, tried as bounds
@@ -84,17 +85,17 @@ def over_split(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Forecas
     tabled = hasattr(operator.totalling.selection, "table")
     if not tabled and operator.totalling.shared is not None and len(operator.totalling.lanes) == 1:
         raise PlanError("one counter selects and answers: there is nothing to split")
-    name = "mu_share" if tabled else "selection_share"
+    name = str(options.MU_SHARE if tabled else options.SELECTION_SHARE)
     sample = read_sample(plan, table, 1 / fraction)
     for share in SHARES:
-        options = plan.options | {name: share if tabled else 1 - share}
+        tried = plan.options | {name: share if tabled else 1 - share}
         if tabled:
-            options["selection"] = "table"
+            tried[options.SELECTION.name] = "table"
         try:
-            made = forecast(replace(plan, options=options), sample, plan.bounding)
+            made = forecast(replace(plan, options=tried), sample, plan.bounding)
         except PlanError:  # no table fits beside that share
             continue
-        yield replace(made, choice=f"{name} = {options[name]:.3g}")
+        yield replace(made, choice=f"{name} = {tried[name]:.3g}")
 
 
 def over_releases(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Forecast]:

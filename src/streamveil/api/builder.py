@@ -23,9 +23,10 @@ from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
+from streamveil.plan import options as options_of
+from streamveil.plan.options import OPTIONS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
-from streamveil.sql.options import OPTIONS
 from streamveil.sql.parts import Duration, Ticks, duration_us, make_aggregate
 from streamveil.sql.sql import parse_script
 
@@ -133,10 +134,10 @@ class Stream:
     ) -> Stream:
         """How much one unit may contribute (in its period, if it has one)."""
         limits = {
-            "max_rows_contributed": max_rows,
-            "max_rows_per_group": max_rows_per_group,
-            "max_groups_contributed": max_groups,
-            "max_squared_rows": max_squared_rows,
+            options_of.MAX_ROWS.name: max_rows,
+            options_of.MAX_PER_GROUP.name: max_rows_per_group,
+            options_of.MAX_GROUPS.name: max_groups,
+            options_of.MAX_SQUARED.name: max_squared_rows,
         }
         return replace(self, limits=limits)
 
@@ -163,17 +164,17 @@ class Stream:
                 raise PlanError(f"unknown option '{name}'{nearest(name, known)}")
         if not isinstance(budget, Budget):
             raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
-        for name in ("lateness", "budget_refresh"):
+        for name in (options_of.LATENESS.name, options_of.REFRESH.name):
             if options.get(name) is not None:
                 options[name] = duration_us(options[name], name)
         values = {
             **options,
             **{name: value for name, value in self.limits.items() if value is not None},
-            **{name: getattr(budget, name) for name in ("epsilon", "delta", "rho", "mu")},
-            "privacy_unit_column": self.unit,
-            "privacy_unit_period": self.period_us,
-            "min_privacy_units_per_group": self.keys.min_units,
-            "public_groups": self.keys.public,
+            **{name: getattr(budget, name) for name in options_of.BUDGETS},
+            options_of.PRIVACY_UNIT.name: self.unit,
+            options_of.UNIT_PERIOD.name: self.period_us,
+            options_of.MIN_UNITS.name: self.keys.min_units,
+            options_of.PUBLIC_GROUPS.name: self.keys.public,
         }
         return Query(assemble(self._draft(every), values))
 
@@ -196,10 +197,9 @@ class Stream:
 
 
 ELSEWHERE = {  # options of the clause that have a method of their own
-    "epsilon", "delta", "rho", "mu", "privacy_unit_column", "privacy_unit_period",
-    "max_groups_contributed", "max_rows_contributed", "max_rows_per_group", "max_squared_rows",
-    "min_privacy_units_per_group", "group_selection_strategy", "public_groups",
-}  # fmt: skip
+    *options_of.BUDGETS,
+    *(option.name for option in options_of.OF_METHODS),
+}
 RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
 
 

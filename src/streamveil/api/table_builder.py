@@ -20,6 +20,7 @@ from streamveil.api.builder import RELEASE_OPTIONS, Measure, RowCount, Stream, e
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
+from streamveil.plan.options import BUDGETS
 from streamveil.plan.plan import Aggregate, SinkSpec, TableSource
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import Duration, Ticks, duration_us
@@ -95,7 +96,7 @@ class Table:
             source=self.source, aggregates=self.measures, where=self.conditions, ticks=ticks,
             sink=self.sink, sets=self.sets or ((),),
         )  # fmt: skip
-        named = {name: getattr(budget, name) for name in ("epsilon", "delta", "rho", "mu")}
+        named = {name: getattr(budget, name) for name in BUDGETS}
         return Query(assemble(draft, {**options, **named}))
 
 

@@ -26,6 +26,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combined_plan
+from streamveil.plan.options import SELECTION
 from streamveil.plan.plan import Aggregate, Clock, KeyColumn, Plan, SourceSpec, Window
 
 STEP = 3_600_000_000  # microseconds
@@ -88,7 +89,7 @@ def same_selection(plan: Plan) -> dict[str, str]:
         return {}
     whole = compile_plan(plan)
     tabled = isinstance(whole.totalling.selection, TableOpening)
-    return {"selection": "table" if tabled else "gaussian"}
+    return {SELECTION.name: "table" if tabled else "gaussian"}
 
 
 EMPTY = pa.schema([

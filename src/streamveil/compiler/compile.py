@@ -15,7 +15,7 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError
 from streamveil.expressions.names import key_name
 from streamveil.plan.check import SKETCHES, check_compiled
-from streamveil.plan.overflow import MAX_UNITS
+from streamveil.plan.options import MAX_UNITS
 from streamveil.plan.plan import KeyColumn, Plan, TableSource
 from streamveil.sketches import HeavyHitters, LazySketch
 from streamveil.sketches.operator import COLLISION_BITS, SketchQuery
@@ -66,7 +66,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
             "APPROX_FREQUENCY shows given keys only: a sketch does not know which keys it holds.\n"
             "  to fix  declare them with public_groups, or ask for HEAVY_HITTERS"
         )
-    units = int(plan.options.get("max_units", MAX_UNITS))
+    units = int(MAX_UNITS.of(plan.options))
     budget = without_collisions(plan.budget, units)
     sized = {"memory": memory, "protects": protects, "budget": budget,
              "triggers": schedule.triggers}  # fmt: skip

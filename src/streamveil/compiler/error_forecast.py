@@ -18,6 +18,14 @@ from numba import njit
 from scipy.special import erf, erfc
 
 from streamveil.errors import PlanError
+from streamveil.plan.options import (
+    EXPECTATIONS,
+    EXPECTED_GROUPS,
+    EXPECTED_MOST_ROWS,
+    EXPECTED_REPEATS,
+    EXPECTED_ROWS,
+    EXPECTED_UNITS,
+)
 from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000
@@ -30,13 +38,6 @@ CAUTION = 2.0  # deviations by which totals are taken too low where groups are p
 ROUNDS = 3  # of bounding and of when groups open, each from the other
 GOLDEN = 0x9E3779B97F4A7C15
 STEEP, HEAVY, REPEATS = (0.0, 1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `Outlook.family`
-EXPECTED = (
-    "expected_units",
-    "expected_rows",
-    "expected_most_rows",
-    "expected_groups",
-    "expected_repeats",
-)
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
 MOST_REPEATS = 0.95
 SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
@@ -92,21 +93,21 @@ def repeated_by_chance(outlook: Outlook) -> float:
     return float(drawn.weight[again].sum() / drawn.weight.sum())
 
 
-def expected(options: Mapping[str, Any], windows: int) -> Outlook | None:
+def expected(given: Mapping[str, Any], windows: int) -> Outlook | None:
     """The stream that the options of a query expect in one scope of a unit; None: they do not."""
-    rows = options.get("expected_rows")
+    rows = EXPECTED_ROWS.of(given)
     if rows is None:
         return None
-    numbers = {name: options.get(name) for name in EXPECTED}
-    for name, number in numbers.items():
-        low, high = (0, MOST_REPEATS) if name == "expected_repeats" else (1, 10**12)
+    for option in EXPECTATIONS:
+        number = option.of(given)
+        low, high = (0, MOST_REPEATS) if option is EXPECTED_REPEATS else (1, 10**12)
         if number is not None and not low <= float(number) <= high:
-            raise PlanError(f"{name} must be a number between {low} and {high:,}")
-    most, again = numbers["expected_most_rows"], numbers["expected_repeats"]
+            raise PlanError(f"{option} must be a number between {low} and {high:,}")
+    most, again = EXPECTED_MOST_ROWS.of(given), EXPECTED_REPEATS.of(given)
     if most is not None and most < rows:
-        raise PlanError("expected_most_rows must be at least expected_rows, a mean")
-    units = float(numbers["expected_units"] or USUAL_UNITS)
-    groups = float(numbers["expected_groups"] or max(10.0, units * rows / ROWS_OF_A_GROUP))
+        raise PlanError(f"{EXPECTED_MOST_ROWS} must be at least {EXPECTED_ROWS}, a mean")
+    units = float(EXPECTED_UNITS.of(given) or USUAL_UNITS)
+    groups = float(EXPECTED_GROUPS.of(given) or max(10.0, units * rows / ROWS_OF_A_GROUP))
     return Outlook(
         units=units,
         rows=max(float(rows), 1.01),

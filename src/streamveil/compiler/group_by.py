@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.compiler.design_choice import OPEN_BOUND
-from streamveil.compiler.error_forecast import EXPECTED
 from streamveil.compiler.sizing import Sizing, is_open
 from streamveil.connectors.base import micros
 from streamveil.core.accounting.neighbours import Neighbours
@@ -35,9 +34,11 @@ from streamveil.expressions.expr import (
     compile_unit,
     compile_value,
 )
+from streamveil.plan import options
 from streamveil.plan.check import check_compiled
 from streamveil.plan.look import LOOKED, divided, look_share, stated
-from streamveil.plan.overflow import MAX_UNITS, prove_no_overflow, rows_of_a_group
+from streamveil.plan.options import Option
+from streamveil.plan.overflow import prove_no_overflow, rows_of_a_group
 from streamveil.plan.plan import Aggregate, Plan, TableSource
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
@@ -45,27 +46,6 @@ SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact st
 MOST_LEVELS = 12
 MOST_LOOKED = Fraction(1, 2)
 MICRO = timedelta(microseconds=1)
-OPTIONS = {
-    "selection",
-    "thresholds",
-    "hidden_groups",
-    "total_tests",
-    "mu_share",
-    "entry_weight",
-    "weight_reference",
-    "non_negative",
-    "integer",
-    "monotone",
-    "confidence",
-    "delta_share",
-    "selection_share",
-    "weights",
-    "cut_share",
-    "look_share",
-    "intervals",
-    "max_units",
-    *EXPECTED,
-}
 
 
 def check_public(operator: Operator, schema: pa.Schema) -> None:
@@ -100,10 +80,12 @@ class Compiler:
         """The operator."""
         look = self._look()
         plan = self.plan
-        unknown = set(plan.options) - OPTIONS - {LOOKED}
+        unknown = set(plan.options) - options.of_query(options.GROUP_BY) - {LOOKED}
         if unknown:
             word = sorted(unknown)[0]
-            raise PlanError(f"unknown option '{word}'{nearest(word, OPTIONS)}")
+            raise PlanError(
+                f"unknown option '{word}'{nearest(word, options.of_query(options.GROUP_BY))}"
+            )
         if plan.bounding.combine:
             raise PlanError(
                 "combining a unit's rows per group before bounding is not supported here.\n"
@@ -116,9 +98,7 @@ class Compiler:
             quadratic=OPEN_BOUND if is_open(plan) else plan.bounding.quadratic,
         )
         outputs = self._in_order([self._output(aggregate) for aggregate in plan.aggregates])
-        max_units = int(
-            self._option("max_units", MAX_UNITS, "chance of equal fingerprints, in delta")
-        )
+        max_units = int(self._option(options.MAX_UNITS))
         sizing = Sizing(
             plan=plan,
             lanes=tuple(self.book.lanes),
@@ -137,11 +117,13 @@ class Compiler:
         else:
             totalling, bounds = sizing.public()
         if is_open(plan):
-            self._note("max_squared_rows", bounds.quadratic, "of rows times weights: by forecast")
+            self._note(
+                options.MAX_SQUARED.name, bounds.quadratic, "of rows times weights: by forecast"
+            )
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
         period = None if plan.period_us is None else plan.period_us * MICRO
-        confidence = float(self._option("confidence", 0.95, "the usual choice for intervals"))
+        confidence = float(self._option(options.CONFIDENCE))
         return GroupBy(
             job=plan.name,
             protects=Neighbours(unit=plan.unit, period=period),
@@ -169,13 +151,15 @@ class Compiler:
         if not share:
             return None
         looking, rest = divided(self.plan.budget, share)
-        self._note("look_share", float(share), "of the budget: rows tell their shape first")
+        self._note(
+            options.LOOK_SHARE.name, float(share), "of the budget: rows tell their shape first"
+        )
         self.plan = replace(self.plan, budget=rest)
         return Look(stated(looking), tuple(self.plan.options.get(LOOKED, {}).get("said", ())))
 
     def _true_intervals(self, outputs: tuple[Output, ...], totalling: Totalling) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""
-        wanted = self._option("intervals", "noise", "covers the noise; 'true' also the cut rows")
+        wanted = self._option(options.INTERVALS)
         if wanted not in ("noise", "true"):
             raise PlanError(
                 f"unknown intervals '{wanted}'{nearest(str(wanted), ['noise', 'true'])}"
@@ -269,7 +253,7 @@ class Compiler:
                 f"'{aggregate.function}' is not an aggregate of the group-by"
                 f"{nearest(aggregate.function, makers)}"
             )
-        options = self.plan.options
+        given = self.plan.options
         output = makers[aggregate.function](aggregate)
         rises = output.function in ("count", "count_units", "count_distinct") or (
             output.function == "sum" and (aggregate.low or 0) >= 0
@@ -277,9 +261,9 @@ class Compiler:
         return replace(
             output,
             bias=self._bias(aggregate),
-            non_negative=bool(options.get("non_negative", False)) and rises,
-            integer=bool(options.get("integer", False) or aggregate.options.get("integer", False)),
-            monotone=bool(options.get("monotone", False)) and rises,
+            non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
+            integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
+            monotone=bool(options.MONOTONE.of(given)) and rises,
         )
 
     def _count(self, aggregate: Aggregate) -> Output:
@@ -414,7 +398,7 @@ class Compiler:
             f"{name} = {bound}"
             for name, bound in (
                 ("max_rows", bounding.max_rows),
-                ("max_rows_per_group", bounding.max_rows_per_group),
+                (options.MAX_PER_GROUP.name, bounding.max_rows_per_group),
                 ("quadratic", bounding.quadratic),
             )
             if bound is not None
@@ -438,11 +422,13 @@ class Compiler:
             raise PlanError("public keys must be a list of distinct keys, at least one")
         return tuple(public)
 
-    def _option(self, name: str, default: Any, reason: str) -> Any:
-        if name in self.plan.options:
-            return self.plan.options[name]
-        self._note(name, default, reason)
-        return default
+    def _option(self, option: Option, default: Any = None, reason: str = "") -> Any:
+        """What the query says, or a default that is noted with its reason."""
+        if option.name in self.plan.options:
+            return self.plan.options[option.name]
+        value = option.value if default is None else default
+        self._note(option.name, value, reason or option.reason)
+        return value
 
     def _note(self, name: str, value: Any, reason: str) -> None:
         if all(known.name != name for known in self.defaults):

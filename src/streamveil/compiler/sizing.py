@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import sqrt
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -49,7 +48,9 @@ from streamveil.dataflow.release import Totalling, driver
 from streamveil.dataflow.rows import Lane
 from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.errors import BudgetError, PlanError, nearest
+from streamveil.plan import options
 from streamveil.plan.look import expectations
+from streamveil.plan.options import Option
 from streamveil.plan.plan import Plan
 from streamveil.types import Exact
 
@@ -59,13 +60,16 @@ TOO_SMALL = (
     "  to fix  give the clock an end or a number of steps, use counter = 'auto', or a larger budget"
 )
 FAR = 1_000  # releases of a query without end, for forecasts
-TESTS = 4  # of totals of hidden groups
 TEST_SHARE = Fraction(1, 20)  # of delta, for them
-TESTS_WHY = "releases at which a group is also shown for its noisy total: the last, the half ..."
-CUT_SHARE = 0.02
 FEW_SLOTS = 6
 MOST_SLOTS = 16  # hidden groups of one unit beyond which a table costs more than a counter
-Setting = Callable[[str, Any, str], Any]  # (option, default, reason) -> value
+
+
+class ReadOption(Protocol):
+    """Reads an option of the query."""
+
+    def __call__(self, option: Option, default: Any = None, reason: str = "") -> Any:
+        """What the query says, or a default that is noted with its reason; else the option's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,7 @@ class Sizing:
     horizon: int | None
     max_units: int
     windows: int | None  # windows that one scope of a unit meets; None: no end
-    setting: Setting
+    setting: ReadOption
 
     def __post_init__(self) -> None:
         kind, known = self.plan.counter, [*COUNTERS, "auto"]
@@ -96,7 +100,7 @@ class Sizing:
         mu = self._mu(Fraction(0))
         forecast = self.outlook is not None or is_open(self.plan)
         chosen = self._chosen(("public",)) if forecast else None
-        weighable = chosen is not None or "weight_reference" in self.plan.options
+        weighable = chosen is not None or options.WEIGHT_REFERENCE.given_in(self.plan.options)
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
         rule = None if rule is None else replace(rule, caution=CAUTION)
         bounds = replace(self._bounds(rule, chosen), scale=1 if rule is None else rule.scale)
@@ -110,9 +114,7 @@ class Sizing:
                 "discovered keys need a delta: it bounds the chance of showing a key that one"
                 " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
             )
-        wanted = self.setting(
-            "selection", "auto", "the design with the least forecast error: coins or a counter"
-        )
+        wanted = self.setting(options.SELECTION)
         if wanted not in ("auto", "table", "gaussian"):
             known = ["auto", "table", "gaussian"]
             raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
@@ -146,7 +148,7 @@ class Sizing:
                 " different units would count them again.\n"
                 "  to fix  count rows, or use the default preset"
             )
-        thresholds = self.setting("thresholds", "rigorous", "hold for all triggers together")
+        thresholds = self.setting(options.THRESHOLDS)
         if thresholds not in ("rigorous", "published"):
             raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
         half, third = budget.epsilon / 2, budget.delta / 3
@@ -177,9 +179,7 @@ class Sizing:
         if chosen.kind != "gaussian":
             chosen = self._chosen(("gaussian",))
         bounds, lanes = self._bounds(None, chosen), self.lanes
-        share = Fraction(
-            self.setting("delta_share", 0.5, "of delta for thresholds, the rest for the noise")
-        )
+        share = Fraction(self.setting(options.DELTA_SHARE))
         if not 0 < share < 1:
             raise PlanError("delta_share must be above 0 and below 1")
         threshold = self._left(Fraction(0)) * share
@@ -214,10 +214,10 @@ class Sizing:
 
     def _selection_share(self, shared: int | None, others: int, forecast: float | None) -> Fraction:
         default = 0.5 if shared is None else 1 / (1 + others)
-        reason = "of mu^2, for deciding which keys to show"
+        reason = options.SELECTION_SHARE.reason
         if shared is None and forecast is not None:
             default, reason = round(forecast, 3), f"{reason}: by forecast"
-        share = Fraction(self.setting("selection_share", default, reason))
+        share = Fraction(self.setting(options.SELECTION_SHARE, default, reason))
         if not 0 < share < 1:
             raise PlanError("selection_share must be above 0 and below 1")
         return share
@@ -229,14 +229,12 @@ class Sizing:
         budget = self.plan.budget
         if budget.epsilon is None or self.horizon is None:
             return None
-        why = "groups not yet shown that one unit is counted in: by forecast"
         part = Fraction(chosen.share).limit_denominator(1000)
-        reason = "of the Gaussian mu, for the values: by forecast"
-        slots = int(self.setting("hidden_groups", chosen.slots, why))
+        slots = int(self.setting(options.HIDDEN_GROUPS, chosen.slots))
         if slots > MOST_SLOTS:
             return None
-        share = self.setting("mu_share", part, reason)
-        tests = int(self.setting("total_tests", TESTS, TESTS_WHY))
+        share = self.setting(options.MU_SHARE, part)
+        tests = int(self.setting(options.TOTAL_TESTS))
         beta = self._left(Fraction(0)) * (TEST_SHARE if tests else 0)
         left = Budget(epsilon=budget.epsilon, delta=self._left(beta))
         try:
@@ -284,24 +282,19 @@ class Sizing:
         quadratic = self.bounds.quadratic
         if quadratic is None or not self._weighable:
             return None
-        if (
-            self.setting(
-                "weights", "adaptive", "large keys pay less and are counted less precisely"
-            )
-            == "flat"
-        ):
+        if self.setting(options.WEIGHTS) == "flat":
             return None
         scale = weight_quanta(quadratic)
         start, after, why = 0.5, 3 * opening, "set by the size at which keys are shown"
         if chosen is not None:
             start, after = min(1.0, sqrt(quadratic / chosen.quadratic)), chosen.reference
             why = "by forecast"
-        about = f"weight of keys not yet shown: {why}"
-        entry = float(self.setting("entry_weight", round(start, 5), about))
+        about = f"{options.ENTRY_WEIGHT.reason}: {why}"
+        entry = float(self.setting(options.ENTRY_WEIGHT, round(start, 5), about))
         if not 0 < entry <= 1:
             raise PlanError("entry_weight must be above 0 and at most 1")
-        about = f"total up to which a key keeps its entry weight: {why}"
-        reference = float(self.setting("weight_reference", round(after, 1), about))
+        about = f"{options.WEIGHT_REFERENCE.reason}: {why}"
+        reference = float(self.setting(options.WEIGHT_REFERENCE, round(after, 1), about))
         return WeightRule(scale=scale, entry=max(1, round(entry * scale)), reference=reference)
 
     # ---- what is expected
@@ -320,7 +313,7 @@ class Sizing:
         noise = self._noise(self._half() if "table" in kinds else None)
         if "table" in kinds and not noise.half:
             kinds = ("gaussian",)
-        weighted = self._weighable and self.plan.options.get("weights", "adaptive") != "flat"
+        weighted = self._weighable and options.WEIGHTS.of(self.plan.options) != "flat"
         slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
         return choose(Problem(family, noise, given, kinds, weighted, slots))
 
@@ -374,8 +367,7 @@ class Sizing:
     @cached_property
     def _cut_share(self) -> Fraction:
         """Of mu squared, for the private count of cut rows."""
-        why = "of mu^2, for a private count of the rows that contribution bounding cut"
-        share = Fraction(self.setting("cut_share", CUT_SHARE, why)).limit_denominator(10**6)
+        share = Fraction(self.setting(options.CUT_SHARE)).limit_denominator(10**6)
         if not 0 <= share < 1:
             raise PlanError("cut_share must be at least 0 and below 1")
         return share

@@ -36,6 +36,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.pld import law_near
 from streamveil.core.selection.selection_table import FINE, TableSelection
 from streamveil.errors import require_positive
+from streamveil.plan.options import MU_SHARE
 from streamveil.types import Array, Float64
 
 Shape: TypeAlias = tuple[Fraction, Fraction]  # slope and bend of a table
@@ -92,7 +93,7 @@ def design_selection(
     if budget.epsilon is None or budget.delta is None:
         raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
     require_positive(horizon=horizon, keys_per_unit=keys_per_unit)
-    share = exact_between("mu_share", mu_share, 0, 1)
+    share = exact_between(MU_SHARE.name, mu_share, 0, 1)
     return _design(horizon, budget, keys_per_unit, _part_of_mu(budget, share))
 
 

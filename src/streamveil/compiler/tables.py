@@ -22,6 +22,16 @@ from streamveil.linear.budget_shares import Share
 from streamveil.linear.queries import Queries
 from streamveil.linear.structured import Marginals
 from streamveil.linear.sums import Sums
+from streamveil.plan.options import (
+    ACCEPT_ERROR,
+    ASK_SHARE,
+    CONFIDENCE,
+    EXPECTED_SIZE,
+    EXPECTED_UPDATES,
+    INTEGER,
+    MECHANISM,
+    NON_NEGATIVE,
+)
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.sql.table import counted_points
 
@@ -33,7 +43,7 @@ def compile_table(plan: Plan) -> ChangingTable:
     """The operator of a plan; PlanError when no mechanism is useful for its sizes."""
     made = Design(plan)
     best = made.candidate
-    if best.expected >= made.worth and not plan.options.get("accept_error"):
+    if best.expected >= made.worth and not ACCEPT_ERROR.of(plan.options):
         raise PlanError(
             "no mechanism is useful for this table: its worst answer would be wrong by "
             f"{best.expected / made.workload.size:.0%} of all records ({best.name}).\n"
@@ -81,18 +91,18 @@ class Design:
     @cached_property
     def workload(self) -> Workload:
         """What is public about the table."""
-        options, clock = self.plan.options, self.plan.clock
+        given, clock = self.plan.options, self.plan.clock
         grows = self.source.changelog == "insert"
-        size = options["expected_size"]
+        size = EXPECTED_SIZE.of(given)
         return Workload(
             queries=self.queries, size=size, steps=1 if clock.kind == "once" else clock.steps,
-            updates=options.get("expected_updates", size if grows else 2 * size), grows=grows,
+            updates=given.get(EXPECTED_UPDATES.name, size if grows else 2 * size), grows=grows,
         )  # fmt: skip
 
     @property
     def ask_share(self) -> Fraction:
         """The part of the budget that is for questions."""
-        return Fraction(str(self.plan.options.get("ask_share", 0)))
+        return Fraction(str(ASK_SHARE.of(self.plan.options)))
 
     @property
     def life(self) -> Fraction:
@@ -115,7 +125,7 @@ class Design:
 
         A counter, whose intervals are proved, gives way only to less than half of its error.
         """
-        wanted = self.plan.options.get("mechanism", "auto")
+        wanted = MECHANISM.of(self.plan.options)
         found = {spelled(one.name): one for one in self.choice.candidates}
         best, counter = self.choice.best, found["counter"]
         if wanted == "auto":
@@ -158,9 +168,9 @@ class Design:
             condition=None if plan.where is None else condition(plan.where),
             adaptive=self.adaptive,
             total=self.total,
-            confidence=float(plan.options.get("confidence", 0.95)),
-            non_negative=bool(plan.options.get("non_negative")),
-            integer=bool(plan.options.get("integer")),
+            confidence=float(CONFIDENCE.of(plan.options)),
+            non_negative=bool(NON_NEGATIVE.of(plan.options)),
+            integer=bool(INTEGER.of(plan.options)),
         )
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 from numbers import Real
 from typing import Any
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.names import key_name
+from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
+from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.plan import Aggregate, Plan
 
@@ -25,14 +27,12 @@ LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 SUFFIXES = ("_sd", "_low", "_high")
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SHARES = dict.fromkeys(("delta_share", "selection_share", "mu_share"), 1.0)  # and their ends
-ABOVE_ZERO = {**SHARES, "entry_weight": inf, "weight_reference": inf}
 SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors; kafka is Spark's
 SINKS = ("files", "console", "delta", "memory")
 LARGEST_DELTA = 0.1
 MOST_TRIGGERS = 1_000_000  # that a counter is sized for within seconds
 MOST_COINS = 100_000  # that a table of coins is
-TABLE_ONLY = {"expected_size", "expected_updates", "ask_share", "mechanism", "accept_error"}
+TABLE_ONLY = {name for name, option in OPTIONS.items() if option.part_of == (TABLE,)}
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,16 @@ HABITS: dict[str, Habit] = {
 
 # option -> (allowed values, refused values -> habit)
 WORDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "watermark": (
+    options.WATERMARK.name: (
         ("schedule",),
         dict.fromkeys(("max_event_time", "event_time", "bounded_out_of_orderness", "ascending"),
                       "max-event-time"),
     ),
-    "late_data": (
+    options.LATE_DATA.name: (
         ("drop",),
         dict.fromkeys(("reopen", "update", "retract", "correct", "upsert"), "reopen"),
     ),
-    "metrics": (
+    options.METRICS.name: (
         ("off",),
         dict.fromkeys(("exact", "public", "log", "on"), "exact-metrics"),
     ),
@@ -175,8 +175,8 @@ def check_habits(plan: Plan) -> Complaints:
         if str(word).lower() in refused:
             yield HABITS[refused[str(word).lower()]].error()
         yield f"{option} can only be {allowed[0]!r}, its default"
-    if plan.options.get("rerun_on_growth") is not None:
-        if plan.options.get("public_size") is not True:
+    if options.RERUN.given_in(plan.options):
+        if options.PUBLIC_SIZE.of(plan.options) is not True:
             yield HABITS["rerun-on-growth"].error()
         if plan.clock.kind != "rows" or plan.clock.steps is None:
             yield (
@@ -297,9 +297,9 @@ def _bounding(plan: Plan) -> Complaints:
         plan.bounding.quadratic,
     )
     for name, value in {
-        "max_rows_contributed": rows,
-        "max_rows_per_group": each,
-        "max_squared_rows": squares,
+        options.MAX_ROWS.name: rows,
+        options.MAX_PER_GROUP.name: each,
+        options.MAX_SQUARED.name: squares,
     }.items():
         if value is None:
             continue
@@ -387,7 +387,7 @@ def _triggers(plan: Plan) -> Complaints:
     if window.kind != "whole" and clock.every > 0:
         number = -(-(window.size_us + window.lateness_us) // clock.every)
     tabled = plan.keys and plan.key_set.public is None and plan.preset == "default"
-    tabled = tabled and plan.options.get("selection") != "gaussian"
+    tabled = tabled and options.SELECTION.of(plan.options) != "gaussian"
     most = MOST_COINS if tabled and not plan.options.get("horizon") else MOST_TRIGGERS
     if number > most:
         yield (
@@ -458,25 +458,12 @@ def _choices(plan: Plan) -> Complaints:
         yield f"{name} belongs to a changing table: CREATE TABLE ... WITH (changelog = ...)"
 
 
-def _numbers(plan: Plan) -> Complaints:
+def check_numbers(plan: Plan) -> Complaints:
     """Settings that a mechanism takes as they are."""
-    for name, end in ABOVE_ZERO.items():
-        if name in plan.options and not 0 < _real(plan.options[name]) < end:
-            yield f"{name} must be a number above 0" + (" and below 1" if end == 1 else "")
-    share = plan.options.get("cut_share")
-    if share is not None and not 0 <= _real(share) < 1:
-        yield f"cut_share must be a number from 0 and below 1, not {share}"
-    for name, least in (("max_units", 1), ("hidden_groups", 1), ("total_tests", 0)):
-        count = _real(plan.options.get(name, 1))
-        if not least <= count < inf or count != int(count):
-            yield f"{name} must be a whole number of at least {least}"
-
-
-def check_confidence(plan: Plan) -> Complaints:
-    """The coverage of intervals."""
-    confidence = plan.options.get("confidence")
-    if confidence is not None and not 0 < _real(confidence) < 1:
-        yield "confidence must be between 0 and 1, for example 0.95"
+    for name, value in plan.options.items():
+        within = OPTIONS[name].within if name in OPTIONS else None
+        if within is not None and not within.holds(value):
+            yield f"{name} must be {within}, not {value!r:.40}"
 
 
 RULES: tuple[Callable[[Plan], Complaints], ...] = (
@@ -493,7 +480,15 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     _triggers,
     _keys,
     _choices,
-    _numbers,
-    check_confidence,
+    check_numbers,
 )
-RULES_OF_SUMS = (check_names, _aggregates, _bounding, _sums, check_clock, _windows, _keys, _numbers)
+RULES_OF_SUMS = (
+    check_names,
+    _aggregates,
+    _bounding,
+    _sums,
+    check_clock,
+    _windows,
+    _keys,
+    check_numbers,
+)

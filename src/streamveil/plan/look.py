@@ -14,9 +14,10 @@ from streamveil.core.accounting.budget import Budget, exact
 from streamveil.core.accounting.calibrate import root_down
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.errors import PlanError
+from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE
 from streamveil.plan.plan import Plan, TableSource
 
-LOOK_SHARE = Fraction(1, 20)
+DEFAULT_SHARE = Fraction(1, 20)
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 COUNTED = ("count", "count_units", "count_distinct", "sum")
 SKETCHED = ("heavy_hitters", "approx_frequency")
@@ -24,7 +25,7 @@ SKETCHED = ("heavy_hitters", "approx_frequency")
 
 def look_share(plan: Plan) -> Fraction:
     """The part of the budget that a look takes; 0 without one."""
-    return exact("look_share", plan.options.get("look_share", 0))
+    return exact(LOOK_SHARE.name, LOOK_SHARE.of(plan.options))
 
 
 def with_look(plan: Plan) -> Plan:
@@ -32,7 +33,7 @@ def with_look(plan: Plan) -> Plan:
 
     Not by itself where each period is protected: a person present all year would pay each time.
     """
-    if "look_share" in plan.options:
+    if LOOK_SHARE.name in plan.options:
         if look_share(plan) and not can_look(plan):
             raise PlanError(
                 "look_share asks rows for their shape before the first release: they must all be"
@@ -40,12 +41,12 @@ def with_look(plan: Plan) -> Plan:
                 "  to fix  leave it out for live data and give expected_rows, if that is known"
             )
         return plan
-    settled = "expected_rows" in plan.options or plan.period_us is not None
+    settled = EXPECTED_ROWS.name in plan.options or plan.period_us is not None
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
     if settled or (public and bounded) or not can_look(plan):
         return plan
-    return replace(plan, options={**plan.options, "look_share": LOOK_SHARE})
+    return replace(plan, options={**plan.options, LOOK_SHARE.name: DEFAULT_SHARE})
 
 
 def can_look(plan: Plan) -> bool:

@@ -6,11 +6,11 @@ from fractions import Fraction
 from math import isqrt
 
 from streamveil.errors import PlanError
+from streamveil.plan.options import MAX_UNITS
 from streamveil.plan.plan import Bounding, Plan
 
 MAX_ROWS = 2**36  # rows that one job may bring into one group: 68 billion
 MAX_QUANTA = 2**62
-MAX_UNITS = 10**8  # the default of the option `max_units`
 LARGEST_WEIGHT = 127  # a row of the smallest weight costs one of so many squared quanta
 
 
@@ -43,7 +43,7 @@ def rows_of_a_group(plan: Plan) -> int:
     """
     if plan.period_us is not None:
         return MAX_ROWS
-    units = int(plan.options.get("max_units", MAX_UNITS))
+    units = int(MAX_UNITS.of(plan.options))
     return min(units * most_in_group(plan.bounding), MAX_ROWS)
 
 

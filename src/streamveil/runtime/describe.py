@@ -14,6 +14,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import counter_facts, distinct_counters, lane_facts
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.release import Totalling
+from streamveil.plan.options import HIDDEN_GROUPS, MAX_PER_GROUP, MAX_SQUARED, MAX_UNITS
 from streamveil.plan.plan import Plan, plain
 
 PACKAGES = ("streamveil", "numpy", "scipy", "numba", "pyarrow", "cryptography")
@@ -58,16 +59,16 @@ def mechanisms_of(operator: Operator) -> dict[str, Any]:
         "kind": operator.kind,
         "bounding": {
             "max_rows": bounds.max_rows,
-            "max_rows_per_group": bounds.per_group,
-            "max_squared_rows": bounds.quadratic,
-            "hidden_groups": bounds.slots,
+            MAX_PER_GROUP.name: bounds.per_group,
+            MAX_SQUARED.name: bounds.quadratic,
+            HIDDEN_GROUPS.name: bounds.slots,
             "l2_squared": bounds.l2_squared,
         },
         "selection": selection_of(totalling),
         "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
         "lanes": [facts for facts in lane_facts(operator) if facts["kind"] != "node"],
         "triggers": operator.schedule.triggers,
-        "equal_fingerprints": {"max_units": operator.max_units, "bits": 64},
+        "equal_fingerprints": {MAX_UNITS.name: operator.max_units, "bits": 64},
     }
 
 

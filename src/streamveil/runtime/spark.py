@@ -38,6 +38,7 @@ from streamveil.engines.spark.source_offsets import FilesReading, RateReading, R
 from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan.combine import combined_plan, combined_schema
+from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
@@ -334,7 +335,7 @@ class SparkJob:
 def operator_of(plan: Plan) -> Operator:
     """The operator of a plan, when its source can be read in parts, the same in every replay."""
     kind = plan.source.kind
-    if isinstance(plan.source, TableSource) and plan.options.get("ask_share"):
+    if isinstance(plan.source, TableSource) and ASK_SHARE.of(plan.options):
         raise PlanError(
             "questions to a table are answered by the embedded engine, from its own state; on Spark"
             " their share of the budget would be lost.\n"
@@ -353,8 +354,8 @@ def operator_of(plan: Plan) -> Operator:
 
 def as_on_spark(plan: Plan) -> Plan:
     """The plan as Spark runs it: shards share no count of cut rows, and nobody looks first."""
-    wanted = plan.options.get("cut_share", 0) or plan.options.get("intervals", "noise") != "noise"
-    if plan.options.get("look_share", 0):
+    wanted = plan.options.get(CUT_SHARE.name) or INTERVALS.of(plan.options) != INTERVALS.value
+    if LOOK_SHARE.of(plan.options):
         raise PlanError("look_share is for the embedded engine.\n  to fix  leave it out")
     if wanted:
         raise PlanError(
@@ -364,7 +365,9 @@ def as_on_spark(plan: Plan) -> Plan:
         )
     plain = plan.preset == "default" and not compile.is_sketched(plan)
     return (
-        replace(plan, options={**plan.options, "cut_share": 0, "look_share": 0}) if plain else plan
+        replace(plan, options={**plan.options, CUT_SHARE.name: 0, LOOK_SHARE.name: 0})
+        if plain
+        else plan
     )
 
 

@@ -20,6 +20,12 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noise.samplers import rounded_gaussian
 from streamveil.errors import PlanError
+from streamveil.plan.options import (
+    EXPECTED_MOST_ROWS,
+    EXPECTED_REPEATS,
+    EXPECTED_ROWS,
+    EXPECTED_UNITS,
+)
 from streamveil.plan.plan import Plan
 from streamveil.types import Array, Float64, Int64
 
@@ -102,8 +108,8 @@ class Learned:
     def numbers(self) -> list[tuple[str, Measured]]:
         """What is known, by the names of options where there are such."""
         named = {
-            "expected_units": self.units, "expected_rows": self.rows,
-            "expected_most_rows": self.most, "expected_repeats": self.repeats,
+            EXPECTED_UNITS.name: self.units, EXPECTED_ROWS.name: self.rows,
+            EXPECTED_MOST_ROWS.name: self.most, EXPECTED_REPEATS.name: self.repeats,
             "99 of 100 values at most": self.high,
         }  # fmt: skip
         return [(name, found) for name, found in named.items() if found is not None]

@@ -22,6 +22,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
 from streamveil.expressions.expr import conjunction
+from streamveil.plan import options
 from streamveil.plan.plan import (
     Aggregate,
     Bounding,
@@ -36,36 +37,7 @@ from streamveil.plan.plan import (
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import Ticks, finish
 
-POST = ("non_negative", "integer", "monotone", "accept_error")  # flags
-PASSED = (
-    "confidence",
-    "selection",
-    "selection_share",
-    "mu_share",
-    "delta_share",
-    "look_share",
-    "hidden_groups",
-    "total_tests",
-    "weights",
-    "cut_share",
-    "intervals",
-    "entry_weight",
-    "weight_reference",
-    "thresholds",
-    "max_units",
-    "expected_units",
-    "expected_rows",
-    "expected_most_rows",
-    "expected_groups",
-    "expected_repeats",
-    "rerun_on_growth",
-    "expected_size",
-    "expected_updates",
-    "ask_share",
-    "mechanism",
-)  # to Plan.options as they are
 WHOLE, ONE_SHOT = Window(), Ticks()
-DEFAULTS = {"watermark": "schedule", "late_data": "drop", "metrics": "off"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +59,7 @@ class Draft:
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     """The checked plan of a draft and its option values."""
     require_kinds(values)
-    unit = values.get("privacy_unit_column")
+    unit = options.PRIVACY_UNIT.of(values)
     if unit is None and isinstance(draft.source, TableSource):
         unit = draft.source.record or ""  # '': a row of a table that only grows
     if unit is None:
@@ -98,20 +70,20 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     draft, values = _group_bounds(draft, dict(values))
     return finish(
         Plan(
-            name=values.get("name") or (draft.sink.name if draft.sink else "query"),
+            name=options.NAME.of(values) or (draft.sink.name if draft.sink else "query"),
             source=draft.source,
             unit=unit,
-            period_us=values.get("privacy_unit_period"),
+            period_us=options.UNIT_PERIOD.of(values),
             where=conjunction(draft.where) if draft.where else None,
             keys=draft.keys,
             key_set=_key_set(draft, values),
             aggregates=draft.aggregates,
-            window=replace(draft.window, lateness_us=values.get("lateness") or 0),
+            window=replace(draft.window, lateness_us=options.LATENESS.of(values) or 0),
             clock=_ticks(draft, values).clock(),
             bounding=_bounding(draft, values),
             budget=_budget(values),
-            preset=values.get("preset") or "default",
-            counter=values.get("counter") or "auto",
+            preset=options.PRESET.of(values) or "default",
+            counter=options.COUNTER.of(values) or "auto",
             sink=draft.sink,
             options=_options(values),
             sets=draft.sets,
@@ -120,15 +92,14 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
 
 
 def _budget(values: Mapping[str, Any]) -> Budget:
-    names = ("epsilon", "delta", "rho", "mu")
-    given = {name: values[name] for name in names if values.get(name) is not None}
-    if not given.keys() & {"epsilon", "rho", "mu"}:
+    given = {name: values[name] for name in options.BUDGETS if values.get(name) is not None}
+    if not given.keys() - {options.DELTA.name}:
         raise PlanError(
             "how much may a unit lose? epsilon has no default.\n"
             "  to fix  epsilon = 1, delta = 1e-9 (or rho, or mu)"
         )
-    if _is_zero(given.get("delta")):
-        given.pop("delta")
+    if _is_zero(options.DELTA.of(given)):
+        given.pop(options.DELTA.name)
     try:
         return Budget(**given)
     except ValueError as error:
@@ -145,11 +116,11 @@ def _is_zero(value: Any) -> bool:
 def _ticks(draft: Draft, values: Mapping[str, Any]) -> Ticks:
     return replace(
         draft.ticks,
-        kind=values.get("clock"),
-        start=values.get("start"),
-        end=values.get("end"),
-        steps=values.get("steps"),
-        arrival=values.get("arrival"),
+        kind=options.CLOCK.of(values),
+        start=options.START.of(values),
+        end=options.END.of(values),
+        steps=options.STEPS.of(values),
+        arrival=options.ARRIVAL.of(values),
     )
 
 
@@ -165,7 +136,7 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
     bounded = [agg for agg in draft.aggregates if agg.name in draft.per_group]
     counts = {agg.high for agg in bounded if agg.function == "count"}
     only_counts = all(agg.function == "count" and agg.low == 0 for agg in bounded)
-    each = values.get("max_rows_per_group")
+    each = options.MAX_PER_GROUP.of(values)
     every_row = all(agg.expression is None for agg in bounded)
     if only_counts and len(counts) == 1 and (every_row or each is not None):
         most = next(iter(counts)) or 0
@@ -174,7 +145,7 @@ def _group_bounds(draft: Draft, values: dict[str, Any]) -> tuple[Draft, dict[str
                 "contribution_bounds_per_group of COUNT is (0, k) with a whole number k >= 1, "
                 "and max_rows_per_group, if given, is the same k"
             )
-        values["max_rows_per_group"] = int(most)
+        values[options.MAX_PER_GROUP.name] = int(most)
         return _without_count_bounds(draft), values
     if each == 1:
         return _without_count_bounds(draft), values
@@ -197,8 +168,8 @@ def _without_count_bounds(draft: Draft) -> Draft:
 
 
 def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
-    rows, groups = values.get("max_rows_contributed"), values.get("max_groups_contributed")
-    each, squares = values.get("max_rows_per_group"), values.get("max_squared_rows")
+    rows, groups = options.MAX_ROWS.of(values), options.MAX_GROUPS.of(values)
+    each, squares = options.MAX_PER_GROUP.of(values), options.MAX_SQUARED.of(values)
     combine = bool(values.get("combine"))
     if rows is not None and groups is not None:
         raise PlanError("give max_rows_contributed or max_groups_contributed, not both")
@@ -225,8 +196,8 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
 
 
 def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
-    public = values.get("public_groups")
-    strategy = values.get("group_selection_strategy")
+    public = options.PUBLIC_GROUPS.of(values)
+    strategy = options.STRATEGY.of(values)
     if strategy == "PUBLIC_GROUPS" and public is None:
         raise PlanError(
             "group_selection_strategy = PUBLIC_GROUPS needs the list.\n"
@@ -238,7 +209,7 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
         public = tuple(
             tuple(float(v) if isinstance(v, Decimal) else v for v in group) for group in public
         )
-    least = values.get("min_privacy_units_per_group")
+    least = options.MIN_UNITS.of(values)
     return KeySet(min_units=1 if least is None else least, public=public)
 
 
@@ -263,14 +234,13 @@ def read_groups(path: str, names: list[str]) -> tuple[tuple[Any, ...], ...]:
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     """What goes into Plan.options; a value equal to its default is left out."""
-    kept: dict[str, Any] = {name: True for name in (*POST, "public_size") if values.get(name)}
-    kept |= {name: values[name] for name in PASSED if values.get(name) is not None}
-    for name, default in DEFAULTS.items():
-        chosen = str(values.get(name) or default).lower()
-        if chosen != default:
-            kept[name] = chosen
-    if values.get("budget_refresh") is not None:
-        kept["budget_refresh_us"] = values["budget_refresh"]
-    if values.get("steps") == "unbounded":
+    kept = dict(options.kept(values))
+    for option in options.HABITUAL:
+        chosen = str(option.of(values) or option.value).lower()
+        if chosen != option.value:
+            kept[option.name] = chosen
+    if options.REFRESH.given_in(values):
+        kept["budget_refresh_us"] = options.REFRESH.of(values)
+    if options.STEPS.of(values) == "unbounded":
         kept["horizon"] = "unbounded"
     return kept

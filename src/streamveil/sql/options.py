@@ -1,12 +1,8 @@
-"""Every option of the privacy clause: one table that the parser, the builder and the docs read.
-
-GoogleSQL's own options keep their names and meaning. Options of streamveil are marked as such.
-"""
+"""How each kind of option is written in SQL and in Python; `plan.options` lists them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sqlglot import exp
@@ -14,6 +10,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
+from streamveil.plan.options import OPTIONS, Kind
 from streamveil.sql.parts import UNIT_US
 
 Value = Any
@@ -157,180 +154,10 @@ def strategy(tree: exp.Expr, what: str) -> str:
     return chosen
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option: how its value is read, and what the documentation says of it."""
-
-    read: Reader
-    origin: str  # 'GoogleSQL' or 'streamveil'
-    default: str
-    meaning: str
-
-
-G, S = "GoogleSQL", "streamveil"
-NONE = "none: must be given"
-OPTIONS: dict[str, Option] = {
-    "epsilon": Option(number_text, G, NONE, "privacy loss of one unit; or `rho`, or `mu`"),
-    "delta": Option(
-        number_text, G, "0 (pure; GROUP BY and sketches need one)",
-        "probability that epsilon does not hold",
-    ),
-    "privacy_unit_column": Option(
-        row_value, G, NONE, "who is protected: a column or per-row expression"
-    ),
-    "max_groups_contributed": Option(
-        whole, G, "by forecast; 1 with `contribution_bounds_per_group`",
-        "groups one unit may count in; C = groups x rows per group",
-    ),
-    "max_rows_contributed": Option(
-        whole, G, "from `max_groups_contributed`", "C: the first C rows of a unit count"
-    ),
-    "min_privacy_units_per_group": Option(
-        whole, G, "1", "a discovered group is shown only well above this many units"
-    ),
-    "group_selection_strategy": Option(
-        strategy, G, "LAPLACE_THRESHOLD",
-        "LAPLACE_THRESHOLD: private threshold (ours is Gaussian); PUBLIC_GROUPS: needs a public "
-        "list",
-    ),
-    "privacy_unit_period": Option(
-        interval, S, "the whole stream", "protects each unit-period (user-day) separately"
-    ),
-    "max_rows_per_group": Option(
-        whole, S, "C (no bound per group)", "c: at most c rows of a unit in one (window, group)"
-    ),
-    "max_squared_rows": Option(
-        whole, S, "not used; by forecast with `expected_rows` where no bound is given",
-        "B: instead of c, accept while the sum of (rows per group)^2 <= B",
-    ),
-    "rho": Option(number_text, S, "not used", "budget in zCDP instead of epsilon"),
-    "mu": Option(number_text, S, "not used", "budget in Gaussian DP instead of epsilon"),
-    "public_groups": Option(
-        groups, S, "groups are discovered", "a list of groups, or a public file of them"
-    ),
-    "clock": Option(
-        word, S, "'event'; 'wall' for a source that never ends",
-        "'event': replay by arrival time; 'wall': live",
-    ),
-    "start": Option(instant, S, NONE, "first moment of step 1, public"),
-    "end": Option(instant, S, "start + steps x interval", "end of the last step, public"),
-    "steps": Option(
-        steps, S, "from start and end",
-        "releases the guarantee covers; 'unbounded': counters without a horizon",
-    ),
-    "arrival": Option(
-        word, S, "the event time", "column with the time at which a replayed row arrives"
-    ),
-    "lateness": Option(
-        interval, S, "0", "how long after its end a window still takes rows and triggers"
-    ),
-    "preset": Option(
-        word, S, "'default'",
-        "'dp-sqlp': the published system, for comparison; 'theorem': a changing table is served by "
-        "proved errors, not measured ones",
-    ),
-    "thresholds": Option(
-        word, S, "'rigorous'", "of preset 'dp-sqlp': 'rigorous', or 'published' (not proven)"
-    ),
-    "counter": Option(word, S, "'auto'", "continual counter: chosen by horizon and budget"),
-    "name": Option(word, S, "the sink's name, else 'query'", "the job in the ledger and state"),
-    "non_negative": Option(flag, S, "FALSE", "post-processing: values below 0 become 0"),
-    "integer": Option(flag, S, "FALSE", "post-processing: values are rounded (within 64 bits)"),
-    "monotone": Option(flag, S, "FALSE", "post-processing: running counts never fall"),
-    "confidence": Option(real, S, "0.95", "coverage of the interval of every number"),
-    "intervals": Option(
-        word, S, "'noise'", "what intervals cover: the 'noise' alone, or the 'true' answer over "
-        "all rows, those over the contribution bound too",
-    ),
-    "cut_share": Option(
-        real, S, "0.02", "share of mu^2 for a private count of the rows over the contribution bound"
-    ),
-    "look_share": Option(
-        number_text, S, "0.05 where all rows are there at the start and none are expected",
-        "share of the budget that asks the rows for their shape before the first release; 0: none",
-    ),
-    "selection": Option(
-        word, S, "'auto': by forecast",
-        "how groups are discovered: 'table' of coins or 'gaussian' threshold",
-    ),
-    "selection_share": Option(
-        real, S, "by the number of aggregates", "share of mu^2 for a 'gaussian' selection"
-    ),
-    "mu_share": Option(
-        real, S, "by forecast",
-        "share of mu for the values beside a 'table' selection",
-    ),
-    "hidden_groups": Option(
-        whole, S, "by forecast",
-        "groups not yet shown in which the 'table' selection counts one unit; its rows in others"
-        " still count",
-    ),
-    "total_tests": Option(
-        whole, S, "4",
-        "releases (the last, the half, the quarter ...) at which a group is also shown if its noisy"
-        " total is large ('table' selection); 0: none",
-    ),
-    "weights": Option(
-        word, S, "'adaptive'", "large groups pay less and are counted less precisely; or 'flat'"
-    ),
-    "entry_weight": Option(
-        real, S, "by forecast", "weight of a group not yet shown"
-    ),
-    "weight_reference": Option(
-        real, S, "by forecast", "total up to which a group keeps its entry weight",
-    ),
-    "delta_share": Option(
-        real, S, "0.5", "share of delta for the thresholds of discovered groups"
-    ),
-    "max_units": Option(
-        whole, S, "100,000,000", "units expected at most: sets the chance of equal fingerprints"
-    ),
-    "expected_rows": Option(
-        real, S, "1.5, 6 and 30, where nothing bounds them",
-        "rows of one unit, on average, publicly expected: settings and, where no bound is given, "
-        "bounds come from a forecast for streams like this",
-    ),
-    "expected_most_rows": Option(
-        real, S, "a family of tails", "rows that 99 of 100 units are expected not to exceed"
-    ),
-    "expected_repeats": Option(
-        real, S, "0 and 0.3, both", "share of rows expected to repeat a group of their unit"
-    ),
-    "expected_units": Option(real, S, "1,000,000", "units expected, with `expected_rows`"),
-    "expected_groups": Option(
-        real, S, "a group for every 50 rows", "groups of one window expected, with `expected_rows`"
-    ),
-    "expected_size": Option(
-        whole, S, NONE + " for changing tables",
-        "records of a changing table, about: chooses the mechanism, forecasts the error",
-    ),
-    "expected_updates": Option(
-        whole, S, "2 x expected_size; 1 x when nothing is deleted",
-        "insertions and deletions of a changing table over all steps, about",
-    ),
-    "ask_share": Option(
-        real, S, "0", "part of a changing table's budget for questions (ASK)"
-    ),
-    "mechanism": Option(
-        word, S, "'auto': least expected error",
-        "of a changing table: counter, tree_of_mwem, rerun, snapshot_delta, continual_mwem, "
-        "interval_tree, triggered_snapshots, two_streams",
-    ),
-    "accept_error": Option(
-        flag, S, "FALSE", "runs a changing table although the error is a quarter of it or more"
-    ),
-    "watermark": Option(word, S, "'schedule'", "what closes windows: only the public clock can"),
-    "late_data": Option(
-        word, S, "'drop'", "rows after the allowed lateness: counted for the operator and dropped"
-    ),
-    "metrics": Option(word, S, "'off'", "exact counters in logs: never"),
-    "rerun_on_growth": Option(
-        real, S, "not used", "always refused unless the size is public (`public_size`)"
-    ),
-    "public_size": Option(flag, S, "FALSE", "declares the number of source rows public"),
-    "budget_refresh": Option(
-        interval, S, "not used", "refused unless it equals `privacy_unit_period`"
-    ),
+READERS: dict[Kind, Reader] = {
+    "amount": number_text, "real": real, "whole": whole, "flag": flag, "word": word,
+    "strategy": strategy, "expression": row_value, "interval": interval, "instant": instant,
+    "steps": steps, "groups": groups,
 }  # fmt: skip
 
 # options a GoogleSQL query may hold that have no meaning here, with the way out
@@ -354,17 +181,17 @@ def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
             raise PlanError(f"unknown option '{shown(name)}'{nearest(name, OPTIONS)}")
         if name in found:
             raise PlanError(f"option '{name}' is given twice")
-        found[name] = OPTIONS[name].read(tree, name)
+        found[name] = READERS[OPTIONS[name].kind](tree, name)
     return found
 
 
-PYTHON: dict[Reader, tuple[tuple[type, ...], str]] = {  # how each option is written in Python
-    whole: ((int,), "a whole number"),
-    real: ((int, float), "a number"),
-    flag: ((bool,), "True or False"),
-    word: ((str,), "a text"),
-    row_value: ((str,), "SQL text: a column or a per-row expression"),
-    strategy: ((str,), "a text"),
+PYTHON: dict[Kind, tuple[tuple[type, ...], str]] = {  # how each option is written in Python
+    "whole": ((int,), "a whole number"),
+    "real": ((int, float), "a number"),
+    "flag": ((bool,), "True or False"),
+    "word": ((str,), "a text"),
+    "expression": ((str,), "SQL text: a column or a per-row expression"),
+    "strategy": ((str,), "a text"),
 }
 
 
@@ -372,7 +199,7 @@ def require_kinds(values: Mapping[str, Value]) -> None:
     """PlanError for an option whose value is of another kind than its reader in SQL gives."""
     for name, value in values.items():
         option = OPTIONS.get(name)
-        kinds, meant = PYTHON.get(option.read, ((), "")) if option is not None else ((), "")
+        kinds, meant = PYTHON.get(option.kind, ((), "")) if option is not None else ((), "")
         fits = isinstance(value, kinds) and isinstance(value, bool) <= (bool in kinds)
         if value is not None and kinds and not fits:
             raise PlanError(f"{name} must be {meant}, not {type(value).__name__}")

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.expr import conjunction, normalize_expression
+from streamveil.plan import options
 from streamveil.plan.check import check_plan
 from streamveil.plan.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource
 from streamveil.sql.table_check import check_table
@@ -32,10 +33,10 @@ SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "sec": "second
 _PIECE = re.compile(r"\s*(\d{1,15})\s*([A-Za-z]+)\s*(?:,|and)?\s*")
 
 # options that only the validator reads: once allowed, they change nothing
-SAID = frozenset(
-    {"watermark", "late_data", "metrics", "rerun_on_growth", "public_size", "budget_refresh_us",
-     "horizon"}
-)  # fmt: skip
+SAID = frozenset({
+    *map(str, options.HABITUAL), options.RERUN.name, options.PUBLIC_SIZE.name,
+    "budget_refresh_us", "horizon",
+})  # fmt: skip
 
 Duration = str | timedelta
 Instant = str | datetime

@@ -16,6 +16,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import shown
 from streamveil.plan.check import HABITS
+from streamveil.plan.options import PUBLIC_GROUPS
 from streamveil.plan.plan import SourceSpec
 from streamveil.sql.assemble import Draft, read_groups
 from streamveil.sql.options import constant
@@ -91,6 +92,6 @@ def only_groups(
     plain = [key.expression.strip("`").lower() for key in draft.keys]
     if len(names) != 1 or column.lower() not in (names[0], plain[0]):
         raise PlanError(f"public groups of '{shown(column)}' need GROUP BY {shown(column)} alone")
-    if values.get("public_groups") is not None:
+    if values.get(PUBLIC_GROUPS.name) is not None:
         raise PlanError("public groups are given twice: by public_groups and by a join")
     return tuple(dict.fromkeys(found))

@@ -12,6 +12,7 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_tokens, shown
 from streamveil.expressions.expr import normalize_expression
 from streamveil.expressions.functions import FUNCTIONS
+from streamveil.plan import options
 from streamveil.plan.check import HABITS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.aggregates import FORMS, is_aggregate, read_aggregate
@@ -41,7 +42,7 @@ def read_select(
         [row_text(tree.args["where"].this, scope)] if tree.args.get("where") else []
     )
     named = _named_columns(values, scope)
-    aggregates, per_group, plain = _select_list(tree, scope, named.get("privacy_unit_column"))
+    aggregates, per_group, plain = _select_list(tree, scope, named.get(options.PRIVACY_UNIT.name))
     sets = _table_sets(tree, scope, plain) if isinstance(scope.source, TableSource) else ()
     return Draft(
         source=scope.source,
@@ -60,11 +61,12 @@ def read_select(
 def _named_columns(values: Mapping[str, Any], scope: From) -> dict[str, str]:
     """The options that name columns, over columns of the source: who is protected, and arrival."""
     named: dict[str, str] = {}
-    unit, arrival = values.get("privacy_unit_column"), values.get("arrival")
+    unit, arrival = options.PRIVACY_UNIT.of(values), options.ARRIVAL.of(values)
     if unit is not None:
-        named["privacy_unit_column"] = scope.expression(unit, "privacy_unit_column")
+        unit_name = options.PRIVACY_UNIT.name
+        named[unit_name] = scope.expression(unit, unit_name)
     if arrival is not None:
-        named["arrival"] = scope.own_column(arrival, "arrival")
+        named[options.ARRIVAL.name] = scope.own_column(arrival, options.ARRIVAL.name)
     return named
 
 

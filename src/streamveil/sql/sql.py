@@ -20,6 +20,7 @@ from typing import Any
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.expr import conjunction
+from streamveil.plan.options import PUBLIC_GROUPS
 from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.assemble import assemble
 from streamveil.sql.options import constant, flag, read_options, text, word
@@ -122,7 +123,7 @@ def _planned(
     draft = read_select(statement.tree, sources, values, statement.emit, source, sink)
     values |= draft.named
     if groups is not None:
-        values["public_groups"] = only_groups(groups, draft, values)
+        values[PUBLIC_GROUPS.name] = only_groups(groups, draft, values)
     return Planned(assemble(draft, values), statement.explain)
 
 

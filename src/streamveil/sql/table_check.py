@@ -8,15 +8,16 @@ from typing import Any
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import shown
+from streamveil.plan import options
 from streamveil.plan.check import (
     TABLE_ONLY,
     check_clock,
-    check_confidence,
     check_delta,
     check_ends,
     check_habits,
     check_horizon,
     check_names,
+    check_numbers,
 )
 from streamveil.plan.plan import Bounding, KeySet, Plan, TableSource, Window
 
@@ -24,7 +25,7 @@ MECHANISMS = (
     "auto", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
     "interval_tree", "two_streams", "triggered_snapshots",
 )  # fmt: skip
-SHARED = ("confidence", "non_negative", "integer", "watermark", "late_data", "metrics", "horizon")
+ALSO = {*(option.name for option in options.HABITUAL), "horizon"}
 MOST_CELLS = 1 << 22
 MOST_POINTS = 1 << 20  # of the product of all domains
 FORM = "write CHECK (city IN ('a', 'b')) or CHECK (age BETWEEN 0 AND 99)"
@@ -39,7 +40,7 @@ def check_table(plan: Plan) -> None:
         check_ends(plan), check_delta(plan), check_habits(plan),
         check_domains(source.domains), check_names(plan), _shape(plan),
         _aggregates(plan), _unit(plan, source), _options(plan), check_clock(plan),
-        check_horizon(plan), check_confidence(plan),
+        check_horizon(plan), check_numbers(plan),
     )  # fmt: skip
     for rule in rules:
         for complaint in rule:
@@ -108,9 +109,9 @@ def _unit(plan: Plan, source: TableSource) -> Iterator[str]:
 def _options(plan: Plan) -> Iterator[str]:
     given = plan.options
     for name in given:
-        if name not in (*TABLE_ONLY, *SHARED):
+        if name not in options.of_query(options.TABLE) | ALSO:
             yield f"option '{name}' does not apply to a changing table{nearest(name, TABLE_ONLY)}"
-    size, updates = given.get("expected_size"), given.get("expected_updates")
+    size, updates = options.EXPECTED_SIZE.of(given), options.EXPECTED_UPDATES.of(given)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         yield (
             "how many records will there be, about? expected_size has no default.\n"
@@ -120,14 +121,14 @@ def _options(plan: Plan) -> Iterator[str]:
         )
     if updates is not None and (not isinstance(updates, int) or updates < 1):
         yield "expected_updates is a whole number: insertions and deletions over all steps"
-    share = given.get("ask_share", 0.0)
+    share = options.ASK_SHARE.of(given)
     if not isinstance(share, int | float) or not 0 <= share < 1:
         yield "ask_share is the part of the budget for questions: at least 0, below 1"
     elif share and not any(one.expression is None for one in plan.aggregates):
         yield "questions need the number of records: add COUNT(*) AS n to the SELECT list"
     elif share and plan.budget.mu is not None:
         yield "ask_share needs a budget in epsilon or rho: questions are not Gaussian noise"
-    word = given.get("mechanism", "auto")
+    word = options.MECHANISM.of(given)
     if word not in MECHANISMS:
         yield f"unknown mechanism{nearest(str(word)[:30], MECHANISMS)}"
     if plan.preset not in ("default", "theorem"):

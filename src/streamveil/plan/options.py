@@ -1,0 +1,470 @@
+"""Every option of the privacy clause, declared once: what it takes, its default, what it does.
+
+SQL, Python, the checks, `explain` and the reference page all read this table. GoogleSQL's own
+options keep their names and meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal, TypeAlias
+
+Kind: TypeAlias = Literal[
+    "amount", "real", "whole", "flag", "word", "strategy", "expression", "interval", "instant",
+    "steps", "groups",
+]  # fmt: skip
+GOOGLE = "GoogleSQL"
+NONE = "none: must be given"
+GROUP_BY, TABLE = "GROUP BY", "changing table"
+BOTH = (GROUP_BY, TABLE)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers that an option may be; its ends belong to it where it says so."""
+
+    low: float
+    high: float = inf
+    whole: bool = False
+    with_low: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is such a number."""
+        if isinstance(value, bool):
+            return False
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        if self.whole and (number in (inf, -inf) or number != int(number)):
+            return False
+        return (self.low <= number if self.with_low else self.low < number) and number < self.high
+
+    def __str__(self) -> str:
+        if self.whole:
+            return f"a whole number of at least {self.low:g}"
+        low = "at least" if self.with_low else "above"
+        below = "" if self.high == inf else f" and below {self.high:g}"
+        return f"a number {low} {self.low:g}{below}"
+
+
+SHARE = Limits(0, 1)
+POSITIVE = Limits(0)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the clause.
+
+    `value` is the default where it is a constant, and `reason` why it was taken, for `explain`.
+    `part_of` names the queries whose plan keeps the option under its name; empty: it decides
+    another part of the plan.
+    """
+
+    name: str
+    kind: Kind
+    default: str  # in words, for people
+    meaning: str
+    origin: str = "streamveil"
+    value: Any = None
+    reason: str = ""
+    within: Limits | None = None
+    part_of: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def of(self, given: Mapping[str, Any]) -> Any:
+        """The value given, or the constant default."""
+        return given.get(self.name, self.value)
+
+    def given_in(self, given: Mapping[str, Any]) -> bool:
+        """Whether there is a value."""
+        return given.get(self.name) is not None
+
+
+EPSILON = Option(
+    "epsilon", "amount", NONE, "privacy loss of one unit; or `rho`, or `mu`", origin=GOOGLE
+)
+DELTA = Option(
+    "delta",
+    "amount",
+    "0 (pure; GROUP BY and sketches need one)",
+    "probability that epsilon does not hold",
+    origin=GOOGLE,
+)
+PRIVACY_UNIT = Option(
+    "privacy_unit_column",
+    "expression",
+    NONE,
+    "who is protected: a column or per-row expression",
+    origin=GOOGLE,
+)
+MAX_GROUPS = Option(
+    "max_groups_contributed",
+    "whole",
+    "by forecast; 1 with `contribution_bounds_per_group`",
+    "groups one unit may count in; C = groups x rows per group",
+    origin=GOOGLE,
+)
+MAX_ROWS = Option(
+    "max_rows_contributed",
+    "whole",
+    "from `max_groups_contributed`",
+    "C: the first C rows of a unit count",
+    origin=GOOGLE,
+)
+MIN_UNITS = Option(
+    "min_privacy_units_per_group",
+    "whole",
+    "1",
+    "a discovered group is shown only well above this many units",
+    origin=GOOGLE,
+)
+STRATEGY = Option(
+    "group_selection_strategy",
+    "strategy",
+    "LAPLACE_THRESHOLD",
+    "LAPLACE_THRESHOLD: private threshold (ours is Gaussian); PUBLIC_GROUPS: needs a public list",
+    origin=GOOGLE,
+)
+UNIT_PERIOD = Option(
+    "privacy_unit_period",
+    "interval",
+    "the whole stream",
+    "protects each unit-period (user-day) separately",
+)
+MAX_PER_GROUP = Option(
+    "max_rows_per_group",
+    "whole",
+    "C (no bound per group)",
+    "c: at most c rows of a unit in one (window, group)",
+)
+MAX_SQUARED = Option(
+    "max_squared_rows",
+    "whole",
+    "not used; by forecast with `expected_rows` where no bound is given",
+    "B: instead of c, accept while the sum of (rows per group)^2 <= B",
+)
+RHO = Option("rho", "amount", "not used", "budget in zCDP instead of epsilon")
+MU = Option("mu", "amount", "not used", "budget in Gaussian DP instead of epsilon")
+PUBLIC_GROUPS = Option(
+    "public_groups",
+    "groups",
+    "groups are discovered",
+    "a list of groups, or a public file of them",
+)
+CLOCK = Option(
+    "clock",
+    "word",
+    "'event'; 'wall' for a source that never ends",
+    "'event': replay by arrival time; 'wall': live",
+)
+START = Option("start", "instant", NONE, "first moment of step 1, public")
+END = Option("end", "instant", "start + steps x interval", "end of the last step, public")
+STEPS = Option(
+    "steps",
+    "steps",
+    "from start and end",
+    "releases the guarantee covers; 'unbounded': counters without a horizon",
+)
+ARRIVAL = Option(
+    "arrival", "word", "the event time", "column with the time at which a replayed row arrives"
+)
+LATENESS = Option(
+    "lateness", "interval", "0", "how long after its end a window still takes rows and triggers"
+)
+PRESET = Option(
+    "preset",
+    "word",
+    "'default'",
+    "'dp-sqlp': the published system, for comparison; 'theorem': a changing table is served by "
+    "proved errors, not measured ones",
+)
+THRESHOLDS = Option(
+    "thresholds",
+    "word",
+    "'rigorous'",
+    "of preset 'dp-sqlp': 'rigorous', or 'published' (not proven)",
+    value="rigorous",
+    reason="hold for all triggers together",
+    part_of=(GROUP_BY,),
+)
+COUNTER = Option("counter", "word", "'auto'", "continual counter: chosen by horizon and budget")
+NAME = Option("name", "word", "the sink's name, else 'query'", "the job in the ledger and state")
+NON_NEGATIVE = Option(
+    "non_negative", "flag", "FALSE", "post-processing: values below 0 become 0", part_of=BOTH
+)
+INTEGER = Option(
+    "integer",
+    "flag",
+    "FALSE",
+    "post-processing: values are rounded (within 64 bits)",
+    part_of=BOTH,
+)
+MONOTONE = Option(
+    "monotone", "flag", "FALSE", "post-processing: running counts never fall", part_of=(GROUP_BY,)
+)
+CONFIDENCE = Option(
+    "confidence",
+    "real",
+    "0.95",
+    "coverage of the interval of every number",
+    value=0.95,
+    reason="the usual choice for intervals",
+    within=SHARE,
+    part_of=BOTH,
+)
+INTERVALS = Option(
+    "intervals",
+    "word",
+    "'noise'",
+    "what intervals cover: the 'noise' alone, or the 'true' answer over all rows, those over the "
+    "contribution bound too",
+    value="noise",
+    reason="covers the noise; 'true' also the cut rows",
+    part_of=(GROUP_BY,),
+)
+CUT_SHARE = Option(
+    "cut_share",
+    "real",
+    "0.02",
+    "share of mu^2 for a private count of the rows over the contribution bound",
+    value=0.02,
+    reason="of mu^2, for a private count of the rows that contribution bounding cut",
+    within=Limits(0, 1, with_low=True),
+    part_of=(GROUP_BY,),
+)
+LOOK_SHARE = Option(
+    "look_share",
+    "amount",
+    "0.05 where all rows are there at the start and none are expected",
+    "share of the budget that asks the rows for their shape before the first release; 0: none",
+    value=0,
+    part_of=(GROUP_BY,),
+)
+SELECTION = Option(
+    "selection",
+    "word",
+    "'auto': by forecast",
+    "how groups are discovered: 'table' of coins or 'gaussian' threshold",
+    value="auto",
+    reason="the design with the least forecast error: coins or a counter",
+    part_of=(GROUP_BY,),
+)
+SELECTION_SHARE = Option(
+    "selection_share",
+    "real",
+    "by the number of aggregates",
+    "share of mu^2 for a 'gaussian' selection",
+    reason="of mu^2, for deciding which keys to show",
+    within=SHARE,
+    part_of=(GROUP_BY,),
+)
+MU_SHARE = Option(
+    "mu_share",
+    "real",
+    "by forecast",
+    "share of mu for the values beside a 'table' selection",
+    reason="of the Gaussian mu, for the values: by forecast",
+    within=SHARE,
+    part_of=(GROUP_BY,),
+)
+HIDDEN_GROUPS = Option(
+    "hidden_groups",
+    "whole",
+    "by forecast",
+    "groups not yet shown in which the 'table' selection counts one unit; its rows in others"
+    " still count",
+    reason="groups not yet shown that one unit is counted in: by forecast",
+    within=Limits(1, whole=True, with_low=True),
+    part_of=(GROUP_BY,),
+)
+TOTAL_TESTS = Option(
+    "total_tests",
+    "whole",
+    "4",
+    "releases (the last, the half, the quarter ...) at which a group is also shown if its noisy"
+    " total is large ('table' selection); 0: none",
+    value=4,
+    reason="releases at which a group is also shown for its noisy total: the last, the half ...",
+    within=Limits(0, whole=True, with_low=True),
+    part_of=(GROUP_BY,),
+)
+WEIGHTS = Option(
+    "weights",
+    "word",
+    "'adaptive'",
+    "large groups pay less and are counted less precisely; or 'flat'",
+    value="adaptive",
+    reason="large keys pay less and are counted less precisely",
+    part_of=(GROUP_BY,),
+)
+ENTRY_WEIGHT = Option(
+    "entry_weight",
+    "real",
+    "by forecast",
+    "weight of a group not yet shown",
+    reason="weight of keys not yet shown",
+    within=POSITIVE,
+    part_of=(GROUP_BY,),
+)
+WEIGHT_REFERENCE = Option(
+    "weight_reference",
+    "real",
+    "by forecast",
+    "total up to which a group keeps its entry weight",
+    reason="total up to which a key keeps its entry weight",
+    within=POSITIVE,
+    part_of=(GROUP_BY,),
+)
+DELTA_SHARE = Option(
+    "delta_share",
+    "real",
+    "0.5",
+    "share of delta for the thresholds of discovered groups",
+    value=0.5,
+    reason="of delta for thresholds, the rest for the noise",
+    within=SHARE,
+    part_of=(GROUP_BY,),
+)
+MAX_UNITS = Option(
+    "max_units",
+    "whole",
+    "100,000,000",
+    "units expected at most: sets the chance of equal fingerprints",
+    value=10**8,
+    reason="chance of equal fingerprints, in delta",
+    within=Limits(1, whole=True, with_low=True),
+    part_of=(GROUP_BY,),
+)
+EXPECTED_ROWS = Option(
+    "expected_rows",
+    "real",
+    "1.5, 6 and 30, where nothing bounds them",
+    "rows of one unit, on average, publicly expected: settings and, where no bound is given, "
+    "bounds come from a forecast for streams like this",
+    part_of=(GROUP_BY,),
+)
+EXPECTED_MOST_ROWS = Option(
+    "expected_most_rows",
+    "real",
+    "a family of tails",
+    "rows that 99 of 100 units are expected not to exceed",
+    part_of=(GROUP_BY,),
+)
+EXPECTED_REPEATS = Option(
+    "expected_repeats",
+    "real",
+    "0 and 0.3, both",
+    "share of rows expected to repeat a group of their unit",
+    part_of=(GROUP_BY,),
+)
+EXPECTED_UNITS = Option(
+    "expected_units",
+    "real",
+    "1,000,000",
+    "units expected, with `expected_rows`",
+    part_of=(GROUP_BY,),
+)
+EXPECTED_GROUPS = Option(
+    "expected_groups",
+    "real",
+    "a group for every 50 rows",
+    "groups of one window expected, with `expected_rows`",
+    part_of=(GROUP_BY,),
+)
+EXPECTED_SIZE = Option(
+    "expected_size",
+    "whole",
+    NONE + " for changing tables",
+    "records of a changing table, about: chooses the mechanism, forecasts the error",
+    part_of=(TABLE,),
+)
+EXPECTED_UPDATES = Option(
+    "expected_updates",
+    "whole",
+    "2 x expected_size; 1 x when nothing is deleted",
+    "insertions and deletions of a changing table over all steps, about",
+    part_of=(TABLE,),
+)
+ASK_SHARE = Option(
+    "ask_share",
+    "real",
+    "0",
+    "part of a changing table's budget for questions (ASK)",
+    value=0,
+    part_of=(TABLE,),
+)
+MECHANISM = Option(
+    "mechanism",
+    "word",
+    "'auto': least expected error",
+    "of a changing table: counter, tree_of_mwem, rerun, snapshot_delta, continual_mwem, "
+    "interval_tree, triggered_snapshots, two_streams",
+    value="auto",
+    part_of=(TABLE,),
+)
+ACCEPT_ERROR = Option(
+    "accept_error",
+    "flag",
+    "FALSE",
+    "runs a changing table although the error is a quarter of it or more",
+    part_of=(TABLE,),
+)
+WATERMARK = Option(
+    "watermark",
+    "word",
+    "'schedule'",
+    "what closes windows: only the public clock can",
+    value="schedule",
+)
+LATE_DATA = Option(
+    "late_data",
+    "word",
+    "'drop'",
+    "rows after the allowed lateness: counted for the operator and dropped",
+    value="drop",
+)
+METRICS = Option("metrics", "word", "'off'", "exact counters in logs: never", value="off")
+RERUN = Option(
+    "rerun_on_growth",
+    "real",
+    "not used",
+    "always refused unless the size is public (`public_size`)",
+    part_of=BOTH,
+)
+PUBLIC_SIZE = Option(
+    "public_size", "flag", "FALSE", "declares the number of source rows public", part_of=BOTH
+)
+REFRESH = Option(
+    "budget_refresh", "interval", "not used", "refused unless it equals `privacy_unit_period`"
+)
+
+OPTIONS: dict[str, Option] = {
+    option.name: option for option in list(globals().values()) if isinstance(option, Option)
+}
+BUDGETS = (EPSILON.name, DELTA.name, RHO.name, MU.name)
+OF_METHODS = (  # in Python, of protect(), bound() and group_by()
+    PRIVACY_UNIT, UNIT_PERIOD, MAX_GROUPS, MAX_ROWS, MAX_PER_GROUP, MAX_SQUARED, MIN_UNITS,
+    STRATEGY, PUBLIC_GROUPS,
+)  # fmt: skip
+EXPECTATIONS = (
+    EXPECTED_UNITS, EXPECTED_ROWS, EXPECTED_MOST_ROWS, EXPECTED_GROUPS, EXPECTED_REPEATS,
+)  # fmt: skip
+HABITUAL = (WATERMARK, LATE_DATA, METRICS)  # habits of streaming systems: one word is allowed
+
+
+def kept(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What of the values of a clause a plan keeps under its name; a flag only where it is set."""
+    for option in OPTIONS.values():
+        value = values.get(option.name)
+        if option.part_of and value is not None and (option.kind != "flag" or value):
+            yield option.name, value if option.kind != "flag" else True
+
+
+def of_query(kind: str) -> set[str]:
+    """The names that plans of a kind of query keep."""
+    return {option.name for option in OPTIONS.values() if kind in option.part_of}
