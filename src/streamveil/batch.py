@@ -11,15 +11,15 @@ import pyarrow as pa
 
 
 @dataclass(repr=False)  # secret
-class Refused:
+class RejectNotes:
     """Which rows of a micro-batch cannot be used, by reason: noted where somebody asks.
 
     Never those that bounding leaves out: others' rows may have a part in that.
 
-    >>> refused = Refused()
-    >>> refused.keep(np.array([True, False, True]))
-    >>> refused.add("late", np.array([1]))
-    >>> refused.found
+    >>> reject_notes = RejectNotes()
+    >>> reject_notes.keep(np.array([True, False, True]))
+    >>> reject_notes.add("late", np.array([1]))
+    >>> reject_notes.found
     [('late', array([2]))]
     """
 
@@ -52,8 +52,8 @@ class Batch:
     closes_step: bool
     position: str  # JSON, opaque to all but the source: where to resume after this batch
     rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows; operator-only
-    aside: Iterable[pa.Table] = ()  # what was rejected, as it came: if it is asked for
-    refused: Refused | None = None  # where an operator notes more of it
+    rejected_rows: Iterable[pa.Table] = ()  # what was rejected, as it came: if it is asked for
+    reject_notes: RejectNotes | None = None  # where an operator notes more of it
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, closes_step={self.closes_step})"

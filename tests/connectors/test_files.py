@@ -294,7 +294,7 @@ def test_files_may_have_any_name(tmp_path):
     assert [row["user"] for row in found] == [0, 0, 1, 1, 2, 2, 3, 3]
     for done, chunk in enumerate(chunks, start=1):
         assert rows(source, chunk.position, 1)[0] == found[done:]
-    files = [table["file"][0].as_py() for chunk in chunks for table in chunk.aside if table]
+    files = [table["file"][0].as_py() for chunk in chunks for table in chunk.rejected_rows if table]
     assert [name[len(str(tmp_path)) + 1 :] for name in files] == [
         name.decode(errors="backslashreplace") for name in ODD
     ]

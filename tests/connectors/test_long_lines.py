@@ -128,11 +128,15 @@ def test_a_line_too_long_is_counted_once_and_set_aside_by_its_start(
         chunks = list(source.read(None, rows))
         assert [u for c in chunks for u in c.rows["user"].to_pylist()] == [0, 2, 5]
         assert sum(c.rejected.get(TOO_LONG, 0) for c in chunks) == 3
-        aside = [row for c in chunks for part in c.aside for row in part.to_pylist()]
+        rejected_rows = [
+            row for c in chunks for part in c.rejected_rows for row in part.to_pylist()
+        ]
         lines = data.splitlines()
-        assert [row["bytes"] for row in aside] == [len(lines[row["number"] - 1]) for row in aside]
-        assert all(lines[row["number"] - 1].startswith(row["line"]) for row in aside)
-        assert {row["reason"] for row in aside} == {TOO_LONG}
+        assert [row["bytes"] for row in rejected_rows] == [
+            len(lines[row["number"] - 1]) for row in rejected_rows
+        ]
+        assert all(lines[row["number"] - 1].startswith(row["line"]) for row in rejected_rows)
+        assert {row["reason"] for row in rejected_rows} == {TOO_LONG}
         for done, chunk in enumerate(chunks, 1):  # a restart goes on at the exact place
             again = list(source.read(chunk.position, rows))
             assert [u for c in again for u in c.rows["user"].to_pylist()] == [

@@ -171,7 +171,7 @@ def published(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
-def aside(folder: Path) -> dict[str, bytes]:
+def rejected_rows(folder: Path) -> dict[str, bytes]:
     """Every file of rejected rows."""
     return {path.name: path.read_bytes() for path in (folder / "aside").glob("batch-*.parquet")}
 

@@ -28,7 +28,7 @@ from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.tables import to_bytes
 from streamveil.runtime.verify import verify
 from tests.crash import streams
-from tests.crash.lives import archived, aside, spent
+from tests.crash.lives import archived, rejected_rows, spent
 
 SEED = 20_261_123
 POLICY = CheckpointPolicy(log_bytes=3_000, log_per_state=0)
@@ -65,7 +65,12 @@ def restore(folder: Path, content: Files) -> None:
 
 def outcome(folder: Path) -> tuple[object, ...]:
     """All that a finished job leaves."""
-    return archived(folder), (folder / "state/releases").read_bytes(), spent(folder), aside(folder)
+    return (
+        archived(folder),
+        (folder / "state/releases").read_bytes(),
+        spent(folder),
+        rejected_rows(folder),
+    )
 
 
 def readable(folder: Path) -> dict[object, bytes]:

@@ -19,8 +19,8 @@ from tests.crash.lives import (
     UNTOUCHED,
     Server,
     archived,
-    aside,
     published,
+    rejected_rows,
     spent,
 )
 from tests.crash.streams import RELEASES
@@ -97,7 +97,7 @@ def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int =
     kind = fault.kind
     assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
-    kept, rejected = archived(folder / "unbroken"), aside(folder / "unbroken")
+    kept, rejected = archived(folder / "unbroken"), rejected_rows(folder / "unbroken")
     assert bool(rejected) == job.startswith("picky")
     assert len(expected) == RELEASES[job]
     killed = -signal.SIGKILL if "kill" in kind else FAULTED
@@ -114,6 +114,6 @@ def try_calls(server: Server, folder: Path, fault: Fault, job: str, every: int =
         assert published(broken) == expected, f"{kind} at call {at}"
         assert spent(broken) == charged, f"{kind} at call {at}"
         assert archived(broken) == kept, f"{kind} at call {at}"
-        assert aside(broken) == rejected, f"{kind} at call {at}"
+        assert rejected_rows(broken) == rejected, f"{kind} at call {at}"
         shutil.rmtree(broken)
     assert 4 < at < MOST_CALLS - every, "the faults were not injected"

@@ -16,7 +16,7 @@ import pytest
 
 from streamveil.errors import StreamveilError
 from streamveil.runtime import checkpoint, store, wal
-from tests.crash.lives import SURVIVED, Server, archived, aside, published, spent
+from tests.crash.lives import SURVIVED, Server, archived, published, rejected_rows, spent
 from tests.crash.power import Omitted, Power
 
 SEED = 20_261_120
@@ -51,7 +51,7 @@ def lose_power(server: Server, folder: Path, job: str, power: Power, *, again: b
     """Runs a job once and resumes it from every image; the number of images."""
     assert server.run(folder / "unbroken", job) == SURVIVED
     expected, charged = published(folder / "unbroken"), spent(folder / "unbroken")
-    kept, rejected = archived(folder / "unbroken"), aside(folder / "unbroken")
+    kept, rejected = archived(folder / "unbroken"), rejected_rows(folder / "unbroken")
     (folder / "life").mkdir()
     recorded = Power(**{**vars(power), "images": str(folder / "images")})
     assert server.run(folder / "life", job, power=recorded) == SURVIVED
@@ -71,7 +71,7 @@ def lose_power(server: Server, folder: Path, job: str, power: Power, *, again: b
         assert published(disk) == expected, what
         assert spent(disk) == charged, what
         assert archived(disk) == kept, what
-        assert aside(disk) == rejected, what
+        assert rejected_rows(disk) == rejected, what
         shutil.rmtree(image)
     return len(images)
 

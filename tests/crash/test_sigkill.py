@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.crash.lives import SURVIVED, Server, aside, published, spent
+from tests.crash.lives import SURVIVED, Server, published, rejected_rows, spent
 from tests.crash.streams import RELEASES
 
 SEED = 20_261_120
@@ -49,10 +49,10 @@ def kill_often(server: Server, folder: Path, job: str, kills: int) -> None:
             assert status == SURVIVED
             assert seen == expected
             assert spent(broken) == charged
-            assert aside(broken) == aside(folder / "unbroken")
+            assert rejected_rows(broken) == rejected_rows(folder / "unbroken")
             shutil.rmtree(broken)
     assert server.run(broken, job) == SURVIVED
-    assert aside(broken) == aside(folder / "unbroken")
+    assert rejected_rows(broken) == rejected_rows(folder / "unbroken")
     assert published(broken) == expected
     assert spent(broken) == charged
 

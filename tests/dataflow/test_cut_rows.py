@@ -102,7 +102,7 @@ def facts(release):
 def test_every_release_tells_how_many_rows_were_cut():
     operator = query(cut_share=0.5)
     state, releases = run(operator, tables(), SeededNoise(4))
-    true = state.turned["over the contribution bound"]
+    true = state.reject_counts["over the contribution bound"]
     last = facts(releases[-1])["cut"]
     assert abs(last["rows"] - true) < 6 * last["sd"]
     assert last["sd"] < true / 4
@@ -115,7 +115,7 @@ def test_without_noise_it_is_the_number_of_cut_rows():
     state, releases = run(operator, tables(), SilentNoise())
     [held] = state.windows.values()
     counted = held.cut.counted.whole.reshape(-1)[:BANDS] / 4.0 ** np.arange(BANDS - 1, -1, -1)
-    assert counted.sum() == state.turned["over the contribution bound"]
+    assert counted.sum() == state.reject_counts["over the contribution bound"]
     assert facts(releases[-1])["cut"]["rows"] <= counted.sum()
 
 

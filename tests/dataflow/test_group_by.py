@@ -225,9 +225,9 @@ def test_rows_of_a_unit_move_no_lane_further_than_its_noise_hides(kind, mixed, v
 def test_nodes_before_other_lanes_are_refused():
     operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
     totalling = operator.totalling
-    turned = replace(totalling, lanes=totalling.lanes[::-1], counters=totalling.counters[::-1])
+    swapped = replace(totalling, lanes=totalling.lanes[::-1], counters=totalling.counters[::-1])
     with pytest.raises(ValueError, match="last lanes"):
-        replace(operator, totalling=turned)
+        replace(operator, totalling=swapped)
 
 
 @settings(max_examples=15)

@@ -35,7 +35,7 @@ def holds(schedule, window, time):
 @given(schedules(), st.lists(st.integers(-60, 60), max_size=12), st.integers(1, 20))
 def test_rows_meet_exactly_their_windows(schedule, times, step):
     assume(schedule.steps is None or step <= schedule.steps)
-    rows, windows, turned = assign(schedule, np.array(times, np.int64), step)
+    rows, windows, reject_counts = assign(schedule, np.array(times, np.int64), step)
     wanted, late, early = [], 0, 0
     for row, time in enumerate(times):
         for window in range(-300, 300):
@@ -49,7 +49,7 @@ def test_rows_meet_exactly_their_windows(schedule, times, step):
             else:
                 wanted.append((row, window))
     assert list(zip(rows.tolist(), windows.tolist(), strict=True)) == wanted
-    assert turned == {k: v for k, v in {"late": late, "early": early}.items() if v}
+    assert reject_counts == {k: v for k, v in {"late": late, "early": early}.items() if v}
 
 
 @given(schedules(), st.integers(1, 20))
@@ -87,15 +87,15 @@ def test_a_period_takes_rows_until_its_last_window_closes(schedule, period, time
 
 def test_the_whole_stream_is_one_window():
     whole = Schedule(steps=5)
-    rows, windows, turned = assign(whole, np.array([5, -5], np.int64), 3)
-    assert (rows.tolist(), windows.tolist(), turned) == ([0, 1], [0, 0], {})
+    rows, windows, reject_counts = assign(whole, np.array([5, -5], np.int64), 3)
+    assert (rows.tolist(), windows.tolist(), reject_counts) == ([0, 1], [0, 0], {})
     assert (whole.active(3), whole.triggers, whole.trigger(0, 3)) == (range(1), 5, 3)
 
 
 def test_after_its_last_step_the_whole_stream_takes_no_rows_and_makes_no_release():
     whole = Schedule(steps=5)
-    rows, windows, turned = assign(whole, np.array([5, -5], np.int64), 6)
-    assert (len(rows), len(windows), turned) == (0, 0, {"late": 2})
+    rows, windows, reject_counts = assign(whole, np.array([5, -5], np.int64), 6)
+    assert (len(rows), len(windows), reject_counts) == (0, 0, {"late": 2})
     assert (whole.active(5), whole.active(6), Schedule().active(6)) == (
         range(1),
         range(0),

@@ -90,7 +90,7 @@ def sip128(message, k0, k1):
     """SipHash-2-4-128 of one message, in Python's own integers."""
     mask = 2**64 - 1
 
-    def turned(x, b):
+    def rotated(x, b):
         return (x << b | x >> 64 - b) & mask
 
     def rounds(v, n):
@@ -98,11 +98,11 @@ def sip128(message, k0, k1):
         for _ in range(n):
             v0 = v0 + v1 & mask
             v2 = v2 + v3 & mask
-            v1, v3 = turned(v1, 13) ^ v0, turned(v3, 16) ^ v2
-            v0 = turned(v0, 32) + v3 & mask
+            v1, v3 = rotated(v1, 13) ^ v0, rotated(v3, 16) ^ v2
+            v0 = rotated(v0, 32) + v3 & mask
             v2 = v2 + v1 & mask
-            v3, v1 = turned(v3, 21) ^ v0, turned(v1, 17) ^ v2
-            v2 = turned(v2, 32)
+            v3, v1 = rotated(v3, 21) ^ v0, rotated(v1, 17) ^ v2
+            v2 = rotated(v2, 32)
         return [v0, v1, v2, v3]
 
     v = [0x736F6D6570736575 ^ k0, 0x646F72616E646F6D ^ k1 ^ 0xEE]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamveil.batch import Refused
+from streamveil.batch import RejectNotes
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError, StoreError
@@ -235,7 +235,7 @@ def test_nothing_of_a_kept_row_is_told(tmp_path: Path, capfd: Any) -> None:
     text = json.dumps([vars(one) for one in heard], default=str)
     assert "no row" not in text
     assert "tail" not in text
-    assert "late" not in repr(Refused([("late", pa.array([1]))]))
+    assert "late" not in repr(RejectNotes([("late", pa.array([1]))]))
 
 
 def test_more_rejected_rows_than_memory_go_by_disk(
@@ -243,7 +243,7 @@ def test_more_rejected_rows_than_memory_go_by_disk(
 ) -> None:
     plan = plan_of(tmp_path, **EVENTS)
     list(start(tmp_path / "a", plan))
-    monkeypatch.setattr(spill_buffer, "PILE_BYTES", 1)
+    monkeypatch.setattr(spill_buffer, "SPILL_BYTES", 1)
     list(start(tmp_path / "b", plan))
     assert kept(tmp_path / "a") == kept(tmp_path / "b") != []
 

@@ -13,7 +13,7 @@ import pytest
 from streamveil.connectors.blocks import BLOCK
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint, frame, wal
-from streamveil.runtime.copy_buffer import Ring
+from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.tables import Mark
 
 EPOCH = "e0"
@@ -39,9 +39,9 @@ def put(folder: Path, batch: int, until: int = 0) -> None:
             after()
 
     draft = checkpoint.CheckpointDraft(folder, EPOCH, saved(batch), at_once)
-    ring = Ring(8192)
-    draft.add({"x": np.arange(batch)}, ring)
-    draft.add({"y": np.arange(2 * batch)}, ring)
+    copies = CopyBuffer(8192)
+    draft.add({"x": np.arange(batch)}, copies)
+    draft.add({"y": np.arange(2 * batch)}, copies)
     needs = checkpoint.Needs(wal.Until(until or batch, hash_after(folder, until or batch)), None)
     draft.finish(needs)
     draft.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
-from streamveil.connectors.rejected_rows import MALFORMED, lines_aside
+from streamveil.connectors.rejected_rows import MALFORMED, rejected_lines
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Gdp, Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
@@ -98,10 +98,10 @@ class Stream:
         position = json.dumps({"next": number + 1})
         rejected = {"malformed row": 1} if number % 3 == 0 else {}
         lines = [b"malformed in micro-batch %d" % number]
-        aside = [lines_aside(COLUMNS, "toy", MALFORMED, np.array([number]), lines)]
+        rejected_rows = [rejected_lines(COLUMNS, "toy", MALFORMED, np.array([number]), lines)]
         return Batch(
             pa.table({"key": keys}), number // self.per_step + 1, closes, position, rejected,
-            aside if rejected else (),
+            rejected_rows if rejected else (),
         )  # fmt: skip
 
 

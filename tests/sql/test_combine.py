@@ -192,6 +192,6 @@ def test_rows_without_a_finite_number_are_counted_and_set_aside(traced):
     (chunk,) = combined.read(None, 10)
     assert chunk.rows.num_rows == 1
     assert chunk.rejected == {NOT_FINITE: 1}  # of those that pass WHERE
-    found = [row for part in chunk.aside for row in part.to_pylist()]
+    found = [row for part in chunk.rejected_rows for row in part.to_pylist()]
     assert [(row["reason"], row["number"]) for row in found] == [(NOT_FINITE, 4)] * traced
     assert all(row["row"] is None and b'"x": -Infinity' in row["line"] for row in found)

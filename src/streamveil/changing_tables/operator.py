@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import Batch, Refused, Release
+from streamveil.batch import Batch, RejectNotes, Release
 from streamveil.changing_tables.questions import QUESTION, Asking, QuestionAnswer, Questions
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Noise, Place, SilentNoise
@@ -158,7 +158,7 @@ class ChangingTable:
 
     def fold(self, state: TableState, batch: Batch, noise: Noise) -> Arrays:
         """See `Operator`."""
-        signs, ids, labels, rejected = self.read(batch.rows, noise, batch.refused)
+        signs, ids, labels, rejected = self.read(batch.rows, noise, batch.reject_notes)
         delta = {"signs": signs, "ids": ids, "labels": labels, "rejected": rejected}
         self.apply(state, delta)
         return delta
@@ -176,7 +176,7 @@ class ChangingTable:
         state.rejected = state.rejected + delta["rejected"]
 
     def read(
-        self, rows: pa.Table, noise: Noise, refused: Refused | None = None
+        self, rows: pa.Table, noise: Noise, reject_notes: RejectNotes | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """Signs, ids, labels of the rows that can be used, and why the others cannot."""
         first, second = self._operations(rows)
@@ -192,9 +192,9 @@ class ChangingTable:
         used = known & named & (~outside | (second > 0))  # an update to outside is a deletion
         wrong = ~known, known & ~named, outside & ~valid
         counts = [which.sum() for which in wrong]
-        if refused is not None:
+        if reject_notes is not None:
             for reason, which in zip(REASONS.values(), wrong, strict=True):
-                refused.add(reason, which)
+                reject_notes.add(reason, which)
         at = np.flatnonzero(used)
         order = np.repeat(at, 1 + ((second > 0) & inside)[at])
         again = np.concatenate(([False], order[1:] == order[:-1])) if len(order) else order > 0

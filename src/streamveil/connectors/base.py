@@ -19,7 +19,9 @@ class Chunk:
     rows: pa.Table
     position: str  # JSON; reading from here gives what follows, always in the same order
     rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows that were no rows
-    aside: tuple[pa.Table, ...] = ()  # what was rejected, as it came: where a source is traced
+    rejected_rows: tuple[
+        pa.Table, ...
+    ] = ()  # what was rejected, as it came: where a source is traced
 
 
 @runtime_checkable

@@ -43,8 +43,8 @@ from streamveil.connectors.rejected_rows import (
     MISFIT,
     TOO_LONG,
     as_lines,
-    lines_aside,
     misfits,
+    rejected_lines,
     with_places,
 )
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
@@ -166,13 +166,14 @@ class FilesSource:
             for part in self._reader(path).read(path, wanted, start, max_rows):
                 row += part.rows.num_rows
                 here = ReadPosition(names[index], row, size, before, part.malformed).text()
-                rows, aside = part.rows, ()
+                rows, rejected_rows = part.rows, ()
                 if part.numbers is not None:
                     rows = with_places(rows, index, part.numbers)
-                    aside = tuple(
-                        lines_aside(wanted, self.names[index], *some) for some in part.aside
+                    rejected_rows = tuple(
+                        rejected_lines(wanted, self.names[index], *some)
+                        for some in part.rejected_rows
                     )
-                yield Chunk(rows, here, part.rejected, aside)
+                yield Chunk(rows, here, part.rejected, rejected_rows)
 
     def _reader(self, path: Path) -> Reader:
         form = self.format or format_of(path.name)
@@ -203,7 +204,7 @@ def check_prefix(names: list[str], place: ReadPosition) -> int:
 Numbers = Int64[Array, " rows"]
 
 
-class Aside(NamedTuple):
+class RejectedLines(NamedTuple):
     """What of a file is set aside."""
 
     reason: str
@@ -219,7 +220,7 @@ class FilePart(NamedTuple):
     rejected: dict[str, int]
     malformed: int = 0  # lines of the file that were no rows, up to here
     numbers: Numbers | None = None  # of the rows in the file, from 1; None: nobody asked
-    aside: Sequence[Aside] = ()  # if asked for
+    rejected_rows: Sequence[RejectedLines] = ()  # if asked for
 
 
 class Reader:
@@ -294,11 +295,13 @@ class ParquetReader(Reader):
                     continue
                 numbers = np.arange(row, row + rows.num_rows) + 1
                 row += rows.num_rows
-                aside = []
+                rejected_rows = []
                 if rejected:
                     odd = misfits(part, rows)
-                    aside = [Aside(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))]
-                yield FilePart(rows, rejected, 0, numbers, aside)
+                    rejected_rows = [
+                        RejectedLines(MISFIT, numbers[odd], as_lines(part.filter(pa.array(odd))))
+                    ]
+                yield FilePart(rows, rejected, 0, numbers, rejected_rows)
 
 
 class CsvReader(Reader):
@@ -373,10 +376,10 @@ class Origin(NamedTuple):
 
     size: int | None  # see `Lines`
 
-    def aside(self, reason: str, which: Numbers) -> Aside:
+    def rejected_lines(self, reason: str, which: Numbers) -> RejectedLines:
         """Some of the lines, set aside."""
         lines = [self.lines[line] for line in which]
-        return Aside(reason, which + self.first, lines, self.size)
+        return RejectedLines(reason, which + self.first, lines, self.size)
 
     def after(self, rows: int) -> Origin:
         """The same behind some rows."""
@@ -419,5 +422,5 @@ class Fitting:
             return FilePart(rows, rejected, malformed)
         mine = origin.rows[: part.num_rows]
         wrong = mine[misfits(part, rows)] if rejected else mine[:0]
-        found = [origin.aside(reason, odd), origin.aside(MISFIT, wrong)]
+        found = [origin.rejected_lines(reason, odd), origin.rejected_lines(MISFIT, wrong)]
         return FilePart(rows, rejected, malformed, mine + origin.first, found)

@@ -87,7 +87,7 @@ def schema_of(columns: pa.Schema) -> pa.Schema:
     ])  # fmt: skip
 
 
-def lines_aside(
+def rejected_lines(
     columns: pa.Schema,
     file: str,
     reason: str,
@@ -108,7 +108,7 @@ def lines_aside(
     ], schema)  # fmt: skip
 
 
-def rows_aside(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
+def rejected_table(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
     """Rows that are set aside. `files`: of the source, by number; none where it has no files."""
     schema, n = schema_of(rows.schema), rows.num_rows
     kind = schema.field("row").type
@@ -125,15 +125,17 @@ def rows_aside(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
     return pa.table([pa.repeat(reason, n), file, number, line, size, row], schema)
 
 
-def beside(aside: pa.Table, columns: pa.Schema) -> pa.Table:
+def beside(rejected_rows: pa.Table, columns: pa.Schema) -> pa.Table:
     """What is set aside, next to rows of other columns than the source has: rows as lines."""
-    schema, rows = schema_of(columns), whole(aside.column("row"))
-    told, known = aside.column("line").to_pylist(), np.flatnonzero(rows.is_valid())
+    schema, rows = schema_of(columns), whole(rejected_rows.column("row"))
+    told, known = rejected_rows.column("line").to_pylist(), np.flatnonzero(rows.is_valid())
     lines = as_lines(pa.Table.from_struct_array(rows.drop_null()))
     for at, line in zip(known.tolist(), lines, strict=True):
         told[at] = line[:MOST_LINE]
     place = schema.get_field_index("line")
-    return aside.set_column(place, schema.field(place), pa.array(told, pa.binary())).set_column(
+    return rejected_rows.set_column(
+        place, schema.field(place), pa.array(told, pa.binary())
+    ).set_column(
         len(schema) - 1, schema.field("row"), pa.nulls(len(rows), schema.field("row").type)
     )
 

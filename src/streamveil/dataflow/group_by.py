@@ -296,7 +296,7 @@ class GroupBy:
     def counters(self, state: State) -> dict[str, int]:
         """See `Operator.counters`."""
         return {
-            **state.turned,
+            **state.reject_counts,
             "units": sum(table.units for table in state.units.values()),
             "keys": sum(held.table.keys for held in state.windows.values()),
             "shown keys": sum(len(held.open_rows) for held in state.windows.values()),

@@ -11,9 +11,9 @@ BOUNDED = "over the contribution bound"  # as it should be: no fault of the row
 def count(into: dict[str, int], more: Mapping[str, int]) -> None:
     """Adds counts by reason, of which there are any.
 
-    >>> turned = {"late": 1}
-    >>> count(turned, {"late": 2, "null unit": 0})
-    >>> turned
+    >>> reject_counts = {"late": 1}
+    >>> count(reject_counts, {"late": 2, "null unit": 0})
+    >>> reject_counts
     {'late': 3}
     """
     for reason, rows in more.items():

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import Refused
+from streamveil.batch import RejectNotes
 from streamveil.dataflow.hashing import (
     as_integers,
     first_words,
@@ -158,10 +158,10 @@ class Prepared:
     keys: list[pa.Array]
     name_key: bytes
     values: list[tuple[Float64[Array, " rows"], Bool[Array, " rows"]]]  # value, whether present
-    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    reject_counts: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
     room: UInt64[Array, " words"] | None = None  # for the names
-    refused: Refused | None = None  # where rows are noted that the next stages leave out
+    reject_notes: RejectNotes | None = None  # where rows are noted that the next stages leave out
 
     @cached_property
     def names(self) -> UInt64[Array, "rows 2"]:
@@ -187,15 +187,15 @@ def prepare(
     unit_key: bytes,
     name_key: bytes,
     into: UInt64[Array, " rows"] | None = None,
-    refused: Refused | None = None,
+    reject_notes: RejectNotes | None = None,
 ) -> Prepared:
     """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units."""
-    turned: dict[str, int] = {}
+    reject_counts: dict[str, int] = {}
     if program.where is not None:
         passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
         table = _keep(table, passes)
-        if refused is not None:
-            refused.keep(passes)
+        if reject_notes is not None:
+            reject_notes.keep(passes)
     unit = program.unit(table)
     checks = [("null unit", _valid(unit))]
     event = None if program.event_us is None else program.event_us(table)
@@ -203,7 +203,7 @@ def prepare(
         checks.append(("null event time", _valid(event)))
     values = [value(table) for value in program.values]
     checks += [(NOT_FINITE, _finite(value)) for value in values]
-    good = _all_good(checks, table.num_rows, turned, refused)
+    good = _all_good(checks, table.num_rows, reject_counts, reject_notes)
     keys = [key(table) for key in program.keys]
     if good is not None:
         mask = pa.array(good)
@@ -220,17 +220,17 @@ def prepare(
         keys,
         name_key,
         [_split(value) for value in values],
-        turned,
+        reject_counts,
         {place: _cells(keys, values[place], name_key) for place in program.named},
-        refused=refused,
+        reject_notes=reject_notes,
     )
 
 
 def _all_good(
     checks: list[tuple[str, Bool[Array, " rows"] | None]],
     rows: int,
-    turned: dict[str, int],
-    refused: Refused | None,
+    reject_counts: dict[str, int],
+    reject_notes: RejectNotes | None,
 ) -> Bool[Array, " rows"] | None:
     """Which rows pass all checks, None where all do; others are counted by their first fault."""
     good = None
@@ -240,12 +240,12 @@ def _all_good(
         good = np.ones(rows, np.bool_) if good is None else good
         bad = int((good & ~fine).sum())
         if bad:
-            turned[reason] = turned.get(reason, 0) + bad
-            if refused is not None:
-                refused.add(reason, good & ~fine)
+            reject_counts[reason] = reject_counts.get(reason, 0) + bad
+            if reject_notes is not None:
+                reject_notes.add(reason, good & ~fine)
         good &= fine
-    if refused is not None and good is not None:
-        refused.keep(good)
+    if reject_notes is not None and good is not None:
+        reject_notes.keep(good)
     return good
 
 
@@ -394,6 +394,6 @@ def require_number(kind: pa.DataType, name: str) -> None:
 
 def leave_out(prepared: Prepared, reason: str, rows: Array) -> None:
     """Counts rows that cannot be used, and notes which they are where somebody asks."""
-    count(prepared.turned, {reason: len(rows)})
-    if prepared.refused is not None:
-        prepared.refused.add(reason, rows)
+    count(prepared.reject_counts, {reason: len(rows)})
+    if prepared.reject_notes is not None:
+        prepared.reject_notes.add(reason, rows)

@@ -92,8 +92,8 @@ def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[s
     prepared, pairs = arrive(operator, state, batch, noise)
     made = operator._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
     delta = accept(operator, state, prepared, pairs) | made
-    delta["turned"] = to_bytes(json.dumps(prepared.turned).encode())
-    count(state.turned, prepared.turned)
+    delta["reject_counts"] = to_bytes(json.dumps(prepared.reject_counts).encode())
+    count(state.reject_counts, prepared.reject_counts)
     if batch.rows.num_columns:
         delta["types"] = types_to_bytes(state.types or ())
     return delta
@@ -107,19 +107,19 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
     most = batch.rows.num_rows
     room = state.scratch.take("unit", most, np.uint64)
     unit_key = noise.derive("group-by/units")
-    prepared = prepare(program, batch.rows, unit_key, name_key, room, batch.refused)
+    prepared = prepare(program, batch.rows, unit_key, name_key, room, batch.reject_notes)
     if tuple(key.type for key in prepared.keys) != state.types:
         raise StoreError(
             "the columns that name groups have other types than when the state was made.\n"
             "  to fix  give the source their old types, or start a new state"
         )
     prepared.room = state.scratch.take("names", 2 * most, np.uint64)
-    count(prepared.turned, batch.rejected)
+    count(prepared.reject_counts, batch.rejected)
     every = state.scratch.count(len(prepared.unit))
-    rows, windows, turned = assign(
-        operator.schedule, prepared.event_us, batch.step, every, batch.refused
+    rows, windows, reject_counts = assign(
+        operator.schedule, prepared.event_us, batch.step, every, batch.reject_notes
     )
-    count(prepared.turned, turned)
+    count(prepared.reject_counts, reject_counts)
     pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
     if operator.period_us is not None:
         pairs = pairs._replace(periods=prepared.event_us[rows] // operator.period_us)
@@ -145,7 +145,7 @@ def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -
     remember(state, asked, known, strangers)
     kept = keep(passed, unit, known.rows, state.scratch)
     over = len(unit) - len(kept.unit)
-    count(prepared.turned, {BOUNDED: over})
+    count(prepared.reject_counts, {BOUNDED: over})
     windows, periods = (chosen(which, passed.accepted, len(kept.unit)) for which in pairs[1:])
     rows, cells = brought(operator, state, prepared, windows, (passed, pairs.rows))
     add(operator, state, windows, kept, rows)
@@ -397,7 +397,7 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
     """See `Operator.apply`."""
     if "types" in delta and state.types is None:
         state.types = types_from_bytes(delta["types"])
-    count(state.turned, json.loads(bytes(delta["turned"])))
+    count(state.reject_counts, json.loads(bytes(delta["reject_counts"])))
     public = from_cells(delta["public_bytes"], delta["public_ends"])
     for window in delta["made"].tolist():
         state.windows[window] = operator.blank_window(delta["public_names"], public)

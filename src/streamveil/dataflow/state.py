@@ -58,7 +58,7 @@ class State:
     seen: Seen = field(default_factory=dict)
     cut: dict[int, CutUnits] = field(default_factory=dict)  # period -> units with cut rows
     types: Types | None = None  # of the key columns, once a schema was seen
-    turned: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    reject_counts: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     step: int = 0  # last released
     folds: int = 0  # micro-batches so far, where parts of the state are saved after others
     lookups: dict[int, Lookup] = field(default_factory=dict)  # of windows
@@ -67,7 +67,7 @@ class State:
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store (views)."""
         arrays = {
-            "turned": to_bytes(json.dumps(self.turned).encode()),
+            "reject_counts": to_bytes(json.dumps(self.reject_counts).encode()),
             "step": np.array(self.step, np.int64),
             "folds": np.array(self.folds, np.int64),
             "periods": np.array(list(self.units), np.int64),
@@ -97,7 +97,7 @@ class State:
         """
         try:
             state = cls(
-                turned=json.loads(bytes(arrays["turned"])),
+                reject_counts=json.loads(bytes(arrays["reject_counts"])),
                 step=int(arrays["step"]),
                 folds=int(arrays["folds"]),
                 types=types_from_bytes(arrays["types"]) if "types" in arrays else None,

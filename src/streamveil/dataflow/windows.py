@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamveil.batch import Refused
+from streamveil.batch import RejectNotes
 from streamveil.types import Array, Bool, Int64
 
 LATE, EARLY = "late", "early"
@@ -127,7 +127,7 @@ def assign(
     event_us: Int64[Array, " rows"],
     step: int,
     every: Int64[Array, " rows"] | None = None,
-    refused: Refused | None = None,
+    reject_notes: RejectNotes | None = None,
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"], dict[str, int]]:
     """The (row, window) pairs that count at a step, rows in order, and pairs turned away by reason.
 
@@ -137,8 +137,8 @@ def assign(
     if schedule.whole:
         rows = np.arange(len(event_us), dtype=np.int64) if every is None else every
         over = 0 if schedule.active(step) else len(rows)
-        if refused is not None and over:
-            refused.add(LATE, rows)
+        if reject_notes is not None and over:
+            reject_notes.add(LATE, rows)
         rows = rows[over:]
         return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: over} if over else {}
     rows, windows = candidates(schedule, event_us)
@@ -149,11 +149,11 @@ def assign(
     keep = ~(late | early)
     if keep.all():
         return rows, windows, {}
-    turned = {LATE: int(late.sum()), EARLY: int((early & ~late).sum())}
-    if refused is not None:
-        refused.add(LATE, rows[late])
-        refused.add(EARLY, rows[early & ~late])
-    return rows[keep], windows[keep], {reason: n for reason, n in turned.items() if n}
+    reject_counts = {LATE: int(late.sum()), EARLY: int((early & ~late).sum())}
+    if reject_notes is not None:
+        reject_notes.add(LATE, rows[late])
+        reject_notes.add(EARLY, rows[early & ~late])
+    return rows[keep], windows[keep], {reason: n for reason, n in reject_counts.items() if n}
 
 
 def candidates(

@@ -24,7 +24,7 @@ import pyarrow as pa
 from streamveil.batch import Release
 from streamveil.connectors.blocks import ROOM_BYTES, room
 from streamveil.runtime import disk, frame, wal
-from streamveil.runtime.copy_buffer import Ring
+from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
 
@@ -94,7 +94,7 @@ class CheckpointDraft:
                 own = own[len(blobs[-1]) :]
             self._write(head, {}, blobs)
 
-    def add(self, arrays: Mapping[str, Array], ring: Ring) -> None:
+    def add(self, arrays: Mapping[str, Array], copies: CopyBuffer) -> None:
         """Copies arrays, when there is room for them; what lies in a file is passed on as it is."""
         for portion in grouped(arrays):
             number, self._portions = self._portions, self._portions + 1
@@ -103,10 +103,10 @@ class CheckpointDraft:
                 self._behind(partial(self._write, {"portion": number}, kept))
             else:
                 layout, parts = frame.pack(portion)
-                copy = ring.copy(parts)
+                copy = copies.copy(parts)
                 rest = len(copy.data) - sum(len(part) + frame.padding(len(part)) for part in parts)
                 head = {"portion": number, "arrays": layout, "blobs": [rest]}
-                self._behind(partial(self._put, head, [copy.data], copy.crc), ring.give_back)
+                self._behind(partial(self._put, head, [copy.data], copy.crc), copies.give_back)
 
     def finish(self, needs: Needs) -> None:
         """Gives the file its name, once it is durable, and removes what it replaces.

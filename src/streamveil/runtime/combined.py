@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from streamveil.connectors.base import Chunk, Source, select
 from streamveil.connectors.checksum import crc32
-from streamveil.connectors.rejected_rows import PLACE, beside, rows_aside
+from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow.reject_counts import NOT_FINITE, count
 from streamveil.plan.combine import combine_rows, combined_schema
 from streamveil.plan.plan import Plan
@@ -37,18 +37,20 @@ class CombinedSource:
     ) -> Iterator[Chunk]:
         """See `Source.read`. The position is a number of combined rows and a checksum of all."""
         schema = self.inner.schema()
-        found, rejected, aside = [], dict[str, int](), list[pa.Table]()
+        found, rejected, rejected_rows = [], dict[str, int](), list[pa.Table]()
         for chunk in self.inner.read(None, max_rows):
             traced = {PLACE} & {*chunk.rows.column_names}
             found.append(chunk.rows.select([*schema.names, *traced]))
-            aside += chunk.aside
+            rejected_rows += chunk.rejected_rows
             count(rejected, chunk.rejected)
         combined, unusable = combine_rows(
             self.plan, pa.concat_tables(found or [schema.empty_table()])
         )
         count(rejected, {NOT_FINITE: unusable.num_rows})
         if PLACE in unusable.column_names:
-            aside.append(rows_aside(NOT_FINITE, unusable, getattr(self.inner, "names", [])))
+            rejected_rows.append(
+                rejected_table(NOT_FINITE, unusable, getattr(self.inner, "names", []))
+            )
         combined = combined.select(select(combined.schema, columns, "the combined rows").names)
         mark = checksum(combined)
         at = json.loads(position or "0")
@@ -58,7 +60,7 @@ class CombinedSource:
         for row in range(start, max(combined.num_rows, bool(rejected)), max_rows):
             part = combined.slice(row, max_rows)
             after = json.dumps([row + max(part.num_rows, 1), mark])
-            tables = () if row else tuple(beside(table, combined.schema) for table in aside)
+            tables = () if row else tuple(beside(table, combined.schema) for table in rejected_rows)
             yield Chunk(part, after, {} if row else rejected, tables)
 
 

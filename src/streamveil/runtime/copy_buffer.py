@@ -30,7 +30,7 @@ class Copy(NamedTuple):
     crc: int
 
 
-class Ring:
+class CopyBuffer:
     """Copies lie one behind the other, and are given back in the order they were made in."""
 
     def __init__(self, size: int = SIZE) -> None:
@@ -76,7 +76,7 @@ class Ring:
         return 0 if size <= first else None
 
     def _reserve(self, size: int) -> None:
-        """Makes the ring large enough; only while nothing lies in it."""
+        """Makes the buffer large enough; only while nothing lies in it."""
         self._size = max(self._size, size)
         if len(self._room) < self._size:
             self._room = reserved(self._size)

@@ -14,29 +14,31 @@ from typing import Any
 
 from streamveil.dataflow.protocol import Arrays, Operator
 from streamveil.runtime.checkpoint import CheckpointDraft
-from streamveil.runtime.copy_buffer import Ring
+from streamveil.runtime.copy_buffer import CopyBuffer
 
 SPREAD = 0.5  # of the patience with a log: what a checkpoint may take until its last portion
 Portion = Callable[[], Arrays]  # as it is when it is asked for
 
 
-class Saving:
+class IncrementalCheckpoint:
     """A checkpoint under way."""
 
-    def __init__(self, draft: CheckpointDraft, operator: Operator, state: Any, ring: Ring) -> None:
-        self.draft, self._ring = draft, ring
+    def __init__(
+        self, draft: CheckpointDraft, operator: Operator, state: Any, copies: CopyBuffer
+    ) -> None:
+        self.draft, self._copies = draft, copies
         now, self._left = portions(operator, state)
         self._all = len(self._left)
-        self.draft.add(now, ring)
+        self.draft.add(now, copies)
 
     def go_on(self, used_up: float) -> bool:
         """Copies what is due when so much of the patience is gone since it began. Is it whole?"""
         share = used_up / SPREAD
         while self._left and (share >= 1 or self._all - len(self._left) < share * self._all):
             arrays = self._left[0]()
-            if share < 1 and not self._ring.has_room(sum(one.nbytes for one in arrays.values())):
+            if share < 1 and not self._copies.has_room(sum(one.nbytes for one in arrays.values())):
                 return False
-            self.draft.add(arrays, self._ring)
+            self.draft.add(arrays, self._copies)
             del self._left[0]
         return not self._left
 

@@ -29,8 +29,8 @@ from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import CheckpointDraft, Saved
-from streamveil.runtime.copy_buffer import Ring
-from streamveil.runtime.incremental_checkpoint import Saving
+from streamveil.runtime.copy_buffer import CopyBuffer
+from streamveil.runtime.incremental_checkpoint import IncrementalCheckpoint
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch
 from streamveil.runtime.progress import Listener, Progress, silent
@@ -98,8 +98,10 @@ class Job:
         self._started = time.perf_counter()
         self._rows = self._published = 0
         self._health: dict[str, int] = {}
-        self._ring = Ring()
-        self._saving: Saving | None = None  # the checkpoint that is not yet whole
+        self._copies = CopyBuffer()
+        self._checkpoint: IncrementalCheckpoint | None = (
+            None  # the checkpoint that is not yet whole
+        )
         self._effort = 0.0  # CPU seconds since the last checkpoint: what a restart would repeat
         if work.rejects is not None or work.ledger is not None:
             require(work, Path(directory))
@@ -247,18 +249,20 @@ class Job:
                 record = self._compute(batch)
                 if pending is not None:
                     yield from pending.result()
-                saving = self._snapshot(record)
-                aside = () if self._rejects is None else self._rejects.of(batch)
+                checkpoint = self._snapshot(record)
+                rejected_rows = () if self._rejects is None else self._rejects.of(batch)
                 del batch  # its memory is free before the next but one is read
-                pending = committer.submit(self._commit, record, self._latest, saving, aside)
+                pending = committer.submit(
+                    self._commit, record, self._latest, checkpoint, rejected_rows
+                )
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
             if pending is not None:
                 yield from pending.result()
-            if self._saving is not None:
-                self._saving.go_on(1)
-                self._finish_checkpoint(self._saving.draft, self.place.batch)
+            if self._checkpoint is not None:
+                self._checkpoint.go_on(1)
+                self._finish_checkpoint(self._checkpoint.draft, self.place.batch)
             self._store.wait()
         finally:
             batches.close()
@@ -287,29 +291,31 @@ class Job:
     def _snapshot(self, record: Record) -> tuple[bool, CheckpointDraft | None]:
         """Copies what a checkpoint needs after `record`: whether it begins, and if it is whole."""
         used_up = self._store.used_up(self._effort)
-        begins = self._saving is None and used_up >= 1 and not self._store.is_writing
+        begins = self._checkpoint is None and used_up >= 1 and not self._store.is_writing
         if begins:
             tables = tuple(release.table for release in self._latest)
             draft = self._store.begin_checkpoint(Saved(record, tables))
-            self._saving = Saving(draft, self.work.operator, self._state, self._ring)
+            self._checkpoint = IncrementalCheckpoint(
+                draft, self.work.operator, self._state, self._copies
+            )
             self._effort = 0.0
             used_up -= 1
-        if self._saving is None or not self._saving.go_on(used_up):
+        if self._checkpoint is None or not self._checkpoint.go_on(used_up):
             return begins, None
-        draft, self._saving = self._saving.draft, None
+        draft, self._checkpoint = self._checkpoint.draft, None
         return begins, draft
 
     def _commit(
         self,
         record: Record,
         releases: tuple[Release, ...],
-        saving: tuple[bool, CheckpointDraft | None],
-        aside: Iterable[pa.Table],
+        checkpoint: tuple[bool, CheckpointDraft | None],
+        rejected_rows: Iterable[pa.Table],
     ) -> tuple[Release, ...]:
         """Durable first, then public; a checkpoint never overtakes its batches."""
-        begins, whole = saving
+        begins, whole = checkpoint
         if self._rejects is not None:
-            self._rejects.write(record.place.batch, aside)
+            self._rejects.write(record.place.batch, rejected_rows)
         self._store.commit(record)
         self._archive.keep(releases, record.releases)
         self._send(releases)

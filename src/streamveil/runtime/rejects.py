@@ -25,8 +25,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamveil.batch import Batch, Refused
-from streamveil.connectors.rejected_rows import rows_aside, schema_of
+from streamveil.batch import Batch, RejectNotes
+from streamveil.connectors.rejected_rows import rejected_table, schema_of
 from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import Unnamed
@@ -118,14 +118,16 @@ class Rejects:
     def asking(batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same micro-batches, each with room for what its operator cannot use."""
         for batch in batches:
-            yield replace(batch, refused=Refused())
+            yield replace(batch, reject_notes=RejectNotes())
 
     def of(self, batch: Batch) -> Iterable[pa.Table]:
         """What a folded micro-batch could not use: by its source, then by the operator."""
-        found = batch.refused.found if batch.refused else []
+        found = batch.reject_notes.found if batch.reject_notes else []
         files = self.routing.files() if found else []
         rows = [(reason, batch.rows.take(pa.array(numbers))) for reason, numbers in found]
-        return chain(batch.aside, [rows_aside(reason, some, files) for reason, some in rows])
+        return chain(
+            batch.rejected_rows, [rejected_table(reason, some, files) for reason, some in rows]
+        )
 
     def write(self, number: int, tables: Iterable[pa.Table]) -> None:
         """Makes the rejected rows of a micro-batch durable, if there are any."""

@@ -23,10 +23,10 @@ from streamveil.connectors import Source
 from streamveil.connectors.arrival import Arrivals, arrivals
 from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
-from streamveil.connectors.rejected_rows import PLACE, rows_aside
+from streamveil.connectors.rejected_rows import PLACE, rejected_table
 from streamveil.errors import PlanError, SourceError
 from streamveil.plan.plan import Clock
-from streamveil.runtime.spill_buffer import Pile
+from streamveil.runtime.spill_buffer import SpillBuffer
 from streamveil.types import Array, Int64
 
 SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
@@ -64,10 +64,10 @@ class MicroBatches:
         )
         for chunk in self.source.read(place, self.max_rows, self.columns):
             rejected, total = {} if skip else chunk.rejected, chunk.rows.num_rows
-            aside = () if skip else chunk.aside
+            rejected_rows = () if skip else chunk.rejected_rows
             if rejected and not total and (last is None or step <= last):
                 after = json.dumps({"step": step, "taken": taken, "source": chunk.position})
-                yield Batch(chunk.rows, step, False, after, rejected, aside)  # noqa: FBT003
+                yield Batch(chunk.rows, step, False, after, rejected, rejected_rows)  # noqa: FBT003
             while skip < total and (last is None or step <= last):
                 part = chunk.rows.slice(skip, every - taken if every else None)
                 skip, taken = skip + part.num_rows, taken + part.num_rows
@@ -78,8 +78,8 @@ class MicroBatches:
                     {"source": chunk.position} if skip == total else {"source": place, "skip": skip}
                 )
                 after = json.dumps({"step": step, "taken": taken, **ends})
-                yield Batch(part, step - closes, closes, after, rejected, aside)
-                rejected, aside = {}, ()
+                yield Batch(part, step - closes, closes, after, rejected, rejected_rows)
+                rejected, rejected_rows = {}, ()
             place, skip = chunk.position, max(0, skip - total)  # a resumed read may cut finer
         if taken or (every is None and not at.get("done")):
             after = json.dumps({"step": step + 1, "source": place, "done": True})
@@ -103,7 +103,9 @@ class MicroBatches:
             for step in range(at["step"], steps + 1):
                 rows = replay.rows(step)
                 new = step == 1 and not at.get("taken")
-                rejected, aside = (replay.rejected, replay.aside) if new else ({}, ())
+                rejected, rejected_rows = (
+                    (replay.rejected, replay.rejected_rows) if new else ({}, ())
+                )
                 first = at.get("taken", 0) if step == at["step"] else 0
                 mark = replay.mark(rows.slice(0, first))
                 if first and (rows.num_rows < first or at.get("mark", mark) != mark):
@@ -115,8 +117,8 @@ class MicroBatches:
                     mark = 0 if closes else replay.mark(part, mark)
                     here = {"step": step, "taken": end, "mark": mark}
                     after = {"step": step + 1} if closes else here
-                    yield Batch(part, step, closes, json.dumps(after), rejected, aside)
-                    rejected, aside = {}, ()
+                    yield Batch(part, step, closes, json.dumps(after), rejected, rejected_rows)
+                    rejected, rejected_rows = {}, ()
 
     def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
         """Step i closes once the wall clock passes start + i·every and what is there is read."""
@@ -130,7 +132,7 @@ class MicroBatches:
             for chunk in self.source.read(place, self.max_rows, self.columns):
                 place = chunk.position
                 after = {"step": step, "source": place}
-                what = chunk.rejected, chunk.aside
+                what = chunk.rejected, chunk.rejected_rows
                 yield Batch(chunk.rows, step, False, json.dumps(after), *what)  # noqa: FBT003
             after = {"step": step + 1, "source": place}
             yield Batch(self._nothing(), step, True, json.dumps(after))  # noqa: FBT003
@@ -163,7 +165,7 @@ class Replay:
     def __init__(self, schedule: MicroBatches, steps: int) -> None:
         self.schedule, self.steps = schedule, steps
         self.rejected: dict[str, int] = {}
-        self.aside = Pile()
+        self.rejected_rows = SpillBuffer()
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.width = steps  # steps per bucket: one bucket while everything fits in memory
         self.bucket = -1  # the one that is loaded
@@ -221,8 +223,8 @@ class Replay:
             kept = rows if came.inside.all() else rows.filter(pa.array(came.inside))
             for reason, n in (*chunk.rejected.items(), *came.left_out.items()):
                 self.rejected[reason] = self.rejected.get(reason, 0) + n
-            for table in (*chunk.aside, *self._left_out(rows, came)):
-                self.aside.add(table)
+            for table in (*chunk.rejected_rows, *self._left_out(rows, came)):
+                self.rejected_rows.add(table)
             yield kept, came.step[came.inside]
 
     def _left_out(self, rows: pa.Table, came: Arrivals) -> Iterator[pa.Table]:
@@ -230,7 +232,7 @@ class Replay:
         if PLACE in rows.column_names:
             files = getattr(self.schedule.source, "names", [])
             for reason, those in came.outside.items():
-                yield rows_aside(reason, rows.filter(pa.array(those)), files)
+                yield rejected_table(reason, rows.filter(pa.array(those)), files)
 
     def _adopt(self, bucket: int, parts: list[tuple[pa.Table, Int64[Array, " rows"]]]) -> None:
         """Makes the rows of one bucket current, sorted by step (stable: source order within)."""

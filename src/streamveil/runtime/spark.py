@@ -301,7 +301,7 @@ class SparkJob:
         for release in releases:  # all are public: a step that is tried again gives none twice
             self.out.put(release)
             self.published += 1
-        rejected = total([self.mark.rejected, report["turned"]])
+        rejected = total([self.mark.rejected, report["reject_counts"]])
         mark = PublishedStep(
             step=step, rows=self.mark.rows + report["rows"], rejected=rejected, tags=report["tags"]
         )

@@ -1,4 +1,4 @@
-"""A pile of tables with one schema that may be larger than memory."""
+"""A buffer of tables with one schema that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pyarrow as pa
 
 from streamveil.errors import SourceError
 
-PILE_BYTES = 1 << 26  # what is more goes to a file without a name
+SPILL_BYTES = 1 << 26  # what is more goes to a file without a name
 
 
-class Pile:
+class SpillBuffer:
     """Tables in the order in which they were added.
 
-    >>> pile = Pile()
-    >>> pile.add(pa.table({"n": [1]}))
-    >>> [table.num_rows for table in pile]
+    >>> buffer = SpillBuffer()
+    >>> buffer.add(pa.table({"n": [1]}))
+    >>> [table.num_rows for table in buffer]
     [1]
     """
 
@@ -29,10 +29,10 @@ class Pile:
         self._writer: Any = None
 
     def add(self, table: pa.Table) -> None:
-        """Puts a table on the pile."""
+        """Puts a table on the buffer."""
         self._tables.append(table)
         self._bytes += table.nbytes
-        if self._bytes > PILE_BYTES:
+        if self._bytes > SPILL_BYTES:
             self._spill()
 
     def _spill(self) -> None:

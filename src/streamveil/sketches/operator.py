@@ -64,7 +64,7 @@ class Arrived(NamedTuple):
     word: UInt64[Array, " rows"]  # of the key
     window: Int64[Array, " rows"]
     period: Int64[Array, " rows"]
-    turned: dict[str, int]  # reason -> rows left out
+    reject_counts: dict[str, int]  # reason -> rows left out
 
 
 @dataclass(repr=False)  # secret
@@ -73,7 +73,7 @@ class SketchState:
 
     units: dict[int, UnitTable] = field(default_factory=dict)  # period -> table
     windows: dict[int, list[Tables]] = field(default_factory=dict)  # window -> its levels
-    turned: dict[str, int] = field(default_factory=dict)
+    reject_counts: dict[str, int] = field(default_factory=dict)
     step: int = 0
 
 
@@ -160,13 +160,13 @@ class SketchQuery:
         """See `Operator.fold`."""
         came = self.arrive(batch, noise)
         accepted = self.accept(state, came.unit, came.period)
-        count(came.turned, {BOUNDED: int((~accepted).sum())})
+        count(came.reject_counts, {BOUNDED: int((~accepted).sum())})
         delta = {
             "unit": came.unit[accepted],
             "word": came.word[accepted],
             "window": constant(came.window[accepted]),
             "period": constant(came.period[accepted]),
-            "turned": to_bytes(json.dumps(came.turned).encode()),
+            "reject_counts": to_bytes(json.dumps(came.reject_counts).encode()),
         }
         self._add(state, delta)
         return delta
@@ -175,13 +175,13 @@ class SketchQuery:
         """What may count of a micro-batch: a function of each row alone."""
         program: RowProgram = self.bind(batch.rows.schema)
         unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
-        prepared = prepare(program, batch.rows, unit_key, name_key, refused=batch.refused)
-        count(prepared.turned, batch.rejected)
+        prepared = prepare(program, batch.rows, unit_key, name_key, reject_notes=batch.reject_notes)
+        count(prepared.reject_counts, batch.rejected)
         words, good = self._words(prepared)
-        rows, windows, turned = assign(
-            self.schedule, prepared.event_us, batch.step, refused=batch.refused
+        rows, windows, reject_counts = assign(
+            self.schedule, prepared.event_us, batch.step, reject_notes=batch.reject_notes
         )
-        count(prepared.turned, turned)
+        count(prepared.reject_counts, reject_counts)
         periods = self._periods(prepared.event_us[rows])
         keep = good[rows]
         if self.period_us is not None:
@@ -193,7 +193,7 @@ class SketchQuery:
         keep &= still
         rows = rows[keep]
         return Arrived(
-            prepared.unit[rows], words[rows], windows[keep], periods[keep], prepared.turned
+            prepared.unit[rows], words[rows], windows[keep], periods[keep], prepared.reject_counts
         )
 
     def accept(
@@ -274,7 +274,7 @@ class SketchQuery:
     def save(self, state: SketchState) -> Arrays:
         """See `Operator.save`."""
         arrays: Arrays = {
-            "turned": to_bytes(json.dumps(state.turned).encode()),
+            "reject_counts": to_bytes(json.dumps(state.reject_counts).encode()),
             "step": np.array(state.step, np.int64),
             "periods": np.array(list(state.units), np.int64),
             "windows": np.array(list(state.windows), np.int64),
@@ -290,8 +290,8 @@ class SketchQuery:
     def load(self, arrays: Mapping[str, Array]) -> SketchState:
         """See `Operator.load`."""
         try:
-            turned = json.loads(bytes(arrays["turned"]))
-            state = SketchState(turned=turned, step=int(arrays["step"]))
+            reject_counts = json.loads(bytes(arrays["reject_counts"]))
+            state = SketchState(reject_counts=reject_counts, step=int(arrays["step"]))
             for period in arrays["periods"].tolist():
                 state.units[period] = UnitTable(
                     *(arrays[f"unit{period}/{name}"].copy() for name in UnitTable.NAMES)
@@ -309,7 +309,7 @@ class SketchQuery:
         """See `Operator.counters`."""
         units = state.units.values()
         return {
-            **state.turned,
+            **state.reject_counts,
             "units": sum(table.units for table in units),
             "bytes": len(state.windows) * self.sketch.nbytes + sum(t.nbytes for t in units),
         }
@@ -336,7 +336,7 @@ class SketchQuery:
 
     def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
         """Counts accepted keys."""
-        count(state.turned, json.loads(bytes(delta["turned"])))
+        count(state.reject_counts, json.loads(bytes(delta["reject_counts"])))
         words = delta["word"]
         for window, mine in parts(spread_out(delta["window"], len(words))):
             levels = self._window(state, window)

@@ -38,7 +38,7 @@ class Combining:
             noise = setup.keys()
             for place, rows, rejected in tasks.arriving(setup, batches, step):
                 by_unit = self.split(rows, noise, setup.shards)
-                yield tasks.sent(setup, place, by_unit, {"turned": rejected})
+                yield tasks.sent(setup, place, by_unit, {"reject_counts": rejected})
 
         return task
 
@@ -70,9 +70,9 @@ class Combining:
         if not ordered:
             return facts
         table, unusable = combine_rows(self.plan, pa.concat_tables(read(p) for p in ordered))
-        (rows,), turned = stages.admit(operator, table, step, noise, 1)
-        count(turned, {NOT_FINITE: unusable.num_rows})
-        return [*facts, Piece(0, rows, {"rows": table.num_rows, "turned": turned})]
+        (rows,), reject_counts = stages.admit(operator, table, step, noise, 1)
+        count(reject_counts, {NOT_FINITE: unusable.num_rows})
+        return [*facts, Piece(0, rows, {"rows": table.num_rows, "reject_counts": reject_counts})]
 
 
 def carried(table: pa.Table) -> Rows:

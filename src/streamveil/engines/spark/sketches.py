@@ -36,8 +36,8 @@ def admit_task(setup: tasks.Setup, step: int) -> tasks.Task:
     def task(batches: tasks.Batches) -> tasks.Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for place, rows, rejected in tasks.arriving(setup, batches, step):
-            admitted, turned = admit(operator, rows, step, noise)
-            report = {"rows": rows.num_rows, "turned": total([turned, rejected])}
+            admitted, reject_counts = admit(operator, rows, step, noise)
+            report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
             by_unit = admitted.by_shard(admitted["unit"], setup.shards)
             yield tasks.sent(setup, place, by_unit, report)
 
@@ -56,7 +56,7 @@ def bound_task(setup: tasks.Setup, step: int) -> tasks.Task:
                 size, whole = held.commit(found.delta)
                 units, tags = operator.counters(held.state)["units"], held.share
             counters = {"units": units, "bytes": size, "bases": int(whole)}
-            report = {"turned": found.turned, "counters": counters, "tags": tags}
+            report = {"reject_counts": found.reject_counts, "counters": counters, "tags": tags}
             facts = tasks.reported([p.facts for p in pieces] + [report])
             yield tasks.sent(tasks.alone(setup), shard, [found.cells], facts)
 
@@ -90,7 +90,7 @@ def admit(
     columns = {
         "unit": came.unit, "word": came.word, "window": came.window, "period": came.period,
     }  # fmt: skip
-    return Rows(columns), came.turned
+    return Rows(columns), came.reject_counts
 
 
 def unit_shard(operator: SketchQuery, setup: tasks.Setup, shard: int) -> Chain:
@@ -110,19 +110,19 @@ class Counted(NamedTuple):
     """What a unit shard made of a step's rows."""
 
     cells: Rows  # window, cell, how many rows fell into it
-    turned: dict[str, int]  # reason -> rows left out
+    reject_counts: dict[str, int]  # reason -> rows left out
     delta: dict[str, Array]  # the units of the rows that counted, and their periods
 
 
 def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Counted:
     """Which rows of a unit shard count, in place; the cells of those that do, by window."""
     windows, cells, counts = ([np.zeros(0, np.int64)] for _ in range(3))
-    turned: dict[str, int] = {}
+    reject_counts: dict[str, int] = {}
     delta = {"unit": np.zeros(0, np.uint64), "period": np.zeros(0, np.int64)}
     if rows is not None:
         accepted = operator.accept(state, rows["unit"], rows["period"])
         over = len(rows) - int(accepted.sum())
-        turned = {BOUNDED: over} if over else {}
+        reject_counts = {BOUNDED: over} if over else {}
         kept = rows.take(np.flatnonzero(accepted))
         delta = {"unit": kept["unit"], "period": kept["period"]}
         for window, mine in parts(kept["window"]):
@@ -132,7 +132,7 @@ def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Count
             counts.append(count)
     names = ("window", "cell", "count")
     found = [np.concatenate(column) for column in (windows, cells, counts)]
-    return Counted(Rows(dict(zip(names, found, strict=True))), turned, delta)
+    return Counted(Rows(dict(zip(names, found, strict=True))), reject_counts, delta)
 
 
 def tag_after(tag: int, rows: Rows | None) -> int:

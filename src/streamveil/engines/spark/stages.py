@@ -51,7 +51,7 @@ class Bounded(NamedTuple):
     """What the unit stage made of a step's rows."""
 
     rows: list[Rows]  # that count, by key shard
-    turned: Counts
+    reject_counts: Counts
     delta: Delta
 
 
@@ -77,7 +77,7 @@ def admit(
         **{f"has{v}": prepared.values[v][1][source] for v in distinct},
     }  # fmt: skip
     admitted = Rows(columns, key_cells(operator, prepared, pairs.rows))
-    return admitted.by_shard(columns["unit"], shards), prepared.turned
+    return admitted.by_shard(columns["unit"], shards), prepared.reject_counts
 
 
 def key_cells(
@@ -108,12 +108,12 @@ def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
     counted = counted if len(kept) == n else counted.take(kept)
     if not operator.trees and not operator.distinct_lanes:
         counted = combined(counted)
-    turned = {BOUNDED: n - len(kept)} if n > len(kept) else {}
+    reject_counts = {BOUNDED: n - len(kept)} if n > len(kept) else {}
     delta = {
         "unit": rows["unit"][kept], "period": rows["period"][kept], "group": known.group[kept],
         "weight": known.weight[kept], "hidden": known.hidden[kept].astype(np.uint8),
     }  # fmt: skip
-    return Bounded(counted.by_shard(counted["names"][:, 0], shards), turned, delta)
+    return Bounded(counted.by_shard(counted["names"][:, 0], shards), reject_counts, delta)
 
 
 def bound_again(operator: GroupBy, state: State, delta: Delta, step: int) -> None:

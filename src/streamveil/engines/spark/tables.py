@@ -32,8 +32,8 @@ def read_task(setup: tasks.Setup, step: int) -> tasks.Task:
     def task(batches: tasks.Batches) -> tasks.Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for place, rows, rejected in tasks.arriving(setup, batches, step):
-            read, turned = read_rows(operator, rows, noise)
-            report = {"rows": rows.num_rows, "turned": total([turned, rejected])}
+            read, reject_counts = read_rows(operator, rows, noise)
+            report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
             yield tasks.sent(tasks.alone(setup), place, [read], report)
 
     return task
@@ -80,8 +80,10 @@ def table_shard(operator: ChangingTable, setup: tasks.Setup, shard: int, noise: 
 def read_rows(operator: ChangingTable, rows: pa.Table, noise: Noise) -> tuple[Rows, dict[str, int]]:
     """What each row does, and why the others do nothing."""
     signs, ids, labels, rejected = operator.read(rows, noise)
-    turned = {f"{REJECTED}{why}": int(n) for why, n in zip(REASONS, rejected, strict=True) if n}
-    return Rows({"signs": signs, "ids": ids, "labels": labels}), turned
+    reject_counts = {
+        f"{REJECTED}{why}": int(n) for why, n in zip(REASONS, rejected, strict=True) if n
+    }
+    return Rows({"signs": signs, "ids": ids, "labels": labels}), reject_counts
 
 
 def delta_of(rows: Rows | None) -> dict[str, Array]:

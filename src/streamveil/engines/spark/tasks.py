@@ -86,8 +86,8 @@ def admit_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
     def task(batches: Batches) -> Batches:
         operator, noise = setup.operator.open(), setup.keys()
         for place, rows, rejected in arriving(setup, batches, step):
-            admitted, turned = stages.admit(operator, rows, step, noise, setup.shards)
-            report = {"rows": rows.num_rows, "turned": total([turned, rejected])}
+            admitted, reject_counts = stages.admit(operator, rows, step, noise, setup.shards)
+            report = {"rows": rows.num_rows, "reject_counts": total([reject_counts, rejected])}
             yield sent(setup, place, admitted, report)
 
     return task
@@ -132,7 +132,7 @@ def bound_task(
                 size, whole = held.commit(bounded.delta)
                 units, tags = operator.counters(held.state)["units"], held.share
             counters = {"units": units, "bytes": size, "bases": int(whole)}
-            report = {"turned": bounded.turned, "counters": counters, "tags": tags}
+            report = {"reject_counts": bounded.reject_counts, "counters": counters, "tags": tags}
             facts = reported([p.facts for p in pieces] + [report])
             yield sent(setup, shard, bounded.rows, facts)
 
@@ -203,7 +203,7 @@ def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Reports added up: rows read, rows turned away by reason, sizes and tags of the state."""
     return {
         "rows": sum(report.get("rows", 0) for report in reports),
-        "turned": total([report.get("turned", {}) for report in reports]),
+        "reject_counts": total([report.get("reject_counts", {}) for report in reports]),
         "counters": total([report.get("counters", {}) for report in reports]),
         "tags": sum(report.get("tags", 0) for report in reports),
     }

@@ -1,4 +1,4 @@
-"""Copies in a ring: equal to what was copied, apart from it, and good until they are given back."""
+"""Copies in a buffer: equal to the original, apart from it, and good until given back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamveil.connectors.blocks import BLOCK
 from streamveil.runtime import copy_buffer, frame
-from streamveil.runtime.copy_buffer import Ring, needed
+from streamveil.runtime.copy_buffer import CopyBuffer, needed
 
 
 def parts(*sizes: int) -> list[memoryview]:
@@ -22,7 +22,7 @@ def parts(*sizes: int) -> list[memoryview]:
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 0, 7), (BLOCK,), (5000, 8, 70_000)])
 def test_a_copy_is_the_body_of_a_frame_in_whole_blocks(sizes: tuple[int, ...]) -> None:
-    copy, crc = Ring().copy(parts(*sizes))
+    copy, crc = CopyBuffer().copy(parts(*sizes))
     assert crc == zlib.crc32(copy)
     body = b"".join(frame.padded(parts(*sizes)))
     assert bytes(copy[: len(body)]) == body
@@ -32,7 +32,7 @@ def test_a_copy_is_the_body_of_a_frame_in_whole_blocks(sizes: tuple[int, ...]) -
 
 @given(st.lists(st.tuples(st.integers(0, 5 * BLOCK), st.booleans()), max_size=30))
 def test_copies_never_meet(steps: list[tuple[int, bool]]) -> None:
-    kept, held = Ring(4 * BLOCK), list[tuple[memoryview, bytes]]()
+    kept, held = CopyBuffer(4 * BLOCK), list[tuple[memoryview, bytes]]()
     for size, gives in steps:
         if held and gives:
             kept.give_back()
@@ -47,7 +47,7 @@ def test_copies_never_meet(steps: list[tuple[int, bool]]) -> None:
 
 
 def test_who_is_too_early_waits() -> None:
-    kept, order = Ring(4 * BLOCK), list[str]()
+    kept, order = CopyBuffer(4 * BLOCK), list[str]()
     kept.copy(parts(2 * BLOCK))
     kept.copy(parts(BLOCK))
 
@@ -65,7 +65,7 @@ def test_who_is_too_early_waits() -> None:
 
 
 def test_a_larger_copy_makes_the_ring_larger_once_it_is_empty() -> None:
-    kept = Ring(2 * BLOCK)
+    kept = CopyBuffer(2 * BLOCK)
     kept.copy(parts(10))
     assert not kept.has_room(9 * BLOCK)
     kept.give_back()
@@ -74,7 +74,7 @@ def test_a_larger_copy_makes_the_ring_larger_once_it_is_empty() -> None:
 
 
 def test_memory_is_used_again() -> None:
-    kept = Ring()
+    kept = CopyBuffer()
     places = set()
     for _ in range(100):
         places.add(np.frombuffer(kept.copy(parts(10)).data, np.uint8).ctypes.data)
@@ -93,5 +93,5 @@ def test_room_to_grow_and_advice_may_be_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(copy_buffer.mmap, "mmap", strict)
     monkeypatch.setattr(copy_buffer.mmap, "MADV_HUGEPAGE", 12345, raising=False)
-    assert bytes(Ring().copy(parts(BLOCK)).data) == bytes(parts(BLOCK)[0])
+    assert bytes(CopyBuffer().copy(parts(BLOCK)).data) == bytes(parts(BLOCK)[0])
     assert asked[-1] == copy_buffer.SIZE < asked[-2]

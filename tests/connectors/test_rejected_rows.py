@@ -18,7 +18,7 @@ from streamveil.connectors.rejected_rows import (
     NUMBER_BITS,
     PLACE,
     beside,
-    rows_aside,
+    rejected_table,
     traced,
     with_places,
 )
@@ -33,8 +33,10 @@ ODD = {MALFORMED: [3, 6, 9, 10, 14], MISFIT: [5, 7, 11]}
 def found(source, position=None, size=100):
     """Rows with their places, and what was set aside, from a place on."""
     chunks = list(source.read(position, size))
-    aside = [row for chunk in chunks for part in chunk.aside for row in part.to_pylist()]
-    return [row for chunk in chunks for row in chunk.rows.to_pylist()], aside, chunks
+    rejected_rows = [
+        row for chunk in chunks for part in chunk.rejected_rows for row in part.to_pylist()
+    ]
+    return [row for chunk in chunks for row in chunk.rows.to_pylist()], rejected_rows, chunks
 
 
 def source(path, **options):
@@ -49,18 +51,23 @@ def test_csv_lines_are_set_aside_as_they_are_and_rows_know_their_line(
     monkeypatch.setattr(CsvReader, "BYTES", block)
     path = tmp_path / "bad.csv"
     path.write_bytes(b"\n".join([b"user,page", *LINES, b""]))
-    rows, aside, chunks = found(source(path), size=size)
+    rows, rejected_rows, chunks = found(source(path), size=size)
     lines = path.read_bytes().split(b"\n")
-    assert {reason: [r["number"] for r in aside if r["reason"] == reason] for reason in ODD} == ODD
-    assert all(row["line"] == lines[row["number"] - 1] for row in aside)
-    assert {row["file"] for row in aside} == {str(path)}
+    assert {
+        reason: [r["number"] for r in rejected_rows if r["reason"] == reason] for reason in ODD
+    } == ODD
+    assert all(row["line"] == lines[row["number"] - 1] for row in rejected_rows)
+    assert {row["file"] for row in rejected_rows} == {str(path)}
     assert [row[PLACE] for row in rows] == [2, 5, 7, 8, 11, 12, 13]
     plain = FilesSource(str(path), columns=COLUMNS)
     for done, chunk in enumerate(chunks, start=1):  # whatever was handed over does not come again
         more, left, after = found(source(path), chunk.position, size)
         assert more == [row for later in chunks[done:] for row in later.rows.to_pylist()]
         assert left == [
-            row for later in chunks[done:] for part in later.aside for row in part.to_pylist()
+            row
+            for later in chunks[done:]
+            for part in later.rejected_rows
+            for row in part.to_pylist()
         ]
         assert [c.position for c in after] == [c.position for c in plain.read(chunk.position, size)]
 
@@ -68,8 +75,8 @@ def test_csv_lines_are_set_aside_as_they_are_and_rows_know_their_line(
 def test_json_lines_are_set_aside(tmp_path):
     path = tmp_path / "bad.json"
     path.write_bytes(b'{"user": 1}\r\nno\r\n  \n{"user": "x", "page": 1}\n[1]\n{"user": 2}')
-    rows, aside, _ = found(source(path))
-    assert [(row["reason"], row["number"], row["line"]) for row in aside] == [
+    rows, rejected_rows, _ = found(source(path))
+    assert [(row["reason"], row["number"], row["line"]) for row in rejected_rows] == [
         (MALFORMED, 2, b"no"), (MALFORMED, 5, b"[1]"), (MISFIT, 4, b'{"user": "x", "page": 1}'),
     ]  # fmt: skip
     assert [(row["user"], row[PLACE]) for row in rows] == [(1, 1), (None, 4), (2, 6)]
@@ -79,8 +86,11 @@ def test_parquet_fields_of_another_type_are_set_aside_with_their_row(tmp_path):
     for part, users in enumerate((["1", "x"], ["2", "3", "y"])):
         table = pa.table({"user": users, "page": ["a"] * len(users)})
         pq.write_table(table, tmp_path / f"part-{part}.parquet", row_group_size=1)
-    rows, aside, chunks = found(source(tmp_path), size=2)
-    assert [(row["file"][-9:], row["number"], json.loads(row["line"])) for row in aside] == [
+    rows, rejected_rows, chunks = found(source(tmp_path), size=2)
+    found_rows = [
+        (row["file"][-9:], row["number"], json.loads(row["line"])) for row in rejected_rows
+    ]
+    assert found_rows == [
         ("0.parquet", 2, {"user": "x", "page": "a"}), ("1.parquet", 3, {"user": "y", "page": "a"}),
     ]  # fmt: skip
     second = 1 << NUMBER_BITS
@@ -97,9 +107,9 @@ def test_long_lines_are_cut_and_their_length_is_told(tmp_path):
 
 def test_rows_of_sources_without_files_know_their_number():
     table = pa.table({"user": range(5)})
-    rows, aside, chunks = found(traced(open_source("memory", {"table": table})), size=2)
+    rows, rejected_rows, chunks = found(traced(open_source("memory", {"table": table})), size=2)
     assert [row[PLACE] for row in rows] == [1, 2, 3, 4, 5]
-    assert not aside
+    assert not rejected_rows
     again = found(traced(open_source("memory", {"table": table})), chunks[1].position)[0]
     assert again == rows[4:]
     made = traced(open_source("rate", {"rows": 3, "start": "2026-01-01"}))
@@ -109,8 +119,8 @@ def test_rows_of_sources_without_files_know_their_number():
 def test_a_source_that_nobody_traces_sets_nothing_aside(tmp_path):
     path = tmp_path / "bad.csv"
     path.write_bytes(b"\n".join([b"user,page", *LINES, b""]))
-    rows, aside, _ = found(FilesSource(str(path), columns=COLUMNS))
-    assert not aside
+    rows, rejected_rows, _ = found(FilesSource(str(path), columns=COLUMNS))
+    assert not rejected_rows
     assert all(PLACE not in row for row in rows)
 
 
@@ -125,9 +135,9 @@ def test_a_column_of_the_same_name_is_refused():
 def test_every_line_is_a_row_or_malformed_or_empty(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("any") / "t.csv"
     path.write_bytes(b"\n".join([b"user,page", *lines, b""]))
-    rows, aside, chunks = found(source(path), size=3)
+    rows, rejected_rows, chunks = found(source(path), size=3)
     whole = path.read_bytes().splitlines()
-    malformed = [row["number"] for row in aside if row["reason"] == MALFORMED]
+    malformed = [row["number"] for row in rejected_rows if row["reason"] == MALFORMED]
     full = [n for n, line in enumerate(whole, start=1) if line and n > 1]
     assert sorted(malformed + [row[PLACE] for row in rows]) == full
     counts = [chunk.rejected.get(MALFORMED, 0) for chunk in chunks]
@@ -140,7 +150,7 @@ def test_rows_beside_other_columns_become_lines_whatever_their_times():
     """Fails where rows are told by values of Python: it has no time after the year 9999."""
     far = pa.array([1 << 61, 0]).cast(pa.timestamp("us"))
     rows = with_places(pa.table({"user": ["a", "b"], "ts": far}), 0, np.array([1, 2]))
-    kept = beside(rows_aside("odd", rows, ["f"]), pa.schema([("total", pa.int64())]))
+    kept = beside(rejected_table("odd", rows, ["f"]), pa.schema([("total", pa.int64())]))
     first, second = (json.loads(line) for line in kept.column("line").to_pylist())
     assert (first["user"], second) == ("a", {"user": "b", "ts": "1970-01-01 00:00:00"})
     assert kept.column("row").null_count == 2

@@ -13,8 +13,8 @@ import pytest
 from streamveil.connectors.blocks import BLOCK
 from streamveil.errors import StoreError
 from streamveil.runtime import checkpoint
-from streamveil.runtime.copy_buffer import Ring
-from streamveil.runtime.incremental_checkpoint import SPREAD, Saving
+from streamveil.runtime.copy_buffer import CopyBuffer
+from streamveil.runtime.incremental_checkpoint import SPREAD, IncrementalCheckpoint
 from streamveil.runtime.store import Header, Identity, Store
 from streamveil.runtime.wal import JobPosition, Record
 from tests.runtime.toy import Toy
@@ -28,9 +28,9 @@ class Added:
 
     names: list[str] = field(default_factory=list)
 
-    def add(self, arrays: dict[str, np.ndarray], ring: Ring) -> None:
+    def add(self, arrays: dict[str, np.ndarray], copies: CopyBuffer) -> None:
         self.names += arrays
-        ring.copy([memoryview(array.view(np.uint8).data) for array in arrays.values()])
+        copies.copy([memoryview(array.view(np.uint8).data) for array in arrays.values()])
 
 
 class Parted(Toy):
@@ -43,40 +43,40 @@ class Parted(Toy):
         return self.save(state), [lambda at=at: portion(at) for at in range(PORTIONS)]  # type: ignore[misc]  # the default binds it
 
 
-def begun(ring: Ring, operator: Any = None) -> tuple[Saving, Added]:
+def begun(copies: CopyBuffer, operator: Any = None) -> tuple[IncrementalCheckpoint, Added]:
     draft, operator = Added(), operator or Parted()
-    return Saving(draft, operator, operator.init(), ring), draft  # type: ignore[arg-type]  # as a draft
+    return IncrementalCheckpoint(draft, operator, operator.init(), copies), draft  # type: ignore[arg-type]  # as a draft
 
 
 def test_an_operator_without_portions_is_saved_at_once() -> None:
-    saving, draft = begun(Ring(), Toy())
+    checkpoint, draft = begun(CopyBuffer(), Toy())
     assert draft.names == ["totals", "steps"]
-    assert saving.go_on(0)
+    assert checkpoint.go_on(0)
 
 
 def test_portions_are_due_by_their_share_of_the_patience() -> None:
-    saving, draft = begun(Ring())
+    checkpoint, draft = begun(CopyBuffer())
     for used_up, copied in ((0, 0), (0.31, 4), (0.31, 4), (0.5, 5), (0.95, 10)):
-        whole = saving.go_on(used_up * SPREAD)
+        whole = checkpoint.go_on(used_up * SPREAD)
         assert len(draft.names) == 2 + copied
         assert whole == (copied == PORTIONS)
 
 
 def test_portions_wait_for_room_until_they_are_late() -> None:
-    ring = Ring(5 * BLOCK)
-    saving, draft = begun(ring)
-    assert not saving.go_on(0.9 * SPREAD)
-    assert 2 < len(draft.names) < 7, "the ring is full"
-    real, waited = ring.copy, list[int]()
+    copies = CopyBuffer(5 * BLOCK)
+    checkpoint, draft = begun(copies)
+    assert not checkpoint.go_on(0.9 * SPREAD)
+    assert 2 < len(draft.names) < 7, "the buffer is full"
+    real, waited = copies.copy, list[int]()
 
     def copy(parts: Any) -> memoryview:
-        while not ring.has_room(BLOCK):
+        while not copies.has_room(BLOCK):
             waited.append(1)
-            ring.give_back()
+            copies.give_back()
         return real(parts)
 
-    ring.copy = copy  # type: ignore[method-assign]
-    assert saving.go_on(SPREAD)
+    copies.copy = copy  # type: ignore[method-assign]
+    assert checkpoint.go_on(SPREAD)
     assert waited
     assert draft.names[2:] == [f"part {number}" for number in range(PORTIONS)]
 
@@ -84,7 +84,7 @@ def test_portions_wait_for_room_until_they_are_late() -> None:
 def test_nobody_waits_for_memory_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, ring = Store(tmp_path / "s"), Ring(2 * BLOCK)
+    store, copies = Store(tmp_path / "s"), CopyBuffer(2 * BLOCK)
     store.begin(Header(Identity("toy", "f00d", "toy", 1), "e0", "", secure=False))
     store.finish()
 
@@ -94,7 +94,7 @@ def test_nobody_waits_for_memory_after_a_failure(
     monkeypatch.setattr(checkpoint.CheckpointDraft, "_put", full)
     draft = store.begin_checkpoint(checkpoint.Saved(Record(JobPosition(1), {})))
     for _ in range(9):
-        draft.add({"x": np.zeros(BLOCK, np.uint8)}, ring)
+        draft.add({"x": np.zeros(BLOCK, np.uint8)}, copies)
     store.finish_checkpoint(draft, 1, None)
     with pytest.raises(StoreError, match="earlier write"):
         store.wait()
