@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from noise import cpu_seconds
+from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.counters import BltCounter
-from streamveil.counters.skip import skip_with
 from streamveil.dataflow.gaussian_selection import FINE, Address, GaussianSelection
 
 HORIZONS = (16, 100, 1000, 10_000)

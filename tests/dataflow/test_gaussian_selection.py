@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.counters import kernels as blt_kernels
+from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
@@ -11,7 +12,6 @@ from streamveil.counters import (
     Counter,
     HonakerCounter,
 )
-from streamveil.counters.skip import skip_with
 from streamveil.dataflow.gaussian_selection import FINE, Address, GaussianSelection
 from tests.counters.oracle import factors
 from tests.statistics import DETECTABLE, SAMPLES, assert_rate, assert_rejects_rate

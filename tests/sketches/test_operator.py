@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch
-from streamveil.compiler.compile import sized_finder, sized_sketch
+from streamveil.compiler.sketch import sized_finder, sized_sketch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise

@@ -18,8 +18,9 @@ from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
 from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
 from streamveil.changing_tables.operator import ChangingTable
-from streamveil.compiler.compile import compile_sketch, is_sketched
+from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.sketch import compile_sketch
 from streamveil.compiler.tables import Design
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dataflow.bounding import Shape

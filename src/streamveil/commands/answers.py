@@ -12,7 +12,7 @@ from streamveil.errors import PlanError
 from streamveil.terminal import say
 
 if TYPE_CHECKING:
-    from streamveil.results import Answers, Derived
+    from streamveil.results.answers import Answers, Derived
 
 MOST = 50  # rows shown
 

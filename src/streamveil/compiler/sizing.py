@@ -35,8 +35,10 @@ from streamveil.core.accounting.calibrate import (
     root_up,
     zcdp_rho,
 )
-from streamveil.core.counters.fit import short
-from streamveil.counters import COUNTERS, BltCounter, Counter, HonakerCounter, fit
+from streamveil.core.counters.blt import BltCounter
+from streamveil.core.counters.fit import fit, short
+from streamveil.core.counters.protocol import Counter
+from streamveil.counters import COUNTERS, HonakerCounter
 from streamveil.dataflow.bounding import Bounds
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.cut_rows import BANDS, MOVED, CutCounter

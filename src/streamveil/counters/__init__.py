@@ -1,42 +1,109 @@
 """Continual counters: running totals of integer streams, released privately after every step.
 
-`COUNTERS` names every kind; `fit` gives a counter the least noise that keeps a budget.
+`COUNTERS` names every kind; `fit` gives a counter the least noise that keeps a budget. Each is
+loaded when first asked for.
 """
 
 from __future__ import annotations
 
-from streamveil.core.counters.anytime import AnytimeBltCounter
-from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.fit import fit
-from streamveil.core.counters.inputs import Quanta, VectorCounter
-from streamveil.core.counters.protocol import Counter, CounterState
-from streamveil.core.counters.rational import Blt, best_blt
-from streamveil.core.counters.stream import CounterStream
-from streamveil.core.counters.toeplitz import SqrtToeplitzCounter
-from streamveil.counters.anytime_haar import AnytimeHaarCounter
-from streamveil.counters.choose import Comparison, CounterChoice, choose, compare
-from streamveil.counters.dense import DenseCounter
-from streamveil.counters.haar import HaarCounter
-from streamveil.counters.hybrid import HybridCounter
-from streamveil.counters.kary import KaryTreeCounter
-from streamveil.counters.participation import Participation, moved_by
-from streamveil.counters.skip import skip
-from streamveil.counters.smooth import SmoothTreeCounter
-from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-COUNTERS: dict[str, type[Counter]] = {
-    "blt": BltCounter,
-    "anytime-blt": AnytimeBltCounter,
-    "anytime-haar": AnytimeHaarCounter,
-    "binary-tree": BinaryTreeCounter,
-    "honaker": HonakerCounter,
-    "hybrid": HybridCounter,
-    "dense": DenseCounter,
-    "smooth-tree": SmoothTreeCounter,
-    "haar": HaarCounter,
-    "k-ary-tree": KaryTreeCounter,
-    "sqrt-toeplitz": SqrtToeplitzCounter,
+if TYPE_CHECKING:
+    from streamveil.core.counters.anytime import AnytimeBltCounter
+    from streamveil.core.counters.blt import BltCounter
+    from streamveil.core.counters.fit import fit
+    from streamveil.core.counters.inputs import Quanta, VectorCounter
+    from streamveil.core.counters.protocol import Counter, CounterState
+    from streamveil.core.counters.rational import Blt, best_blt
+    from streamveil.core.counters.skip import skip
+    from streamveil.core.counters.stream import CounterStream
+    from streamveil.core.counters.toeplitz import SqrtToeplitzCounter
+    from streamveil.counters.anytime_haar import AnytimeHaarCounter
+    from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
+    from streamveil.counters.dense import DenseCounter
+    from streamveil.counters.haar import HaarCounter
+    from streamveil.counters.hybrid import HybridCounter
+    from streamveil.counters.kary import KaryTreeCounter
+    from streamveil.counters.participation import Participation, moved_by
+    from streamveil.counters.smooth import SmoothTreeCounter
+    from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
+
+_CORE, _HERE = "streamveil.core.counters", "streamveil.counters"
+_HOMES = {
+    "AnytimeBltCounter": f"{_CORE}.anytime",
+    "AnytimeHaarCounter": f"{_HERE}.anytime_haar",
+    "BinaryTreeCounter": f"{_HERE}.tree",
+    "Blt": f"{_CORE}.rational",
+    "BltCounter": f"{_CORE}.blt",
+    "Comparison": f"{_HERE}.choice",
+    "Counter": f"{_CORE}.protocol",
+    "CounterChoice": f"{_HERE}.choice",
+    "CounterState": f"{_CORE}.protocol",
+    "CounterStream": f"{_CORE}.stream",
+    "DenseCounter": f"{_HERE}.dense",
+    "HaarCounter": f"{_HERE}.haar",
+    "HonakerCounter": f"{_HERE}.tree",
+    "HybridCounter": f"{_HERE}.hybrid",
+    "KaryTreeCounter": f"{_HERE}.kary",
+    "Participation": f"{_HERE}.participation",
+    "Quanta": f"{_CORE}.inputs",
+    "SmoothTreeCounter": f"{_HERE}.smooth",
+    "SqrtToeplitzCounter": f"{_CORE}.toeplitz",
+    "VectorCounter": f"{_CORE}.inputs",
+    "best_blt": f"{_CORE}.rational",
+    "choose": f"{_HERE}.choice",
+    "compare": f"{_HERE}.choice",
+    "fit": f"{_CORE}.fit",
+    "moved_by": f"{_HERE}.participation",
+    "skip": f"{_CORE}.skip",
 }
+_KINDS = {
+    "blt": "BltCounter",
+    "anytime-blt": "AnytimeBltCounter",
+    "anytime-haar": "AnytimeHaarCounter",
+    "binary-tree": "BinaryTreeCounter",
+    "honaker": "HonakerCounter",
+    "hybrid": "HybridCounter",
+    "dense": "DenseCounter",
+    "smooth-tree": "SmoothTreeCounter",
+    "haar": "HaarCounter",
+    "k-ary-tree": "KaryTreeCounter",
+    "sqrt-toeplitz": "SqrtToeplitzCounter",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'streamveil.counters' has no attribute '{name}'")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+class _Registry(Mapping[str, "type[Counter]"]):
+    """Kinds of counters by name, each loaded when it is read."""
+
+    def __getitem__(self, kind: str) -> type[Counter]:
+        made: type[Counter] = __getattr__(_KINDS[kind])
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_KINDS)
+
+    def __len__(self) -> int:
+        return len(_KINDS)
+
+
+COUNTERS: Mapping[str, type[Counter]] = _Registry()
+
+
+def kind_of(counter: Counter) -> str:
+    """The name of a counter's kind in `COUNTERS`."""
+    return next(kind for kind, name in _KINDS.items() if name == type(counter).__name__)
+
 
 __all__ = [
     "COUNTERS",
@@ -64,6 +131,7 @@ __all__ = [
     "choose",
     "compare",
     "fit",
+    "kind_of",
     "moved_by",
     "skip",
 ]

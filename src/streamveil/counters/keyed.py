@@ -47,6 +47,12 @@ class Keyed(Stepping):
         """See `Counter.init`."""
         return zeros(t, keys, whole=2, real=0)
 
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. A block's noise is drawn when the block is first used."""
+        return CounterState(state.t + steps, state.whole, state.real)
+
     def _advance(
         self: Readable, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, CounterState]:

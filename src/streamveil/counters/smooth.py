@@ -25,6 +25,7 @@ from streamveil.core.counters.protocol import (
 from streamveil.core.counters.schedule import check_horizon
 from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
+from streamveil.counters.tree import renewed
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -90,6 +91,16 @@ class SmoothTreeCounter(Stepping):
     def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.shape[0] + 1, real=0)
+
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. Blocks that opened and closed in between need no noise."""
+        t, (height, ones) = state.t + steps, self.shape
+        before, word = word_at(state.t, height, ones), word_at(t, height, ones)
+        kept = [i for i in range(height) if word[: i + 1] == before[: i + 1]]
+        fresh = [i for i in range(height) if word[i] and i not in kept]
+        return renewed(self.sigma, state, t, (kept, fresh), (draws, ids))
 
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None

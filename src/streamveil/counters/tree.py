@@ -30,6 +30,25 @@ from streamveil.types import Array, Exact, Float64, Int64
 ROUNDING = 1 / 12  # variance of rounding a draw to an integer
 
 
+def renewed(
+    sigma: Exact | float,
+    state: CounterState,
+    t: int,
+    nodes: tuple[list[int], list[int]],
+    source: tuple[Draws, Ids | None],
+) -> CounterState:
+    """Totals and kept nodes stay; fresh nodes are drawn; the others close."""
+    kept, fresh = nodes
+    whole = np.zeros_like(state.whole)
+    whole[0] = state.whole[0]
+    rows = [1 + i for i in kept]
+    whole[rows] = state.whole[rows]
+    if fresh:
+        noise = gaussian_rows(*source, state.keys, len(fresh), sigma)
+        whole[[1 + i for i in fresh]] = noise
+    return CounterState(t, whole, state.real)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BinaryTreeCounter(Stepping):
     """Running totals from noisy sums of dyadic blocks.
@@ -90,6 +109,15 @@ class BinaryTreeCounter(Stepping):
     def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=self.levels + 1, real=0)
+
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. Blocks that opened and closed in between need no noise."""
+        t = state.t + steps
+        kept = [level for level in range(self.levels) if state.t >> level == t >> level]
+        fresh = [level for level in range(self.levels) if t >> level & 1 and level not in kept]
+        return renewed(self.sigma, state, t, (kept, fresh), (draws, ids))
 
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None

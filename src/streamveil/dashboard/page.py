@@ -14,7 +14,7 @@ from streamveil.batch import rows_of
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard import series
 from streamveil.dashboard.draw import svg
-from streamveil.results import Answers
+from streamveil.results.answers import Answers
 
 STYLE = """
 :root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }

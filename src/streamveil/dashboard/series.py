@@ -15,7 +15,7 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.batch import rows_of
 from streamveil.errors import PlanError
 from streamveil.release_metadata import cut_sentence
-from streamveil.results import Answers
+from streamveil.results.answers import Answers
 from streamveil.results.releases import Moment, Releases
 from streamveil.types import Array, Float64
 

@@ -12,9 +12,9 @@ import numpy as np
 from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter, CounterState
+from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Noise, Place
 from streamveil.core.selection.thresholds import GaussianThresholds
-from streamveil.counters.skip import skip_with
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible

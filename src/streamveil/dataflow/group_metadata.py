@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.core.counters.anytime import AnytimeBltCounter
+from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters.rational import Blt
 from streamveil.core.portable import portable
-from streamveil.counters import COUNTERS, AnytimeBltCounter, Blt, BltCounter
+from streamveil.counters import COUNTERS, kind_of
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.dp_sqlp import RoundSelection
 from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
@@ -107,7 +110,7 @@ def counter_facts(counter: Counter) -> Facts:
     """A counter's kind and fields, enough to know its noise. The inverse: `counter_from`."""
     if isinstance(counter, AnytimeBltCounter):
         counter = counter.inner
-    kind = next(name for name, made in COUNTERS.items() if type(counter) is made)
+    kind = kind_of(counter)
     values = {field.name: getattr(counter, field.name) for field in fields(counter)}  # type: ignore[arg-type]  # every counter is a dataclass
     if isinstance(counter, BltCounter):
         values |= {"d": None, "factors": {"p": counter.blt.p, "q": counter.blt.q}}

@@ -14,13 +14,14 @@ from numba import njit
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
+from streamveil.core.counters.anytime import AnytimeBltCounter
+from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.kernels import Coefficients, blt_step
 from streamveil.core.counters.protocol import Counter, Ids, Increments, next_step
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.counters.stream import draws_at
 from streamveil.core.noise.keyed import Place
 from streamveil.core.portable import portable
-from streamveil.counters import AnytimeBltCounter, BltCounter
 from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
 

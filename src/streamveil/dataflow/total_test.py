@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.noise.keyed import Place
 from streamveil.core.portable import portable
 from streamveil.core.selection.thresholds import SAFETY, reaches
-from streamveil.counters import BltCounter
 from streamveil.dataflow.bounding import Bounds
 from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of, weighted_step

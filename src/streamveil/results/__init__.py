@@ -1,5 +1,1 @@
-"""Answers across releases: differences, recent sums, ratios, top groups, with correct intervals."""
-
-from streamveil.results.answers import Answers, Derived
-
-__all__ = ["Answers", "Derived"]
+"""Answers across releases: differences, recent sums, ratios, top groups, with intervals."""

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
-from streamveil.counters import BltCounter
 from streamveil.dataflow.group_metadata import counter_from
 from streamveil.dataflow.release import OPENED, WEIGHT
 from streamveil.release_metadata import Facts

@@ -7,7 +7,6 @@ from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import minimize
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import rational
@@ -113,6 +112,12 @@ class AnytimeBltCounter(Stepping):
         """See `Counter.init`."""
         return self.inner.init(keys, t)
 
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`."""
+        return self.inner._skipped(state, steps, draws, ids)
+
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None
     ) -> tuple[Estimates, CounterState]:
@@ -159,6 +164,8 @@ def searched(tuned: int, d: int) -> Blt:
     Algorithm: BFGS on smooth maxima of growing sharpness, then sequential quadratic programming on
         the maximum itself; gradients by complex steps.
     """
+    from scipy.optimize import minimize  # slow to load, and rarely needed
+
     octaves = PER_OCTAVE * tuned.bit_length()
     times = np.unique(np.rint(np.geomspace(1, tuned, octaves + 1)))
     goals = np.log(root_squared_norm(times))
@@ -190,6 +197,8 @@ def searched(tuned: int, d: int) -> Blt:
 
 def _least_maximum(ratios: rational.Map, slopes: rational.Map, x: Array) -> Array:
     """Minimises the largest entry of `ratios`, from a good start: least y with y >= every entry."""
+    from scipy.optimize import minimize
+
     last = np.append(np.zeros(len(x)), 1.0)
     bound = {
         "type": "ineq",

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.kernels import Coefficients, blt_step
+from streamveil.core.counters.kernels import Coefficients, StepRun, blt_run, blt_step
 from streamveil.core.counters.protocol import (
     CounterState,
     Estimates,
@@ -132,6 +132,20 @@ class BltCounter(Stepping):
     def init(self, keys: int, t: int = 0) -> CounterState:
         """See `Counter.init`."""
         return zeros(t, keys, whole=1, real=self.buffers)
+
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. Every step is taken, in one compiled pass."""
+        if draws.silent or not state.keys:
+            return CounterState(state.t + steps, state.whole, state.real)
+        plan, t = self.schedule, state.t + steps
+        scales, noise = plan.steps(state.t + 1, t)
+        run = StepRun(
+            plan.keep, plan.drain, scales, correlated_noise.up(self.sigma) * (noise * scales)
+        )
+        total, real = blt_run((state.whole[0], state.real), run, draws, ids)
+        return CounterState(t, total[None, :], real)
 
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None

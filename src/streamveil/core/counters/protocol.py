@@ -115,6 +115,11 @@ class Counter(Protocol):
     ) -> tuple[Estimates, CounterState]:
         """A step with given draws: for counters inside counters."""
 
+    def _skipped(
+        self, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """The state after steps without increments whose estimates nobody saw (`skip`)."""
+
 
 def zeros(t: int, keys: int, whole: int, real: int) -> CounterState:
     """An empty state."""

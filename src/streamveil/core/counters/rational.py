@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import minimize
 
 from streamveil.core.portable import portable
 from streamveil.types import Array, Float64
@@ -202,6 +201,8 @@ def descend(objective: Map, start: Array) -> Blt:
         return gradients(objective, x)
 
     options = {"gtol": 1e-9, "maxiter": 2000}
+    from scipy.optimize import minimize  # slow to load, and designs are kept
+
     found = minimize(value, start, jac=gradient, method="BFGS", options=options)
     return rounded_blt(polished(gradient, found.x))
 

@@ -60,6 +60,15 @@ class Stepping:
         increments = column(increments, state.keys)
         return self._advance(state, increments, draws_at(self, place, t), ids)
 
+    def _skipped(
+        self: Steppable, state: CounterState, steps: int, draws: Draws, ids: Ids | None
+    ) -> CounterState:
+        """See `Counter`. Takes every step: the noise of each is used by all later ones."""
+        for step in range(1, steps + 1):
+            nothing = np.zeros(state.keys, np.int64)
+            _, state = self._advance(state, nothing, draws.at("skipped", step), ids)
+        return state
+
     def stream(
         self, keys: int = 1, noise: Noise | None = None, name: str = "counter"
     ) -> CounterStream:
