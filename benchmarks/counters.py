@@ -33,6 +33,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from streamveil.core.counters.anytime import root_squared_norm
+from streamveil.core.counters.restarting_trees import refined_variances
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
@@ -49,7 +50,7 @@ from streamveil.counters.anytime_haar import candidate_times
 from streamveil.counters.dense import best_factorization
 from streamveil.counters.haar import column_weights, levels_of, variance_parts
 from streamveil.counters.kary import balanced_digits, levels_for
-from streamveil.counters.tree import bits_of, refined_variances
+from streamveil.counters.tree import bits_of
 
 HERE = Path(__file__).parent
 HORIZONS = [16, 100, 1000, 10**4, 10**5, 2**20]

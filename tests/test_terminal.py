@@ -16,6 +16,7 @@ from streamveil.cli import app
 from streamveil.connectors.sinks import ConsoleSink
 from streamveil.errors import PlanError, SourceError, visible, visible_lines
 from streamveil.terminal import Terminal, label, say
+from tests.released import made
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\x7f\nspent: nothing"
 SPELLED = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\x7f\nspent: nothing"
@@ -151,7 +152,7 @@ def test_the_sink_that_prints_spells_out_names_and_groups_in_one_line():
     for terminal in (False, True):
         out = StringIO()
         console = Terminal(file=out, width=300, force_terminal=terminal)
-        ConsoleSink(console=console).write(HOSTILE, 0, 1, table)
+        ConsoleSink(console=console).write(HOSTILE, made(table, 0, 1))
         told = out.getvalue()
         assert not NEVER.search(told)
         assert told.count(SPELLED) == 2

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamveil.core.noisy import Noisy, require_noisy, values
+
 
 @dataclass(repr=False)  # secret
 class RejectNotes:
@@ -63,6 +65,8 @@ class Batch:
 class Release:
     """Everything published at one trigger of one window. Rows are sorted by key bytes.
 
+    Made of numbers that may leave and of nothing else: see `streamveil.core.noisy`.
+
     `table` columns: the key columns, then for each aggregate NAME its value, NAME_sd (noise
     standard deviation), NAME_low and NAME_high (interval), then window_start, window_end
     (timestamps in UTC, absent for the whole stream), trigger (1..T within the window). A group-by
@@ -70,10 +74,23 @@ class Release:
     and public facts in the schema's metadata: `streamveil.answers` combines releases by them.
     """
 
-    table: pa.Table
+    noisy: Noisy[pa.Table]
     window: int  # window number, 0 for the whole stream
     trigger: int  # within the window, from 1
     step: int  # of the job
+
+    def __post_init__(self) -> None:
+        require_noisy(self.noisy)
+
+    @property
+    def table(self) -> pa.Table:
+        """The released rows."""
+        return values(self.noisy)
+
+    @property
+    def identity(self) -> tuple[int, int, pa.Table]:
+        """Window, trigger and rows: what a sink writes."""
+        return self.window, self.trigger, self.table
 
     def to_arrow(self) -> pa.Table:
         """The released rows as an Arrow table."""
@@ -82,6 +99,16 @@ class Release:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """For other packages: `polars.DataFrame(release)`, `duckdb.sql("from release")`."""
         return self.table.__arrow_c_stream__(requested_schema)
+
+
+def require_release(release: Release) -> Release:
+    """What a sink was given, if it is a release; raises TypeError otherwise."""
+    if not isinstance(release, Release):
+        raise TypeError(
+            f"a sink publishes releases, not {type(release).__name__}.\n"
+            "  to fix  write what a job has released: sink.write(job, release)"
+        )
+    return release
 
 
 def whole(column: pa.ChunkedArray) -> Any:

@@ -26,6 +26,16 @@ def read_facts(schema: pa.Schema) -> Facts | None:
     return facts if facts.get("version") == VERSION else None
 
 
+def completed(facts: bytes, cut: dict[str, float] | None) -> bytes:
+    """The facts of a release, given without their last brace, and what was cut.
+
+    >>> completed(b'{"version":1', {"rows": 2.0})
+    b'{"version":1,"cut":{"rows":2.0}}'
+    """
+    lost = b"" if cut is None else b',"cut":' + json.dumps(cut, separators=(",", ":")).encode()
+    return facts + lost + b"}"
+
+
 def noted(table: pa.Table, note: str) -> pa.Table:
     """A release with a sentence that everything derived from it must repeat."""
     return table.replace_schema_metadata({NOTE: note.encode()})

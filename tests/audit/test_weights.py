@@ -59,12 +59,12 @@ def test_weights_that_are_charged_but_not_noised_are_found(measures, monkeypatch
     """Rows of a large key cost little; were its noise not larger, they would show."""
     from streamveil.dataflow import release
 
-    honest, operator = release.weighted_step, weighted(measures)
+    honest, operator = release.count_weighted, weighted(measures)
     scenario = replace(LARGE, added=lone(*[(0, 4)] * 40))
 
     def quiet(counter, state, increments, at, share):
         return honest(counter, state, increments, at, share * 0 + 1.0)
 
     assert not audit(operator, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
-    monkeypatch.setattr(release, "weighted_step", quiet)
+    monkeypatch.setattr(release, "count_weighted", quiet)
     assert audit(operator, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)

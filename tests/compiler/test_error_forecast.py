@@ -249,7 +249,7 @@ def test_weights_of_public_keys_pay():
 def test_a_sum_alone_carries_weights_by_its_own_size():
     operator = query(value=(-4, 2), **EXPECTED)
     totals = np.array([[-400.0, 40.0, 4.0]])
-    sized = operator.totalling.sizes(Totals(totals, np.ones_like(totals)))
+    sized = operator.totalling.size_of_keys.of(Totals(totals, np.ones_like(totals)))
     assert sized.tolist() == [100.0, 10.0, 1.0]  # in rows of the largest value
     assert operator.totalling.rule is not None
     assert operator.guarantee.epsilon(1e-9) <= 6

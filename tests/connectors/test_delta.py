@@ -9,6 +9,7 @@ import pytest
 
 from streamveil.connectors import open_sink
 from streamveil.errors import MissingExtraError, SourceError
+from tests.released import made
 
 
 def release(values):
@@ -28,7 +29,7 @@ def test_every_release_is_there_once(tmp_path):
         sink = open_sink("delta", {"path": path})
         for window in (0, 1):
             for trigger in (1, 2):
-                sink.write("job", window, trigger, release(["a", f"{window}{trigger}"]))
+                sink.write("job", made(release(["a", f"{window}{trigger}"]), window, trigger))
         sink.close()
     found = deltalake.DeltaTable(path)
     assert pa.table(found.to_pyarrow_table()).num_rows == 8
@@ -38,6 +39,6 @@ def test_every_release_is_there_once(tmp_path):
 def test_another_release_of_the_same_identity_is_refused(tmp_path):
     pytest.importorskip("deltalake")
     sink = open_sink("delta", {"path": str(tmp_path / "table")})
-    sink.write("job", 0, 1, release(["a"]))
+    sink.write("job", made(release(["a"]), 0, 1))
     with pytest.raises(SourceError, match="another release"):
-        sink.write("job", 0, 1, release(["b"]))
+        sink.write("job", made(release(["b"]), 0, 1))

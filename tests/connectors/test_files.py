@@ -15,6 +15,7 @@ from streamveil.connectors import names as naming
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.files import CsvReader, FilesSource
 from streamveil.errors import SourceError
+from tests.released import made
 
 TABLE = pa.table({"user": [1, 2, 3, 4, 5], "page": ["a", "b", "a", None, "c"]})
 COLUMNS = {"user": "INT64", "page": "STRING"}
@@ -267,10 +268,10 @@ def test_unknown_kinds_options_types_and_formats_name_the_nearest():
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])
 def test_writing_a_release_again_leaves_the_same_bytes(tmp_path, format):
     sink = open_sink("files", {"path": str(tmp_path), "format": format})
-    sink.write("job", 3, 1, TABLE)
+    sink.write("job", made(TABLE, 3, 1))
     [path] = [p for p in tmp_path.rglob("*") if p.is_file()]
     first = path.read_bytes()
-    sink.write("job", 3, 1, TABLE)
+    sink.write("job", made(TABLE, 3, 1))
     assert path.read_bytes() == first
     assert path.name == f"trigger=000001.{format}"
 
@@ -278,7 +279,7 @@ def test_writing_a_release_again_leaves_the_same_bytes(tmp_path, format):
 def test_a_sink_that_cannot_write_says_where_and_why(tmp_path):
     (tmp_path / "out").write_text("a file where a folder should be")
     with pytest.raises(SourceError, match=r"cannot write to '.*out': (Not a dir|File exists)"):
-        open_sink("files", {"path": str(tmp_path / "out")}).write("job", 0, 1, TABLE)
+        open_sink("files", {"path": str(tmp_path / "out")}).write("job", made(TABLE, 0, 1))
 
 
 ODD = [b"1 line\nbreak.csv", b"2 \xff\xfe.csv", "3 \N{SNOWMAN}.csv".encode(), b"4 [ab]*?.csv"]

@@ -11,6 +11,7 @@ import pytest
 
 from streamveil.connectors.parquet import to_parquet
 from streamveil.connectors.sinks import FilesSink
+from tests.released import made
 
 ROWS = 20_000
 RNG = np.random.default_rng(3)
@@ -57,7 +58,7 @@ def test_every_column_has_its_encoding(name: str, word: str) -> None:
 def test_releases_of_one_sink_do_not_mix(tmp_path: Path) -> None:
     sink = FilesSink(str(tmp_path))
     for trigger, rows in enumerate([ROWS, 10, 0, 12_000]):
-        sink.write("job", 0, trigger, TABLE.slice(0, rows))
+        sink.write("job", made(TABLE.slice(0, rows), 0, trigger))
     for trigger, rows in enumerate([ROWS, 10, 0, 12_000]):
         path = tmp_path / "job" / "window=0" / f"trigger={trigger:06d}.parquet"
         assert pq.read_table(path, partitioning=None).equals(TABLE.slice(0, rows))

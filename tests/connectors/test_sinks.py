@@ -17,6 +17,7 @@ from streamveil.connectors import sinks
 from streamveil.connectors.sinks import WRITERS, ConsoleSink, FilesSink
 from streamveil.errors import PlanError, SourceError
 from streamveil.sql.sql import parse_script
+from tests.released import made
 
 TABLE = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 6.5]})
 OTHER = pa.table({"key": [1, 2, 3], "n": [4.5, 5.5, 7.5]})
@@ -40,43 +41,43 @@ def written(folder):
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_same_release_may_come_again_and_another_one_is_refused(kind, tmp_path):
     sink = FilesSink(str(tmp_path), kind)
-    sink.write("job", 0, 1, TABLE)
+    sink.write("job", made(TABLE, 0, 1))
     first = written(tmp_path)
-    sink.write("job", 0, 1, TABLE)
+    sink.write("job", made(TABLE, 0, 1))
     assert written(tmp_path) == first
     with pytest.raises(SourceError, match="holds another release") as error:
-        sink.write("job", 0, 1, OTHER)
+        sink.write("job", made(OTHER, 0, 1))
     assert "7.5" not in str(error.value)
     assert written(tmp_path) == first  # and nothing is left beside it
-    sink.write("job", 0, 2, OTHER)
+    sink.write("job", made(OTHER, 0, 2))
     assert len(written(tmp_path)) == 2
 
 
 def test_a_release_written_by_another_version_of_arrow_is_known_by_its_content(tmp_path):
     sink = FilesSink(str(tmp_path))
-    sink.write("job", 0, 1, TABLE)
+    sink.write("job", made(TABLE, 0, 1))
     file = next(tmp_path.rglob("*.parquet"))
     pq.write_table(TABLE, file, compression="zstd")
-    sink.write("job", 0, 1, TABLE)
+    sink.write("job", made(TABLE, 0, 1))
     pq.write_table(OTHER, file, compression="zstd")
     with pytest.raises(SourceError, match="another release"):
-        sink.write("job", 0, 1, TABLE)
+        sink.write("job", made(TABLE, 0, 1))
     file.write_bytes(b"no Parquet")
     with pytest.raises(SourceError, match="another release"):
-        sink.write("job", 0, 1, TABLE)
+        sink.write("job", made(TABLE, 0, 1))
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_what_differs_in_a_last_digit_leaves_a_parquet_file_as_it_is(kind, tmp_path):
     near = TABLE.set_column(1, "n", pa.array([4.5, 5.5, np.nextafter(6.5, 7)]))
     sink = FilesSink(str(tmp_path), kind)
-    sink.write("job", 0, 1, TABLE)
+    sink.write("job", made(TABLE, 0, 1))
     first = written(tmp_path)
     if sink.keeps:
-        sink.write("job", 0, 1, near)
+        sink.write("job", made(near, 0, 1))
     else:  # nothing to read the numbers from exactly
         with pytest.raises(SourceError, match="holds another release"):
-            sink.write("job", 0, 1, near)
+            sink.write("job", made(near, 0, 1))
     assert written(tmp_path) == first
 
 
@@ -88,27 +89,27 @@ def test_a_folder_that_a_killed_process_made_becomes_durable_too(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(sinks, "write_all", killed)
         with pytest.raises(KeyboardInterrupt):
-            FilesSink(str(tmp_path / "out")).write("job", 0, 1, TABLE)
+            FilesSink(str(tmp_path / "out")).write("job", made(TABLE, 0, 1))
     monkeypatch.setattr(sinks, "sync_directory", synced.append)
     sink = FilesSink(str(tmp_path / "out"))
-    sink.write("job", 0, 1, TABLE)
-    made = [tmp_path / "out" / "job" / "window=0", tmp_path / "out" / "job", tmp_path / "out"]
-    assert synced == [*made, tmp_path]
-    sink.write("job", 0, 2, TABLE)
-    assert synced[4:] == made[:1]
+    sink.write("job", made(TABLE, 0, 1))
+    folders = [tmp_path / "out" / "job" / "window=0", tmp_path / "out" / "job", tmp_path / "out"]
+    assert synced == [*folders, tmp_path]
+    sink.write("job", made(TABLE, 0, 2))
+    assert synced[4:] == folders[:1]
 
 
 def test_a_damaged_file_is_refused_in_words(tmp_path):
     """Arrow tells of damage by more than one kind of error, some without a reason."""
     table = pa.table({"key": list(map(str, range(300))), "n": [0.5] * 300})
     sink = FilesSink(str(tmp_path))
-    sink.write("job", 0, 1, table)
+    sink.write("job", made(table, 0, 1))
     file = next(tmp_path.rglob("*.parquet"))
     whole = file.read_bytes()
     for place in (4, 40, 200):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
         with pytest.raises(SourceError, match="holds another release"):
-            sink.write("job", 0, 1, table)
+            sink.write("job", made(table, 0, 1))
 
 
 @pytest.mark.parametrize("kind", [*WRITERS, "console"])
@@ -119,7 +120,7 @@ def test_no_group_stops_a_publication(kind, key, tmp_path):
     sink = ConsoleSink(console=console) if kind == "console" else FilesSink(str(tmp_path), kind)
     table = pa.table({key: ODD[key], "n": [1.5, 2.5, 3.5]})
     for _ in range(2):  # as after a restart
-        sink.write("job", 0, 1, table)
+        sink.write("job", made(table, 0, 1))
     sink.close()
     if key == "markup" and kind == "console":
         assert "[/red]" in out.getvalue()
@@ -135,7 +136,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_where_that_is_asked_
     table = pa.table({"=key": texts, "raw": [t and t.encode() for t in texts], "n": [-1.0] * 10})
     for escape in (False, True):
         folder = tmp_path / str(escape)
-        FilesSink(str(folder), "csv", escape_formulas=escape).write("job", 0, 1, table)
+        FilesSink(str(folder), "csv", escape_formulas=escape).write("job", made(table, 0, 1))
         (told,) = written(folder).values()
         lines = told.split(b"\n")
         assert lines[0].startswith(b'"\'=key"' if escape else b'"=key"')
@@ -161,7 +162,7 @@ ELSEWHERE = ["../../esc", "..", ".", "", "/tmp/esc", "a/b", "a\\b", "a\0b", "a\x
 def test_no_name_leads_out_of_the_folder_of_a_sink(tmp_path: Path, name: str) -> None:
     sink = FilesSink(str(tmp_path / "in" / "out"), "json")
     with pytest.raises(PlanError, match="cannot be the name") as caught:
-        sink.write(name, 0, 1, pa.table({"n": [1]}))
+        sink.write(name, made(pa.table({"n": [1]}), 0, 1))
     assert "\x1b" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 

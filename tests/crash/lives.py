@@ -19,7 +19,6 @@ from typing import Any
 
 from streamveil.accounts import spending
 from streamveil.accounts.ledger import Ledger
-from streamveil.batch import Release
 from streamveil.connectors import blocks
 from streamveil.connectors.blocks import LARGE_BYTES
 from streamveil.engines.embedded import group_by
@@ -33,6 +32,7 @@ from streamveil.runtime.tables import settled, to_bytes
 from tests.crash import streams
 from tests.crash.faults import Fault, install
 from tests.crash.power import Power, record
+from tests.released import made
 from tests.runtime import toy
 
 EVERY_FEW_BATCHES = CheckpointPolicy(log_bytes=1500, log_per_state=0)
@@ -184,7 +184,7 @@ def archived(folder: Path) -> dict[Moment, bytes]:
     assert sorted(one.place for one in held.entries) == releases.moments
     found = {one.place: committed(state / ARCHIVE, one) for one in held.entries}
     for place, (known, table) in found.items():
-        assert settled(Release(table, *place, known.step))[1] == known
+        assert settled(made(table, *place, known.step))[1] == known
     return {place: bytes(to_bytes(table)) for place, (_, table) in found.items()}
 
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.batch import Release
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dashboard import draw, page, series, write
 from streamveil.errors import MissingExtraError
 from streamveil.results.answers import Answers
 from streamveil.results.releases import of_releases
+from tests.released import made
 from tests.results.streams import released
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
@@ -104,7 +104,7 @@ def test_numbers_of_the_page_are_the_released_ones(state):
 def test_a_sinks_folder_without_facts_or_ledger(tmp_path):
     sink = FilesSink(str(tmp_path / "out"), "csv")
     for release in released("public")[:2]:
-        sink.write("job", release.window, release.trigger, release.table)
+        sink.write("job", release)
     text = "".join(parsed(write(tmp_path / "out", tmp_path / "d.html")).text)
     assert "No ledger was given" in text
     assert "releases" in text
@@ -148,7 +148,7 @@ def test_a_group_whose_name_begins_with_an_underscore_is_in_the_legend():
 def windows(*counts):
     """Releases of windows, each with so many groups: the k-th of them counts k."""
     return [
-        Release(window=window, trigger=1, step=1, table=pa.table({
+        made(window=window, table=pa.table({
             "page": pa.array([f"page {i}" for i in range(n)], pa.string()),
             "n": pa.array(range(n), pa.float64()), "n_sd": pa.array([1.0] * n, pa.float64()),
             "n_low": pa.array(range(n), pa.float64()), "n_high": pa.array(range(n), pa.float64()),

@@ -7,6 +7,7 @@ import pytest
 import streamveil as sv
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noisy import values
 from streamveil.dataflow.aggregate import KeyRows, add_rows, key_stage
 from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.gaussian_selection import Address
@@ -44,8 +45,9 @@ def totals(operator, names, batches):
             released = release_stage(totalling, state, at)
         for place, row in enumerate(released.rows):
             name = state.table.names[row].tobytes()
-            value = released.totals.estimate[:, place].tolist()
-            seen.setdefault(name, []).append((value, released.totals.variance[:, place].tolist()))
+            found = values(released.totals)
+            value = found.estimate[:, place].tolist()
+            seen.setdefault(name, []).append((value, found.variance[:, place].tolist()))
     return seen
 
 

@@ -14,6 +14,7 @@ from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SilentNoise
+from streamveil.core.noisy import public
 from streamveil.dataflow.windows import Schedule
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, cut_sentence
@@ -22,6 +23,7 @@ from streamveil.results.answers import UNKNOWN, Answers
 from streamveil.results.intervals import ratio
 from streamveil.results.joint import Cell, Joint
 from streamveil.results.releases import Moment, Releases
+from tests.released import made
 from tests.results.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
 from tests.statistics import (
     ALPHA,
@@ -194,7 +196,7 @@ def test_files_of_a_sink_answer_like_releases(design, tmp_path):
     for kind in ("parquet", "csv"):
         sink = FilesSink(str(tmp_path / kind), kind)
         for release in released(design):
-            sink.write("job", release.window, release.trigger, release.table)
+            sink.write("job", release)
     parquet = sv.answers(tmp_path / "parquet")
     assert parquet.difference("v", END, SINCE).table.equals(
         memory.difference("v", END, SINCE).table
@@ -244,7 +246,7 @@ def test_clamped_numbers_are_read_back(monkeypatch):
         for name in ("v", "v_low", "v_high"):
             cells = np.maximum(table[name].to_numpy(), 0)
             table = table.set_column(table.column_names.index(name), name, pa.array(cells))
-        clamped.append(sv.Release(table, release.window, release.trigger, release.step))
+        clamped.append(made(table, release.window, release.trigger, release.step))
     answers = sv.answers(clamped)
     next(one for one in answers.releases.facts["outputs"] if one["name"] == "v")["non_negative"] = (
         True
@@ -290,7 +292,8 @@ def in_a_row(lateness, windows):
 
             def load(moment=moment, step=step):
                 read.append(moment)
-                return table.replace_schema_metadata({FACTS: json.dumps(facts | {"step": step})})
+                said = {FACTS: json.dumps(facts | {"step": step})}
+                return public(table.replace_schema_metadata(said))
 
             loads[moment] = load
     return Answers(Releases(loads)), schedule, read

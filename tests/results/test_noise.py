@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noisy import values
+from streamveil.core.release import count_weighted
 from streamveil.counters import BltCounter
 from streamveil.dataflow.group_metadata import counter_facts, counter_from
-from streamveil.dataflow.key_weights import Spread, blt_of, weighted_step
+from streamveil.dataflow.key_weights import Spread, blt_of
 from streamveil.results.noise import covariance, weighted_covariance
 from tests.counters.examples import NAMES, SIGMA, examples
 from tests.counters.oracle import factors
@@ -65,18 +67,18 @@ def test_it_is_that_of_the_code_that_runs(name, opened):
         for place, sign in combination.items():
             c[place] += sign
         sd, alone = np.sqrt(c @ claimed @ c), np.sqrt(c**2 @ np.diag(claimed))
-        values = c @ seen
+        found = c @ seen
         if sd == 0:  # neighbours of a tree may share all their draws
-            assert (values == 0).all()
+            assert (found == 0).all()
             continue
         if counter.loss().pure:
-            assert abs(values.std() / sd - 1) < 0.05
+            assert abs(found.std() / sd - 1) < 0.05
             continue
         jitter = np.random.default_rng(1).uniform(-0.5, 0.5, keys)  # from integers to reals
         law = gaussian(np.sqrt(sd**2 + 1 / 12))
-        assert_fits(values + jitter, law, ALPHA)
+        assert_fits(found + jitter, law, ALPHA)
         if abs(alone / sd - 1) > 0.1:
-            assert_rejects(values + jitter, gaussian(np.sqrt(alone**2 + 1 / 12)), ALPHA)
+            assert_rejects(found + jitter, gaussian(np.sqrt(alone**2 + 1 / 12)), ALPHA)
 
 
 @pytest.mark.parametrize("weighting", ["none", "columns", "columns-noise"])
@@ -91,8 +93,8 @@ def test_weights_that_fall_enter_draw_by_draw(weighting):
     for t in range(3, HORIZON + 1):
         share = np.full(keys, history[t - 1])
         at = place, ids
-        total, state = weighted_step(blt_of(counter), state, np.zeros(keys, np.int64), at, share)
-        released.append(total.astype(float))
+        total, state = count_weighted(blt_of(counter), state, np.zeros(keys, np.int64), at, share)
+        released.append(values(total).astype(float))
         spread.step(counter, t, share[:1])
         known = spread.variances(counter, t, np.array([1]))
         assert weighted_covariance(counter, t, t, history[:, None]) == pytest.approx(known)
@@ -100,9 +102,9 @@ def test_weights_that_fall_enter_draw_by_draw(weighting):
     parts = [weighted_covariance(counter, *pair, history[:, None])[0]
              for pair in ((t, t), (s, s), (t, s))]  # fmt: skip
     sd = np.sqrt(parts[0] + parts[1] - 2 * parts[2])
-    values = released[t - 3] - released[s - 3]
-    assert_fits(values, gaussian(sd), ALPHA)
-    assert_rejects(values, gaussian(np.sqrt(parts[0] + parts[1])), ALPHA)  # covariance ignored
+    found = released[t - 3] - released[s - 3]
+    assert_fits(found, gaussian(sd), ALPHA)
+    assert_rejects(found, gaussian(np.sqrt(parts[0] + parts[1])), ALPHA)  # covariance ignored
     plain = covariance(counter, t, t, np.array([3]))[0]
     np.testing.assert_allclose(
         weighted_covariance(counter, t, t, np.where(np.isnan(history), np.nan, 1.0)[:, None]), plain

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch, Release
@@ -93,10 +92,10 @@ def test_every_release_reaches_the_sink_under_its_identity(tmp_path: Path) -> No
 
 def test_a_sink_that_fails_gets_the_committed_release_again(tmp_path: Path) -> None:
     class Failing(MemorySink):
-        def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
-            if trigger == 3:
+        def write(self, job: str, release: Release) -> None:
+            if release.trigger == 3:
                 raise OSError("unplugged")
-            super().write(job, window, trigger, table)
+            super().write(job, release)
 
     with pytest.raises(OSError, match="unplugged"):
         run(tmp_path / "s", work(sink=Failing()))

@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.batch import Release
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.runtime.job import Job
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.run import Pace, work_of
 from streamveil.runtime.store import CheckpointPolicy
 from streamveil.runtime.tables import nulls_as_zero, settled
+from tests.released import made
 
 ROWS, STEPS = 3_000, 12
 VALUES = np.random.default_rng(0).integers(0, 1000, ROWS) % (1 + np.arange(ROWS) * 40 // ROWS)
@@ -75,7 +75,7 @@ def dirty(kind):
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.float32(), pa.timestamp("s"),
                                   pa.date32(), pa.uint16()])  # fmt: skip
 def test_bytes_of_nulls_do_not_count(kind):
-    releases = [Release(pa.table({"k": column}), 0, 1, 1) for column in dirty(kind)]
+    releases = [made(pa.table({"k": column})) for column in dirty(kind)]
     assert len({settled(one)[1] for one in releases}) == 1
     parts = pa.chunked_array([dirty(kind)[0].slice(0, 5), dirty(kind)[0].slice(5)])
     assert nulls_as_zero(parts).equals(dirty(kind)[1])

@@ -79,10 +79,10 @@ def test_a_sink_that_stands_still_stops_the_source(tmp_path: Path) -> None:
     open_again, read = threading.Event(), 0
 
     class Blocked(MemorySink):
-        def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
-            if trigger == 3:
+        def write(self, job: str, release: Release) -> None:
+            if release.trigger == 3:
                 assert open_again.wait(60)
-            super().write(job, window, trigger, table)
+            super().write(job, release)
 
     def counted(position: str | None) -> Iterator[Batch]:
         nonlocal read

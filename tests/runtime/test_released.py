@@ -15,6 +15,7 @@ from streamveil.batch import Release
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.runtime.tables import settled, to_bytes
 from tests.crash.streams import JOBS, work
+from tests.released import made
 from tests.runtime.toy import Stream, Toy
 
 NOISE = SeededNoise(7)
@@ -42,7 +43,7 @@ def test_no_release_changes_with_the_state(name: str, tmp_path: Path) -> None:
 def test_the_check_sees_a_shared_array() -> None:
     class Sharing(Toy):
         def release(self, state: Any, step: int, noise: Any) -> list[Release]:
-            return [Release(pa.table({"n": state.totals}), 0, step, step)]
+            return [made(pa.table({"n": state.totals}), 0, step, step)]
 
     assert changes(Sharing(), Stream()) > 2
 

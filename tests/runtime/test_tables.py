@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from streamveil.batch import Release
 from streamveil.connectors.content import alike, is_real, norm
 from streamveil.connectors.sinks import WRITERS
 from streamveil.release_metadata import FACTS
 from streamveil.runtime import frame
 from streamveil.runtime.tables import Mark, from_bytes, from_parts, settled, to_bytes, to_parts
+from tests.released import made
 
 ROWS = 3_000
 RNG = np.random.default_rng(5)
@@ -82,14 +82,14 @@ def test_parts_give_the_table_back(name: str, compression: str | None) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_settled_release_has_the_same_bytes_wherever_it_was(name: str) -> None:
-    release, known = settled(Release(TABLES[name], 3, 2, 1))
+    release, known = settled(made(TABLES[name], 3, 2, 1))
     assert repr(release.table.to_pylist()) == repr(TABLES[name].to_pylist())
     assert (known.window, known.trigger, known.step) == (3, 2, 1)
     data = to_bytes(release.table)
     kept = frame.decode(b"".join(frame.encode({}, *to_parts(release.table, "lz4"))))
     for again in (from_bytes(data), from_parts(kept.arrays, kept.blobs)):
         assert bytes(to_bytes(again)) == bytes(data)
-        assert settled(Release(again, 3, 2, 1))[1] == settled(release)[1]
+        assert settled(made(again, 3, 2, 1))[1] == settled(release)[1]
 
 
 def test_number_columns_are_narrowed() -> None:
@@ -99,7 +99,7 @@ def test_number_columns_are_narrowed() -> None:
 
 
 def mark(table: pa.Table) -> Mark:
-    return settled(Release(table, 0, 1, 1))[1]
+    return settled(made(table, 0, 1, 1))[1]
 
 
 @pytest.mark.parametrize("name", ["every kind", "numbers", "text"])
@@ -120,7 +120,7 @@ def test_a_mark_sees_every_change(name: str) -> None:
     seen = [mark(table), *map(mark, changed)]
     for place, one in enumerate(seen):
         assert not any(one.agrees(other) for other in seen[:place])
-    assert not mark(table).agrees(settled(Release(table, 0, 2, 1))[1])
+    assert not mark(table).agrees(settled(made(table, 0, 2, 1))[1])
 
 
 REALS = pa.table({

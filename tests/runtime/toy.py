@@ -20,6 +20,7 @@ from streamveil.core.noise.keyed import Noise, SeededNoise
 from streamveil.errors import StoreError
 from streamveil.runtime.job import Work
 from streamveil.runtime.keys import Randomness
+from tests.released import made
 
 SEEDED = Randomness(noise=SeededNoise(7), insecure=True)
 LIMIT = Budget(mu=1)
@@ -64,7 +65,7 @@ class Toy:
         state.steps += 1
         bits = noise.at("toy", step).words(self.keys) % np.uint64(1000)
         table = pa.table({"key": np.arange(self.keys), "n": state.totals + bits.astype(np.int64)})
-        return [Release(table, 0, step, step)]
+        return [made(table, 0, step, step)]
 
     def save(self, state: State) -> dict[str, np.ndarray]:
         return {"totals": state.totals, "steps": np.array([state.steps])}

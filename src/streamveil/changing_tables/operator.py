@@ -21,6 +21,7 @@ from streamveil.batch import Batch, RejectNotes, Release
 from streamveil.changing_tables.questions import QUESTION, Asking, QuestionAnswer, Questions
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Noise, Place, SilentNoise
+from streamveil.core.noisy import restored
 from streamveil.dataflow.hashing import name_column
 from streamveil.dynamic.live import together
 from streamveil.dynamic.live_pmw import LivePmw
@@ -254,7 +255,7 @@ class ChangingTable:
         )
         table = self.answers(state)
         trigger = pa.array(np.full(table.num_rows, state.t, np.int64))
-        return [Release(table.append_column("trigger", trigger), 0, state.t, step)]
+        return [Release(restored(table.append_column("trigger", trigger)), 0, state.t, step)]
 
     def ask(
         self, state: TableState, question: Bool[Array, " N"], noise: Noise

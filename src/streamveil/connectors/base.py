@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.batch import Release
 from streamveil.errors import SourceError, nearest
 
 
@@ -45,8 +46,11 @@ class Source(Protocol):
 class Sink(Protocol):
     """A place for releases. Writing the same release again leaves the same content."""
 
-    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
-        """Publishes one release under its identity (job, window, trigger)."""
+    def write(self, job: str, release: Release) -> None:
+        """Publishes one release under its identity (job, window, trigger).
+
+        Nothing but a `Release` is accepted: an exact table cannot be made one.
+        """
 
     def close(self) -> None:
         """Flushes what is pending."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
 from streamveil.errors import MissingExtraError, SourceError, require_file_name
 
@@ -26,8 +27,9 @@ class DeltaSink:
             raise MissingExtraError("the sink 'delta'", "delta") from None
         self.path, self.delta = str(path), deltalake
 
-    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
+        window, trigger, table = require_release(release).identity
         app = f"streamveil/{require_file_name('job', job)}/{window}"
         digest = digest_of(table)
         if self._last(app) >= trigger:

@@ -22,7 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from streamveil.batch import rows_of
+from streamveil.batch import Release, require_release, rows_of
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
@@ -66,8 +66,9 @@ class FilesSink:
         """Whether what is read back is what was written, to the last bit and type."""
         return self.format == "parquet"
 
-    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
+        window, trigger, table = require_release(release).identity
         try:
             folder = self.path / require_file_name("job", job) / f"window={window}"
             self._write(folder, trigger, table)
@@ -183,8 +184,9 @@ class MemorySink:
     def __init__(self) -> None:
         self.releases: dict[tuple[str, int, int], pa.Table] = {}
 
-    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
+        window, trigger, table = require_release(release).identity
         self.releases[job, window, trigger] = table
 
     def close(self) -> None:
@@ -197,8 +199,9 @@ class ConsoleSink:
     def __init__(self, rows: int = 10, console: Terminal | None = None) -> None:
         self.rows, self.console = rows, console or Terminal()
 
-    def write(self, job: str, window: int, trigger: int, table: pa.Table) -> None:
+    def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
+        window, trigger, table = require_release(release).identity
         head = table.slice(0, self.rows)
         shown = Table(
             title=f"{label(job)} · window {window} · trigger {trigger} · {table.num_rows} rows"

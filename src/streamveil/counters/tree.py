@@ -21,6 +21,7 @@ from streamveil.core.counters.protocol import (
     next_step,
     zeros,
 )
+from streamveil.core.counters.restarting_trees import refined_variances
 from streamveil.core.counters.schedule import check_horizon
 from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
@@ -232,14 +233,6 @@ def bits_of(t: Array, horizon: int, levels: int) -> Int64[Array, "levels times"]
     parts = (times >> np.arange(levels)[:, None]) & 1
     parts[-1] = times >> (levels - 1)
     return np.asarray(parts)
-
-
-def refined_variances(levels: int) -> Float64[Array, " levels"]:
-    """a_l: the variance of a block's refined estimate for unit noise; also its own weight."""
-    variances = [1.0]
-    for _ in range(levels - 1):
-        variances.append(1 / (1 + 1 / (2 * variances[-1])))
-    return np.array(variances)
 
 
 def refined_roundings(levels: int) -> Float64[Array, " levels"]:

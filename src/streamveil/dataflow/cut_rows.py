@@ -18,7 +18,9 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.portable import portable
+from streamveil.core.release import count
 from streamveil.dataflow.gaussian_selection import Address
 from streamveil.types import Array, Float64, Int64, UInt64
 
@@ -127,14 +129,14 @@ class CutBands:
         """No cut row yet."""
         return cls(np.zeros(BANDS, np.int64), cut.counter.init(BANDS))
 
-    def release(self, cut: CutCounter, trigger: int, at: Address) -> dict[str, float]:
+    def release(self, cut: CutCounter, trigger: int, at: Address) -> Noisy[dict[str, float]]:
         """One trigger: the noisy number of cut rows so far, in place."""
         names = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
         place = Place(at.noise, "group-by/cut", (at.job, at.window))
-        noisy, self.counted = cut.counter.step(self.counted, self.pending, place, names)
+        noisy, self.counted = count(cut.counter, self.counted, self.pending, place, names)
         self.pending = np.zeros(BANDS, np.int64)
         sd = float(portable(cut.counter.std(np.array([trigger]))[0]))
-        return told(np.asarray(noisy, np.float64), sd)
+        return post_process(told, noisy, sd)
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store."""
@@ -146,7 +148,7 @@ class CutBands:
         return cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
 
 
-def told(noisy: Float64[Array, " bands"], sd: float, confidence: float = 0.95) -> dict[str, float]:
+def told(noisy: Array, sd: float, confidence: float = 0.95) -> dict[str, float]:
     """Post-processing: rows cut, and an upper bound; from quanta and their deviation.
 
     A unit fills its bands from the first on, so bands beyond the first quiet one count as empty.
@@ -162,6 +164,21 @@ def told(noisy: Float64[Array, " bands"], sd: float, confidence: float = 0.95) -
     total = float(rows[loud].sum())
     high = float(np.maximum(rows[: reached + 1], 0).sum()) + float(ndtri(confidence)) * around
     return {"rows": round(total), "sd": _short(around), "high": _short(max(high, total))}
+
+
+def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[str, float]:
+    """Post-processing: the same with the part of all rows that was cut."""
+    return lost | {"share": round(lost["rows"] / (lost["rows"] + kept_rows(sizes)), 4)}
+
+
+def odds_of(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> float:
+    """Post-processing: rows that were cut for one that was kept, at most."""
+    return lost["high"] / kept_rows(sizes)
+
+
+def kept_rows(sizes: Float64[Array, " keys"]) -> float:
+    """The rows of all shown keys, at least one."""
+    return max(float(np.maximum(sizes, 0).sum()), 1.0)
 
 
 def _short(number: float) -> float:

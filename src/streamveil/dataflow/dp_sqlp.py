@@ -12,18 +12,29 @@ from scipy.special import ndtr, ndtri
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.counters.restarting_trees import Grove, restart
+from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.portable import portable
 from streamveil.core.selection.thresholds import SAFETY
 from streamveil.counters import HonakerCounter
 from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.outputs import Totals
-from streamveil.dataflow.preset_counters import Grove, restart
 from streamveil.dataflow.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
 from streamveil.types import Array, Float64, Int64, UInt64
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible
 WORDS = 1 << 22  # random words that are held at a time for keys that missed triggers
+
+
+def grove_of(counter: HonakerCounter) -> Grove:
+    """Trees of the shape and noise of a counter."""
+    return Grove(levels=counter.levels, sigma=float(np.nextafter(float(counter.sigma), np.inf)))
+
+
+def keep(last: Array, rows: Int64[Array, " some"], noisy: Noisy[Array]) -> None:
+    """Notes what some keys release, in place: it is their answer until they release again."""
+    last[rows] = values(noisy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +95,7 @@ class RoundSelection:
 
     def init(self, trigger: int) -> dict[str, Array]:
         """No keys."""
-        return Grove.of(self.counter).init() | {
+        return grove_of(self.counter).init() | {
             "released": np.zeros(0, np.int64),  # leaves used in the release trees, as opened
             "last": np.zeros((0, 0)), "last_variance": np.zeros((0, 0)),
         }  # fmt: skip
@@ -101,7 +112,7 @@ class RoundSelection:
 
         New keys are caught up: the steps that they missed are executed without increments.
         """
-        grove, known, n = Grove.of(self.counter), int(state["keys"][0]), len(names)
+        grove, known, n = grove_of(self.counter), int(state["keys"][0]), len(names)
         grove.add_keys(state, n - known)
         trees = state["whole"], state["real"]
         fresh = np.arange(known, n)
@@ -117,7 +128,7 @@ class RoundSelection:
         index = trigger - state["begun"][:n]
         draws = at.noise.at("dp-sqlp/select", at.job, at.window, trigger)
         estimate = grove.advance(trees, np.arange(n), index, added, (draws, names, 1))
-        passes = (state["units"][:n] > 0) & (estimate > self._limits[index])
+        passes = (state["units"][:n] > 0) & (values(estimate) > self._limits[index])
         restart(state, passes, trigger)
         return state, np.flatnonzero(passes)
 
@@ -169,17 +180,19 @@ class RoundTotalling(Totalling):
             assert isinstance(counter, HonakerCounter)  # noqa: S101  (a type narrowing)
             trees = state.lanes[place].whole.T.copy(), state.lanes[place].real.T.copy()
             draws = at.noise.at("dp-sqlp/release", at.job, place, at.window, trigger)
-            noisy = Grove.of(counter).advance(
+            noisy = grove_of(counter).advance(
                 trees, now, leaf, pending[rows, place + 1], (draws, table.names[rows], 1)
             )
             state.lanes[place] = CounterState(trigger, trees[0].T, trees[1].T)
             quantum = float(lane.quantum)
-            chosen["last"][place, now] = noisy * quantum
+            keep(chosen["last"][place], now, post_process(np.multiply, noisy, quantum))
             if len(now):
-                chosen["last_variance"][place, now] = (portable(counter.std(leaf)) * quantum) ** 2
+                variance = public((portable(counter.std(leaf)) * quantum) ** 2)
+                keep(chosen["last_variance"][place], now, variance)
         pending[rows, 1:] = 0
         state.selection = chosen
-        return Released(state.open_rows, Totals(chosen["last"], chosen["last_variance"]))
+        last = restored(chosen["last"]), restored(chosen["last_variance"])
+        return Released(state.open_rows, post_process(Totals, *last))
 
     def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         """The current round of some keys by row number; -1 (a key never seen) is in round 0."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,13 @@ from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Noise
+from streamveil.core.noisy import Noisy, post_process
 from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.contradictions import require_agreement
+from streamveil.dataflow.cut_rows import odds_of, with_share
 from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.group_metadata import constant_facts, heading
@@ -29,16 +32,18 @@ from streamveil.dataflow.keys import Types, encode_keys
 from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import (
-    Column,
-    Correction,
     Released,
+    ReleaseShape,
+    Stamp,
     Totalling,
     WindowState,
     driver,
     new_window,
     open_keys,
+    published_keys,
     release_stage,
     to_columns,
+    to_table,
 )
 from streamveil.dataflow.rows import (
     Bind,
@@ -247,35 +252,46 @@ class GroupBy:
                 released = self.totalling.release(held, at)
             else:
                 released = release_stage(self.totalling, held, at)
-            place, keys = (window, held.trigger, step), (self.key_names, state.types or ())
-            lost = None
-            if held.cut is not None and self.totalling.cut is not None:
-                lost = held.cut.release(self.totalling.cut, held.trigger, at)
-            correction = self._correction(released, lost, held.trigger)
-            shape = self.outputs, self.confidence
-            columns = to_columns(held, released, *shape, keys, correction)
-            columns += self._stamps(len(released.rows), *place[:2])
-            fields, arrays = zip(*columns, strict=True)
-            schema = pa.schema(fields, heading(self, place, self._facts, lost))
-            releases.append(Release(pa.Table.from_arrays(arrays, schema=schema), *place))
+            place = window, held.trigger, step
+            table = self._table(held, released, place, state.types or (), at)
+            releases.append(Release(table, *place))
             if self.schedule.last_step(window) == step:
                 state.forget(window)
         self.expire(state, step)
         state.step = step
         return releases
 
-    def _correction(
-        self, released: Released, lost: dict[str, float] | None, trigger: int
-    ) -> Correction:
-        """What the intervals of a release cover beside noise; from released numbers alone."""
-        totalling, odds = self.totalling, None
-        if lost is not None and driver(totalling.lanes) >= 0:
-            kept = max(float(np.maximum(totalling.sizes(released.totals), 0).sum()), 1.0)
-            lost["share"] = round(lost["rows"] / (lost["rows"] + kept), 4)
-            odds = lost["high"] / kept if self.true_intervals else None
+    def _table(
+        self,
+        held: WindowState,
+        released: Released,
+        place: tuple[int, int, int],
+        types: Types,
+        at: Address,
+    ) -> Noisy[pa.Table]:
+        """The table of a release: a function of what was drawn and of public numbers."""
+        totalling, lost, odds = self.totalling, None, None
+        if held.cut is not None and totalling.cut is not None:
+            lost = held.cut.release(totalling.cut, held.trigger, at)
+            if driver(totalling.lanes) >= 0:
+                sizes = post_process(totalling.size_of_keys.of, released.totals)
+                odds = post_process(odds_of, lost, sizes) if self.true_intervals else None
+                lost = post_process(with_share, lost, sizes)
+        types = types if self.key_names else ()
+        keys, shape = published_keys(held, types), self._shape(held.trigger, types)
+        made = post_process(to_columns, shape, keys, released.totals, held.shown, odds)
+        held.shown = post_process(itemgetter(1), made)
+        columns, stamps = post_process(itemgetter(0), made), self._stamps(*place[:2])
+        facts = heading(self, place, self._facts)
+        return post_process(to_table, columns, keys, released.share, stamps, facts, lost)
+
+    def _shape(self, trigger: int, types: Types) -> ReleaseShape:
+        """What the columns of a release are; its intervals cover noise, selection, cut rows."""
+        fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
+        totalling, plain = self.totalling, (fields, self.outputs, self.confidence, trigger)
         if totalling.shared is None or totalling.selection is None:
-            return Correction(odds)
-        return Correction(odds, totalling.shared, totalling.selection.threshold(trigger))
+            return ReleaseShape(*plain)
+        return ReleaseShape(*plain, totalling.shared, totalling.selection.threshold(trigger))
 
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""
@@ -420,17 +436,13 @@ class GroupBy:
             open_keys(self.totalling, held, np.arange(len(names), dtype=np.int64))
         return held
 
-    def _stamps(self, rows: int, window: int, trigger: int) -> list[Column]:
+    def _stamps(self, window: int, trigger: int) -> tuple[Stamp, ...]:
         """The columns that are the same in all rows of a release."""
-        stamps = [("trigger", trigger, pa.int64())]
-        if not self.schedule.whole:
-            start, end = self.schedule.bounds(window)
-            stamps = [("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps]
-        return [
-            (pa.field(name, kind, nullable=False),
-             pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.full(rows, number))]))
-            for name, number, kind in stamps
-        ]  # fmt: skip
+        stamps = (("trigger", trigger, pa.int64()),)
+        if self.schedule.whole:
+            return stamps
+        start, end = self.schedule.bounds(window)
+        return (("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps)
 
 
 def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:

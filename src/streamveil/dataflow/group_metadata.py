@@ -24,7 +24,7 @@ from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.dp_sqlp import RoundSelection
 from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from streamveil.dataflow.grouping import Grouping
-from streamveil.release_metadata import FACTS, VERSION, Facts
+from streamveil.release_metadata import VERSION, Facts
 
 FLAGS = ("non_negative", "integer", "monotone")
 
@@ -163,15 +163,8 @@ def constant_facts(operator: Grouping) -> str:
     return json.dumps(facts_of(operator), separators=(",", ":"))[:-1]
 
 
-def heading(
-    operator: Grouping,
-    place: tuple[int, int, int],
-    constant: str,
-    cut: dict[str, float] | None = None,
-) -> dict[bytes, bytes]:
-    """The facts of a release, for its schema. `place`: window, trigger, step."""
+def heading(operator: Grouping, place: tuple[int, int, int], constant: str) -> bytes:
+    """The facts of a release without their last brace. `place`: window, trigger, step."""
     now: Facts = dict(zip(("window", "trigger", "step"), place, strict=True))
     now["hidden"] = hidden_facts(operator, place[1])
-    if cut is not None:
-        now["cut"] = cut
-    return {FACTS: f"{constant},{json.dumps(now, separators=(',', ':'))[1:]}".encode()}
+    return f"{constant},{json.dumps(now, separators=(',', ':'))[1:-1]}".encode()

@@ -16,11 +16,8 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.kernels import Coefficients, blt_step
-from streamveil.core.counters.protocol import Counter, Ids, Increments, next_step
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
-from streamveil.core.counters.stream import draws_at
-from streamveil.core.noise.keyed import Place
 from streamveil.core.portable import portable
 from streamveil.types import Array, Exact, Float64, Int64, UInt8
 
@@ -83,29 +80,6 @@ def weighted_loss(counter: Counter, moved: Exact, keys: int, rule: WeightRule | 
     slack = correlated_noise.up(Fraction(blt.slack(moved)) * rule.scale)
     whole = -(-keys // rule.scale**2)  # as many keys of weight 1 have the slack of all of them
     return correlated_noise.gaussian_loss(blt.sigma, blt.sensitivity, moved, slack, whole)
-
-
-def weighted_step(
-    counter: BltCounter,
-    state: CounterState,
-    increments: Increments,
-    at: tuple[Place, Ids],
-    share: Float64[Array, " keys"] | None,
-) -> tuple[Array, CounterState]:
-    """One step with the noise of every key divided by its share (its weight, at most 1; None: 1).
-
-    Keys beyond those of the state start now.
-    """
-    t, plan = next_step(counter.horizon, state), counter.schedule
-    if not len(increments):
-        return state.whole[0], CounterState(t, state.whole, state.real)
-    scale, noise = plan.scales(t)
-    spread = counter.noise_scale * (noise * scale)
-    step = Coefficients(plan.keep, plan.drain, scale, spread, share)
-    place, ids = at
-    draws = draws_at(counter, place, t)
-    total, real = blt_step(state.whole[0], state.real, increments, step, draws, ids)
-    return total, CounterState(t, total[None, :], real)
 
 
 @dataclass(repr=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,13 @@ import pyarrow as pa
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import Noisy, post_process, public, restored, values
+from streamveil.core.release import count, count_weighted
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.coin_selection import withdrawn
 from streamveil.dataflow.cut_rows import CutBands, CutCounter
 from streamveil.dataflow.gaussian_selection import Address, GaussianSelection, Selection, join
-from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of, weighted_step
+from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.published_keys import ShownKeys
@@ -24,6 +27,7 @@ from streamveil.dataflow.release_kernels import take_lanes
 from streamveil.dataflow.rows import Lane
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.true_intervals import since_shown, with_cut
+from streamveil.release_metadata import FACTS, completed
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
@@ -38,6 +42,20 @@ def driver(lanes: tuple[Lane, ...]) -> int:
     kinds = [lane.kind for lane in lanes]
     counting = [place for place, kind in enumerate(kinds) if kind in COUNTING]
     return counting[0] if counting else kinds.index("sum") if "sum" in kinds else -1
+
+
+@dataclass(frozen=True)
+class KeySize:
+    """How large a key is by its released totals, in rows: what decides weights."""
+
+    place: int  # of the lane
+    largest: float  # value of a row
+    caution: float  # deviations by which totals are taken too low
+
+    def of(self, totals: Totals) -> Float64[Array, " shown"]:
+        """Post-processing: rows of every key."""
+        total, variance = totals.estimate[self.place], totals.variance[self.place]
+        return np.asarray((np.abs(total) - self.caution * np.sqrt(variance)) / self.largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +88,18 @@ class Totalling:
         """Lanes kept per key between triggers."""
         return len(self.lanes) + self.tracks_units
 
-    def sizes(self, totals: Totals) -> Float64[Array, " shown"]:
-        """The released totals that decide the weights, in rows."""
+    @cached_property
+    def quanta(self) -> tuple[float, ...]:
+        """The quantum of every lane."""
+        return tuple(float(lane.quantum) for lane in self.lanes)
+
+    @cached_property
+    def size_of_keys(self) -> KeySize:
+        """How large a key is by its released totals."""
         place = driver(self.lanes)
-        lane, total = self.lanes[place], totals.estimate[place]
-        largest = 1.0 if lane.kind in COUNTING else lane.reach * float(lane.quantum)
-        caution = 0.0 if self.rule is None else self.rule.caution
-        return np.asarray((np.abs(total) - caution * np.sqrt(totals.variance[place])) / largest)
+        lane = self.lanes[place]
+        largest = 1.0 if lane.kind in COUNTING else float(lane.reach * float(lane.quantum))
+        return KeySize(place, largest, 0.0 if self.rule is None else float(self.rule.caution))
 
 
 @dataclass(repr=False)  # secret
@@ -90,7 +113,7 @@ class WindowState:
     open_rows: Int64[Array, " shown"]
     cohorts: Int64[Array, "2 cohorts"]  # trigger and size of each run of keys first shown together
     weights: UInt8[Array, " shown"]  # quanta, in force until the next release
-    shown: Float64[Array, "outputs shown"]  # last values of monotone outputs
+    shown: Noisy[Float64[Array, "outputs shown"]]  # last values of monotone outputs
     trigger: int = 0  # releases made
     cut: CutBands | None = None
     keys: ShownKeys = field(default_factory=ShownKeys)  # cache
@@ -109,7 +132,7 @@ class WindowState:
             "open_rows": self.open_rows,
             "cohorts": self.cohorts,
             "weights": self.weights,
-            "shown": self.shown,
+            "shown": values(self.shown),
             "trigger": np.array(self.trigger, np.int64),
         }
 
@@ -131,29 +154,20 @@ class WindowState:
             arrays["open_rows"],
             arrays["cohorts"],
             arrays["weights"],
-            own(arrays["shown"]),
+            restored(own(arrays["shown"])),
             int(arrays["trigger"]),
             CutBands.from_arrays(part("cut/")) if "cut/pending" in arrays else None,
         )
-
-
-class Correction(NamedTuple):
-    """What intervals cover beside noise."""
-
-    odds: float | None = None  # rows that were cut for one that was kept; None: left out
-    shared: int | None = None  # the lane that the selection's own counter answers
-    threshold: float = 0.0  # of the selection at this trigger, in units
 
 
 class Released(NamedTuple):
     """Noisy totals of the shown keys, in the order they were shown."""
 
     rows: Int64[Array, " shown"]
-    totals: Totals
-    share: Float64[Array, " shown"] | None = None  # of full precision, where keys carry weights
-
-
-PLAIN = Correction()
+    totals: Noisy[Totals]
+    share: Noisy[Float64[Array, " shown"]] | None = (
+        None  # of full precision, where keys have weights
+    )
 
 
 def new_window(totalling: Totalling, monotone: int) -> WindowState:
@@ -166,7 +180,7 @@ def new_window(totalling: Totalling, monotone: int) -> WindowState:
         np.zeros(0, np.int64),
         np.zeros((2, 0), np.int64),
         np.zeros(0, np.uint8),
-        np.zeros((monotone, 0)),
+        public(np.zeros((monotone, 0))),
         cut=None if totalling.cut is None else CutBands.empty(totalling.cut),
     )
 
@@ -184,8 +198,14 @@ def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new
     if test is not None:
         start = Spread.after(test.counter, test.before(state.trigger), test.share)
     state.spread.grow(1 if totalling.rule is None else len(rows), start)
-    lowest = np.full((len(state.shown), len(rows)), -np.inf)
-    state.shown = np.concatenate([state.shown, lowest], axis=1)
+    state.shown = post_process(with_lowest, state.shown, len(rows))
+
+
+def with_lowest(
+    shown: Float64[Array, "outputs known"], more: int
+) -> Float64[Array, "outputs shown"]:
+    """Last values with those of further keys, which have none yet."""
+    return np.concatenate([shown, np.full((len(shown), more), -np.inf)], axis=1)
 
 
 def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Released:
@@ -210,9 +230,11 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
     totals = _advance(totalling, state, increments, at)
     if totalling.rule is None:
         return Released(rows, totals)
-    share = state.weights / totalling.rule.scale
+    weights = restored(state.weights)  # in force since the last release
+    share = post_process(np.divide, weights, totalling.rule.scale)
     over = trigger / (totalling.horizon or trigger)
-    state.weights = totalling.rule.next(state.weights, totalling.sizes(totals), over)
+    sizes = post_process(totalling.size_of_keys.of, totals)
+    state.weights = values(post_process(totalling.rule.next, weights, sizes, over))
     return Released(rows, totals, share)
 
 
@@ -246,64 +268,105 @@ def _tested(totalling: Totalling, test: TotalTest, state: WindowState, at: Addre
 
 def _advance(
     totalling: Totalling, state: WindowState, increments: Int64[Array, "lanes shown"], at: Address
-) -> Totals:
+) -> Noisy[Totals]:
     """Feeds every value lane of the shown keys."""
     trigger, shown, rule = state.trigger, len(state.open_rows), totalling.rule
     names = state.keys.names_of(state.table, state.open_rows)
     share = None if rule is None else state.weights / rule.scale
     state.spread.step(totalling.counters[0], trigger, share)
-    estimate, variance = np.empty((2, len(totalling.lanes), shown))
-    for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
+    estimates, variances = list[Noisy[Array]](), list[Noisy[Array]]()
+    for place, counter in enumerate(totalling.counters):
         if place == totalling.shared:
-            estimate[place], variance[place] = _shared(totalling, state)
+            noisy, variance = _shared(totalling, state)
+            estimates.append(noisy)
+            variances.append(variance)
             continue
         blt, counted = blt_of(counter), state.lanes[place]
         address = Place(at.noise, "group-by/lane", (at.job, place, at.window))
         if blt is None:  # `weighted_loss` refuses a rule without BLT
             counted = counted.grow(shown - counted.keys)
-            noisy, after = counter.step(counted, increments[place], address, names)
+            noisy, after = count(counter, counted, increments[place], address, names)
         else:
-            noisy, after = weighted_step(blt, counted, increments[place], (address, names), share)
+            noisy, after = count_weighted(blt, counted, increments[place], (address, names), share)
         state.lanes[place] = after
-        quantum = float(lane.quantum)
-        np.multiply(noisy, quantum, out=estimate[place])
-        known = state.spread.variances(counter, trigger, state.cohorts[1])
-        np.multiply(known, quantum**2, out=variance[place])
+        estimates.append(noisy)
+        variances.append(public(state.spread.variances(counter, trigger, state.cohorts[1])))
+    quanta = tuple(
+        1.0 if place == totalling.shared else quantum
+        for place, quantum in enumerate(totalling.quanta)
+    )
+    return post_process(to_totals, quanta, shown, *estimates, *variances)
+
+
+def to_totals(quanta: tuple[float, ...], keys: int, *columns: Array) -> Totals:
+    """Totals in the lanes' own units, from quanta: estimates of all lanes, then variances."""
+    lanes = len(quanta)
+    estimate, variance = np.empty((2, lanes, keys))
+    for place, quantum in enumerate(quanta):
+        np.multiply(columns[place], quantum, out=estimate[place])
+        np.multiply(columns[lanes + place], quantum**2, out=variance[place])
     return Totals(estimate, variance)
 
 
-def _shared(totalling: Totalling, state: WindowState) -> tuple[Array, float]:
+def _shared(totalling: Totalling, state: WindowState) -> tuple[Noisy[Array], Noisy[Array]]:
+    """What the selection has drawn at this trigger, as the total of a lane."""
     selection = totalling.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
-    counts = selection.counts(state.selection)[state.open_rows]
+    counts = restored(selection.counts(state.selection)[state.open_rows])
     sd = selection.deviation(state.trigger)
-    return np.rint(counts), sd**2 + 1 / 12  # the rounding of the released integer
+    return post_process(np.rint, counts), public(np.array(sd**2 + 1 / 12))  # an integer is released
+
+
+class PublishedKeys(NamedTuple):
+    """What a release tells of its keys, in the order of their bytes."""
+
+    columns: tuple[pa.Array, ...]
+    order: Int32[Array, " shown"]  # numbers in the order in which they were shown
+    opened: Int64[Array, " shown"]  # the trigger that showed each first
+
+
+def published_keys(state: WindowState, types: Types) -> Noisy[PublishedKeys]:
+    """The keys of a window that are public or that the selection has published."""
+    shown = state.keys
+    shown.sort(state.table, state.open_rows, state.cohorts, types)
+    return public(PublishedKeys(tuple(shown.columns or ()), shown.order, shown.opened))
+
+
+@dataclass(frozen=True)
+class ReleaseShape:
+    """The columns of a release and what their intervals cover beside noise."""
+
+    keys: tuple[pa.Field, ...]
+    outputs: tuple[Output, ...]
+    confidence: float
+    trigger: int
+    shared: int | None = None  # the lane that the selection's own counter answers
+    threshold: float = 0.0  # of the selection at this trigger, in units
 
 
 def to_columns(
-    state: WindowState,
-    released: Released,
-    outputs: tuple[Output, ...],
-    confidence: float,
-    keys: tuple[tuple[str, ...], Types],
-    correction: Correction = PLAIN,
-) -> list[Column]:
-    """Post-processing: key columns, aggregates with intervals, facts; in order of key bytes."""
-    names, types = keys
-    shown = state.keys
-    shown.sort(state.table, released.rows, state.cohorts, types if names else ())
-    fields = [pa.field(name, kind) for name, kind in zip(names, types, strict=True)]
-    found, order = list(zip(fields, shown.columns or (), strict=True)), shown.order
-    rising = 0
-    for output in outputs:
-        answer = output.in_order(released.totals, order, confidence)
-        if correction.shared is not None and output.lanes == (correction.shared,):
-            fresh = shown.opened == state.trigger
-            answer = since_shown(answer, fresh, correction.threshold, confidence)
-        if correction.odds is not None:
-            answer = with_cut(answer, output, correction.odds)
+    shape: ReleaseShape,
+    keys: PublishedKeys,
+    totals: Totals,
+    shown: Float64[Array, "outputs shown"],
+    odds: float | None = None,
+) -> tuple[list[Column], Float64[Array, "outputs shown"]]:
+    """Post-processing: key columns, aggregates with intervals; in order of key bytes.
+
+    `shown`: last values of the outputs that may not fall; what is returned beside the columns are
+    those of now. `odds`: rows that were cut for one that was kept, where intervals cover them.
+    """
+    found, order = list(zip(shape.keys, keys.columns, strict=True)), keys.order
+    rising, shown = 0, shown.copy()
+    for output in shape.outputs:
+        answer = output.in_order(totals, order, shape.confidence)
+        if shape.shared is not None and output.lanes == (shape.shared,):
+            fresh = keys.opened == shape.trigger
+            answer = since_shown(answer, fresh, shape.threshold, shape.confidence)
+        if odds is not None:
+            answer = with_cut(answer, output, odds)
         if output.monotone:
-            answer, rising = _rising(state.shown[rising], order, answer), rising + 1
+            answer, rising = _rising(shown[rising], order, answer), rising + 1
         value = answer.value
         if output.is_integer and value.dtype.kind == "f":
             value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
@@ -311,10 +374,32 @@ def to_columns(
         found.append(column(output.name, value, note))
         for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
             found.append(column(output.name + suffix, cells))
-    found.append(column(OPENED, shown.opened))
-    if released.share is not None:
-        found.append(column(WEIGHT, released.share[order]))
-    return found
+    found.append(column(OPENED, keys.opened))
+    return found, shown
+
+
+Stamp = tuple[str, int, pa.DataType]  # a column that is the same in all rows
+
+
+def to_table(
+    columns: list[Column],
+    keys: PublishedKeys,
+    share: Float64[Array, " shown"] | None,
+    stamps: tuple[Stamp, ...],
+    facts: bytes,
+    cut: dict[str, float] | None,
+) -> pa.Table:
+    """Post-processing: the table of a release, with its facts in the metadata of the schema."""
+    if share is not None:
+        columns = [*columns, column(WEIGHT, share[keys.order])]
+    rows = len(keys.order)
+    columns = columns + [
+        (pa.field(name, kind, nullable=False),
+         pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.full(rows, number))]))
+        for name, number, kind in stamps
+    ]  # fmt: skip
+    fields, arrays = zip(*columns, strict=True)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, {FACTS: completed(facts, cut)}))
 
 
 def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> Column:

@@ -12,10 +12,11 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.noise.keyed import Place
 from streamveil.core.portable import portable
+from streamveil.core.release import count_weighted
 from streamveil.core.selection.thresholds import SAFETY, reaches
 from streamveil.dataflow.bounding import Bounds
 from streamveil.dataflow.gaussian_selection import Address
-from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of, weighted_step
+from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
 from streamveil.dataflow.rows import Lane
 from streamveil.types import Array, Float64, Int64, UInt64
 
@@ -186,7 +187,7 @@ class TotalTest:
         for step in self.before(trigger):
             draws = Place(at.noise, "group-by/lane", (at.job, place, at.window))
             state = CounterState(step - 1, state.whole, state.real)
-            _, state = weighted_step(counter, state, nothing, (draws, names), share)
+            _, state = count_weighted(counter, state, nothing, (draws, names), share)
         return CounterState(trigger - 1, state.whole, state.real)
 
 

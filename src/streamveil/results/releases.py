@@ -15,6 +15,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from streamveil.batch import Release
+from streamveil.core.noisy import Noisy, require_noisy, restored, values
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
@@ -30,7 +31,7 @@ NAME = re.compile(r"trigger=(\d+)\.(parquet|csv|json)$")
 WINDOW = re.compile(r"window=(-?\d+)$")
 KEPT = 16  # tables held in memory
 SUFFIXES = ("_sd", "_low", "_high")
-Load = Callable[[], pa.Table]
+Load = Callable[[], Noisy[pa.Table]]
 
 
 class Moment(NamedTuple):
@@ -56,7 +57,7 @@ class Releases:
                 "  to fix  give releases of a query, the folder of its sink, or its state directory"
             )
         self.loads = dict(sorted(loads.items()))
-        self._held: OrderedDict[Moment, pa.Table] = OrderedDict()
+        self._held: OrderedDict[Moment, Noisy[pa.Table]] = OrderedDict()
         self._keys: dict[Moment, pa.Array] = {}
         self.operator, self.dropped = operator, dropped
         told = None if operator is None else facts_of(operator)
@@ -68,9 +69,13 @@ class Releases:
         return list(self.loads)
 
     def table(self, moment: Moment) -> pa.Table:
+        """The rows of one release."""
+        return values(self.noisy(moment))
+
+    def noisy(self, moment: Moment) -> Noisy[pa.Table]:
         """One release."""
         if moment not in self._held:
-            self._held[moment] = self.loads[self.require(moment)]()
+            self._held[moment] = require_noisy(self.loads[self.require(moment)]())
             while len(self._held) > KEPT:
                 self._held.popitem(last=False)
         self._held.move_to_end(moment)
@@ -147,7 +152,7 @@ def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) ->
     """Releases in memory; of two with the same place, which are equal, one is kept."""
     loads: dict[Moment, Load] = {}
     for release in releases:
-        loads[Moment(release.window, release.trigger)] = _held(release.table)
+        loads[Moment(release.window, release.trigger)] = _held(release.noisy)
     return Releases(loads, operator)
 
 
@@ -171,18 +176,18 @@ def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
     return Releases(next(iter(found.values()), {}), operator)
 
 
-def _held(table: pa.Table) -> Load:
+def _held(table: Noisy[pa.Table]) -> Load:
     return lambda: table
 
 
 def _file(path: Path, read: Callable[[Path], pa.Table]) -> Load:
-    def load() -> pa.Table:
+    def load() -> Noisy[pa.Table]:
         beside = metadata_file(path)
         try:
             table = read(path)
-            if path.suffix == ".parquet" or not beside.exists():
-                return table
-            return table.cast(from_json(table.schema, beside.read_bytes()))
+            if path.suffix != ".parquet" and beside.exists():
+                table = table.cast(from_json(table.schema, beside.read_bytes()))
+            return restored(table)
         except (OSError, pa.ArrowInvalid, ValueError, AttributeError):
             raise SourceError(f"'{path.name}' in '{path.parent}' cannot be read") from None
 

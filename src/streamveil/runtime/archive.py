@@ -26,6 +26,7 @@ import pyarrow as pa
 from streamveil.batch import Release
 from streamveil.connectors.base import Sink
 from streamveil.connectors.blocks import write_all
+from streamveil.core.noisy import restored
 from streamveil.errors import PlanError, StoreError
 from streamveil.results.releases import Moment
 from streamveil.runtime import disk, frame, notes, wal
@@ -159,7 +160,7 @@ class Archive:
             except StoreError:
                 mark = None
             if mark == known:
-                return replace(release, table=table)
+                return replace(release, noisy=restored(table))
         self._cut(number)
         self._append(release, known)
         return release

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from streamveil.batch import Release
 from streamveil.connectors.blocks import ROOM_BYTES, room
+from streamveil.core.noisy import restored
 from streamveil.runtime import disk, frame, wal
 from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.tables import from_bytes, to_bytes
@@ -69,7 +70,9 @@ class Saved:
     def releases(self) -> tuple[Release, ...]:
         """What was released at its batch."""
         known = zip(self.tables, self.record.releases, strict=True)
-        return tuple(Release(table, one.window, one.trigger, one.step) for table, one in known)
+        return tuple(
+            Release(restored(table), one.window, one.trigger, one.step) for table, one in known
+        )
 
 
 class CheckpointDraft:

@@ -334,7 +334,7 @@ class Job:
         """Sends what a durable record leads to to the sink; safe to repeat."""
         if self.work.sink is not None:
             for release in releases:
-                self.work.sink.write(self.work.name, release.window, release.trigger, release.table)
+                self.work.sink.write(self.work.name, release)
         self._published += len(releases)
         return releases
 

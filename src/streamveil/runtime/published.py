@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Release
+from streamveil.core.noisy import Noisy, restored, values
 from streamveil.errors import PlanError, StoreError, nearest, require_file_name
 from streamveil.expressions.kernels import INT_MAX
 from streamveil.results.releases import Load, Moment, Releases, of_folder
@@ -121,9 +122,9 @@ def kept_by_sink(home: Path) -> Path | None:
 
 
 def _load(path: Path, epoch: str, entry: Entry) -> Load:
-    def load() -> pa.Table:
+    def load() -> Noisy[pa.Table]:
         try:
-            return committed(path, entry)[1]
+            return restored(committed(path, entry)[1])
         except StoreError:  # a running job may have dropped old releases, and moved the others
             again = {one.place: one for one in contents(path, epoch).entries}.get(entry.place)
             if again == entry:
@@ -133,7 +134,7 @@ def _load(path: Path, epoch: str, entry: Entry) -> Load:
                 f"release {entry.place.trigger} of window {entry.place.window} has been dropped"
                 " from the archive meanwhile.\n  to fix  read a newer one"
             )
-        return committed(path, again)[1]
+        return restored(committed(path, again)[1])
 
     return load
 
@@ -171,9 +172,9 @@ def pick(
     if trigger is None:
         trigger = max((m.trigger for m in releases.moments if m.window == window), default=1)
     moment = releases.require(Moment(window, trigger))
-    table = releases.table(moment)
+    table = releases.noisy(moment)
     if key:
-        table = rows_of(table, releases.key_names, key)
+        table = restored(rows_of(values(table), releases.key_names, key))
     step = releases.step(moment)
     return Release(table, *moment, moment.trigger if step is None else step)
 

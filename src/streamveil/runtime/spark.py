@@ -294,7 +294,7 @@ class SparkJob:
             releases = stages.merged(found, len(self.plan.keys))
         for release in releases:
             if self.sink is not None:
-                self.sink.write(self.plan.name, release.window, release.trigger, release.table)
+                self.sink.write(self.plan.name, release)
             if self.publish is not None:
                 made = frame.sparkSession.createDataFrame(signed(release.table))
                 self.publish(made, release)

@@ -17,6 +17,7 @@ from streamveil.batch import Release
 from streamveil.connectors.blocks import filled
 from streamveil.connectors.checksum import crc32
 from streamveil.connectors.content import computed, exact_columns, is_near, norm
+from streamveil.core.noisy import post_process, values
 from streamveil.runtime import frame
 from streamveil.types import Array
 
@@ -50,18 +51,28 @@ def settled(release: Release) -> tuple[Release, Mark]:
     also those that no value lies in, are the same whenever they are written and read again. Where
     a number is null they are 0, however the column was made.
     """
-    table = release.table
-    for place, column in enumerate(table.columns):
-        if column.null_count and pa.types.is_primitive(column.type):
-            table = table.set_column(place, table.field(place), nulls_as_zero(column))
-    arrays, blobs = to_parts(table)
+    laid = post_process(in_parts, release.noisy)
+    table, arrays, blobs = values(laid)
     size, crc = 0, 0
     for part in exact_parts(table, arrays, blobs[1]):
         size, crc = size + len(part), crc32(part, crc)
     known = Mark(release.window, release.trigger, release.step, size, crc, norm(table))
     if len(blobs[1]):
-        release = replace(release, table=from_parts(arrays, blobs))
+        release = replace(release, noisy=post_process(from_all_parts, laid))
     return release, known
+
+
+def in_parts(table: pa.Table) -> tuple[pa.Table, dict[str, Array], list[memoryview]]:
+    """A table whose nulls are 0, and its parts."""
+    for place, column in enumerate(table.columns):
+        if column.null_count and pa.types.is_primitive(column.type):
+            table = table.set_column(place, table.field(place), nulls_as_zero(column))
+    return table, *to_parts(table)
+
+
+def from_all_parts(laid: tuple[pa.Table, dict[str, Array], list[memoryview]]) -> pa.Table:
+    """The table of `in_parts`, as it is read again."""
+    return from_parts(*laid[1:])
 
 
 def exact_parts(

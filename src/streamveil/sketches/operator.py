@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from streamveil.batch import Batch, Release
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.noise.keyed import Noise
+from streamveil.core.noisy import restored
 from streamveil.dataflow.bounding import Bounds, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.reject_counts import BOUNDED, count
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
@@ -224,7 +225,8 @@ class SketchQuery:
                 address = noise.at("sketch", self.job.encode(), window, number)
                 table.tick(tables, 1, key_schedule(address))
             trigger = self.schedule.trigger(window, step)
-            releases.append(Release(self._answer(levels, window, trigger), window, trigger, step))
+            answer = restored(self._answer(levels, window, trigger))
+            releases.append(Release(answer, window, trigger, step))
             if self.schedule.last_step(window) == step:
                 del state.windows[window]
         self.expire(state, step)

@@ -9,7 +9,7 @@ releases, bit for bit, as one process does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.core.noise.keyed import Noise
+from streamveil.core.noisy import post_process
 from streamveil.dataflow.aggregate import (
     KeyRows,
     KeyTable,
@@ -344,8 +345,13 @@ def merged(releases: list[Release], keys: int) -> list[Release]:
 
 def one(parts: list[Release], keys: int) -> Release:
     """One release of the parts that shards made of a window."""
-    table = pa.concat_tables([part.table for part in parts])
+    table = post_process(in_key_order, keys, *(part.noisy for part in parts))
+    return replace(parts[0], noisy=table)
+
+
+def in_key_order(keys: int, *tables: pa.Table) -> pa.Table:
+    """The rows of all tables, sorted by the bytes of their keys."""
+    table = pa.concat_tables(tables)
     named = [table.column(place).combine_chunks() for place in range(keys)]
     order = pa.compute.sort_indices(encode_keys(named, table.num_rows))
-    first = parts[0]
-    return Release(table.take(order).combine_chunks(), first.window, first.trigger, first.step)
+    return table.take(order).combine_chunks()

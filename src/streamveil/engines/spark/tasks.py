@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from streamveil.batch import Release
 from streamveil.connectors.base import slices
 from streamveil.core.noise.keyed import Noise
+from streamveil.core.noisy import restored
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.state import State, types_from_bytes
 from streamveil.engines.spark import published_keys_cache, stages
@@ -267,7 +268,8 @@ def unpacked(rows: pa.Table, step: int) -> tuple[list[Release], dict[str, Any]]:
     for row in rows.to_pylist():
         if row["trigger"]:
             table = pa.ipc.open_stream(row["table"]).read_all()
-            releases.append(Release(table, row["window"], row["trigger"], step))
+            place = row["window"], row["trigger"], step
+            releases.append(Release(restored(table), *place))
         else:
             reports.append(json.loads(row["table"]))
     return releases, reported(reports)

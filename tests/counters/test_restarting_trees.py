@@ -10,11 +10,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import norm
 
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.counters.restarting_trees import Grove, refined_variances, restart
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.noise.samplers import rounded_gaussian_for
+from streamveil.core.noisy import values
 from streamveil.counters import HonakerCounter
-from streamveil.counters.tree import refined_roundings, refined_variances
-from streamveil.dataflow.preset_counters import Grove, restart
+from streamveil.counters.tree import refined_roundings
+from streamveil.dataflow.dp_sqlp import grove_of
 from streamveil.plan.plan import Bounding, Clock
 from tests.dataflow.test_dp_sqlp import published
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
@@ -29,7 +31,7 @@ def planted(grove, keys):
 def step(grove, state, t, x, at, steps=1):
     rows = np.arange(len(x))
     trees = state["whole"], state["real"]
-    return grove.advance(trees, rows, np.full(len(x), t), np.asarray(x), (*at, steps))
+    return values(grove.advance(trees, rows, np.full(len(x), t), np.asarray(x), (*at, steps)))
 
 
 class Twin:
@@ -56,7 +58,7 @@ class Twin:
 
 @given(st.integers(1, 33), st.integers(0, 2**32))
 def test_it_is_the_definition_key_by_key(horizon, seed):
-    grove = Grove.of(HonakerCounter(horizon=horizon, sigma=50))
+    grove = grove_of(HonakerCounter(horizon=horizon, sigma=50))
     names = np.random.default_rng(seed).integers(0, 2**63, (3, 2)).astype(np.uint64)
     state, twins, noise = planted(grove, 3), [Twin(grove) for _ in names], SeededNoise(seed)
     for t in range(1, horizon + 1):
@@ -71,7 +73,7 @@ def test_it_is_the_definition_key_by_key(horizon, seed):
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=40))
 def test_without_noise_it_is_a_running_sum(xs):
-    grove = Grove.of(HonakerCounter(horizon=len(xs), sigma=1000))
+    grove = grove_of(HonakerCounter(horizon=len(xs), sigma=1000))
     names, silent = np.zeros((1, 2), np.uint64), SilentNoise().at("t")
     state = planted(grove, 1)
     found = [int(step(grove, state, t, [x], (silent, names))[0]) for t, x in enumerate(xs, 1)]
@@ -81,7 +83,7 @@ def test_without_noise_it_is_a_running_sum(xs):
 @pytest.mark.parametrize("t", [1, 6, 7, 8, 12, 16])
 def test_its_error_is_that_of_the_tree(t):
     counter = HonakerCounter(horizon=16, sigma=1000)
-    grove, noise = Grove.of(counter), SeededNoise(t)
+    grove, noise = grove_of(counter), SeededNoise(t)
     names = np.arange(2 * SAMPLES, dtype=np.uint64).reshape(-1, 2)
     state, none = planted(grove, SAMPLES), np.zeros(SAMPLES, np.int64)
     for past in range(1, t + 1):
@@ -236,7 +238,7 @@ def test_huge_sums_are_exact(levels):
         for t in range(1, steps + 1):
             draws = SeededNoise(2).at("huge", t)
             x = np.array([first if t == 1 else 0])
-            [total] = grove.advance(trees, row, np.array([t]), x, (draws, names, 1))
+            [total] = values(grove.advance(trees, row, np.array([t]), x, (draws, names, 1)))
             found.append(int(total))
         return np.array(found)
 

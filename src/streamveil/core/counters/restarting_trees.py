@@ -9,8 +9,7 @@ from numba import njit
 
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
-from streamveil.counters import HonakerCounter
-from streamveil.counters.tree import refined_variances
+from streamveil.core.noisy import Noisy, drawn
 from streamveil.types import Array, Bool, Float64, Int64, UInt64
 
 SMALLEST = 64  # rows of new arrays
@@ -45,11 +44,6 @@ class Grove:
 
     levels: int
     sigma: float
-
-    @classmethod
-    def of(cls, counter: HonakerCounter) -> Grove:
-        """Trees of the shape and noise of a counter."""
-        return cls(levels=counter.levels, sigma=float(np.nextafter(float(counter.sigma), np.inf)))
 
     @property
     def weights(self) -> Float64[Array, " levels"]:
@@ -92,7 +86,7 @@ class Grove:
         index: Int64[Array, " keys"],
         increments: Int64[Array, " keys"],
         at: tuple[Draws, UInt64[Array, "keys 2"], int],
-    ) -> Int64[Array, " keys"]:
+    ) -> Noisy[Int64[Array, " keys"]]:
         """Runs `steps` steps (the last of `at`) of some trees, in place; returns their estimates.
 
         `index` is the number of the last of these steps in each tree; the increments belong to it,
@@ -119,7 +113,7 @@ class Grove:
             if len(todo):
                 asked = Asked(draws, names, steps)
                 settled[todo] = self._settle(asked, words, index, (todo, stuck[todo], centre[todo]))
-        return totals
+        return drawn(totals)
 
     def _settle(
         self,
@@ -136,6 +130,14 @@ class Grove:
         level = [min((int(t) & -int(t)).bit_length() - 1, self.levels - 1) for t in number]
         middle[places], scale[places] = centres, self.spreads[level]
         return settle(asked, places, words.reshape(-1), middle, scale)
+
+
+def refined_variances(levels: int) -> Float64[Array, " levels"]:
+    """a_l: the variance of a block's refined estimate for unit noise; also its own weight."""
+    variances = [1.0]
+    for _ in range(levels - 1):
+        variances.append(1 / (1 + 1 / (2 * variances[-1])))
+    return np.array(variances)
 
 
 def restart(state: dict[str, Array], passes: Bool[Array, " keys"], trigger: int) -> None:
