@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest clean docs/sql.md
+.PHONY: demo dev check test all bench lint doctest wheel clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -18,10 +18,12 @@ dev: .venv/dev.ok
 
 .venv/demo.ok: .venv/base.ok pyproject.toml constraints.txt
 	$(PIP) -e ".[demo]"
+	$(PY) -m streamveil.compiled
 	touch $@
 
 .venv/dev.ok: .venv/base.ok pyproject.toml constraints.txt
 	$(PIP) -e ".[dev,bench,demo,spark]"
+	$(PY) -m streamveil.compiled
 	touch $@
 
 lint: dev
@@ -43,6 +45,10 @@ all: check test
 
 bench: dev
 	for file in benchmarks/*.py; do $(PY) $$file || exit 1; done
+
+wheel: dev
+	$(PY) -m streamveil.compiled --again
+	$(PY) -m build --wheel
 
 docs/sql.md: dev
 	$(PY) tools/document_sql.py > $@

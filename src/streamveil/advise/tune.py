@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from scipy.special import erf
 
 from streamveil.advise.lane_noise import lane_sd, shown_chance
+from streamveil.compiled import njit
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import (

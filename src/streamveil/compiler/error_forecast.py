@@ -14,9 +14,9 @@ from math import exp, inf, log, pi, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from scipy.special import erf, erfc
 
+from streamveil.compiled import njit
 from streamveil.errors import PlanError
 from streamveil.plan.options import (
     EXPECTATIONS,

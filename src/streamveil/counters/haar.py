@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
-from numba import njit
 from scipy.optimize import minimize
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.protocol import Ids, checked_times

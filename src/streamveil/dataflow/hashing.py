@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.siphash import Offsets, siphash_many
 from streamveil.types import Array, Int64, UInt8, UInt64
 

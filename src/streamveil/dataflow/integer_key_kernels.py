@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.kernels import LOW_HALF, MIX
 from streamveil.dataflow.probing import AHEAD, WORD, home
 from streamveil.dataflow.raw_memory import LINE, ask, equal, load64, lowest, store64

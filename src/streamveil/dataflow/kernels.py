@@ -8,8 +8,8 @@ looks at other keys' rows.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.probing import (
     AHEAD,
     DONE,

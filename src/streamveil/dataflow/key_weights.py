@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.anytime import AnytimeBltCounter

@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.hashing import as_integers, is_text, stored, text_buffers
 from streamveil.dataflow.probing import AHEAD, prefetch
 from streamveil.dataflow.siphash import put_word, word_at

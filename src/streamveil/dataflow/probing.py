@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # comes with numba, without types
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from streamveil.compiled import njit
 
 DONE, GROW_TABLE, GROW_POOL = 0, 1, 2
 LOAD = 0.8  # share of slots in use at which a table grows

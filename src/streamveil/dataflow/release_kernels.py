@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.probing import AHEAD, prefetch
 from streamveil.types import Array, Float64, Int32, Int64, UInt8, UInt64
 

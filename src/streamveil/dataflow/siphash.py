@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # comes with numba, without types
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from streamveil.compiled import njit
 from streamveil.types import Array, Int32, Int64, UInt8, UInt64
 
 LANES = 16  # two AVX-512 registers, or four of AVX2: the rounds of one hide the delays of another

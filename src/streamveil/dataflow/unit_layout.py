@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.probing import home
 from streamveil.dataflow.raw_memory import ask, equal, load64, lowest, store32, store64
 from streamveil.dataflow.unit_kernels import (

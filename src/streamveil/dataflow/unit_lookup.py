@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.dataflow.probing import home
 from streamveil.dataflow.raw_memory import LINE, ask, equal, lowest
 from streamveil.types import Array, Int64, UInt64

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.dynamic.protocol import Changes
 from streamveil.errors import StoreError, require_one_of, require_positive

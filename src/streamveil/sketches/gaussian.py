@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt32
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.sketches.keystream import GROUP, LOW_DOMAIN, fill, one_block
 from streamveil.sketches.lanes import leading_zeros, shift_left
 from streamveil.sketches.precise import precise_rounded

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt32
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.errors import require_one_of
 from streamveil.sketches.keys import Words
 from streamveil.types import Array, UInt64

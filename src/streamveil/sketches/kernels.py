@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.sketches.gaussian import (
     PIECE,
     Scratch,

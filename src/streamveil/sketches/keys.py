@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Int32, UInt32
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.sketches.lanes import load_word
 from streamveil.types import Array, Int64, UInt8, UInt64
 

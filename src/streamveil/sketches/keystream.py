@@ -18,9 +18,10 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]  # ships no type
 import numpy as np
 from jaxtyping import UInt32
 from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from streamveil.compiled import njit
 from streamveil.core.noise.keyed import Draws
 from streamveil.types import Array, UInt64
 

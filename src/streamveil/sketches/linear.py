@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Int32
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.sketches.hashing import Layout, find_places
 from streamveil.sketches.keys import Keys, Words, key_words, weight_words
 from streamveil.types import Array, Float64

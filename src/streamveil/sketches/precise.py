@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from streamveil.compiled import njit
 
 PI_QUARTER = (0.7853981633974483, 3.061616997868383e-17)
 LN2 = (0.6931471805599453, 2.3190468138462996e-17)

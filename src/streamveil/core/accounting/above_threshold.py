@@ -20,8 +20,8 @@ from math import log
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.pld import CurvePoints
 from streamveil.errors import require_positive
 from streamveil.types import Array, Float64, Int64

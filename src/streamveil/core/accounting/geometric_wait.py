@@ -17,8 +17,8 @@ from typing import Any
 
 import mpmath
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.types import Array, Float64, Int64, UInt64
 
 NEVER = np.int64(2**62)

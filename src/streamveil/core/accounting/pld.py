@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.convert import Curve
 from streamveil.types import Array, Float64, Int64
 

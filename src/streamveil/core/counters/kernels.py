@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.counters.noise import gaussian_about
 from streamveil.core.counters.protocol import Ids, Increments
 from streamveil.core.noise.keyed import Draws

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
 from streamveil.core.noisy import Noisy, drawn

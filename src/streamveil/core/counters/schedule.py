@@ -14,8 +14,8 @@ from typing import Literal
 
 import mpmath
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.counters.correlated_noise import UP, Recursion, U
 from streamveil.core.counters.rational import Blt, geometric
 from streamveil.types import Array, Float64

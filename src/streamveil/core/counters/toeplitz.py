@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.noise import remembering_step

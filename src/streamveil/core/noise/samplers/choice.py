@@ -13,8 +13,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import exact
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word

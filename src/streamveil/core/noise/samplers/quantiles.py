@@ -34,10 +34,11 @@ from pathlib import Path
 
 import mpmath
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from streamveil.compiled import njit
 from streamveil.types import Array, Float64
 
 OCTAVES = 39  # tail probabilities down to 2^-40

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import exact
 from streamveil.core.noise.samplers.quantiles import gaussian_table, laplace_table, quantile_word

@@ -27,8 +27,8 @@ from functools import cache, lru_cache
 from math import isqrt
 
 import numpy as np
-from numba import njit
 
+from streamveil.compiled import njit
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import exact
 from streamveil.errors import require_positive

@@ -1,0 +1,175 @@
+"""Compiled functions: `numba.njit`, whose results may be shipped with the package.
+
+Numba compiles a function when it is first called, which takes 20 seconds for a first query, and
+keeps the result for this processor alone. `python -m streamveil.compiled` compiles the functions of
+usual queries for any processor of a common level and puts them beside the code. They are used where
+the processor has that level and the code, Numba and Python are those of their making; else Numba
+compiles, as ever. Either way the numbers are the same: no instruction is chosen that rounds
+differently, but where a function allows contraction, which both levels have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from llvmlite import binding  # type: ignore[import-untyped]  # comes with numba, without types
+from numba.core import caching
+
+FunctionCache: Any = caching.FunctionCache  # numba has no types
+IndexDataCacheFile: Any = caching.IndexDataCacheFile
+HERE = Path(__file__).parent
+SHIPPED = HERE / "_kernels"
+MAKING = "STREAMVEIL_COMPILES_KERNELS"  # set in the processes that fill `SHIPPED`
+LEVELS = {"x86_64": "x86-64-v3", "AMD64": "x86-64-v3"}  # machine -> processors shipped for
+ON_COMPILING: list[Callable[[], None]] = []  # called once, before the first compilation
+NEEDED = {  # features of the level
+    "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
+}
+
+
+if TYPE_CHECKING:
+    from numba import njit as njit
+else:
+
+    def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+        """`numba.njit` with shipped results, where there are some."""
+
+        def compiled(function: Callable[..., Any]) -> Any:
+            made: Any = numba.njit(**options)(function)
+            if options.get("cache"):
+                made._cache = _KernelCache(function)
+            return made
+
+        return compiled
+
+
+class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
+    """Numba's cache of a function, behind what is shipped for it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._folder = SHIPPED / function.__module__
+
+    def _load_overload(self, signature: Any, context: Any) -> Any:
+        if not os.environ.get(MAKING) and fits():
+            data = self._shipped().load(self._portable(signature, context.codegen()))
+            if data is not None:
+                return self._impl.rebuild(context, data)
+        if os.environ.get(MAKING):
+            return None
+        found = super()._load_overload(signature, context)
+        if found is None:
+            while ON_COMPILING:
+                ON_COMPILING.pop()()
+        return found
+
+    def _save_overload(self, signature: Any, made: Any) -> None:
+        if not os.environ.get(MAKING):
+            super()._save_overload(signature, made)
+        elif self._impl.check_cachable(made):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            key = self._portable(signature, made.codegen)
+            self._shipped().save(key, self._impl.reduce(made))
+
+    def _shipped(self) -> Any:
+        return IndexDataCacheFile(str(self._folder), self._impl.filename_base, stamp())
+
+    def _portable(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        """The key of a result, with the level in place of this processor."""
+        _, _, code = self._index_key(signature, codegen)
+        return signature, LEVELS.get(platform.machine()), code
+
+
+@cache
+def fits() -> bool:
+    """Whether this processor runs what is shipped, if anything is."""
+    level = LEVELS.get(platform.machine())
+    if level is None or not SHIPPED.is_dir():
+        return False
+    has = binding.get_host_cpu_features()
+    return all(has.get(name) for name in NEEDED[level])
+
+
+@cache
+def stamp() -> str:
+    """A digest of all that results depend on: every compiled function's module, and the tools.
+
+    A result holds the functions that it calls, so a change anywhere makes all of them stale.
+    """
+    tools = sys.implementation.cache_tag, numba.__version__, binding.llvm_version_info
+    digest = hashlib.sha256(f"{tools} {np.__version__}".encode())
+    for path in sorted(HERE.rglob("*.py")):
+        text = path.read_bytes()
+        if b"njit" in text:
+            digest.update(str(path.relative_to(HERE)).encode() + b"\0" + text)
+    return digest.hexdigest()
+
+
+def made() -> bool:
+    """Whether what is shipped is of this code."""
+    mark = SHIPPED / "stamp"
+    return mark.is_file() and mark.read_text() == stamp()
+
+
+QUERY = """
+import sys, tempfile
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+import streamveil as sv
+from streamveil.core.noise.keyed import KeyedNoise
+
+rng, n = np.random.default_rng(0), 60_000
+days = 1_767_225_600_000_000 + np.sort(rng.integers(0, 86_400_000_000, n))
+pages = np.array(["/a", "/b", "/c"])[rng.integers(0, 3, n)]
+rows = pa.table({"ts": pa.array(days, pa.timestamp("us", "UTC")), "user_id": np.arange(n) % 12_000,
+                 "name": pa.array(np.char.add("u", (np.arange(n) % 12_000).astype(str))),
+                 "url": pages, "number": rng.integers(0, 40, n), "ms": rng.integers(0, 60_000, n)})
+budget = sv.Budget(epsilon=4, delta="1e-7")
+end = {"start": "2026-01-01", "end": "2026-01-02"}
+
+with tempfile.TemporaryDirectory() as folder:
+    pq.write_table(rows, folder + "/rows.parquet")
+    read = sv.files(folder + "/rows.parquet", event_time="ts"), sv.memory(rows, event_time="ts")
+    for turn, (source, unit) in enumerate((s, u) for s in read for u in ("user_id", "name")):
+        for keys in (("url",), ("number",), ("url", "number")):
+            query = source.protect(unit=unit).group_by(*keys)
+            query = query.agg(n=sv.count(), ms=sv.sum("ms", bounds=(0, 60_000)))
+            bounded = query.bound(max_rows=8)
+            for place, asked in enumerate((
+                bounded.release(budget=budget), query.release(budget=budget),
+                bounded.release(every="6 hours", budget=budget, **end),
+            )):
+                list(asked.run(state=f"{folder}/{turn}{len(keys)}{keys[0]}{place}"))
+"""
+
+
+def main() -> int:
+    """Compiles the functions of usual queries and ships them; says what it does."""
+    level = LEVELS.get(platform.machine())
+    if made() and "--again" not in sys.argv:
+        return 0
+    if level is None:
+        print(f"nothing to do: no processors of kind {platform.machine()} are shipped for")  # noqa: T201
+        return 0
+    print(f"compiling for {level}, once: about a minute", flush=True)  # noqa: T201
+    for old in sorted(SHIPPED.rglob("*"), reverse=True):
+        old.rmdir() if old.is_dir() else old.unlink()
+    here = {**os.environ, MAKING: "1", "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+    command = [sys.executable, "-W", "ignore", "-c", QUERY]
+    done = subprocess.run(command, env=here, check=False)  # noqa: S603
+    if done.returncode == 0:
+        (SHIPPED / "stamp").write_text(stamp())
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Compiled functions that are shipped are used where they fit, and nowhere else."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from streamveil import compiled
+
+MODULE = """
+from streamveil.compiled import njit
+
+
+@njit(cache=True)
+def twice(x):
+    return 2 * x
+"""
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A folder for what is shipped, with a module of one function, and how to load it anew."""
+    monkeypatch.setattr(compiled, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(compiled, "stamp", lambda: "now")
+    monkeypatch.setattr(compiled, "LEVELS", dict.fromkeys(compiled.LEVELS, "toy"))
+    monkeypatch.setattr(compiled, "NEEDED", {"toy": ("sse2",)})
+    monkeypatch.setattr(compiled, "ON_COMPILING", [])
+    compiled.fits.cache_clear()
+    (tmp_path / "shipped").mkdir()
+    path = tmp_path / "toy_kernels.py"
+    path.write_text(MODULE)
+
+    def load():
+        compiled.fits.cache_clear()
+        spec = importlib.util.spec_from_file_location("toy_kernels", path)
+        module = sys.modules["toy_kernels"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.twice
+
+    monkeypatch.setenv(compiled.MAKING, "1")
+    assert load()(3) == 6
+    monkeypatch.delenv(compiled.MAKING)
+    yield load
+    compiled.fits.cache_clear()
+
+
+def hits(function):
+    return sum(function.stats.cache_hits.values())
+
+
+def test_what_is_shipped_is_used_and_nothing_is_compiled(shipped, tmp_path):
+    asked = []
+    compiled.ON_COMPILING.append(lambda: asked.append(1))
+    twice = shipped()
+    assert (twice(3), hits(twice), asked) == (6, 1, [])
+    assert not list(tmp_path.glob("__pycache__/*.nbi"))  # numba's own cache was not asked
+
+
+def test_other_types_are_compiled_and_that_is_said_once(shipped):
+    asked = []
+    compiled.ON_COMPILING.append(lambda: asked.append(1))
+    twice = shipped()
+    assert (twice(1.5), hits(twice), asked) == (3.0, 0, [1])
+    assert (twice(True), asked) == (2, [1])
+
+
+@pytest.mark.parametrize("change", [
+    {"stamp": lambda: "later"}, {"NEEDED": {"toy": ("no such feature",)}}, {"LEVELS": {}},
+], ids=["code", "processor", "machine"])  # fmt: skip
+def test_nothing_stale_or_foreign_is_used(shipped, monkeypatch, change):
+    for name, value in change.items():
+        monkeypatch.setattr(compiled, name, value)
+    twice = shipped()
+    assert (twice(3), hits(twice)) == (6, 0)
+
+
+def test_a_change_of_any_compiled_module_changes_the_stamp(tmp_path, monkeypatch):
+    found = []
+    for text in ("njit", "njit #", "no kernel", "no kernel at all"):
+        compiled.stamp.cache_clear()
+        monkeypatch.setattr(compiled, "HERE", tmp_path)
+        (tmp_path / "one.py").write_text(text)
+        found.append(compiled.stamp())
+    compiled.stamp.cache_clear()
+    assert len(set(found[:3])) == 3
+    assert found[2] == found[3]
