@@ -298,15 +298,17 @@ MAKERS = {
     "drawn": {
         "core/release.py",  # totals of counters
         "core/counters/restarting_trees.py",  # of the preset
+        "core/counters/cell_kernels.py",  # of sketches
     },
     "public": {
         "dataflow/release.py",  # variances of noise; keys, which a selection has published
         "dataflow/dp_sqlp.py",  # variances of noise
+        "sketches/table.py", "sketches/operator.py",  # their own settings
     },
     "restored": {
         "dataflow/release.py",  # weights, monotone outputs and counts of a selection: in the state
         "dataflow/dp_sqlp.py",  # what a key released last
-        "sketches/operator.py", "changing_tables/operator.py",
+        "changing_tables/operator.py",
         "engines/spark/tasks.py",  # releases of tasks
         "results/releases.py",  # files of a sink
         "runtime/archive.py", "runtime/checkpoint.py", "runtime/published.py",
@@ -315,6 +317,7 @@ MAKERS = {
         "batch.py",  # rows of a release
         "results/releases.py",
         "dataflow/release.py", "dataflow/dp_sqlp.py",  # into the state
+        "sketches/lazy.py", "sketches/heavy_hitters.py",  # what they show their user
         "runtime/tables.py", "runtime/published.py",
     },
 }  # fmt: skip

@@ -35,17 +35,17 @@ from benchmarks.papers.lazysketch_heavy import HEAVY, Trace
 from benchmarks.papers.lazysketch_plots import FIGURES, bars, draw, sweep
 from benchmarks.sketches import BUDGET, IDS, LENGTH, TIMES, TOP, lazy, trace, zipf
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.sketches import CountMin, CountSketch
-from streamveil.sketches.cells import CellCounter
-from streamveil.sketches.gaussian import (
+from streamveil.core.counters.cell_kernels import finish
+from streamveil.core.counters.cells import CellCounter
+from streamveil.core.noise.bulk.gaussian import (
     PIECE,
     new_scratch,
     round_about,
     standard_pairs,
 )
-from streamveil.sketches.kernels import finish
-from streamveil.sketches.keystream import GROUP, fill, key_schedule
+from streamveil.core.noise.bulk.keystream import GROUP, fill, key_schedule
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.sketches import CountMin, CountSketch
 
 RESULTS = Path(__file__).parents[1] / "results" / "lazysketch.json"
 KILOBYTES = (24, 72, 240, 720, 2400)

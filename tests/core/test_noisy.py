@@ -9,6 +9,7 @@ import pytest
 
 from streamveil.batch import Release
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
+from streamveil.core.counters.cell_kernels import ReleasedCells
 from streamveil.core.counters.restarting_trees import Grove
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.noisy import Noisy, drawn, post_process, public, restored, values
@@ -17,8 +18,11 @@ from streamveil.dataflow.cut_rows import CutBands
 from streamveil.engines.spark.stages import in_key_order
 from streamveil.plan.plan import Aggregate
 from streamveil.results.releases import Moment, Releases
+from streamveil.sketches import table
+from streamveil.sketches.table import SketchTable
 from tests.dataflow.streams import AGGREGATES, LOOSE, batches, compiled, run
 from tests.dataflow.test_release import DESIGNS
+from tests.sketches import test_operator as sketched
 
 UNITS = (Aggregate(name="people", function="count_units"),)
 EXACT = np.array([3, 5])
@@ -146,6 +150,27 @@ MISTAKES = {
     "keys that nobody published": (DESIGNS["counter"], (group_by, "published_keys", exact_keys)),
     "a total of the preset": (DESIGNS["rounds"], (Grove, "advance", exact_trees)),
 }
+
+
+def exact_cells(tables):
+    blocks = np.zeros(len(tables.pushes), np.int64)
+    return ReleasedCells(tables.pending.astype(np.int64), blocks, blocks, 0)
+
+
+def exact_sketch(self, tables):
+    return values(SHOWN(self, tables))
+
+
+SHOWN = SketchTable.published
+
+
+@pytest.mark.parametrize("plant", [
+    (table, "released", exact_cells), (SketchTable, "published", exact_sketch),
+], ids=["cells", "tables"])  # fmt: skip
+def test_an_exact_count_stops_the_release_of_a_sketch(plant, monkeypatch):
+    monkeypatch.setattr(*plant)
+    with pytest.raises(TypeError, match=REFUSED):
+        sketched.run(sketched.query(), SeededNoise(1), sketched.batches(30))
 
 
 def streamed(design):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamveil.sketches.cells import FITS, GRID, CellCounter, blt_row_norms
+from streamveil.core.counters.cells import FITS, GRID, CellCounter, blt_row_norms
 
 
 def dense(name, n):

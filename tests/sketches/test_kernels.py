@@ -5,8 +5,9 @@ import pytest
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.sketches import LazySketch, kernels
-from streamveil.sketches.cells import FITS, LONGEST, CellCounter
+from streamveil.core.counters import cell_kernels as kernels
+from streamveil.core.counters.cells import FITS, LONGEST, CellCounter
+from streamveil.sketches import LazySketch
 
 LARGEST = int(kernels.LARGEST_SMALL)
 

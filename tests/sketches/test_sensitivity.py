@@ -7,8 +7,8 @@ import pytest
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.bulk.gaussian import distance
 from streamveil.sketches import HeavyHitters, LazySketch
-from streamveil.sketches.gaussian import distance
 from streamveil.sketches.privacy import squared_change
 from tests.sketches.test_cells import dense
 from tests.sketches.twin import increments

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from streamveil.sketches.cells import CellCounter
-from streamveil.sketches.gaussian import PIECE
-from streamveil.sketches.keystream import GROUP, LOW_DOMAIN, key_schedule, one_block
+from streamveil.core.counters.cells import CellCounter
+from streamveil.core.noise.bulk.gaussian import PIECE
+from streamveil.core.noise.bulk.keystream import GROUP, LOW_DOMAIN, key_schedule, one_block
 
 
 def push_time(schedule, number):

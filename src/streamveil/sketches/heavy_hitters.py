@@ -16,12 +16,13 @@ import numpy as np
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.counters.cells import CellCounter
+from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
+from streamveil.core.noisy import values
 from streamveil.errors import require_one_of
-from streamveil.sketches.cells import CellCounter
 from streamveil.sketches.hashing import WORD, Layout, preimages
 from streamveil.sketches.keys import Keys, integer_words, weight_words
-from streamveil.sketches.keystream import key_schedule
 from streamveil.sketches.lazy import describe, make_schedule, warn_about_delta
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
@@ -228,7 +229,7 @@ class LiveHeavyHitters:
     def published(self) -> PublishedHierarchy:
         """What is public now."""
         tables = zip(self.config.tables, self._state, strict=True)
-        levels = tuple(table.published(state) for table, state in tables)
+        levels = tuple(values(table.published(state)) for table, state in tables)
         return PublishedHierarchy(levels, self.config.level_bits)
 
     def save(self) -> Arrays:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from jaxtyping import Int32, UInt32
 
 from streamveil.compiled import njit
-from streamveil.sketches.lanes import load_word
+from streamveil.core.noise.bulk.lanes import load_word
 from streamveil.types import Array, Int64, UInt8, UInt64
 
 Keys: TypeAlias = "Array | pa.Array | pa.ChunkedArray | Iterable[int] | Iterable[str | bytes]"

@@ -12,12 +12,13 @@ import numpy as np
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.counters.cell_kernels import Tables
+from streamveil.core.counters.cells import CellCounter
+from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noise.keyed import ADDRESS, KeyedNoise, Noise, Place, once_of, saved_once
-from streamveil.sketches.cells import CellCounter
+from streamveil.core.noisy import values
 from streamveil.sketches.hashing import Kind, Layout
-from streamveil.sketches.kernels import Tables
 from streamveil.sketches.keys import Keys, key_words, weight_words
-from streamveil.sketches.keystream import key_schedule
 from streamveil.sketches.privacy import Calibration, NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
@@ -192,7 +193,7 @@ class LiveSketch:
 
     def published(self) -> PublishedSketch:
         """What is public now."""
-        return self.config.table.published(self._tables)
+        return values(self.config.table.published(self._tables))
 
     def save(self) -> Arrays:
         """The state, to be kept as secret as the data."""

@@ -18,8 +18,10 @@ import pyarrow.compute as pc
 
 from streamveil.batch import Batch, Release
 from streamveil.core.accounting.guarantee import Guarantee, Loss
+from streamveil.core.counters.cell_kernels import Tables
+from streamveil.core.noise.bulk.keystream import key_schedule
 from streamveil.core.noise.keyed import Noise
-from streamveil.core.noisy import restored
+from streamveil.core.noisy import post_process, public
 from streamveil.dataflow.bounding import Bounds, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.reject_counts import BOUNDED, count
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, leave_out, prepare
@@ -42,9 +44,8 @@ from streamveil.sketches import (
     text_words,
     words_text,
 )
-from streamveil.sketches.kernels import Tables
 from streamveil.sketches.keys import key_words
-from streamveil.sketches.keystream import key_schedule
+from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import SketchTable
 from streamveil.types import Array, Bool, Int64, UInt64
 
@@ -225,7 +226,8 @@ class SketchQuery:
                 address = noise.at("sketch", self.job.encode(), window, number)
                 table.tick(tables, 1, key_schedule(address))
             trigger = self.schedule.trigger(window, step)
-            answer = restored(self._answer(levels, window, trigger))
+            shown = (t.published(state) for t, state in zip(self.tables, levels, strict=True))
+            answer = post_process(SketchQuery._answer, public(self), window, trigger, *shown)
             releases.append(Release(answer, window, trigger, step))
             if self.schedule.last_step(window) == step:
                 del state.windows[window]
@@ -357,9 +359,8 @@ class SketchQuery:
             state.windows[window] = [table.init() for table in self.tables]
         return state.windows[window]
 
-    def _answer(self, levels: list[Tables], window: int, trigger: int) -> pa.Table:
+    def _answer(self, window: int, trigger: int, *shown: PublishedSketch) -> pa.Table:
         """Post-processing of published tables: the columns of a release, sorted by key."""
-        shown = tuple(t.published(s) for t, s in zip(self.tables, levels, strict=True))
         if isinstance(self.sketch, HeavyHitters):
             hierarchy = PublishedHierarchy(shown, self.sketch.level_bits)
             found = hierarchy.top(self.k, beam=max(2 * self.k, 512))

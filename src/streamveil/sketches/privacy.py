@@ -12,8 +12,8 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.sketches.cells import LONGEST, UP, CellCounter
-from streamveil.sketches.gaussian import SMALLEST_SIGMA, distance
+from streamveil.core.counters.cells import LONGEST, UP, CellCounter
+from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
 from streamveil.sketches.hashing import Layout
 
 Calibration = Literal["analytic", "textbook"]

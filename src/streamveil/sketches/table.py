@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.core.counters.cell_kernels import (
+    LARGEST_SMALL,
+    Law,
+    ReleasedCells,
+    Tables,
+    advance,
+    push_all,
+    released,
+)
+from streamveil.core.counters.cells import LONGEST, CellCounter
+from streamveil.core.noisy import Noisy, post_process, public
 from streamveil.errors import HorizonError, StoreError
 from streamveil.sketches import kernels
-from streamveil.sketches.cells import LONGEST, CellCounter
 from streamveil.sketches.hashing import Layout
-from streamveil.sketches.kernels import Law, Tables
 from streamveil.sketches.keys import Words
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import PushSchedule
@@ -100,7 +109,7 @@ class SketchTable:
             self.bits,
             self._decay(),
             unit,
-            float(kernels.LARGEST_SMALL) if self.types.noise is np.int32 else 2.0**52,
+            float(LARGEST_SMALL) if self.types.noise is np.int32 else 2.0**52,
         )
 
     def _decay(self) -> int:
@@ -108,7 +117,7 @@ class SketchTable:
         if self.counter.name != "blt-1" or self.types.noise is not np.int32:
             return 0
         omega, theta = (float(values[0]) for values in self.counter.coefficients)
-        largest = float(kernels.LARGEST_SMALL)
+        largest = float(LARGEST_SMALL)
         noise = (LARGEST_DRAW * self.sigma + 1) * 2.0**self.bits + omega * largest
         return round((1 - theta) * 2**32) if theta * largest + noise < 2**31 - 1 else 0
 
@@ -141,7 +150,7 @@ class SketchTable:
             raise ValueError(f"time does not run backwards: {ticks} ticks")
         time = int(tables.clock[0]) + ticks
         self._check_time(tables, time)
-        kernels.advance(tables, self.law, keys, time)
+        advance(tables, self.law, keys, time)
 
     def flush(self, tables: Tables, keys: UInt64[Array, "r 8"]) -> None:
         """Pushes every column now. Must be asked for at times that do not depend on the data."""
@@ -149,7 +158,7 @@ class SketchTable:
             raise HorizonError(self.schedule.flushes)
         if self.schedule.horizon is None and int(tables.pushes.max()) >= LONGEST:
             raise HorizonError(LONGEST)
-        kernels.push_all(tables, self.law, keys)
+        push_all(tables, self.law, keys)
 
     def _check_time(self, tables: Tables, time: int) -> None:
         horizon = self.schedule.horizon
@@ -165,16 +174,20 @@ class SketchTable:
         if limit is not None and len(words) and int(words.max()) >= limit:
             raise ValueError(f"every key of this table must be below {limit}")
 
-    def published(self, tables: Tables) -> PublishedSketch:
+    def published(self, tables: Tables) -> Noisy[PublishedSketch]:
         """A copy of what is public now."""
+        return post_process(SketchTable._snapshot, public(self), released(tables))
+
+    def _snapshot(self, cells: ReleasedCells) -> PublishedSketch:
+        """Post-processing: released cells, and the noise that is in them."""
         columns = np.arange(self.layout.width) // self.schedule.block
-        norms = self.counter.row_norm(np.arange(int(tables.pushes.max(initial=0)) + 1))
-        sds = np.sqrt(self.sigma**2 + 1 / 12) * norms[tables.pushes]
+        norms = self.counter.row_norm(np.arange(int(cells.pushes.max(initial=0)) + 1))
+        sds = np.sqrt(self.sigma**2 + 1 / 12) * norms[cells.pushes]
         return PublishedSketch(
             self.layout,
-            tables.shown.astype(np.int64),
-            int(tables.clock[0]),
-            tables.pushed_at[columns],
+            cells.shown,
+            cells.time,
+            cells.pushed_at[columns],
             sds[columns],
             self.max_weight if self.schedule.clock == "arrivals" else None,
         )

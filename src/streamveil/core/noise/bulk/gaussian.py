@@ -28,9 +28,9 @@ import numpy as np
 from jaxtyping import Float32, UInt32
 
 from streamveil.compiled import njit
-from streamveil.sketches.keystream import GROUP, LOW_DOMAIN, fill, one_block
-from streamveil.sketches.lanes import leading_zeros, shift_left
-from streamveil.sketches.precise import precise_rounded
+from streamveil.core.noise.bulk.keystream import GROUP, LOW_DOMAIN, fill, one_block
+from streamveil.core.noise.bulk.lanes import leading_zeros, shift_left
+from streamveil.core.noise.bulk.precise import precise_rounded
 from streamveil.types import Array, UInt64
 
 PIECE = 1024  # cells noised together: little work space beside a first-level cache
