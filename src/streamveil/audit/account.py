@@ -1,0 +1,376 @@
+"""The exact account of a query: what one unit really loses, from what enters each mechanism.
+
+Two runs on neighbouring inputs (`laid_open`) differ by what one unit's rows bring. From that
+difference follows the realised loss of every mechanism, in the currency of its claim:
+
+- Gaussian counters: given the transcript, a step is a Gaussian about a centre that moves by what
+  the difference leaves in the counter, so mu^2 is the Mahalanobis distance of the difference under
+  the covariance of the noise that is really drawn, of those steps alone that are released.
+- Coins: the unit adds exactly one to some groups that are not published; each is one key of the
+  certified table, whose coins must be those that are flipped.
+- Groups that only this unit has, and totals that only it lifts to the floor of a test: the chance
+  that one is published at all.
+
+Nothing here knows bounds, reaches, shares or horizons: those are what it judges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import zip_longest
+from math import sqrt
+from typing import Any
+
+import mpmath
+import numpy as np
+from scipy.special import ndtr
+
+from streamveil.audit.laid_open import Key, Transcript, Seen, Stream, Taken
+from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
+from streamveil.dataflow.group_by import GroupBy, lane_move
+from streamveil.dataflow.key_weights import weighted_loss
+from streamveil.types import Array, Float64
+
+SLACK = 1 + 1e-9
+COIN = 2**64
+TOGETHER = "all counters together"
+SURE = 1e-30  # chances below it are not told apart from 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One mechanism of a query: what it was seen to lose and what it claims, in one currency."""
+
+    name: str
+    currency: str  # 'mu^2', 'groups' or 'delta'
+    realised: float
+    claimed: float
+
+    @property
+    def tightness(self) -> float:
+        """The part of the claim that was realised; above 1 the claim is false."""
+        if self.claimed:
+            return self.realised / self.claimed
+        return float("inf") if self.realised > SURE else 0.0
+
+    @property
+    def stands(self) -> bool:
+        """Whether the claim covers what was realised."""
+        return self.realised <= self.claimed * SLACK + SURE
+
+
+@dataclass
+class Account:
+    """All parts of one pair of neighbours, and what no loss covers."""
+
+    parts: list[Part] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def stands(self) -> bool:
+        """Whether every claim holds on this pair."""
+        return not self.faults and all(part.stands for part in self.parts)
+
+    @property
+    def tightness(self) -> float:
+        """Of the part that is nearest to its claim."""
+        return max((part.tightness for part in self.parts), default=0.0)
+
+    @property
+    def mu_squared(self) -> float:
+        """Of all Gaussian parts together."""
+        return next(part.realised for part in self.parts if part.name == TOGETHER)
+
+    def broken(self) -> list[str]:
+        """What does not hold, in words."""
+        over = [
+            f"{part.name}: {part.realised:.6g} of {part.claimed:.6g} {part.currency}"
+            for part in self.parts
+            if not part.stands
+        ]
+        return sorted({*self.faults}) + over
+
+
+def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Account:
+    """What the two runs of one pair of neighbours cost; the first has the unit's rows."""
+    found = Account(faults=[*one.faults, *other.faults])
+    if not same_tables(one, other):
+        found.faults.append("releases differ although noise and transcript are the same")
+    claims, lost = claimed(operator), defaultdict[str, float](float)
+    for stream in {*one.steps, *other.steps}:
+        name = part_of(operator, stream)
+        lost[name] += stream_loss(operator, stream, one, other)
+    found.parts = [
+        Part(name, "mu^2", lost.pop(name, 0.0), float(claim)) for name, claim in claims.items()
+    ]
+    found.parts += [Part(name, "mu^2", mu, 0.0) for name, mu in lost.items() if mu]
+    found.faults += [
+        f"{stream[0]}: the noise of a group depends on when its units came"
+        for stream, groups in one.steps.items()
+        for key, steps in groups.items()
+        if not same_times(steps, other.steps.get(stream, {}).get(key, {}))
+    ]
+    total = sum(part.realised for part in found.parts)
+    found.parts.append(Part(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
+    selection = operator.totalling.selection
+    if isinstance(selection, TableOpening):
+        judge_coins(operator, script, (one, other), found)
+    if isinstance(selection, GaussianSelection):
+        alone = shown_alone(operator, one, other)
+        found.parts.append(Part("groups of one unit", "delta", alone, claimed_delta(operator)))
+    if operator.totalling.test is not None:
+        lifted = lifted_alone(operator, one, other)
+        found.parts.append(
+            Part("totals that one unit lifts", "delta", lifted, test_delta(operator))
+        )
+    return found
+
+
+# ---- claims
+
+
+def claimed(operator: GroupBy) -> dict[str, Any]:
+    """The mu^2 that each mechanism is charged, as `GroupBy.loss` adds them up."""
+    totalling, found = operator.totalling, {}
+    for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
+        if place != totalling.shared and lane.place == 0:
+            moved = lane_move(lane, operator.bounds)
+            loss = weighted_loss(counter, *moved, totalling.rule)
+            found[lane_name(operator, place)] = loss.gaussian
+    if totalling.cut is not None:
+        found["cut rows"] = totalling.cut.loss.gaussian
+    if isinstance(totalling.selection, GaussianSelection):
+        found["selection"] = totalling.selection.loss.gaussian
+    return found
+
+
+def claimed_delta(operator: GroupBy) -> float:
+    """Of the selection."""
+    selection = operator.totalling.selection
+    return 0.0 if selection is None else float(selection.loss.delta)
+
+
+def test_delta(operator: GroupBy) -> float:
+    """What the loss adds for the test of totals, whatever else it holds."""
+    test, selection = operator.totalling.test, operator.totalling.selection
+    rest = 0.0 if selection is None else float(selection.loss.delta)
+    return 0.0 if test is None else float(operator.loss.delta) - rest
+
+
+def lane_name(operator: GroupBy, place: int) -> str:
+    """A lane, or the level of a tree that it is a node of."""
+    lanes = operator.totalling.lanes
+    lane = lanes[place]
+    if lane.kind != "node":
+        return f"lane {place} ({lane.kind})"
+    first = next(
+        p for p, one in enumerate(lanes)
+        if (one.kind, one.value, one.low, one.high, one.level, one.fan, one.place)
+        == ("node", lane.value, lane.low, lane.high, lane.level, lane.fan, 0)
+    )  # fmt: skip
+    return f"lane {first} (level {lane.level})"
+
+
+def part_of(operator: GroupBy, stream: Stream) -> str:
+    """The mechanism that a counter belongs to."""
+    purpose, path = stream
+    if purpose == "group-by/lane":
+        return lane_name(operator, int(path[1]))
+    return {"group-by/cut": "cut rows", "group-by/select": "selection"}.get(purpose, purpose)
+
+
+# ---- counters
+
+
+def same_times(a: dict[int, Taken], b: dict[int, Taken]) -> bool:
+    """Whether both runs draw noise at the same steps, as far as both go."""
+    last = min(max(a, default=0), max(b, default=0))
+    return {t for t in a if t <= last} == {t for t in b if t <= last}
+
+
+def stream_loss(operator: GroupBy, stream: Stream, one: Seen, other: Seen) -> float:
+    """The mu^2 of one counter in one window, over all groups."""
+    a, b = one.steps.get(stream, {}), other.steps.get(stream, {})
+    moved = tested_moves(operator, stream, one, other)
+    return sum(
+        group_loss(a.get(key, {}), b.get(key, {}), moved.get(key, {})) for key in {*a, *b, *moved}
+    )
+
+
+def tested_moves(
+    operator: GroupBy, stream: Stream, one: Seen, other: Seen
+) -> dict[Key, dict[int, int]]:
+    """How far totals that were tested in both runs differ, before their group is published."""
+    test = operator.totalling.test
+    if test is None or stream[0] != "group-by/lane" or stream[1][1] != test.place:
+        return {}
+    window = stream[1][2]
+    a, b = one.tested.get(window, {}), other.tested.get(window, {})
+    return {
+        key: {
+            t: a[key][t] - b[key][t]
+            for t in a[key]
+            if t in b[key] and min(a[key][t], b[key][t]) >= test.floor
+        }
+        for key in {*a} & {*b}
+    }
+
+
+def group_loss(a: dict[int, Taken], b: dict[int, Taken], tested: dict[int, int]) -> float:
+    """The mu^2 of one group's counter: its difference under the covariance of its noise."""
+    times = sorted({*a, *b})
+    steps = [
+        a[t] if t in a and a[t].released >= (t in b and b[t].released) else b[t] for t in times
+    ]
+    moves = [(a[t].entered if t in a else 0) - (b[t].entered if t in b else 0) for t in times]
+    seen = [t in a and t in b and a[t].released and b[t].released for t in times]
+    if not any(moves) and not any(tested.values()):
+        return 0.0
+    if all(seen) and not tested:
+        return fed_back(steps, moves)
+    path = np.cumsum(np.array(moves, np.float64))
+    shown = np.array(seen)
+    for place, t in enumerate(times):
+        if t in tested and not shown[place]:
+            path[place], shown[place] = tested[t], True
+    spread = responses(steps)[shown]
+    return float(path[shown] @ np.linalg.solve(spread @ spread.T, path[shown]))
+
+
+def fed_back(steps: list[Taken], moves: list[int]) -> float:
+    """The mu^2 where every step is released: each is a Gaussian given those before it."""
+    buffers, total = np.zeros(len(steps[0].keep)), 0.0
+    for step, move in zip(steps, moves, strict=True):
+        offset = -step.scale * float(step.drain @ buffers)
+        centre = -move - offset
+        total += (centre / step.spread) ** 2
+        buffers = step.keep * buffers + centre / step.scale
+    return total
+
+
+def responses(steps: list[Taken]) -> Float64[Array, "steps draws"]:
+    """How far a draw of one standard deviation at each step moves each estimate."""
+    n = len(steps)
+    found = np.zeros((n, n))
+    for draw in range(n):
+        buffers, estimate = np.zeros(len(steps[0].keep)), 0.0
+        for place in range(draw, n):
+            step = steps[place]
+            offset = -step.scale * float(step.drain @ buffers)
+            fresh = step.spread if place == draw else 0.0
+            estimate += offset + fresh
+            buffers = step.keep * buffers + fresh / step.scale
+            found[place, draw] = estimate
+    return found
+
+
+# ---- selection
+
+
+def judge_coins(
+    operator: GroupBy, script: Transcript, pair: tuple[Seen, Seen], found: Account
+) -> None:
+    """Whether coins are those that are charged, and how many groups' coins the unit moves."""
+    (table, times), *more = operator.loss.tables or ((None, 0),)
+    if table is None or more:
+        found.faults.append("coins are flipped that are not charged")
+        return
+    one, other = pair
+    published, entered = {**script.published, **script.by_test}, 0
+    for window, groups in one.units.items():
+        for key, counts in groups.items():
+            without = other.units.get(window, {}).get(key, {})
+            last = published.get((window, key), table.horizon)  # coins are flipped until then
+            moves = [n - without.get(t, 0) for t, n in counts.items() if t <= last]
+            entered += sum(map(abs, moves)) > 0
+            if any(moves) and (max(moves) != 1 or sum(map(abs, moves)) > 1):
+                found.faults.append("a unit moves the coins of a group by other than one, once")
+            if max(counts) > table.horizon:
+                found.faults.append("a group is tested more often than is charged")
+    found.parts.append(Part("coins", "groups", entered, table.keys_per_unit * times))
+    laws = expected_rates(table.coins), (float(table.shift_epsilon),)
+    for seen in pair:
+        if any(not law_is(rates, laws) for rates in {*seen.rates}):
+            found.faults.append("coins are flipped with other chances than are charged")
+        gaps = {gap + units - shift for units, shift, gap in seen.gaps}
+        if gaps - {len(table.coins) + 2}:
+            found.faults.append("coins belong to another number of units")
+        most = max((sum(n.values()) for w in seen.units.values() for n in w.values()), default=0)
+        if any(units > most for units, _, _ in seen.gaps):
+            found.faults.append("coins count units that have not come")
+
+
+def law_is(rates: tuple[float, ...], laws: tuple[tuple[float, ...], ...]) -> bool:
+    """Whether rates are one of the laws."""
+    return any(
+        all(a is not None and b is not None and (a == b or abs(a - b) <= 1e-12 * abs(b))
+            for a, b in zip_longest(rates, law))
+        for law in laws
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def expected_rates(coins: tuple[int, ...]) -> tuple[float, ...]:
+    """Of waits for coins: 0 units away one opens at once, beyond the table never."""
+    with mpmath.workprec(200):
+        inner = [float(-mpmath.log1p(-mpmath.mpf(coin) / COIN)) for coin in coins]
+    return (float("inf"), *inner, 0.0)
+
+
+def shown_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
+    """The chance that a group is published while only this unit has rows in it."""
+    chance = 0.0
+    for stream, groups in one.steps.items():
+        if stream[0] != "group-by/select":
+            continue
+        window = stream[1][1]
+        limits, without = one.estimates[window], other.estimates.get(window, {})
+        for key, steps in groups.items():
+            times = [t for t in limits[key] if t not in without.get(key, {})]
+            if times:
+                chance += passing_chance(steps, {t: limits[key][t] * FINE for t in times})
+    return chance
+
+
+def passing_chance(steps: dict[int, Taken], limits: dict[int, float]) -> float:
+    """At most the chance that an estimate passes any of some limits."""
+    order = sorted(steps)
+    spread = responses([steps[t] for t in order])
+    total, chance = 0, 0.0
+    for place, t in enumerate(order):
+        total += steps[t].entered
+        if t in limits:
+            sd = sqrt(float(spread[place] @ spread[place]))
+            chance += float(ndtr((total - limits[t]) / sd))
+    return chance
+
+
+def lifted_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
+    """The chance that a total passes its test which only this unit lifts to the floor."""
+    test, chance = operator.totalling.test, 0.0
+    assert test is not None  # noqa: S101  (a type narrowing)
+    for window, groups in one.tested.items():
+        stream = ("group-by/lane", (operator.job.encode(), test.place, window))
+        noise = one.steps.get(stream, {})
+        for key, totals in groups.items():
+            without = other.tested.get(window, {}).get(key, {})
+            for t, total in totals.items():
+                if total >= test.floor and without.get(t, 0) < test.floor:
+                    drawn = {e: step for e, step in noise.get(key, {}).items() if e <= t}
+                    if t not in drawn:
+                        return 1.0  # tested without noise
+                    spread = responses([drawn[e] for e in sorted(drawn)])[-1]
+                    sd = sqrt(float(spread @ spread))
+                    chance += float(ndtr((total - test.threshold(t)) / sd))
+    return chance
+
+
+def same_tables(one: Seen, other: Seen) -> bool:
+    """Whether all releases are equal, with their metadata."""
+    pairs = zip_longest(one.tables, other.tables)
+    return all(
+        a is not None and b is not None and a.equals(b, check_metadata=True) for a, b in pairs
+    )

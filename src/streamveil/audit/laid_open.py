@@ -1,0 +1,329 @@
+"""Runs a group-by with its noise laid open: what enters each counter, coin and test of totals.
+
+The run is that of the embedded engine, function by function; a few of them are replaced by ones
+that note what they are given and go on. A second run follows the transcript of the first: counters
+give the totals that the first one released, and the groups that it published are published. What
+the two runs release must then be equal, and what enters may differ by one unit's rows only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Batch
+from streamveil.core.accounting.geometric_wait import waits
+from streamveil.core.counters.kernels import blt_run, blt_step
+from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
+from streamveil.core.selection.selection_table import TableSelection
+from streamveil.dataflow.coin_selection import FAR, TableOpening
+from streamveil.dataflow.gaussian_selection import GaussianSelection
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.total_test import TotalTest
+from streamveil.types import Array
+
+Stream = tuple[str, tuple[Any, ...]]  # purpose and path of the draws of one counter in one window
+Key = tuple[int, int]  # the name of a group
+KERNELS = {"blt_step": blt_step, "blt_run": blt_run, "waits": waits}
+MISSED = {"group-by/missed": "group-by/select"}  # steps that a counter takes before its first row
+
+
+class OpenDraws:
+    """Draws that know their address."""
+
+    def __init__(self, inner: Draws, purpose: str, path: tuple[Any, ...]) -> None:
+        self.inner, self.purpose, self.path = inner, purpose, path
+        self.words, self.words_for, self.silent = inner.words, inner.words_for, inner.silent
+
+    def at(self, purpose: str, *path: int | bytes) -> OpenDraws:
+        """See `Draws.at`."""
+        inner = self.inner.at(purpose, *path)
+        return OpenDraws(inner, self.purpose, (*self.path, purpose, *path))
+
+
+class OpenNoise:
+    """Seeded noise whose draws know their address."""
+
+    secure = False
+
+    def __init__(self, seed: int) -> None:
+        self.inner: Noise = SeededNoise(seed)
+        self.derive = self.inner.derive
+
+    def at(self, purpose: str, *path: int | bytes) -> OpenDraws:
+        """See `Noise.at`."""
+        return OpenDraws(self.inner.at(purpose, *path), purpose, path)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step of one group's counter: what entered, and the public numbers of its noise."""
+
+    entered: int  # quanta
+    keep: Array
+    drain: Array
+    scale: float  # D_t
+    spread: float  # of the fresh noise
+    released: bool  # else nobody sees the estimate
+
+
+@dataclass
+class Transcript:
+    """Which groups the first of two runs publishes, and when: any choice is a transcript."""
+
+    at: Callable[[int, Key], int]  # (window, group) -> the trigger from which it is published
+    published: dict[tuple[int, Key], int] = field(default_factory=dict)
+    by_test: dict[tuple[int, Key], int] = field(default_factory=dict)
+    totals: dict[tuple[Stream, int], dict[Key, int]] = field(default_factory=dict)
+    leads: bool = True
+
+
+@dataclass
+class Seen:
+    """What entered the mechanisms of one run."""
+
+    steps: dict[Stream, dict[Key, dict[int, Taken]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    units: dict[int, dict[Key, dict[int, int]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    tested: dict[int, dict[Key, dict[int, int]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    estimates: dict[int, dict[Key, dict[int, float]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    rates: list[tuple[float, ...]] = field(default_factory=list)  # of the coins that were flipped
+    gaps: list[tuple[int, int, int]] = field(default_factory=list)  # units, shift, gap
+    tables: list[pa.Table] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def run(operator: GroupBy, batches: Iterable[Batch], script: Transcript, seed: int = 1) -> Seen:
+    """Runs a group-by over micro-batches; the first run of a script leads, later ones follow."""
+    seen, noise, state = Seen(), OpenNoise(seed), operator.init()
+    with laid_open(seen, script):
+        for batch in batches:
+            operator.fold(state, batch, noise)
+            if batch.closes_step:
+                released = operator.release(state, batch.step, noise)
+                seen.tables += [release.table for release in released]
+    script.leads = False
+    return seen
+
+
+@contextmanager
+def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
+    """Replaces the functions at which data meets noise by ones that note it."""
+    spy = Spy(seen, script)
+    with ExitStack() as stack:
+        for name, honest in KERNELS.items():
+            spied = partial(getattr(spy, name), honest)
+            for module in users_of(name, len(sys.modules)):
+                stack.enter_context(replaced(module, name, spied))
+        for owner, name, noting in (
+            (TableOpening, "step", spy.coins),
+            (TableSelection, "next_opening", spy.next_opening),
+            (GaussianSelection, "step", spy.thresholds),
+            (TotalTest, "passing", spy.passing),
+            (TotalTest, "noise", spy.test_noise),
+        ):
+            stack.enter_context(replaced(owner, name, method(noting, getattr(owner, name))))
+        yield
+
+
+@lru_cache(maxsize=8)
+def users_of(name: str, modules: int) -> tuple[Any, ...]:
+    """The modules of this package that call a kernel by its name."""
+    return tuple(
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("streamveil.")
+        and vars(module).get(name) is KERNELS[name]
+    )
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute with another value for a while."""
+    honest = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, honest)
+
+
+def method(spied: Callable[..., Any], honest: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is looked up on a class, given what it replaces."""
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return spied(partial(honest, self), self, *arguments, **named)
+
+    return call
+
+
+class Spy:
+    """The functions that note."""
+
+    def __init__(self, seen: Seen, script: Transcript) -> None:
+        self.seen, self.script = seen, script
+        self.hidden = False  # the noise of groups that are not published is being drawn
+        self.shifts: set[int] = set()
+        self.asked: list[tuple[int, int]] = []
+
+    # ---- counters
+
+    def blt_step(
+        self, honest: Any, total: Array, real: Array, increments: Array, step: Any, *source: Any
+    ) -> Any:
+        """One step of a counter of many groups."""
+        draws, ids = source
+        made, after = honest(total, real, increments, step, draws, ids)
+        names, spreads = keys_of(ids, len(increments)), step.spreads
+        stream, t = (draws.purpose, draws.path[:-1]), int(draws.path[-1])
+        heard = self.seen.steps[stream]
+        for place, key in enumerate(names):
+            spread = float(spreads[place] if len(spreads) > 1 else spreads[0])
+            entered = int(increments[place])
+            known = heard[key].get(t)
+            if known is not None:  # a test of totals draws what is released later
+                twice = known.released and not self.hidden
+                if twice or known.spread != spread or (known.entered and self.hidden):
+                    self.seen.faults.append(f"{draws.purpose}: one draw serves two releases")
+            heard[key][t] = Taken(
+                entered, step.keep, step.drain, float(step.scale), spread, not self.hidden
+            )
+        return self._as_scripted((stream, t), names, made), after
+
+    def _as_scripted(self, place: tuple[Stream, int], names: list[Key], made: Array) -> Array:
+        if self.hidden:
+            return made
+        totals = self.script.totals
+        if self.script.leads:
+            totals[place] = dict(zip(names, made.tolist(), strict=True))
+            return made
+        known = totals.get(place, {})
+        return np.array(
+            [known.get(key, own) for key, own in zip(names, made.tolist(), strict=True)], made.dtype
+        ).reshape(made.shape)
+
+    def blt_run(self, honest: Any, pair: Any, run: Any, draws: Any, ids: Any) -> Any:
+        """Steps that a counter takes before a group's first row."""
+        purpose = MISSED.get(draws.purpose, draws.purpose)
+        heard = self.seen.steps[purpose, draws.path]
+        for key in keys_of(ids, len(pair[0])):
+            for i in range(len(run.scales)):
+                one = run.step(i)
+                taken = Taken(0, one.keep, one.drain, one.scale, one.spread, released=False)
+                heard[key][i + 1] = taken
+        return honest(pair, run, draws, ids)
+
+    # ---- selection
+
+    def coins(self, honest: Any, opening: Any, *given: Any) -> Any:
+        """Units that enter coins; published is what the script says."""
+        state, units, names, trigger, at = given
+        self._note_units(units, names, trigger, at.window)
+        state, passing = honest(state, units, names, trigger, at)
+        counts = self.seen.units[at.window]
+        for key in keys_of(names[passing], len(passing)):
+            if sum(counts[key].values()) <= selection_floor(opening):
+                self.seen.faults.append("a group that one unit alone may have is published")
+        return state, self._published(names, trigger, at.window)
+
+    def thresholds(self, honest: Any, selection: Any, *given: Any) -> Any:
+        """Units that enter counters whose estimates are tested."""
+        state, units, names, trigger, at = given
+        self._note_units(units, names, trigger, at.window)
+        state, passing = honest(state, units, names, trigger, at)
+        limit = float(selection.threshold(trigger))
+        passed = selection.counts(state)[passing]
+        if len(passed) and passed.min() <= limit:
+            self.seen.faults.append("group-by/select: a group passes below its threshold")
+        for key in keys_of(names, len(names)):
+            self.seen.estimates[at.window][key][trigger] = limit
+        return state, self._published(names, trigger, at.window)
+
+    def _note_units(self, units: Array, names: Array, trigger: int, window: int) -> None:
+        for key, count in zip(keys_of(names, len(names)), units.tolist(), strict=True):
+            self.seen.units[window][key][trigger] = int(count)
+
+    def _published(self, names: Array, trigger: int, window: int) -> Array:
+        script, rows = self.script, []
+        for row, key in enumerate(keys_of(names, len(names))):
+            place = window, key
+            if script.leads and place not in script.published and place not in script.by_test:
+                some = sum(self.seen.units[window][key].values()) > 0
+                if some and script.at(window, key) <= trigger:
+                    script.published[place] = trigger
+            if script.published.get(place) == trigger:
+                rows.append(row)
+        return np.array(rows, np.int64)
+
+    def next_opening(self, honest: Any, table: Any, *given: Any) -> Any:
+        """The coins of groups whose units have changed."""
+        draws, ids, units, shift, step = given
+        self.asked = list(zip(units.tolist(), shift.tolist(), strict=True))
+        if not self.shifts.issuperset(shift.tolist()):
+            self.seen.faults.append("the shift of a group was never drawn")
+        return honest(draws, ids, units, shift, step)
+
+    def waits(self, honest: Any, words: Any, rates: Any, exact: Any, which: Any, most: int) -> Any:
+        """The law that coins and shifts are drawn from."""
+        self.seen.rates.append(tuple(float(rate) for rate in exact))
+        found = honest(words, rates, exact, which, most)
+        if len(rates) == 1:
+            self.shifts |= set(np.minimum(found, FAR).tolist())
+        else:
+            gaps = np.asarray(which).tolist()
+            self.seen.gaps += [
+                (units, shift, gap) for (units, shift), gap in zip(self.asked, gaps, strict=True)
+            ]
+        return found
+
+    # ---- the test of totals
+
+    def passing(
+        self, honest: Any, test: Any, totals: Array, names: Array, trigger: int, at: Any
+    ) -> Any:
+        """Totals of groups that are not published."""
+        keys, script, rows = keys_of(names, len(names)), self.script, []
+        honest(totals, names, trigger, at)
+        for row, (key, total) in enumerate(zip(keys, totals.tolist(), strict=True)):
+            self.seen.tested[at.window][key][trigger] = int(total)
+            place = at.window, key
+            if script.leads and total >= test.floor and script.at(*place) <= trigger + 1:
+                script.by_test[place] = trigger
+            if script.by_test.get(place) == trigger:
+                rows.append(row)
+        return np.array(rows, np.int64)
+
+    def test_noise(self, honest: Any, test: Any, *arguments: Any) -> Any:
+        """The noise of tests before a group is published."""
+        self.hidden = True
+        try:
+            return honest(*arguments)
+        finally:
+            self.hidden = False
+
+
+def selection_floor(opening: TableOpening) -> int:
+    """Units that a group of one unit may have, beside the others that do not count."""
+    return 1 + opening.offset
+
+
+def keys_of(ids: Any, count: int) -> list[Key]:
+    """The groups of the columns of a counter."""
+    if ids is None:
+        return [(0, column) for column in range(count)]
+    return [(int(first), int(second)) for first, second in np.asarray(ids)[:count].tolist()]

@@ -1,0 +1,278 @@
+"""Pairs of neighbouring inputs for any group-by: rows of many units, and of one unit more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import Batch
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.rows import Lane, RowProgram
+
+FAR = 1e9  # times beyond every bound
+MOST = 1500  # rows of the added unit
+TAKEN = 7.0  # a value that several units bring, so that one takes over another's
+HOUR = 3_600_000_000
+
+
+class Row(tuple[Any, ...]):
+    """(step, unit, event time, key number, values): one row of a made-up stream."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Rows that are in both inputs, and those of one unit that are in one of them only."""
+
+    shared: tuple[Row, ...]
+    added: tuple[Row, ...]
+    ahead: bool  # the unit's rows come first in each micro-batch, else last
+    steps: int
+
+    def batches(self, world: World, *, with_unit: bool) -> Iterator[Batch]:
+        """One micro-batch a step."""
+        parts = [self.added, self.shared] if self.ahead else [self.shared, self.added]
+        if not with_unit:
+            parts = [self.shared]
+        for step in range(1, self.steps + 1):
+            rows = [row for part in parts for row in part if row[0] == step]
+            yield Batch(world.table(rows), step, True, "")  # noqa: FBT003
+
+
+@dataclass
+class World:
+    """What a group-by reads: columns for its unit, time, groups and values."""
+
+    operator: GroupBy
+    keys: int  # groups that rows may name
+    values: int = 0
+    named: tuple[int, ...] = ()
+    types: tuple[pa.DataType, ...] = field(default_factory=tuple)
+
+    @classmethod
+    def of(cls, operator: GroupBy, keys: int) -> World:
+        """The columns that an operator needs."""
+        lanes = operator.totalling.lanes
+        values = 1 + max([lane.value for lane in lanes], default=-1)
+        named = tuple(sorted({lane.value for lane in lanes if lane.kind == "distinct"}))
+        count = len(operator.key_names)
+        if operator.public is None or not count:
+            types = (pa.int64(),) * count
+        else:
+            columns = zip(*operator.public, strict=True)
+            types = tuple(pa.array(column).type for column in columns)
+            keys = len(operator.public)
+        return cls(operator, keys, values, named, types)
+
+    def bind(self, schema: pa.Schema) -> RowProgram:
+        """The row functions: each reads its column."""
+        return RowProgram(
+            unit=column("unit"),
+            event_us=column("at"),
+            where=None,
+            keys=tuple(column(f"key{i}") for i in range(len(self.types))),
+            values=tuple(column(f"value{i}") for i in range(self.values)),
+            named=self.named,
+        )
+
+    def table(self, rows: list[Row]) -> pa.Table:
+        """Rows as the operator reads them."""
+        keys = [self._key(int(row[3])) for row in rows]
+        columns: dict[str, pa.Array] = {
+            "unit": pa.array([row[1] for row in rows], pa.int64()),
+            "at": pa.array([row[2] for row in rows], pa.int64()),
+        }
+        for i, kind in enumerate(self.types):
+            columns[f"key{i}"] = pa.array([key[i] for key in keys], kind)
+        for i in range(self.values):
+            values = [row[4][i] for row in rows]
+            columns[f"value{i}"] = pa.array(values, pa.float64())
+        return pa.table(columns)
+
+    def _key(self, number: int) -> tuple[Any, ...]:
+        if self.operator.public is not None and self.types:
+            return self.operator.public[number % len(self.operator.public)]
+        return (number,) * len(self.types)
+
+
+def column(name: str) -> Any:
+    """The function that reads a column."""
+
+    def read(table: pa.Table) -> pa.Array:
+        found = table.column(name)
+        return found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()
+
+    return read
+
+
+def ends_of(lanes: tuple[Lane, ...], value: int) -> list[float | None]:
+    """Values at the bounds of the lanes that read a value, far beyond them, and none."""
+    found: list[float | None] = [0.0, TAKEN]
+    for lane in lanes:
+        if lane.value == value and lane.kind in ("sum", "square", "node"):
+            wide = lane.high - lane.low
+            found += [lane.low, lane.high, lane.low - FAR * wide, lane.high + FAR * wide]
+            found += [(lane.low + lane.high) / 2]
+    return found
+
+
+def drawn(world: World, rng: np.random.Generator, steps: int) -> Pair:
+    """A pair: others' rows at random, the unit's rows as one of several attacks."""
+    operator = world.operator
+    times = instants(operator, steps)
+    shared = [
+        row_of(world, rng, times, (step, 1 + unit, key))
+        for key in range(world.keys)
+        for unit in range(int(rng.integers(0, 5)))
+        for step in [int(rng.integers(1, steps + 1))]
+    ]
+    attack = ATTACKS[int(rng.integers(len(ATTACKS)))]
+    added = attack(world, rng, times)
+    added = in_one_period(operator, added, rng)
+    ahead = bool(rng.random() < 0.5)
+    return Pair(shared=tuple(shared), added=tuple(added[:MOST]), ahead=ahead, steps=steps)
+
+
+Times = dict[int, list[int]]  # step -> event times that rows of it may have
+
+
+def instants(operator: GroupBy, steps: int) -> Times:
+    """Event times for the rows of every step: at its start, its end, in windows before, late."""
+    schedule = operator.schedule
+    every, size = schedule.every_us or HOUR, schedule.size_us
+    found = {}
+    for step in range(1, steps + 1):
+        start = schedule.start_us + (step - 1) * every
+        choice = [start, start + every - 1, start + every // 2]
+        if size:
+            choice += [start - schedule.slide_us, start - size, start - schedule.lateness_us]
+            choice += [start + schedule.slide_us]
+        if operator.period_us is not None:
+            choice += [start - operator.period_us, start // operator.period_us * operator.period_us]
+        found[step] = [max(time, schedule.start_us) for time in choice]
+    return found
+
+
+def row_of(
+    world: World, rng: np.random.Generator, times: Times, place: tuple[int, int, int],
+    end: float | None = None,
+) -> Row:  # fmt: skip
+    """A row of a step, unit and group."""
+    step, unit, key = place
+    lanes = world.operator.totalling.lanes
+    choices = [ends_of(lanes, value) for value in range(world.values)]
+    values = [choice[int(rng.integers(len(choice)))] for choice in choices]
+    if rng.random() < 0.05 and values:
+        values[0] = None
+    time = times[step][int(rng.integers(3))] if end is None else times[step][0]
+    return Row((step, unit, time, key, tuple(values)))
+
+
+def largest(world: World, place: tuple[int, int, int], time: int, *, beyond: bool) -> Row:
+    """A row that moves every lane as far as one row can, at its bound or far beyond it."""
+    step, unit, key = place
+    values: list[float | None] = []
+    for value in range(world.values):
+        lanes = [
+            lane for lane in world.operator.totalling.lanes
+            if lane.value == value and lane.kind in ("sum", "square", "node")
+        ]  # fmt: skip
+        lane = max(lanes, key=lambda one: max(map(abs, one.ends)), default=None)
+        if lane is None:
+            values.append(TAKEN)
+            continue
+        low, high = lane.ends
+        end = lane.high if abs(high) >= abs(low) else lane.low
+        values.append(end * 1 + (FAR * (1 if end == lane.high else -1) if beyond else 0))
+    return Row((step, unit, time, key, tuple(values)))
+
+
+def scattered(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+    """Rows anywhere, in new and old groups."""
+    count, steps = int(rng.integers(1, 80)), len(times)
+    keys = world.keys + 5
+    return [
+        row_of(world, rng, times,
+               (int(rng.integers(1, steps + 1)), 0, int(rng.integers(keys))))
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def at_once(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+    """As many rows as can be in every group, group by group, at one step."""
+    step, bounds = int(rng.integers(1, len(times) + 1)), world.operator.bounds
+    each = int(rng.choice([1, bounds.most_in_group(), bounds.most_in_group() + 3]))
+    each = max(1, min(each, MOST // world.keys))
+    time = times[step][int(rng.choice([0, 0, 0, len(times[step]) - 1]))]
+    beyond = bool(rng.random() < 0.5)
+    order = rng.permutation(world.keys)
+    return [
+        largest(world, (step, 0, int(key)), time, beyond=beyond)
+        for key in order
+        for _ in range(each)
+    ]
+
+
+def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+    """The same rows at every step, so that rows of early steps leave no room for later ones."""
+    keys = rng.permutation(world.keys)[: int(rng.integers(1, 4))]
+    return [
+        largest(world, (step, 0, int(key)), times[step][0], beyond=False)
+        for step in times
+        for key in keys
+        for _ in range(int(rng.integers(1, 4)))
+    ]
+
+
+def in_every_window(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+    """Rows of one group at every event time that a step takes."""
+    key, steps = int(rng.integers(world.keys)), list(times)
+    return [
+        largest(world, (step, 0, key), time, beyond=False) for step in steps for time in times[step]
+    ]
+
+
+def far_over(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+    """Far more rows at once than any bound lets pass, in few groups."""
+    step, count = int(rng.integers(1, len(times) + 1)), int(rng.integers(1, 3))
+    keys = rng.permutation(world.keys)[:count]
+    one = [largest(world, (step, 0, int(key)), times[step][0], beyond=True) for key in keys]
+    return one * (MOST // count)
+
+
+def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+    """Rows of groups that nobody else has, and some that others have."""
+    step = int(rng.integers(1, len(times) + 1))
+    each = int(rng.integers(1, 1 + min(MOST // 20, world.operator.bounds.most_in_group())))
+    return [
+        largest(world, (step, 0, key), times[step][0], beyond=False)
+        for key in range(world.keys + 12, world.keys - 4, -1)
+        for _ in range(each)
+    ]
+
+
+ATTACKS = (
+    at_once,
+    at_once,
+    at_once,
+    scattered,
+    spread_out,
+    in_every_window,
+    far_over,
+    in_groups_of_its_own,
+)
+
+
+def in_one_period(operator: GroupBy, rows: list[Row], rng: np.random.Generator) -> list[Row]:
+    """Those of the period that most rows are in: what one unit is protected for."""
+    if operator.period_us is None or not rows:
+        return rows
+    periods = np.array([row[2] // operator.period_us for row in rows])
+    numbers, counts = np.unique(periods, return_counts=True)
+    chosen = numbers[counts.argmax()]
+    return [row for row, period in zip(rows, periods, strict=True) if period == chosen]

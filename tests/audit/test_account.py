@@ -1,0 +1,45 @@
+"""The account of generated queries on generated neighbours: no claim is passed."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from streamveil.audit.worst import accounts
+from tests.audit.queries import compiled
+
+QUERIES, PAIRS = 50, 4
+SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
+
+
+def tried(seed, pairs):
+    """The plan, its operator and its accounts."""
+    plan, operator = compiled(np.random.default_rng(seed))
+    return plan, list(accounts(operator, seed, pairs))
+
+
+def test_hundreds_of_pairs_lose_no_more_than_is_claimed():
+    best: dict[str, float] = {}
+    for seed in range(QUERIES):
+        plan, found = tried(seed, PAIRS)
+        for one in found:
+            assert one.account.stands, (seed, plan, one.account.broken())
+            for part in one.account.parts:
+                kind = part.name.split("(")[-1].rstrip(")")
+                best[kind] = max(best.get(kind, 0), part.tightness)
+    tight = {"rows", "valid", "units", "sum", "square", "level 1", "selection", "coins",
+             "cut rows", "all counters together"}  # fmt: skip
+    assert {kind for kind, most in best.items() if most > 0.999} >= tight, best
+    assert best["groups of one unit"] > 0.9
+
+
+@pytest.mark.slow
+def test_new_pairs_lose_no_more_than_is_claimed():
+    """New seeds for STREAMVEIL_ACCOUNT_SECONDS; the seed of a failure is in its message."""
+    begun, seed = time.monotonic(), int(np.random.SeedSequence().entropy % 10**12)
+    while time.monotonic() - begun < SECONDS:
+        seed += 1
+        plan, found = tried(seed, 20)
+        for one in found:
+            assert one.account.stands, (seed, plan, one.account.broken())
