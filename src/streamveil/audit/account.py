@@ -27,7 +27,7 @@ import mpmath
 import numpy as np
 from scipy.special import ndtr
 
-from streamveil.audit.laid_open import Key, Transcript, Seen, Stream, Taken
+from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from streamveil.dataflow.group_by import GroupBy, lane_move
@@ -63,7 +63,7 @@ class Part:
 
 
 @dataclass
-class Account:
+class QueryAccount:
     """All parts of one pair of neighbours, and what no loss covers."""
 
     parts: list[Part] = field(default_factory=list)
@@ -94,9 +94,9 @@ class Account:
         return sorted({*self.faults}) + over
 
 
-def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Account:
+def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> QueryAccount:
     """What the two runs of one pair of neighbours cost; the first has the unit's rows."""
-    found = Account(faults=[*one.faults, *other.faults])
+    found = QueryAccount(faults=[*one.faults, *other.faults])
     if not same_tables(one, other):
         found.faults.append("releases differ although noise and transcript are the same")
     claims, lost = claimed(operator), defaultdict[str, float](float)
@@ -271,7 +271,7 @@ def responses(steps: list[Taken]) -> Float64[Array, "steps draws"]:
 
 
 def judge_coins(
-    operator: GroupBy, script: Transcript, pair: tuple[Seen, Seen], found: Account
+    operator: GroupBy, script: Transcript, pair: tuple[Seen, Seen], found: QueryAccount
 ) -> None:
     """Whether coins are those that are charged, and how many groups' coins the unit moves."""
     (table, times), *more = operator.loss.tables or ((None, 0),)

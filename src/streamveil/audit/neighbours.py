@@ -19,7 +19,7 @@ TAKEN = 7.0  # a value that several units bring, so that one takes over another'
 HOUR = 3_600_000_000
 
 
-class Row(tuple[Any, ...]):
+class MadeUpRow(tuple[Any, ...]):
     """(step, unit, event time, key number, values): one row of a made-up stream."""
 
     __slots__ = ()
@@ -29,8 +29,8 @@ class Row(tuple[Any, ...]):
 class Pair:
     """Rows that are in both inputs, and those of one unit that are in one of them only."""
 
-    shared: tuple[Row, ...]
-    added: tuple[Row, ...]
+    shared: tuple[MadeUpRow, ...]
+    added: tuple[MadeUpRow, ...]
     ahead: bool  # the unit's rows come first in each micro-batch, else last
     steps: int
 
@@ -80,7 +80,7 @@ class World:
             named=self.named,
         )
 
-    def table(self, rows: list[Row]) -> pa.Table:
+    def table(self, rows: list[MadeUpRow]) -> pa.Table:
         """Rows as the operator reads them."""
         keys = [self._key(int(row[3])) for row in rows]
         columns: dict[str, pa.Array] = {
@@ -161,7 +161,7 @@ def instants(operator: GroupBy, steps: int) -> Times:
 def row_of(
     world: World, rng: np.random.Generator, times: Times, place: tuple[int, int, int],
     end: float | None = None,
-) -> Row:  # fmt: skip
+) -> MadeUpRow:  # fmt: skip
     """A row of a step, unit and group."""
     step, unit, key = place
     lanes = world.operator.totalling.lanes
@@ -170,10 +170,10 @@ def row_of(
     if rng.random() < 0.05 and values:
         values[0] = None
     time = times[step][int(rng.integers(3))] if end is None else times[step][0]
-    return Row((step, unit, time, key, tuple(values)))
+    return MadeUpRow((step, unit, time, key, tuple(values)))
 
 
-def largest(world: World, place: tuple[int, int, int], time: int, *, beyond: bool) -> Row:
+def largest(world: World, place: tuple[int, int, int], time: int, *, beyond: bool) -> MadeUpRow:
     """A row that moves every lane as far as one row can, at its bound or far beyond it."""
     step, unit, key = place
     values: list[float | None] = []
@@ -189,10 +189,10 @@ def largest(world: World, place: tuple[int, int, int], time: int, *, beyond: boo
         low, high = lane.ends
         end = lane.high if abs(high) >= abs(low) else lane.low
         values.append(end * 1 + (FAR * (1 if end == lane.high else -1) if beyond else 0))
-    return Row((step, unit, time, key, tuple(values)))
+    return MadeUpRow((step, unit, time, key, tuple(values)))
 
 
-def scattered(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+def scattered(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """Rows anywhere, in new and old groups."""
     count, steps = int(rng.integers(1, 80)), len(times)
     keys = world.keys + 5
@@ -203,7 +203,7 @@ def scattered(world: World, rng: np.random.Generator, times: Times) -> list[Row]
     ]  # fmt: skip
 
 
-def at_once(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+def at_once(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """As many rows as can be in every group, group by group, at one step."""
     step, bounds = int(rng.integers(1, len(times) + 1)), world.operator.bounds
     each = int(rng.choice([1, bounds.most_in_group(), bounds.most_in_group() + 3]))
@@ -218,7 +218,7 @@ def at_once(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
     ]
 
 
-def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """The same rows at every step, so that rows of early steps leave no room for later ones."""
     keys = rng.permutation(world.keys)[: int(rng.integers(1, 4))]
     return [
@@ -229,7 +229,7 @@ def spread_out(world: World, rng: np.random.Generator, times: Times) -> list[Row
     ]
 
 
-def in_every_window(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+def in_every_window(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """Rows of one group at every event time that a step takes."""
     key, steps = int(rng.integers(world.keys)), list(times)
     return [
@@ -237,7 +237,7 @@ def in_every_window(world: World, rng: np.random.Generator, times: Times) -> lis
     ]
 
 
-def far_over(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+def far_over(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """Far more rows at once than any bound lets pass, in few groups."""
     step, count = int(rng.integers(1, len(times) + 1)), int(rng.integers(1, 3))
     keys = rng.permutation(world.keys)[:count]
@@ -245,7 +245,7 @@ def far_over(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
     return one * (MOST // count)
 
 
-def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -> list[Row]:
+def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -> list[MadeUpRow]:
     """Rows of groups that nobody else has, and some that others have."""
     step = int(rng.integers(1, len(times) + 1))
     each = int(rng.integers(1, 1 + min(MOST // 20, world.operator.bounds.most_in_group())))
@@ -268,7 +268,9 @@ ATTACKS = (
 )
 
 
-def in_one_period(operator: GroupBy, rows: list[Row], rng: np.random.Generator) -> list[Row]:
+def in_one_period(
+    operator: GroupBy, rows: list[MadeUpRow], rng: np.random.Generator
+) -> list[MadeUpRow]:
     """Those of the period that most rows are in: what one unit is protected for."""
     if operator.period_us is None or not rows:
         return rows

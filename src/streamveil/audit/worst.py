@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streamveil.audit.account import Account, account
-from streamveil.audit.laid_open import Key, Transcript, Seen, run
+from streamveil.audit.account import QueryAccount, account
+from streamveil.audit.laid_open import Key, Seen, Transcript, run
 from streamveil.audit.neighbours import Pair, World, drawn
 from streamveil.dataflow.group_by import GroupBy
 
@@ -21,7 +21,7 @@ class Tried:
     """One pair of neighbours and its account."""
 
     pair: Pair
-    account: Account
+    account: QueryAccount
 
 
 def accounts(operator: GroupBy, seed: int, pairs: int) -> Iterator[Tried]:
@@ -35,7 +35,7 @@ def accounts(operator: GroupBy, seed: int, pairs: int) -> Iterator[Tried]:
         yield Tried(pair, judged(made, world, pair, int(rng.integers(2**32))))
 
 
-def judged(operator: GroupBy, world: World, pair: Pair, seed: int) -> Account:
+def judged(operator: GroupBy, world: World, pair: Pair, seed: int) -> QueryAccount:
     """The account of one pair: the run without the unit leads, the run with it follows."""
     early = seed % 3 > 0
 
