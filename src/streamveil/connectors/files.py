@@ -30,7 +30,7 @@ from streamveil.connectors.json_lines import json_block
 from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_line, opened
 from streamveil.connectors.names import (
     FORMATS,
-    digest,
+    below,
     digests,
     format_of,
     found,
@@ -55,12 +55,15 @@ from streamveil.types import Array, Int64
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Where reading stands: `row` rows of the file `name` are done, and all files before it."""
+    """Where reading stands: `row` rows of the file `name` are done, and all files before it.
+
+    Names are those below the folder that holds all files: it may move.
+    """
 
     name: str = ""
     row: int = 0
     size: int = 0  # bytes of that file when it was last read; a changed size is an error
-    before: str = ""  # digest of the names that precede it
+    before: str = ""  # digest of the files that precede it, by name and size
     malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
 
     @classmethod
@@ -98,6 +101,8 @@ class FilesSource:
         self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
         self.names: list[str] = []  # of the files, when they were last looked for
+        self._sizes: dict[str, int] = {}  # of files, in bytes
+        self._finished: set[str] = set()  # files before the last one that was begun
 
     def files(self) -> list[Path]:
         """All present files in canonical order."""
@@ -151,11 +156,20 @@ class FilesSource:
             select(self._schema(names, columns), columns, "the source"),
         )
         self.names = [shown(name) for name in names]
-        first = check_prefix(names, place)
-        for index, before in enumerate(digests(names, first), start=first):
-            path = Path(names[index])
-            size = guarded(path, path.stat).st_size
-            start = place if names[index] == place.name else ReadPosition(malformed=0)
+        own = below(self.patterns, names)
+        first = own.index(place.name) if place.name in own else 0
+        marks = digests(zip(own, map(self._size, names), strict=True))
+        for index, before in enumerate(marks):
+            if index < first:
+                continue
+            if index == first:
+                check_before(place, own[index] if index < len(own) else None, before)
+            if index == len(names):
+                return
+            if index > first:
+                self._finished.add(names[index - 1])
+            path, size = Path(names[index]), self._sizes[names[index]]
+            start = place if own[index] == place.name else ReadPosition(malformed=0)
             if (start.row or start.malformed) and size != start.size:
                 raise SourceError(
                     f"the file '{shown(path.name)}' changed after it was read in part; rows would"
@@ -165,7 +179,7 @@ class FilesSource:
             row = start.row
             for part in self._reader(path).read(path, wanted, start, max_rows):
                 row += part.rows.num_rows
-                here = ReadPosition(names[index], row, size, before, part.malformed).text()
+                here = ReadPosition(own[index], row, size, before, part.malformed).text()
                 rows, rejected_rows = part.rows, ()
                 if part.numbers is not None:
                     rows = with_places(rows, index, part.numbers)
@@ -174,6 +188,12 @@ class FilesSource:
                         for some in part.rejected_rows
                     )
                 yield Chunk(rows, here, part.rejected, rejected_rows)
+
+    def _size(self, name: str) -> int:
+        """Bytes of a file; as they were when it was read, where this process read it."""
+        if name not in self._finished:
+            self._sizes[name] = guarded(Path(name), Path(name).stat).st_size
+        return self._sizes[name]
 
     def _reader(self, path: Path) -> Reader:
         form = self.format or format_of(path.name)
@@ -187,18 +207,15 @@ class FilesSource:
         )
 
 
-def check_prefix(names: list[str], place: ReadPosition) -> int:
-    """The index of the first file to read; SourceError when files before the place changed."""
-    if not place.name:
-        return 0
-    index = next((i for i, name in enumerate(names) if name == place.name), None)
-    if index is None or digest(names[:index]) != place.before:
+def check_before(place: ReadPosition, name: str | None, before: str) -> None:
+    """SourceError unless the file to go on with, and those before it, are what they were."""
+    if place.name and (name != place.name or before != place.before):
         raise SourceError(
             "the files already read are no longer the first ones in order of their names: a file "
-            "was added before them, removed or renamed.\n"
-            "  to fix  give new files names that sort after the old ones, and keep the old ones"
+            "was added before them, removed, renamed or changed.\n"
+            "  to fix  give new files names that sort after the old ones, and keep the old ones;"
+            " all may move together to another folder"
         )
-    return index
 
 
 Numbers = Int64[Array, " rows"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,21 +74,50 @@ def matching(pattern: str) -> Iterator[str]:
             yield str(path)
 
 
-def digest(names: list[str]) -> str:
-    """A short digest of a list of names."""
-    return next(digests([*names, ""], len(names)))
+def fixed_part(pattern: str) -> str:
+    """The folder of a pattern's files, as far as it is the same for all.
 
-
-def digests(names: list[str], first: int) -> Iterator[str]:
-    """The digest of all names before each one, from the one with that number on.
-
-    >>> [digest(["a", "b"][:n]) for n in (1, 2)] == list(digests(["a", "b", "c"], 1))
-    True
+    >>> fixed_part("data/2026-*/x.csv"), fixed_part("a.csv")
+    ('data', '')
     """
-    made = hashlib.blake2b(to_bytes("\0".join(names[:first])), digest_size=8)
-    for number, name in enumerate(names[first:], start=first):
+    path = Path(pattern)
+    if guarded(path, path.is_dir):
+        return pattern
+    if guarded(path, path.is_file):
+        return str(path.parent) if path.parent != Path() else ""
+    parts = pattern.split(os.sep)
+    fixed = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return os.sep.join(parts[:fixed]) or (os.sep if pattern.startswith(os.sep) else "")
+
+
+def below(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names of found files below the folder that holds all: they stay when that folder moves.
+
+    >>> below(["data/*.csv"], ["data/a.csv", "data/b.csv"])
+    ['a.csv', 'b.csv']
+    >>> below(["x/a/1.csv", "x/b/1.csv"], ["x/a/1.csv", "x/b/1.csv"])
+    ['a/1.csv', 'b/1.csv']
+    """
+    folders = [str(Path(fixed_part(pattern))) for pattern in patterns]
+    if len(folders) == 1:  # fast: a followed folder has many
+        start = 0 if folders[0] == "." else len(folders[0].rstrip(os.sep)) + 1
+        return [name[start:] for name in names]
+    root = os.path.commonpath([os.path.abspath(folder) for folder in folders])
+    return [os.path.relpath(os.path.abspath(name), root) for name in names]
+
+
+def digests(files: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """The digest of all files before each one, by name and size; one more at the end.
+
+    >>> first, second, third = digests([("a", 1), ("b", 2)])
+    >>> [second, third] == list(digests([("a", 1), ("b", 2)]))[1:], len({first, second, third})
+    (True, 3)
+    """
+    made = hashlib.blake2b(digest_size=8)
+    for name, size in files:
         yield made.copy().hexdigest()
-        made.update(to_bytes("\0" * (number > 0) + name))
+        made.update(to_bytes(f"{name}\0{size}\0"))
+    yield made.hexdigest()
 
 
 def to_bytes(name: str) -> bytes:

@@ -19,6 +19,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.errors import require_file_name
 
 MICROS = 1_000_000
+PLACES = {"files": ("path",), "kafka": ("config",)}  # source -> options that say where it lies
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
 Function = Literal[
@@ -172,11 +173,18 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A stable digest of everything that decides what is released (the sink does not)."""
+        """A stable digest of everything that decides what is released.
+
+        The sink does not, and where the source lies does not: what was read is checked by its
+        reader, by names below the place, sizes and more.
+        """
         unsaid = {"sink"} if self.sets else {"sink", "sets"}  # older states know no sets
         content = {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
         }
+        for place in PLACES.get(self.source.kind, ()):
+            content["source"]["options"].pop(place, None)
+            content["source"]["name"] = ""  # which may come from the place
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

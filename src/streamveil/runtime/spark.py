@@ -39,7 +39,7 @@ from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan.combine import combined_plan, combined_schema
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
-from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan.plan import PLACES, Plan, TableSource
 from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.columns import needed_columns, time_named
@@ -62,7 +62,6 @@ from streamveil.sql.schema import check_schema
 Publish = Callable[[Any, Release], None]  # a Spark DataFrame of a release, and the release
 POLL = 0.05  # seconds
 ATTEMPTS = 4  # at a step, on a machine too busy for Spark's Python workers
-PATHS = {"files": "path", "kafka": "config"}  # kind of source -> its option that says where
 REST = 3.0  # seconds between them
 LATE = "Python worker failed to connect back"  # Spark gives a new one ten seconds
 RESUMES = "then run again: the job resumes from its last step"
@@ -106,7 +105,7 @@ class SparkJob:
         ledger: Path | None = None, publish: Publish | None = None,
     ) -> None:  # fmt: skip
         self.publish = publish
-        fingerprint, plan = unplaced(plan).fingerprint, placed(plan)
+        fingerprint, plan = plan.fingerprint, placed(plan)
         self.plan, self.session, self.once = plan, session, once
         self.layout, self.tell = layout or SparkLayout(), progress or silent
         self.operator, self.schema = operator_of(plan), schema_of(plan)
@@ -373,24 +372,13 @@ def as_on_spark(plan: Plan) -> Plan:
 
 def placed(plan: Plan) -> Plan:
     """The plan with paths that mean the same in the folder of any task, and of the next start."""
-    name = PATHS.get(plan.source.kind, "")
+    name = next(iter(PLACES.get(plan.source.kind, ())), "")
     given = plan.source.options.get(name)
     if given is None:
         return plan
     one = isinstance(given, str | Path)
     found = [str(Path(path).absolute()) for path in ([given] if one else given)]
     options = {**plan.source.options, name: found[0] if one else found}
-    return replace(plan, source=replace(plan.source, options=options))
-
-
-def unplaced(plan: Plan) -> Plan:
-    """The plan without its source's paths: where a source lies is not what a job is.
-
-    What must stay the same is what was read: files of other names, sizes or footers than those that
-    steps have planned are refused (`splits.digest`), and so is a step over other rows (`shards`).
-    """
-    name = PATHS.get(plan.source.kind, "")
-    options = {key: value for key, value in plan.source.options.items() if key != name}
     return replace(plan, source=replace(plan.source, options=options))
 
 

@@ -19,7 +19,7 @@ from tests.engines.spark.streams import CASES
 if importlib.util.find_spec("pyspark") is None:
     pytest.skip("the extra 'spark' is not installed", allow_module_level=True)
 
-from streamveil.runtime.spark import as_on_spark, placed, unplaced
+from streamveil.runtime.spark import as_on_spark, placed
 
 CASE = CASES[3]  # by rows, so that steps do not depend on when they run
 START = {"noise": SeededNoise(1), "insecure": True}
@@ -34,10 +34,10 @@ def test_paths_are_made_absolute_and_are_no_part_of_what_a_job_is(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert placed(plan_at("in")).source.options == {"path": f"{tmp_path}/in"}
     assert placed(plan_at(["a", "/b"])).source.options == {"path": [f"{tmp_path}/a", "/b"]}
-    assert unplaced(plan_at("in")).fingerprint == unplaced(plan_at(["a", "/b"])).fingerprint
+    assert plan_at("in").fingerprint == plan_at(["a", "/b"]).fingerprint
     follow = plan_at("in")
     follow = replace(follow, source=replace(follow.source, options={"path": "in", "follow": True}))
-    assert unplaced(follow).fingerprint != unplaced(plan_at("in")).fingerprint
+    assert follow.fingerprint != plan_at("in").fingerprint
     options = {"servers": "x:1", "topic": "t", "columns": {}, "config": "kafka.json"}
     topic = replace(plan_at("in"), source=SourceSpec(name="s", kind="kafka", options=options))
     assert placed(topic).source.options == {**options, "config": f"{tmp_path}/kafka.json"}
