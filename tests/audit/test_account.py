@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from streamveil.audit.worst import accounts
+from streamveil.compiler.group_by import compile_plan
+from streamveil.errors import PlanError
 from tests.audit.queries import compiled
+from tests.dataflow.streams import plan_of
 
 QUERIES, PAIRS = 50, 4
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
@@ -32,6 +35,12 @@ def test_hundreds_of_pairs_lose_no_more_than_is_claimed():
              "cut rows", "all counters together"}  # fmt: skip
     assert {kind for kind, most in best.items() if most > 0.999} >= tight, best
     assert best["groups of one unit"] > 0.9
+
+
+@pytest.mark.parametrize("changes", [{"counter": "tree"}, {"preset": "dp-sqlp"}])
+def test_what_is_not_laid_open_is_refused(changes):
+    with pytest.raises(PlanError, match="exact account covers"):
+        next(accounts(compile_plan(plan_of(**changes)), 1, 1))
 
 
 @pytest.mark.slow
