@@ -52,6 +52,7 @@ INSIDE_CORE = {  # its own rooms, in the order in which to read them
     "noisy": set(),
     "counters": {"accounting", "noise", "portable", "noisy"},
     "selection": {"accounting", "noise", "portable", "noisy", "counters"},
+    "measure": {"noise", "noisy"},
     "release": {"noise", "noisy", "counters"},
 }
 TOP = {"__init__", "__main__", "cli", "commands", "demo", "dashboard"}  # may import everything
@@ -299,17 +300,23 @@ MAKERS = {
         "core/release.py",  # totals of counters
         "core/counters/restarting_trees.py",  # of the preset
         "core/counters/cell_kernels.py",  # of sketches
+        "core/measure.py",  # one release each
     },
     "public": {
         "dataflow/release.py",  # variances of noise; keys, which a selection has published
         "dataflow/dp_sqlp.py",  # variances of noise
         "sketches/table.py", "sketches/operator.py",  # their own settings
+        "changing_tables/operator.py", "linear/additive.py",
+        "dynamic/signed_counter.py",  # the same
     },
     "restored": {
         "dataflow/release.py",  # weights, monotone outputs and counts of a selection: in the state
         "dataflow/dp_sqlp.py",  # what a key released last
-        "changing_tables/operator.py",
         "engines/spark/tasks.py",  # releases of tasks
+        "linear/protocol.py",  # sums of released answers
+        # what was fitted to measurements, step by step
+        "linear/mwem.py", "linear/pmw.py", "linear/smalldb.py", "dynamic/continual_mwem.py",
+        "dynamic/signed_counter.py", "dynamic/pack.py",  # from the state
         "results/releases.py",  # files of a sink
         "runtime/archive.py", "runtime/checkpoint.py", "runtime/published.py",
     },
@@ -319,6 +326,11 @@ MAKERS = {
         "dataflow/release.py", "dataflow/dp_sqlp.py",  # into the state
         "sketches/lazy.py", "sketches/heavy_hitters.py",  # what they show their user
         "runtime/tables.py", "runtime/published.py",
+        "linear/protocol.py",  # answers
+        "changing_tables/operator.py", "runtime/survey.py",
+        # public parts of a mechanism's course: sizes, comparisons, choices, models
+        "linear/mwem.py", "linear/smalldb.py", "linear/sparse_vector.py", "dynamic/pmwg.py",
+        "dynamic/buckets.py", "dynamic/triggered.py", "dynamic/signed_counter.py", "dynamic/erm.py",
     },
 }  # fmt: skip
 NOISY = "streamveil.core.noisy"
@@ -364,3 +376,43 @@ def test_the_check_sees_who_makes_values_that_may_leave(text, name, tmp_path):
     assert uses(tmp_path) == {name: {"x.py"}}
     (tmp_path / "x.py").write_text("y = noisy.Noisy(exact, noisy._KEY)\n")
     assert called(tmp_path) == {"x.py"}
+
+
+# outside the core, who draws: steps of counters, which `core.release.count` alone makes noisy
+DRAWERS = {
+    "counters/haar.py", "counters/kary.py",
+    "commands/bench.py",  # how fast it is
+}  # fmt: skip
+
+
+def drawers(root):
+    """Modules outside the core that import a sampler."""
+    return {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for module, names in every_import(path)
+        if path.relative_to(root).parts[0] != "core"
+        and any(
+            name.startswith(("streamveil.core.noise.samplers", "streamveil.core.noise.bulk.gauss"))
+            for name in [module, *(f"{module}.{one}" for one in names)]
+        )
+    }
+
+
+def test_the_core_alone_draws():
+    found = drawers(ROOT) - DRAWERS
+    assert found == {
+        "sketches/kernels.py",  # room for draws of `core.counters.cell_kernels`
+        "sketches/privacy.py",  # how far draws are from their law
+    }
+    assert drawers(ROOT) >= DRAWERS
+
+
+@pytest.mark.parametrize("text", [
+    "def f():\n    from streamveil.core.noise.samplers import rounded_gaussian\n",
+    "from streamveil.core.noise import samplers\n",
+    "import streamveil.core.noise.bulk.gaussian\n",
+])  # fmt: skip
+def test_the_check_sees_who_draws(text, tmp_path):
+    (tmp_path / "x.py").write_text(text)
+    assert drawers(tmp_path) == {"x.py"}

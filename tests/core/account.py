@@ -19,7 +19,15 @@ from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
 
 LIBRARY = tuple(
     f"streamveil.{room}"
-    for room in ("counters", "dynamic", "linear", "sketches", "core.counters", "core.selection")
+    for room in (
+        "counters",
+        "dynamic",
+        "linear",
+        "sketches",
+        "core.counters",
+        "core.measure",
+        "core.selection",
+    )
 )
 LAWS = ("discrete_laplace", "rounded_laplace", "rounded_gaussian", "exponential_choice")
 SLACK = 1 + 1e-9

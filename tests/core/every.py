@@ -16,6 +16,7 @@ import streamveil
 from streamveil import dynamic, linear
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import values
 from streamveil.counters import VectorCounter
 from streamveil.dynamic import Bag, Changes
 from streamveil.dynamic.growing import Founded, PublicSizes
@@ -110,7 +111,7 @@ def bucket(plan: Any, place: Place) -> list[Any]:
 
 def rerun(schedule: Any, place: Place) -> list[Any]:
     def box(data: Any, share: Any, at: Place) -> float:
-        return float(share.noise(at.draws(), 1, 1, 1)[0])
+        return float(values(share.noisy(0, at.draws(), 1, 1)))
 
     runs = dynamic.Reruns(schedule, box, lambda start, stop: (start, stop), place)
     released = []

@@ -89,7 +89,7 @@ class Greedy:
 def reruns(plan):
     def run(share, place):
         def box(data, part, at):
-            return part.noise(at.draws(b"value"), 1, 1, 1)
+            return part.noisy(0, at.draws(b"value"), 1, 1)
 
         runs = dynamic.Reruns(plan(share), box, lambda start, stop: None, place)
         with suppress(BudgetError):

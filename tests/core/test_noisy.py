@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.batch import Release
+from streamveil.batch import Batch, Release
+from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.core.counters.cell_kernels import ReleasedCells
 from streamveil.core.counters.restarting_trees import Grove
@@ -15,7 +16,15 @@ from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.noisy import Noisy, drawn, post_process, public, restored, values
 from streamveil.dataflow import cut_rows, group_by, release
 from streamveil.dataflow.cut_rows import CutBands
+from streamveil.dynamic import signed_counter
+from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.engines.spark.stages import in_key_order
+from streamveil.linear import additive
+from streamveil.linear.additive import Additive
+from streamveil.linear.budget_shares import Share
+from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.strategies import Direct
+from streamveil.linear.structured import Marginals
 from streamveil.plan.plan import Aggregate
 from streamveil.results.releases import Moment, Releases
 from streamveil.sketches import table
@@ -171,6 +180,41 @@ def test_an_exact_count_stops_the_release_of_a_sketch(plant, monkeypatch):
     monkeypatch.setattr(*plant)
     with pytest.raises(TypeError, match=REFUSED):
         sketched.run(sketched.query(), SeededNoise(1), sketched.batches(30))
+
+
+def exact_rows(exact, scales, draws, *, laplace):
+    return exact.astype(float)
+
+
+def exact_sums(whole, rest, scales, draws):
+    return whole + rest
+
+
+def exact_release(self, histogram, share, place, size_hat=None):
+    return QueryAnswers(self.strategy.recover(self.strategy.measure(histogram)))
+
+
+def exact_answers(self, state):
+    return QueryAnswers(np.zeros(self.queries.size))
+
+
+@pytest.mark.parametrize("plant", [
+    (additive, "rows_with_noise", exact_rows), (signed_counter, "sums_with_noise", exact_sums),
+    (SignedCounter, "answers", exact_answers), (Additive, "release", exact_release),
+], ids=["rows", "sums", "answers", "release"])  # fmt: skip
+def test_an_exact_answer_stops_the_release_of_a_table(plant, monkeypatch):
+    share = Share("zcdp", 1)
+    strategy = Direct(Marginals((2,), ((0,),)))
+    mechanism = TreeCounter if plant[0] in (additive, Additive) else SignedCounter
+    operator = ChangingTable(
+        mechanism=mechanism(strategy=strategy, share=share, horizon=4),
+        attributes=(Attribute("a", (0, 1)),), cells=strategy.queries,
+    )  # fmt: skip
+    state, noise = operator.init(), SeededNoise(1)
+    operator.fold(state, Batch(pa.table({"a": [0, 1, 1]}), 1, True, ""), noise)
+    monkeypatch.setattr(*plant)
+    with pytest.raises(TypeError, match=REFUSED):
+        operator.release(state, 1, noise)
 
 
 def streamed(design):

@@ -6,6 +6,7 @@ from scipy.stats import kstest
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place, SeededNoise, SilentNoise
+from streamveil.core.noisy import public
 from streamveil.dynamic import erm
 from streamveil.dynamic.classifier import GrowingClassifier
 from streamveil.dynamic.erm import (
@@ -101,11 +102,12 @@ def test_the_minimiser_moves_no_further_than_the_proof_says(loss):
 def test_output_noise_has_the_scale_of_the_proof(monkeypatch):
     seen = {}
 
-    def watch(draws, centre, scale):
+    def watch(centre, scale, draws, *, laplace):
+        assert laplace
         seen["scale"] = scale
-        return np.zeros(len(centre))
+        return public(np.zeros(len(centre)))
 
-    monkeypatch.setattr(erm, "rounded_laplace", watch)
+    monkeypatch.setattr(erm, "about", watch)
     x, y = data(100)
     OutputPerturbation(strength=0.1, tolerance=1e-9).train(x, y, Share("pure", 2), loud())
     l1 = np.sqrt(3) * (2 / (0.1 * 100) + 2e-9)
@@ -115,11 +117,11 @@ def test_output_noise_has_the_scale_of_the_proof(monkeypatch):
 def test_the_gradient_noise_pays_for_all_steps(monkeypatch):
     seen = []
 
-    def watch(draws, centre, sigma):
+    def watch(centre, sigma, draws):
         seen.append(sigma)
-        return centre
+        return public(centre)
 
-    monkeypatch.setattr(erm, "rounded_gaussian", watch)
+    monkeypatch.setattr(erm, "about", watch)
     x, y = data(200)
     NoisyGradientDescent(max_steps=17).train(x, y, Share("zcdp", 1), loud())
     rho = sum((2 / GRID) ** 2 / (2 * sigma**2) for sigma in seen)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamveil.core.noise.keyed import Place, SilentDraws, SilentNoise
+from streamveil.core.noisy import restored
 from streamveil.dynamic import (
     FullyDynamic,
     InsertionOnly,
@@ -52,7 +53,7 @@ class Written:
 
     def release(self, histogram, share, place, size_hat=None):
         self.draws.append(("release", place.path, share, int(histogram[0])))
-        return QueryAnswers(np.zeros(1))
+        return QueryAnswers(restored(np.zeros(1)))
 
 
 def price(kind, share, moved):
@@ -79,12 +80,12 @@ def script(monkeypatch):
         state.asked += 1
         return 0 if scripted(place.path, state.asked) else 1
 
-    def noise(self, given, l1, l2_squared, shape):
+    def noisy(self, exact, given, l1, l2_squared):
         draws.append(("size", given.path, self, None))
-        return np.full(shape, LARGE, np.int64)
+        return restored(exact + LARGE)
 
     monkeypatch.setattr(AboveThreshold, "ask_many", ask_many)
-    monkeypatch.setattr(Share, "noise", noise)
+    monkeypatch.setattr(Share, "noisy", noisy)
     return draws
 
 

@@ -10,6 +10,7 @@ from scipy.stats import binom, norm
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.noisy import public
 from streamveil.errors import BudgetError
 from streamveil.linear import (
     Additive,
@@ -310,10 +311,10 @@ class Scores:
 
     def choose(self, draws, scores, sensitivity):
         self.seen, self.sensitivity = scores, sensitivity
-        return 0
+        return public(0)
 
-    def noise(self, draws, l1, l2_squared, shape):
-        return np.zeros(shape)
+    def noisy(self, exact, draws, l1, l2_squared):
+        return public(exact)
 
 
 @pytest.mark.parametrize("size", [10**3, 10**6, 10**9])

@@ -21,7 +21,7 @@ from streamveil.batch import Batch, RejectNotes, Release
 from streamveil.changing_tables.questions import QUESTION, Asking, QuestionAnswer, Questions
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Noise, Place, SilentNoise
-from streamveil.core.noisy import restored
+from streamveil.core.noisy import Noisy, post_process, public, values
 from streamveil.dataflow.hashing import name_column
 from streamveil.dynamic.live import together
 from streamveil.dynamic.live_pmw import LivePmw
@@ -30,8 +30,9 @@ from streamveil.dynamic.protocol import Changes, DynamicMechanism
 from streamveil.dynamic.records import Records, RecordsState, protected
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.errors import PlanError, StoreError, nearest
+from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.structured import Marginals
-from streamveil.types import Array, Bool, Int64
+from streamveil.types import Array, Bool, Float64, Int64
 
 Arrays = dict[str, Array]
 Bind = Callable[[pa.Schema], Callable[[pa.Table], Any]]  # a condition, compiled for some columns
@@ -249,13 +250,12 @@ class ChangingTable:
         changes = together(state.pending)
         self.mechanism.step(state.inner, changes, place)
         state.pending = []
-        values, reach = self._answers(state)
+        found, reach = self._answers(state)
         state.asking = self.questions.step(
-            state.asking, changes, (state.t, values, reach), place.inside(b"questions")
+            state.asking, changes, (state.t, found.values, reach), place.inside(b"questions")
         )
-        table = self.answers(state)
-        trigger = pa.array(np.full(table.num_rows, state.t, np.int64))
-        return [Release(restored(table.append_column("trigger", trigger)), 0, state.t, step)]
+        table = post_process(with_trigger, self._table(state, found, reach), state.t)
+        return [Release(table, 0, state.t, step)]
 
     def ask(
         self, state: TableState, question: Bool[Array, " N"], noise: Noise
@@ -269,16 +269,16 @@ class ChangingTable:
         place = Place(noise, "changing table").inside(b"questions")
         return self.questions.ask(state.asking, question, place)
 
-    def _answers(self, state: TableState) -> tuple[Array, Array]:
+    def _answers(self, state: TableState) -> tuple[QueryAnswers, Array]:
         """All answers as of the last closed step (or segment), and how far they reach.
 
         The reach holds for all answers at once with probability `confidence`; it is infinite
         without a proved bound.
         """
-        values = self.mechanism.answers(state.inner).values
+        found = self.mechanism.answers(state.inner)
         bound = self.mechanism.bound(state.inner, 1 - self.confidence)
-        counter = self._counter
-        return values, bound * (np.ones(len(values)) if counter is None else counter.relative)
+        counter, size = self._counter, len(found.values)
+        return found, bound * (np.ones(size) if counter is None else counter.relative)
 
     @property
     def _counter(self) -> SignedCounter | TreeCounter | None:
@@ -292,10 +292,23 @@ class ChangingTable:
         `NAME_sd` is the deviation of the noise, null where answers are not data plus noise; the
         ends of an interval are null where no bound is proved.
         """
-        values, reach = self._answers(state)
-        counter = self._counter
-        sd = np.full(len(values), np.nan) if counter is None else counter.deviations(state.inner)
+        return values(self._table(state, *self._answers(state)))
+
+    def _table(
+        self, state: TableState, found: QueryAnswers, reach: Float64[Array, " k"]
+    ) -> Noisy[pa.Table]:
+        """See `answers`. Reach and deviations are numbers of the noise and of what was released."""
+        counter, sd = self._counter, np.full(len(found.values), np.nan)
+        if counter is not None:
+            sd = counter.deviations(state.inner)
         reach = np.where(np.isfinite(reach), reach, np.nan)
+        settings = public(self), public(sd), public(reach)
+        return post_process(ChangingTable._columns, *settings, found.noisy)
+
+    def _columns(
+        self, sd: Float64[Array, " k"], reach: Float64[Array, " k"], values: Float64[Array, " k"]
+    ) -> pa.Table:
+        """Post-processing: the columns of a release."""
         shown = np.rint(values) if self.integer else values
         parts = {"": shown, "_sd": sd, "_low": values - reach, "_high": values + reach}
         if self.non_negative:
@@ -360,6 +373,11 @@ class ChangingTable:
             **{f"ignored_{name}": count for name, count in state.records.ignored.items()},
             **{f"rejected_{name}": count for name, count in refused.items()},
         }
+
+
+def with_trigger(table: pa.Table, trigger: int) -> pa.Table:
+    """A release with its number in every row."""
+    return table.append_column("trigger", pa.array(np.full(table.num_rows, trigger, np.int64)))
 
 
 def _column(rows: pa.Table, name: str) -> pa.Array:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import values
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.trees import Accumulator, Hybrid, Tree, released
 from streamveil.linear.additive import noisy_queries
@@ -126,7 +127,7 @@ class Repaired:
 
     def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
         """See `BucketPlan`."""
-        empty = QueryAnswers(released_nothing(self.static))
+        empty = released_nothing(self.static)
         state = BucketState(share, remaining, bag, 1, 0, 0.0, empty)
         if remaining == 0:
             state.base = released(self.static, bag, share, place.inside(b"base"))
@@ -134,8 +135,8 @@ class Repaired:
             return state
         if self.static.adaptive:
             size, base, _, test = self._split(share)
-            noise = size.noise(place.draws(b"size"), 1, 1, 1)
-            state.size = max(float(bag.size + noise[0]), 1.0)
+            noisy = size.noisy(bag.size, place.draws(b"size"), 1, 1)
+            state.size = max(float(values(noisy)), 1.0)
             floor = max(4 / float(test.epsilon), self.static.error.useful_size(base))
             if state.size > floor:
                 state.rounds = min(self.most_rounds, 1 + int(math.log2(state.size / floor)))
@@ -216,9 +217,9 @@ class Repaired:
         return 2 * (state.size + estimate + state.rounds * late)
 
 
-def released_nothing(static: StaticMechanism) -> Any:
+def released_nothing(static: StaticMechanism) -> QueryAnswers:
     """Zeros for every query: the answers of an empty bucket."""
-    return combine([], static.queries.size).values
+    return combine([], static.queries.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +261,7 @@ class Published:
 
     def open(self, bag: Bag, remaining: int | None, share: Share, place: Place) -> BucketState:
         """See `BucketPlan`."""
-        empty = QueryAnswers(released_nothing(self.static))
+        empty = released_nothing(self.static)
         state = BucketState(share, remaining, bag, 0, 0, 0.0, empty)
         self._start(state, place)
         return state
@@ -269,8 +270,7 @@ class Published:
         state.round += 1
         part = self._part(state)
         here = place.inside(b"round", state.round)
-        noise = part.noise(here.draws(b"size"), 1, 1, 1)
-        state.size = float(state.live.size + noise[0])
+        state.size = float(values(part.noisy(state.live.size, here.draws(b"size"), 1, 1)))
         state.base = released(
             self.static, state.live, part, here.inside(b"base"), max(state.size, 1.0)
         )
@@ -303,7 +303,7 @@ class Published:
     def answers(self, state: BucketState) -> QueryAnswers:
         """See `BucketPlan`."""
         if state.halted:
-            return QueryAnswers(released_nothing(self.static))
+            return released_nothing(self.static)
         removed = self._accumulators(state)[0].answers(state.deletions)
         return combine([(1.0, state.base), (-1.0, removed)], self.static.queries.size)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import restored
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes
 from streamveil.dynamic.signed_counter import (
@@ -121,7 +122,7 @@ class ContinualMwem:
     def answers(self, state: ContinualState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         synthetic = max(self._size(state), 0.0) * state.weights
-        return QueryAnswers(self.queries.answers(synthetic), synthetic)
+        return QueryAnswers(restored(self.queries.answers(synthetic)), restored(synthetic))
 
     def bound(self, state: ContinualState, beta: float) -> float:
         """See `DynamicMechanism`: proved is only that no answer is wrong by more than all."""

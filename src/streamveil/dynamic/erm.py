@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import minimize
 
+from streamveil.core.measure import about
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noise.samplers import rounded_gaussian, rounded_laplace
+from streamveil.core.noisy import values
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.types import Array, Float64
@@ -125,7 +126,7 @@ class NoisyGradientDescent:
         for step in range(steps):
             slopes = self.loss.slope(y * (x @ theta)) * y
             exact = np.trunc(slopes[:, None] * x / GRID).astype(np.int64).sum(axis=0)
-            noisy = rounded_gaussian(place.draws(step), exact.astype(np.float64), float(sigma))
+            noisy = values(about(exact.astype(np.float64), float(sigma), place.draws(step)))
             theta = project(theta - rate * noisy * GRID / n, self.radius)
             total += theta
         average: Coefficients = total / steps
@@ -226,8 +227,8 @@ def perturbed(theta: Coefficients, moved: float, share: Share, place: Place) -> 
     quanta = moved / GRID
     l1, l2 = math.ceil(quanta * math.sqrt(len(theta)) + 1), math.ceil(quanta + 1)
     scale = float(np.nextafter(float(share.spread(l1, l2**2)), np.inf))
-    sample = rounded_laplace if share.kind == "pure" else rounded_gaussian
-    noisy: Coefficients = sample(place.draws(), theta / GRID, scale) * GRID
+    drawn = about(theta / GRID, scale, place.draws(), laplace=share.kind == "pure")
+    noisy: Coefficients = values(drawn) * GRID
     return noisy
 
 
@@ -278,9 +279,9 @@ def gamma_vector(d: int, scale: float, place: Place) -> Coefficients:
     if lengths.silent:
         return np.zeros(d)
     fine = 2.0**40
-    exponentials = np.abs(rounded_laplace(lengths, np.zeros(d), fine)) / fine
+    exponentials = np.abs(values(about(np.zeros(d), fine, lengths, laplace=True))) / fine
     length = float(exponentials.sum()) * scale
-    direction = rounded_gaussian(place.draws(1), np.zeros(d), fine) / fine
+    direction = values(about(np.zeros(d), fine, place.draws(1))) / fine
     unit: Coefficients = direction / np.linalg.norm(direction)
     return unit * length
 

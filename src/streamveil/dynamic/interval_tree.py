@@ -12,6 +12,7 @@ import numpy as np
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import post_process
 from streamveil.dynamic.buckets import BucketPlan, BucketState, Published, Repaired
 from streamveil.dynamic.insertion_only import partition_share
 from streamveil.dynamic.partition import Partition, PartitionState, Squaring, TimeVarying
@@ -263,7 +264,8 @@ class FullyDynamic:
     def answers(self, state: TreeTableState) -> QueryAnswers:
         """See `DynamicMechanism`. Counts below zero are shown as zero."""
         parts = [(1.0, self.bucket.answers(bucket.state)) for bucket in state.buckets]
-        return QueryAnswers(np.maximum(combine(parts, self.queries.size).values, 0.0))
+        found = combine(parts, self.queries.size)
+        return QueryAnswers(post_process(np.maximum, found.noisy, 0.0))
 
     def bound(self, state: TreeTableState, beta: float) -> float:
         """See `DynamicMechanism`: of closed segments, plus what the open one may hide.

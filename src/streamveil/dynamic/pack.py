@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from streamveil.core.noisy import restored
 from streamveil.dynamic.baselines import BaselineState, TwoState
 from streamveil.dynamic.buckets import BucketState
 from streamveil.dynamic.continual_mwem import ContinualState
@@ -96,4 +97,8 @@ def _build(saved: Any, arrays: dict[str, Array]) -> Any:
     if "text" in saved:
         return saved["text"]
     cls = CLASSES[saved["class"]]
-    return cls(**{name: _build(part, arrays) for name, part in saved["fields"].items()})
+    parts = {name: _build(part, arrays) for name, part in saved["fields"].items()}
+    if cls is QueryAnswers:
+        whole = parts["synthetic"]
+        return QueryAnswers(restored(parts["values"]), None if whole is None else restored(whole))
+    return cls(**parts)

@@ -10,8 +10,9 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.measure import with_laplace
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noise.samplers import discrete_laplace
+from streamveil.core.noisy import values
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.queries import counted, require_room, whole_quanta
@@ -256,8 +257,8 @@ class Pmwg:
             return SparseAnswer("EXHAUSTED", guess)
         state.meter.charge(cost)
         draws = place.inside(b"run", state.started - 1).draws(b"value")
-        noisy = exact + int(discrete_laplace(draws, (1 << self.shift) / epsilon, 1)[0])
-        value = math.ldexp(float(noisy), -self.shift)
+        noisy = with_laplace(exact, (1 << self.shift) / epsilon, draws)
+        value = math.ldexp(float(values(noisy)[0]), -self.shift)
         gap = min(1.0, max(-1.0, (value - guess) / max(state.size, 1)))
         step = 2 * abs(gap) if self.step is None else self.step
         moved = state.weights * np.exp(math.copysign(step, gap) * query)

@@ -11,8 +11,9 @@ from scipy.signal import fftconvolve
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.measure import sums_with_noise
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noise.samplers import rounded_gaussian
+from streamveil.core.noisy import post_process, public, restored, values
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes, require_growth
 from streamveil.dynamic.trees import Accumulator, Hybrid, Tree
@@ -167,12 +168,15 @@ class SignedCounter:
         state.t += 1
         whole, rest = exact_sum(self.coefficients[: state.t][::-1], state.exact[: state.t])
         draws = place.draws(b"step", state.t)
-        state.noisy[state.t - 1] = whole + rounded_gaussian(draws, rest, self.scales)
+        state.noisy[state.t - 1] = values(sums_with_noise(whole, rest, self.scales, draws))
 
     def answers(self, state: RootState) -> QueryAnswers:
         """See `DynamicMechanism`."""
         weights = self.coefficients[: state.t][::-1]
-        return QueryAnswers(self.strategy.recover(weights @ state.noisy[: state.t]))
+        measured = restored(weights @ state.noisy[: state.t])
+        return QueryAnswers(
+            post_process(type(self.strategy).recover, public(self.strategy), measured)
+        )
 
     def deviation(self, t: int) -> float:
         """The standard deviation of the worst answer after t steps."""

@@ -63,7 +63,7 @@ def released(
 ) -> QueryAnswers:
     """One release about a bag, without its synthetic histogram (only sums of answers are kept)."""
     histogram = bag.histogram(static.queries.domain)
-    return QueryAnswers(static.release(histogram, share, place, size_hat).values)
+    return QueryAnswers(static.release(histogram, share, place, size_hat).noisy)
 
 
 def levels(horizon: int, arity: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import values
 from streamveil.dynamic.insertion_only import partition_share
 from streamveil.dynamic.interval_tree import RECORD
 from streamveil.dynamic.protocol import Bag, Changes
@@ -110,8 +111,7 @@ class TriggeredSnapshots:
 
     def _snapshot(self, state: TriggeredState, place: Place) -> None:
         whole, size, *_ = self.parts
-        noise = size.noise(place.draws(b"size"), 1, 1, 1)
-        found = float(state.live.size + noise[0])
+        found = float(values(size.noisy(state.live.size, place.draws(b"size"), 1, 1)))
         state.latest = released(self.static, state.live, whole, place.inside(b"whole"), found)
         state.taken, state.since = state.taken + 1, 0
         state.born, state.gone = HybridState(), HybridState()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
+from streamveil.core.measure import rows_with_noise
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noise.samplers import rounded_gaussian, rounded_laplace
+from streamveil.core.noisy import post_process, public
 from streamveil.linear.budget_shares import Kind, Share
 from streamveil.linear.protocol import NoiseBound, QueryAnswers
 from streamveil.linear.queries import Queries, check_histogram
@@ -80,23 +79,13 @@ class Additive:
         """See `StaticMechanism`."""
         check_histogram(self.queries, histogram)
         exact = self.strategy.measure(histogram)
-        measured = noisy(exact, self.scales(share), share.kind, place)
-        values = self.strategy.recover(measured)
-        points = measured if isinstance(self.strategy, Points) else None
-        return QueryAnswers(values, points)
+        laplace = share.kind == "pure"
+        measured = rows_with_noise(exact, self.scales(share), place.draws(b"rows"), laplace=laplace)
+        found = post_process(type(self.strategy).recover, public(self.strategy), measured)
+        return QueryAnswers(found, measured if isinstance(self.strategy, Points) else None)
 
 
 KINDS: tuple[Kind, ...] = ("pure", "zcdp", "gdp")
-
-
-def noisy(
-    exact: Int64[Array, " rows"], scales: Float64[Array, " rows"], kind: Kind, place: Place
-) -> Float64[Array, " rows"]:
-    """Integers plus integer noise of the given scale for each."""
-    draws = place.draws(b"rows")
-    law = rounded_laplace if kind == "pure" else rounded_gaussian
-    noise = law(draws, np.zeros(len(exact)), scales)
-    return np.asarray(exact + noise, np.float64)
 
 
 def grain(scales: Float64[Array, " rows"], kind: Kind) -> float:

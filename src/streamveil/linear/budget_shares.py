@@ -18,8 +18,9 @@ import numpy as np
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import gaussian_mu, zcdp_rho
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
+from streamveil.core.measure import chosen, with_gaussian, with_laplace
 from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import discrete_laplace, exponential_choice, rounded_gaussian
+from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import BudgetError, require_one_of
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -136,18 +137,19 @@ class Share:
         scale = float(self.spread(l1, l2_squared))
         return scale * math.sqrt(2) if self.kind == "pure" else scale
 
-    def noise(
-        self, draws: Draws, l1: Exact, l2_squared: Exact, shape: int | tuple[int, ...]
-    ) -> Int64[Array, "*shape"]:
-        """Integer noise of the scale that this share pays for."""
-        scale = self.spread(l1, l2_squared)
-        if self.kind == "pure":
-            return discrete_laplace(draws, scale, shape)
-        return rounded_gaussian(draws, np.zeros(shape), float(np.nextafter(float(scale), np.inf)))
+    def noisy(self, exact: int, draws: Draws, l1: Exact, l2_squared: Exact) -> Noisy[int]:
+        """A whole number with noise of the scale that this share pays for."""
+        law = with_laplace if self.kind == "pure" else with_gaussian
+        return post_process(first, law(exact, self.spread(l1, l2_squared), draws))
 
-    def choose(self, draws: Draws, scores: Float64[Array, " n"], sensitivity: float) -> int:
+    def choose(self, draws: Draws, scores: Float64[Array, " n"], sensitivity: float) -> Noisy[int]:
         """An index of high score, by the exponential mechanism."""
-        return exponential_choice(draws, scores, self.choice_epsilon, sensitivity)
+        return chosen(scores, self.choice_epsilon, sensitivity, draws)
+
+
+def first(numbers: Int64[Array, " n"]) -> int:
+    """The first of some whole numbers."""
+    return int(numbers[0])
 
 
 @dataclass

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import restored, values
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Meter, Share, on_lattice
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
@@ -127,7 +128,7 @@ class Mwem:
             return self._uniform(histogram, left if size_hat is None else None, place, size)
         part = left.scale(Fraction(1, rounds))
         synthetic = self._fit(histogram, Meter(left), part, place, size)
-        return QueryAnswers(self.queries.answers(synthetic), synthetic)
+        return QueryAnswers(restored(self.queries.answers(synthetic)), restored(synthetic))
 
     def _uniform(
         self, histogram: Int64[Array, " N"], left: Share | None, place: Place, size: float
@@ -137,10 +138,10 @@ class Mwem:
         A number that had to be bought is bought again with all that is left, and is better then.
         """
         if left is not None:
-            noise = left.noise(place.draws(b"better size"), 1, 1, 1)
-            size = max(float(histogram.sum() + noise[0]), 0.0)
+            noisy = left.noisy(int(histogram.sum()), place.draws(b"better size"), 1, 1)
+            size = max(float(values(noisy)), 0.0)
         synthetic = np.full(self.queries.domain, size / self.queries.domain)
-        return QueryAnswers(self.queries.answers(synthetic), synthetic)
+        return QueryAnswers(restored(self.queries.answers(synthetic)), restored(synthetic))
 
     def _fit(
         self,
@@ -188,7 +189,7 @@ def measure_worst(
     """
     half = part.scale(Fraction(1, 2))
     gaps = np.abs(exact - on_lattice(size_hat * guesses))
-    worst = half.choose(place.draws(b"choice"), gaps, 1.0)
-    noise = half.noise(place.draws(b"measure"), unit, unit * unit, 1)
-    value = exact[worst] + float(noise[0]) / unit
+    worst = values(half.choose(place.draws(b"choice"), gaps, 1.0))
+    quanta = round(float(exact[worst]) * unit)  # answers are whole numbers of quanta
+    value = values(half.noisy(quanta, place.draws(b"measure"), unit, unit * unit)) / unit
     return worst, float(np.clip(value / size_hat, 0.0, 1.0))

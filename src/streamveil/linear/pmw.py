@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import restored
 from streamveil.errors import require_positive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
@@ -179,7 +180,7 @@ class Pmw:
                 guesses = self.size * fitted.answers()
                 at += 1
         state.weights = fitted.distribution
-        return QueryAnswers(values, self.size * state.weights)
+        return QueryAnswers(restored(values), restored(self.size * state.weights))
 
 
 def practical_threshold(share: Share, size: float, domain: int, halts: int) -> float:

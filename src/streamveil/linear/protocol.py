@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import Noisy, restored, values
 from streamveil.linear.budget_shares import Kind, Share
 from streamveil.linear.queries import Queries
 from streamveil.types import Array, Exact, Float64, Int64
@@ -24,15 +25,28 @@ SMALLEST = 0.25  # where `rounded_scale` is smallest
 Part = tuple[Share, float]  # what one release spends, and how many records it reads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class QueryAnswers:
-    """Released answers to a query class, in records. Post-processing only: no data inside.
+    """Released answers to a query class, in records. Made of what may leave, so no data inside.
 
     `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
     """
 
     values: Float64[Array, " k"]
-    synthetic: Float64[Array, " N"] | None = None
+    synthetic: Float64[Array, " N"] | None
+
+    def __init__(
+        self,
+        answers: Noisy[Float64[Array, " k"]],
+        synthetic: Noisy[Float64[Array, " N"]] | None = None,
+    ) -> None:
+        object.__setattr__(self, "values", values(answers))
+        object.__setattr__(self, "synthetic", None if synthetic is None else values(synthetic))
+
+    @property
+    def noisy(self) -> Noisy[Float64[Array, " k"]]:
+        """The answers as what may leave."""
+        return restored(self.values)
 
     def __call__(self, query: int | Float64[Array, " N"]) -> float:
         """One answer: by number, or by weights when there is a synthetic histogram."""
@@ -46,20 +60,20 @@ class QueryAnswers:
 def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnswers:
     """A weighted sum of answers to the same `size` queries.
 
-    >>> ones = QueryAnswers(np.ones(2))
+    >>> ones = QueryAnswers(restored(np.ones(2)))
     >>> combine([(1, ones), (-1, ones)], 2).values
     array([0., 0.])
     """
-    values = np.zeros(size)
+    total_answers = np.zeros(size)
     for weight, answers in parts:
-        values += weight * answers.values
+        total_answers += weight * answers.values
     whole = [(weight, answers.synthetic) for weight, answers in parts]
     if not whole or any(synthetic is None for _, synthetic in whole):
-        return QueryAnswers(values)
+        return QueryAnswers(restored(total_answers))
     total = np.zeros_like(np.asarray(whole[0][1]))
     for weight, synthetic in whole:
         total += weight * np.asarray(synthetic)
-    return QueryAnswers(values, total)
+    return QueryAnswers(restored(total_answers), restored(total))
 
 
 @runtime_checkable
@@ -115,8 +129,8 @@ def sized(
     """The number of records and the share that is left: `size_hat`, or bought for `part` of it."""
     if size_hat is not None:
         return size_hat, share
-    noise = share.scale(part).noise(place.draws(b"size"), 1, 1, 1)
-    return float(histogram.sum() + noise[0]), share.scale(1 - Fraction(part))
+    noisy = share.scale(part).noisy(int(histogram.sum()), place.draws(b"size"), 1, 1)
+    return float(values(noisy)), share.scale(1 - Fraction(part))
 
 
 @dataclass(frozen=True)

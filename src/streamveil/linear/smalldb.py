@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import restored, values
 from streamveil.linear.budget_shares import Share, on_lattice
 from streamveil.linear.protocol import PowerBound, QueryAnswers, sized
 from streamveil.linear.queries import Queries, check_histogram
@@ -89,5 +90,5 @@ class SmallDb:
         weights = np.stack([self.queries.weights(i) for i in range(self.queries.size)])
         exact = np.ldexp(self.queries.exact(histogram).astype(np.float64), -self.queries.shift)
         scores = -np.abs(on_lattice(tables @ weights.T) - exact).max(axis=1)
-        chosen = left.choose(place.draws(b"choice"), scores, 1.0)
-        return QueryAnswers(self.queries.answers(tables[chosen]), tables[chosen])
+        table = tables[values(left.choose(place.draws(b"choice"), scores, 1.0))]
+        return QueryAnswers(restored(self.queries.answers(table)), restored(table))

@@ -16,8 +16,9 @@ import numpy as np
 
 from streamveil.core.accounting.guarantee import Guarantee, Loss, Pure
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.measure import with_laplace
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noise.samplers import discrete_laplace
+from streamveil.core.noisy import values
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share, ceil_root
 from streamveil.types import Array, Exact, Int64
@@ -106,7 +107,7 @@ class AboveThreshold:
     def init(self, place: Place) -> AboveState:
         """Starts a run: draws the threshold noise."""
         scale = self.unit / Fraction(self.epsilon1)
-        return AboveState(int(discrete_laplace(place.draws(b"threshold"), scale, 1)[0]))
+        return AboveState(int(values(with_laplace(0, scale, place.draws(b"threshold")))[0]))
 
     def ask(self, state: AboveState, count: int, threshold: int, place: Place) -> bool:
         """Whether the count is above; a run that said yes is over. `threshold` is public."""
@@ -123,8 +124,8 @@ class AboveThreshold:
         if state.halted:
             raise ValueError("this run has halted: start a new one and pay for it")
         scale = Fraction(self.width * self.unit) / Fraction(self.epsilon2)
-        noise = discrete_laplace(place.draws(b"questions", state.asked), scale, len(counts))
-        above = np.flatnonzero(counts + noise >= thresholds + state.offset)
+        noisy = with_laplace(counts, scale, place.draws(b"questions", state.asked))
+        above = np.flatnonzero(values(noisy) >= thresholds + state.offset)
         state.halted = len(above) > 0
         first = int(above[0]) if state.halted else len(counts)
         state.asked += min(first + 1, len(counts))
@@ -248,8 +249,8 @@ class Sparse:
         if not state.meter.fits(cost):
             return SparseAnswer("EXHAUSTED")
         state.meter.charge(cost)
-        noise = discrete_laplace(place.draws(b"value"), self.unit / epsilon, 1)
-        return SparseAnswer("HARD", float(count + int(noise[0])))
+        noisy = with_laplace(count, self.unit / epsilon, place.draws(b"value"))
+        return SparseAnswer("HARD", float(values(noisy)[0]))
 
 
 def pure_cost(share: Share, epsilon: Exact) -> Share:

@@ -17,8 +17,9 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import gaussian_sigma, root_up
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.measure import about
 from streamveil.core.noise.keyed import Noise
-from streamveil.core.noise.samplers import rounded_gaussian
+from streamveil.core.noisy import post_process, values
 from streamveil.errors import PlanError
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
@@ -135,11 +136,16 @@ def survey(
     sample = usable_rows(plan, table, 1.0)  # without rows it draws as well
     counts = histograms(sample, valued=valued)
     noisy = [
-        rounded_gaussian(noise.at("survey", place), counted.astype(np.float64), asked.sigma)
+        about(counted.astype(np.float64), asked.sigma, noise.at("survey", place))
         for place, counted in enumerate(counts)
     ]
     sigma = float(asked.sigma)
-    return replace(learn(noisy, sigma), likely=likely(noisy, sigma)), asked.guarantee
+    return values(post_process(learned, sigma, *noisy)), asked.guarantee
+
+
+def learned(sigma: float, *noisy: Int64[Array, " bins"]) -> Learned:
+    """Post-processing: all that is said of noisy bins."""
+    return replace(learn(list(noisy), sigma), likely=likely(list(noisy), sigma))
 
 
 def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bins"]]:
