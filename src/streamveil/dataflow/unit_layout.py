@@ -54,19 +54,19 @@ def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cov
 
 @njit(cache=True)
 def spread(
-    slots: int, words: int, before: int, buckets: int, moving: UInt64[Array, " words"]
+    slots: int, words: int, before: int, buckets: int, spare: UInt64[Array, " words"]
 ) -> None:
     """Moves the units of a table's first `before` buckets to where the longer table wants them.
 
     From the last bucket to the first: a unit that only moves back finds room behind all that are
     still to be moved. The few that do not (they had overflowed) wait until all others are placed.
     How many slots of a bucket are taken is counted apart: to read again what was just written would
-    wait for it. `moving` has room for one bucket; it belongs to the caller, since compiled code
+    wait for it. `spare` has room for one bucket; it belongs to the caller, since compiled code
     frees an array of its own after the last use of its name, whoever has its address.
     """
     size, step = BUCKET * words, WORD * words
     waiting, taken = np.zeros(8 * size, np.uint64), np.zeros(buckets, np.uint8)
-    moved = moving.ctypes.data
+    moved = spare.ctypes.data
     late = 0  # in buckets of `waiting`, each of one unit
     for bucket in range(before - 1, -1, -1):
         start = slots + bucket * step
@@ -127,11 +127,11 @@ def deal(
     pool: UInt32[Array, " words"],
     kind: Int64[Array, " 3"],
     heads: Int64[Array, " cells"],
-    moving: UInt64[Array, " words"],
+    spare: UInt64[Array, " words"],
 ) -> None:
     """Puts units into the empty tables that the low bits of their fingerprints say.
 
-    `moving` has room for one bucket, of the caller as for `spread`.
+    `spare` has room for one bucket, of the caller as for `spread`.
     """
     layout, words, link = kind
     parts = len(heads) // HEAD
@@ -143,16 +143,16 @@ def deal(
             if slots[start] == NONE:
                 break
             part = np.int64(slots[start] & low)
-            _copy(slots.ctypes.data + 8 * start, moving.ctypes.data, step)
-            granules = granules_of(_outside(moving[BUCKET], moving[last - BUCKET], layout))
+            _copy(slots.ctypes.data + 8 * start, spare.ctypes.data, step)
+            granules = granules_of(_outside(spare[BUCKET], spare[last - BUCKET], layout))
             if granules:
-                block, to = np.int64(moving[last] >> shift), taken[part]
+                block, to = np.int64(spare[last] >> shift), taken[part]
                 for i in range(granules * link):
                     store32(heads[HEAD * part + 3] + 4 * (to * link + i), pool[block * link + i])
-                moving[last] ^= np.uint64(block ^ to) << shift
+                spare[last] ^= np.uint64(block ^ to) << shift
                 taken[part] += granules
             where = heads[HEAD * part], (heads[HEAD * part + 1], step)
-            _settle_anywhere(where[0], where[1], moving.ctypes.data)
+            _settle_anywhere(where[0], where[1], spare.ctypes.data)
 
 
 @njit(cache=True)

@@ -131,7 +131,7 @@ def weighted_covariance(
     return np.asarray((parts + np.where(counted, fixed[:, None], 0.0)).sum(axis=0))
 
 
-def feedback_mix(
+def correlated_mix(
     parts: Float64[Array, " t"],
     scales: Float64[Array, " t"],
     sigma: float,
@@ -147,7 +147,7 @@ def feedback_mix(
 def _(counter: BltCounter, t: int) -> Mix:
     pairs = scales_up_to(counter, min(1 << (t - 1).bit_length(), counter.horizon))  # type: ignore[arg-type]  # a frozen dataclass
     scales, noise = pairs[:t, 0], pairs[:t, 1]
-    return feedback_mix(decoded(counter, scales), scales, float(counter.sigma), noise)
+    return correlated_mix(decoded(counter, scales), scales, float(counter.sigma), noise)
 
 
 def decoded(counter: BltCounter, scales: Float64[Array, " steps"]) -> Float64[Array, " steps"]:
@@ -207,13 +207,13 @@ def _(counter: SqrtToeplitzCounter, t: int) -> Mix:
     inverse = -inverse_coefficients(counter.horizon)[:t]
     inverse[0] = 1.0
     parts = fftconvolve(scales[::-1], inverse)[:t][::-1]
-    return feedback_mix(np.asarray(parts), scales, float(counter.sigma))
+    return correlated_mix(np.asarray(parts), scales, float(counter.sigma))
 
 
 @mix.register
 def _(counter: DenseCounter, t: int) -> Mix:
     decoder = best_factorization(counter.horizon).decoder
-    return feedback_mix(decoder[t - 1, :t], np.diag(decoder)[:t], float(counter.sigma))
+    return correlated_mix(decoder[t - 1, :t], np.diag(decoder)[:t], float(counter.sigma))
 
 
 @mix.register
