@@ -12,38 +12,40 @@ ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 # importable by all, import nothing of ours
 BASE = {"compiled", "errors", "release_metadata", "types"}
 BATCH = "batch"  # what sources hand over and jobs hand out: importable by all but the core
+CALENDARS = "calendars"  # divisions of time
 TERMINAL = "terminal"  # the only way to one
 FRAMES = "frames"  # tables of other packages
 
 # from the ground up; a room below another is never above it
 ARROWS = {
+    CALENDARS: set(),
     "core": set(),
     BATCH: {"core"},  # a release is made of what the core drew
     "accounts": {"core"},
     "counters": {"core"},
     "linear": {"core"},
     "dynamic": {"linear", "core"},
-    "expressions": set(),
-    "plan": {"expressions", "core"},
-    "sql": {"plan", "expressions", "core"},
-    "dataflow": {"counters", "core"},
-    "sketches": {"dataflow", "core"},
+    "expressions": {CALENDARS},
+    "plan": {"expressions", "core", CALENDARS},
+    "sql": {"plan", "expressions", "core", CALENDARS},
+    "dataflow": {"counters", "core", CALENDARS},
+    "sketches": {"dataflow", "core", CALENDARS},
     "changing_tables": {"dataflow", "dynamic", "linear", "core"},
     "results": {"dataflow", "counters", "core"},  # reads releases, wherever they are
     TERMINAL: set(),
     FRAMES: set(),
-    "connectors": {TERMINAL, FRAMES, "core"},  # of the core: the type of what may leave
+    "connectors": {TERMINAL, FRAMES, CALENDARS, "core"},  # of the core: the type of what may leave
     "compiler": {"changing_tables", "sketches", "dataflow", "dynamic", "linear", "counters", "core",
-                 "connectors", "sql", "plan", "expressions"},
+                 "connectors", "sql", "plan", "expressions", CALENDARS},
     "engines": {"changing_tables", "sketches", "dataflow", "core", "connectors", "plan",
-                "expressions", FRAMES},
+                "expressions", FRAMES, CALENDARS},
     "runtime": {"accounts", "engines", "compiler", "connectors", "dataflow", "results", "core",
-                "sql", "plan", "expressions"},
+                "sql", "plan", "expressions", CALENDARS},
     "advise": {"engines", "compiler", "changing_tables", "sketches", "dataflow", "core", "plan",
-               "expressions"},  # reads plans
+               "expressions", CALENDARS},  # reads plans
     "datasets": set(),
-    "audit": {"compiler", "dataflow", "core", "plan"},
-    "api": {"advise", "runtime", "results", "compiler", "core", "sql", "plan", FRAMES},
+    "audit": {"compiler", "dataflow", "core", "plan", CALENDARS},
+    "api": {"advise", "runtime", "results", "compiler", "core", "sql", "plan", FRAMES, CALENDARS},
 }  # fmt: skip
 INSIDE_CORE = {  # its own rooms, in the order in which to read them
     "accounting": set(),

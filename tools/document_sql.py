@@ -87,6 +87,45 @@ row by row |
 Lengths are named, because their positions differ between engines. `window_start` and `window_end`
 may be selected and grouped by; every release carries them.
 
+## Calendar time
+```sql
+CREATE STREAM visits WITH (source = 'files', path = 'visits.parquet', event_time = 'ts');
+
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+         epsilon = 1, delta = 1e-9, privacy_unit_column = user_id,
+         privacy_unit_period = INTERVAL 1 MONTH, max_rows_contributed = 8,
+         time_zone = 'Europe/Berlin', start = '2026-01-01', end = '2026-07-01')
+       window_start, country, COUNT(DISTINCT user_id) AS visitors
+FROM TUMBLE(TABLE visits, DESCRIPTOR(ts), size => INTERVAL 1 MONTH)
+GROUP BY window_start, country
+EMIT EVERY INTERVAL 1 MONTH
+```
+Lengths of windows, unit-periods and `EMIT EVERY` are `INTERVAL n UNIT` with MINUTE, HOUR, DAY,
+WEEK, MONTH, QUARTER or YEAR. With `time_zone` those of days and longer, and of 2, 3, 4, 6, 8 or 12
+hours, follow the clocks of the zone, by the rules of the installed package `tzdata`: a day may have
+23 or 25 hours. Shorter ones are real time. Every instant is in exactly one window: an hour that
+clocks show twice belongs to one, and a day that was left out has none. `start` and `end` without an
+offset are on those clocks.
+
+| argument of TUMBLE, HOP, CUMULATE | meaning |
+|---|---|
+| `week_start => 'sunday'` | the day on which windows of weeks begin; Monday if left out. \
+7 days are no week: they count from 1970-01-01 |
+| `origin => TIMESTAMP '2026-07-01'` | a time, on the clocks of the zone, at which a window \
+begins; midnight of 1970-01-01 if left out |
+| `offset => INTERVAL 6 HOUR` | how much later windows begin than they would |
+
+Unit-periods begin where windows do. Steps are counted from `start`: `INTERVAL 1 MONTH` from the
+15th releases on every 15th. Where no window begins at `start`, windows get more releases than they
+need, and noise for each: `EXPLAIN PRIVACY` warns of it and names a better start. Noise is sized for
+the window with the most releases: the longest month, the day with 25 hours. CUMULATE may grow by
+days up to months; in HOP both lengths are in months or neither is. Calendars end with the year
+2199. A state refuses to go on under other rules of its zone.
+
+In Python: `sv.tumble("1 month", tz="Europe/Berlin")`, `sv.tumble("1 week", week_start="sunday")`,
+`release(every="1 month", ...)`. `TIMESTAMP_TRUNC(ts, MONTH, 'Europe/Berlin')` is the start of the
+window that holds a time, to group by in a one-shot query.
+
 ## Changing tables
 ```sql
 CREATE TABLE people (op STRING, id INT64, city STRING CHECK (city IN ('Lima', 'Oslo', 'Rome')),
@@ -177,7 +216,7 @@ SIGNATURES = {  # every function a row expression may call
     "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) LEFT(s,n) "
     "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) STARTS_WITH(s,part) "
     "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern)",
-    "times": "DATE(t) TIMESTAMP(d) TIMESTAMP_TRUNC(t,UNIT) DATE_TRUNC(d,UNIT) "
+    "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) DATE_TRUNC(d,UNIT) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
     "DATE_SUB(d,INTERVAL) TIMESTAMP_DIFF(a,b,UNIT) DATE_DIFF(a,b,UNIT) TIMESTAMP_SECONDS(n) "
     "TIMESTAMP_MILLIS(n) TIMESTAMP_MICROS(n) UNIX_SECONDS(t) UNIX_MILLIS(t) UNIX_MICROS(t) "
@@ -187,10 +226,11 @@ SIGNATURES = {  # every function a row expression may call
 EXPRESSIONS = """\
 ## Row expressions
 The privacy unit, groups, WHERE and the arguments of aggregates are expressions over one row. Types:
-INT64, FLOAT64, BOOL, STRING, BYTES, DATE, TIMESTAMP (all times are UTC). Operators: `+ - * / %`,
-comparisons, `AND OR NOT`, `IN (values)`, `BETWEEN`, `LIKE`, `IS [NOT] NULL | TRUE | FALSE`,
-`IS [NOT] DISTINCT FROM`, `||`, `CASE`, `IF`, `CAST`, `SAFE_CAST`, `EXTRACT(part FROM time)`,
-`INTERVAL n UNIT` beside a time. Positions, patterns and units are written as constants.
+INT64, FLOAT64, BOOL, STRING, BYTES, DATE, TIMESTAMP (UTC where no zone is named). Operators:
+`+ - * / %`, comparisons, `AND OR NOT`, `IN (values)`, `BETWEEN`, `LIKE`,
+`IS [NOT] NULL | TRUE | FALSE`, `IS [NOT] DISTINCT FROM`, `||`, `CASE`, `IF`, `CAST`, `SAFE_CAST`,
+`EXTRACT(part FROM time [AT TIME ZONE 'zone'])`, `INTERVAL n UNIT` beside a time. Positions,
+patterns, units and zones are written as constants.
 
 Where SQL would raise (division by zero, a bad cast, overflow), the value of that row is null, and a
 null privacy unit or value is counted and left out: an error would let one row stop everybody's

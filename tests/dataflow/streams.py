@@ -128,11 +128,11 @@ def arrivals(operator, rows, step, public):
             if not start <= ts < end:
                 continue
             last = schedule.last_step(window)
-            period = 0 if operator.period_us is None else ts // operator.period_us
+            period = 0 if operator.periods is None else operator.periods.number(ts)
             closes = (
                 None
-                if operator.period_us is None
-                else period_closes(schedule, period, operator.period_us)
+                if operator.periods is None
+                else period_closes(schedule, period, operator.periods)
             )
             if (
                 step <= last

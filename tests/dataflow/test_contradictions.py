@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
+from streamveil.calendars.cells import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.dataflow.cut_rows import CutCounter
 
@@ -127,10 +128,10 @@ REFUSED = {
         DAILY, protects=replace(DAILY.protects, period=None)
     ),
     "a shorter scope than is protected": lambda: replace(
-        DAILY, period_us=DAILY.period_us // 24
+        DAILY, periods=Cells(length_us=DAILY.periods.length_us // 24)
     ),
     "a scope where the whole stream is protected": lambda: replace(
-        GAUSSIAN, period_us=timedelta(days=1) // timedelta(microseconds=1)
+        GAUSSIAN, periods=Cells(length_us=timedelta(days=1) // timedelta(microseconds=1))
     ),
     "public groups beside a selection": lambda: replace(GAUSSIAN, public=PUBLIC.public),
     "neither public groups nor a selection": lambda: replace(PUBLIC, public=None),

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.batch import Batch
+from streamveil.calendars.cells import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.dataflow.group_by import lane_move
 from streamveil.dataflow.rows import Lane, within_reach
-from streamveil.dataflow.windows import Schedule, periods_apart
+from streamveil.dataflow.windows import fixed_schedule, periods_apart
 from streamveil.engines.spark import stages
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
@@ -211,13 +212,15 @@ def test_the_gate_leaves_what_is_within_reach_alone():
 
 @pytest.mark.parametrize("slide", [15, 20, 40])
 def test_windows_with_gaps_are_no_schedule(slide):
-    with pytest.raises(ValueError, match="slide_us"):
-        Schedule(every_us=5, size_us=10, slide_us=slide)
+    with pytest.raises(ValueError, match="at most as far apart"):
+        fixed_schedule(every_us=5, size_us=10, slide_us=slide)
 
 
 def test_periods_meet_in_windows_that_overlap():
-    assert periods_apart(Schedule(every_us=5, size_us=10, slide_us=10), 20)
-    assert not periods_apart(Schedule(every_us=5, size_us=10, slide_us=5), 20)
+    assert periods_apart(fixed_schedule(every_us=5, size_us=10, slide_us=10), Cells(length_us=20))
+    assert not periods_apart(
+        fixed_schedule(every_us=5, size_us=10, slide_us=5), Cells(length_us=20)
+    )
 
 
 @pytest.mark.parametrize(

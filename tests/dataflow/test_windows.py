@@ -1,5 +1,7 @@
 """Windows against a plain reading of their definition."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,24 +9,31 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamveil as sv
-from streamveil.dataflow.windows import Schedule, assign, far_ahead, period_closes
+from streamveil.calendars.cells import Cells
+from streamveil.dataflow.windows import (
+    Schedule,
+    assign,
+    far_ahead,
+    fixed_schedule,
+    hopping,
+    period_closes,
+)
 
 
 @st.composite
 def schedules(draw):
     slide = draw(st.integers(1, 12))
     kind = draw(st.sampled_from(["tumble", "hop", "cumulate"]))
-    parts = draw(st.integers(1, 4))
+    parts, origin = draw(st.integers(1, 4)), draw(st.integers(-20, 20))
     size = {"tumble": slide, "hop": draw(st.integers(slide, 30)), "cumulate": slide * parts}[kind]
-    return Schedule(
-        every_us=draw(st.integers(1, 15)),
-        start_us=draw(st.integers(-20, 20)),
-        size_us=size,
-        slide_us=slide,
-        lateness_us=draw(st.integers(0, 10)),
-        growing=kind == "cumulate",
-        steps=draw(st.one_of(st.none(), st.integers(1, 20))),
-    )
+    steps = draw(st.one_of(st.none(), st.integers(1, 20)))
+    ticks = Cells(length_us=draw(st.integers(1, 15)), origin_us=draw(st.integers(-20, 20)))
+    span, slides = (Cells(length_us=length, origin_us=origin) for length in (size, slide))
+    schedule = Schedule(ticks=ticks, steps=steps, lateness_us=draw(st.integers(0, 10)))
+    if kind == "cumulate":
+        return replace(schedule, cells=slides, spans=span)
+    pieces, stride, cells = hopping(span, slides)
+    return replace(schedule, cells=cells, parts=pieces, stride=stride)
 
 
 def holds(schedule, window, time):
@@ -55,8 +64,7 @@ def test_rows_meet_exactly_their_windows(schedule, times, step):
 @given(schedules(), st.integers(1, 20))
 def test_active_windows_and_their_trigger_numbers(schedule, step):
     assume(schedule.steps is None or step <= schedule.steps)
-    end = schedule.start_us + step * schedule.every_us
-    before = end - schedule.every_us
+    before, end = schedule.ticks.start(step - 1), schedule.ticks.start(step)
     wanted = []
     for window in range(-300, 300):
         start, stop = schedule.bounds(window)
@@ -69,19 +77,30 @@ def test_active_windows_and_their_trigger_numbers(schedule, step):
             )
         ):
             wanted.append(window)
-    if not schedule.growing:
-        assert list(schedule.active(step)) == wanted
-    assert set(wanted) <= set(schedule.active(step))
+    assert list(schedule.active(step)) == wanted
     for window in wanted:
         assert 1 <= schedule.trigger(window, step) <= schedule.triggers
 
 
+@given(schedules())
+def test_triggers_are_the_most_of_any_window_and_no_more(schedule):
+    """Of an endless schedule; every distance of windows and steps comes up within their product."""
+    endless = replace(schedule, steps=None)
+    counts = [
+        endless.last_step(w) - endless.first_step(w) + 1
+        for w in range(-300, 700)
+        if endless.bounds(w)[0] >= endless.ticks.start(0)
+    ]
+    assert max(counts) == endless.triggers
+    if schedule.steps is not None:
+        assert schedule.triggers == min(endless.triggers, schedule.steps)
+
+
 @given(schedules(), st.integers(1, 25), st.integers(-60, 60))
 def test_a_period_takes_rows_until_its_last_window_closes(schedule, period, time):
-    closes = period_closes(schedule, time // period, period)
-    _, windows, _ = assign(
-        Schedule(**{**vars(schedule), "steps": None}), np.array([time], np.int64), closes + 1
-    )
+    closes = period_closes(schedule, time // period, Cells(length_us=period))
+    endless = replace(schedule, steps=None)
+    _, windows, _ = assign(endless, np.array([time], np.int64), closes + 1)
     assert len(windows) == 0
 
 
@@ -89,7 +108,7 @@ def test_the_whole_stream_is_one_window():
     whole = Schedule(steps=5)
     rows, windows, reject_counts = assign(whole, np.array([5, -5], np.int64), 3)
     assert (rows.tolist(), windows.tolist(), reject_counts) == ([0, 1], [0, 0], {})
-    assert (whole.active(3), whole.triggers, whole.trigger(0, 3)) == (range(1), 5, 3)
+    assert (whole.active(3), whole.triggers, whole.trigger(0, 3)) == ((0,), 5, 3)
 
 
 def test_after_its_last_step_the_whole_stream_takes_no_rows_and_makes_no_release():
@@ -97,20 +116,22 @@ def test_after_its_last_step_the_whole_stream_takes_no_rows_and_makes_no_release
     rows, windows, reject_counts = assign(whole, np.array([5, -5], np.int64), 6)
     assert (len(rows), len(windows), reject_counts) == (0, 0, {"late": 2})
     assert (whole.active(5), whole.active(6), Schedule().active(6)) == (
-        range(1),
-        range(0),
-        range(1),
+        (0,),
+        (),
+        (0,),
     )
 
 
 def test_unit_periods_far_ahead_are_early_where_no_window_says_so():
-    whole = Schedule(every_us=6, start_us=12, steps=9)
+    whole = fixed_schedule(every_us=6, start_us=12, steps=9)
     periods = np.array([-5, 0, 1, 2, 3, 10**9])  # of 10: they begin at -50, 0, 10, 20, 30, ...
-    assert far_ahead(whole, periods, 10, step=1).tolist() == [False] * 4 + [True] * 2
-    assert far_ahead(whole, periods, 10, step=3).tolist() == [False] * 5 + [True]
-    tumbling = Schedule(every_us=6, size_us=24, slide_us=24)
+    assert (
+        far_ahead(whole, periods, Cells(length_us=10), step=1).tolist() == [False] * 4 + [True] * 2
+    )
+    assert far_ahead(whole, periods, Cells(length_us=10), step=3).tolist() == [False] * 5 + [True]
+    tumbling = fixed_schedule(every_us=6, size_us=24)
     for other in (tumbling, Schedule()):  # whose rows are early by their window, or at no time
-        assert not far_ahead(other, periods, 10, step=1).any()
+        assert not far_ahead(other, periods, Cells(length_us=10), step=1).any()
 
 
 @pytest.mark.parametrize("select", ["COUNT(*) AS n FROM t", "APPROX_FREQUENCY(g) AS n FROM t"])

@@ -15,7 +15,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.core.noisy import public
-from streamveil.dataflow.windows import Schedule
+from streamveil.dataflow.windows import fixed_schedule
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, cut_sentence
 from streamveil.results import noise as noises
@@ -281,7 +281,7 @@ def test_a_query_without_groups_is_one_row():
 
 def in_a_row(lateness, windows):
     """Releases without rows of windows of three steps, and the moments that were read."""
-    schedule = Schedule(every_us=10, size_us=30, slide_us=30, lateness_us=lateness)
+    schedule = fixed_schedule(every_us=10, size_us=30, slide_us=30, lateness_us=lateness)
     table = pa.table({"k": ["a"], **{f"n{end}": [0.0] for end in ("", "_sd", "_low", "_high")}})
     facts = {"version": 1, "keys": ["k"], "windows": {"whole": False, "overlap": 1},
              "outputs": [{"name": "n", "function": "count", "lanes": [0]}]}  # fmt: skip

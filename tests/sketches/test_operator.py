@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from streamveil.batch import Batch
+from streamveil.calendars.cells import Cells
 from streamveil.compiler.sketch import sized_finder, sized_sketch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
@@ -14,14 +15,14 @@ from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.dataflow.bounding import Bounds
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import RowProgram
-from streamveil.dataflow.windows import Schedule
+from streamveil.dataflow.windows import Schedule, fixed_schedule
 from streamveil.errors import PlanError, StoreError
 from streamveil.sketches.operator import SketchQuery
 
 BUDGET = Budget(epsilon=2, delta=1e-6)
 STEPS = 6
 WHOLE = Schedule(steps=STEPS)
-TUMBLING = Schedule(every_us=10, start_us=0, size_us=20, slide_us=20, steps=STEPS)
+TUMBLING = fixed_schedule(every_us=10, start_us=0, size_us=20, steps=STEPS)
 
 
 def bind(_schema):
@@ -40,7 +41,7 @@ def query(*, k=0, schedule=WHOLE, rows=3, keys=(1, 2, 3), **fields):
     if k:
         sketch = sized_finder(bits=16, memory=2_000_000, **options)
     usual = dict(
-        job="job", bind=bind, schedule=schedule, period_us=None, name="n", key_name="k", k=k,
+        job="job", bind=bind, schedule=schedule, periods=None, name="n", key_name="k", k=k,
         bounds=Bounds(max_rows=rows), sketch=sketch, keys=() if k else keys,
     )  # fmt: skip
     return SketchQuery(**(usual | fields))
@@ -194,9 +195,9 @@ def test_periods_that_share_no_window_compose_and_others_are_a_group():
     from dataclasses import replace
 
     day = Neighbours("u", bound=3, period=timedelta(microseconds=40))
-    shared = query(period_us=40)
+    shared = query(periods=Cells(length_us=40))
     shared = replace(shared, sketch=replace(shared.sketch, protects=day))
-    apart = query(period_us=40, schedule=TUMBLING)
+    apart = query(periods=Cells(length_us=40), schedule=TUMBLING)
     apart = replace(apart, sketch=replace(apart.sketch, protects=day))
     assert not shared.guarantee.separate
     assert apart.guarantee.separate

@@ -281,7 +281,7 @@ COUNTED = "COUNT(*) AS n FROM t"
          "EMIT EVERY INTERVAL 1 HOUR", "did you mean 'tumble'?"),
         ("COUNT(*) AS n FROM HOP(t, DESCRIPTOR(ts), slid => INTERVAL 1 DAY)",
          CONTINUAL, "EMIT EVERY INTERVAL 1 HOUR", "did you mean 'slide'?"),
-        ("COUNT(*) AS n FROM TUMBLE(t, DESCRIPTOR(ts), size => INTERVAL 1 MONTH)", CONTINUAL,
+        ("COUNT(*) AS n FROM t", f"{CONTINUAL}, lateness = INTERVAL 1 MONTH",
          "EMIT EVERY INTERVAL 1 HOUR", "no fixed length"),
         ("COUNT(*) AS n FROM TUMBLE(t, DESCRIPTOR(ts), size => INTERVAL 1 DAY)", CLAUSE, "",
          "triggers by time"),
@@ -386,7 +386,7 @@ def test_every_option_of_the_clause_can_be_written():
         "expected_units": "10000", "expected_groups": "500", "expected_repeats": "0.1",
         "watermark": "'schedule'",
         "late_data": "'drop'", "metrics": "'off'", "rerun_on_growth": "1.5", "public_size": "TRUE",
-        "budget_refresh": "INTERVAL 1 DAY",
+        "budget_refresh": "INTERVAL 1 DAY", "time_zone": "'Europe/Berlin'",
     }  # fmt: skip
     assert values.keys() == OPTIONS.keys() - TABLE_ONLY  # those: test_table
     own = {"epsilon", "delta", "privacy_unit_column", "start", "end"}

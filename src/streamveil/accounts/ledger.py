@@ -220,7 +220,7 @@ class Ledger:
         if isinstance(loss, Loss):
             return Charge(name, loss, range, key)
         ours, theirs = self.protects, loss.protects
-        if (ours.unit, ours.relation, ours.period) != (theirs.unit, theirs.relation, theirs.period):
+        if not ours.covers(theirs):
             raise PlanError(
                 f"the ledger protects {ours.phrase}; the guarantee is about {theirs.phrase}.\n"
                 "  to fix  give a ledger made for this privacy unit and period"
@@ -309,7 +309,7 @@ class Ledger:
         span, period = days_of(to), self.protects.period
         if period is None:
             raise ValueError("the ledger already covers the whole stream of a unit")
-        periods, charges = most_periods(span, period), self.entries()
+        periods, charges = most_periods(span, self.protects), self.entries()
         shared = (one for one in charges if not one.separate and one.held(periods) > 1)
         if any(charge.loss.has_slack for charge in shared):
             loss = _lost(charges, 1).group(periods)

@@ -17,6 +17,7 @@ from streamveil.advise.explain_forecast import HEADING, outlook_rows
 from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
 from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
+from streamveil.calendars.cells import Cells, clock_of
 from streamveil.changing_tables.operator import ChangingTable
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
@@ -27,6 +28,7 @@ from streamveil.dataflow.bounding import Shape
 from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
+from streamveil.dataflow.windows import Schedule, better_start
 from streamveil.errors import visible_lines
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
@@ -89,7 +91,30 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
         if rows := outlook_rows(plan, operator):
             title = "FORECAST on streams as expected (of the first count or sum)"
             sections.insert(4, Section(title, tuple(rows), HEADING))
+    sections[:0] = warnings(plan, operator.schedule)
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
+
+
+def warnings(plan: Plan, schedule: Schedule) -> list[Section]:
+    """What costs noise for nothing."""
+    better = better_start(schedule)
+    if better is None:
+        return []
+    moved, most = better
+    shown = moment(moved, plan.zone)
+    text = (
+        f"windows get up to {schedule.triggers} releases, and noise for each, because no window"
+        f" begins at start; {most} would do.\n"
+        f"  to fix  start = '{shown}', or windows with origin => (or week_start =>) where releases"
+        " start"
+    )
+    return [Section("WARNING", ((text,),))]
+
+
+def moment(us: int, zone: str = "") -> str:
+    """A time as the clocks of the query show it."""
+    shown = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=clock_of(us, zone))
+    return shown.replace(tzinfo=None).isoformat(" ")
 
 
 def explain_table(plan: Plan) -> Explanation:
@@ -124,6 +149,7 @@ def explain_sketch(plan: Plan, operator: SketchQuery) -> Explanation:
     noise = Section("NOISE (collisions add to it)", sketch_noise(operator, triggers),
                     ("standard deviation at release", *(f"{t:,}" for t in triggers)))  # fmt: skip
     sections = (
+        *warnings(plan, operator.schedule),
         Section("QUERY", query_rows(plan)),
         Section("MECHANISM", sketch_rows(plan, operator)),
         noise,
@@ -169,7 +195,7 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         if public is not None
         else f"discovered, well above {plan.key_set.min_units:,} unit(s)"
     )
-    period = "" if plan.period_us is None else f" per {_span(plan.period_us)}"
+    period = "" if plan.periods is None else f" per {_cell(plan.periods)}"
     rows = [
         ("job", plan.name),
         ("source", f"{plan.source.name} ({plan.source.kind})"),
@@ -194,9 +220,15 @@ def _answer(agg: Any) -> str:
 def _window(window: Window) -> str:
     if window.kind == "whole":
         return "the whole stream"
-    slide = f", one every {_span(window.slide_us)}" if window.slide_us else ""
+    hops = window.slide_us or window.slide_months
+    slide = f", one every {_cell(window.slide)}" if hops else ""
     late = f", open for another {_span(window.lateness_us)}" if window.lateness_us else ""
-    return f"{window.kind} of {_span(window.size_us)}{slide}{late}"
+    begin = f", from {_moment(window.origin_us)} on" if window.origin_us else ""
+    return f"{window.kind} of {_cell(window.size)}{slide}{begin}{late}"
+
+
+def _cell(cells: Cells) -> str:
+    return cells.words or _span(cells.length_us)
 
 
 def _clock(clock: Clock) -> str:
@@ -207,7 +239,8 @@ def _clock(clock: Clock) -> str:
         return f"every {clock.every:,} source rows (row positions are public){end}"
     start = "" if clock.start_us is None else f" from {_moment(clock.start_us)}"
     kind = "replay" if clock.kind == "event" else "wall clock"
-    return f"every {_span(clock.every)}{start}{end} ({kind})"
+    every = _cell(clock.ticks) if clock.timed else _span(clock.every)
+    return f"every {every}{start}{end} ({kind})"
 
 
 def _span(micros: int) -> str:
@@ -295,7 +328,7 @@ def _bounding(plan: Plan, quadratic: int | None) -> str:
         parts.append(f"at most {bounding.max_rows_per_group:,} in one group")
     if quadratic is not None:
         parts.append(f"while the sum of squared rows per group, weighted, is at most {quadratic:,}")
-    scope = "" if plan.period_us is None else f", in each {_span(plan.period_us)}"
+    scope = "" if plan.periods is None else f", in each {_cell(plan.periods)}"
     return ", ".join(parts) + scope
 
 
@@ -366,7 +399,7 @@ def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
     """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
     unit, entry, inside = unit_bytes(operator)
     seen, shown = 60 + 10 * operator.totalling.width, group_bytes(operator)
-    scope = "" if plan.period_us is None else f" in each open {_span(plan.period_us)}"
+    scope = "" if plan.periods is None else f" in each open {_cell(plan.periods)}"
     rows = [
         ("per unit" + scope, f"about {unit} bytes" + (
             f", and {entry} per group it is in" if entry else "")
@@ -426,7 +459,7 @@ def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
          options.MIN_UNITS, "1", "no group is held back beyond what delta needs"),
         (plan.window.kind != "whole" and not plan.window.lateness_us, options.LATENESS, "0",
          "a window takes no rows after its last release"),
-        (plan.period_us is None, options.UNIT_PERIOD, "whole stream",
+        (plan.periods is None, options.UNIT_PERIOD, "whole stream",
          "the stronger promise: a unit's whole history"),
         (not options.NON_NEGATIVE.of(plan.options), options.NON_NEGATIVE, "off",
          "unbiased numbers, and so of integer and monotone; turn on for display"),

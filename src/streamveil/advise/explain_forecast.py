@@ -9,6 +9,7 @@ from streamveil.advise.lane_noise import lane_sd
 from streamveil.compiler.error_forecast import CAUTION, Settings, Threshold, errors_of, expected
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import driver
+from streamveil.dataflow.windows import periods_met
 from streamveil.plan.look import expectations
 from streamveil.plan.plan import Plan
 
@@ -61,7 +62,6 @@ def threshold_of(selection: Any, last: int) -> Threshold:
 
 def windows_of(operator: GroupBy) -> int:
     """Windows that the scope of a unit meets; the groups expected are those of one."""
-    schedule = operator.schedule
-    if schedule.whole or operator.period_us is None:
+    if operator.periods is None:
         return 1
-    return -(-operator.period_us // schedule.slide_us) + schedule.overlap - 1
+    return periods_met(operator.schedule, operator.periods) or 1

@@ -27,7 +27,16 @@ from streamveil.plan import options as options_of
 from streamveil.plan.options import OPTIONS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
-from streamveil.sql.parts import Duration, Ticks, duration_us, make_aggregate
+from streamveil.sql.parts import (
+    Duration,
+    Instant,
+    Length,
+    Ticks,
+    duration_us,
+    length_of,
+    make_aggregate,
+    window_of,
+)
 from streamveil.sql.sql import parse_script
 
 
@@ -75,7 +84,7 @@ class Stream:
 
     source: SourceSpec
     unit: str | None = None
-    period_us: int | None = None
+    period: Length | None = None
     conditions: tuple[str, ...] = ()
     shape: Window = field(default_factory=Window)
     groups: tuple[KeyColumn, ...] = ()
@@ -88,8 +97,8 @@ class Stream:
     @fitting('protect(unit="user_id", per="1 day")')
     def protect(self, unit: str, per: Duration | None = None) -> Stream:
         """Who is protected: a column or expression, over the whole stream or per period."""
-        period = None if per is None else duration_us(per, "per")
-        return replace(self, unit=unit, period_us=period)
+        period = None if per is None else length_of(per, "per")
+        return replace(self, unit=unit, period=period)
 
     @fitting("where(\"ms > 0 AND url LIKE '/shop%'\")")
     def where(self, condition: str) -> Stream:
@@ -172,14 +181,15 @@ class Stream:
             **{name: value for name, value in self.limits.items() if value is not None},
             **{name: getattr(budget, name) for name in options_of.BUDGETS},
             options_of.PRIVACY_UNIT.name: self.unit,
-            options_of.UNIT_PERIOD.name: self.period_us,
+            options_of.UNIT_PERIOD.name: self.period,
             options_of.MIN_UNITS.name: self.keys.min_units,
             options_of.PUBLIC_GROUPS.name: self.keys.public,
         }
         return Query(assemble(self._draft(every), values))
 
     def _draft(self, every: Duration | RowCount | None) -> Draft:
-        time = None if every is None or isinstance(every, RowCount) else duration_us(every, "every")
+        timed = every is not None and not isinstance(every, RowCount)
+        time = length_of(every, "every") if timed else Length()  # type: ignore[arg-type]  # just looked
         return Draft(
             source=self.source,
             aggregates=self.measures,
@@ -187,7 +197,8 @@ class Stream:
             keys=self.groups,
             window=self.shape,
             ticks=Ticks(
-                every_us=time,
+                every_us=time.us or None,
+                months=time.months or None,
                 rows=every.n if isinstance(every, RowCount) else None,
                 unbounded=endless(self.source),
             ),
@@ -256,26 +267,41 @@ def source(kind: str, name: str, *, event_time: str | None = None, **options: An
     return Stream(SourceSpec(name=name, kind=kind, options=options, event_time=event_time))
 
 
-@fitting('tumble("1 day")')
-def tumble(size: Duration) -> Window:
-    """Windows of one length, side by side."""
-    return Window(kind="tumble", size_us=duration_us(size, "size"))
+@fitting('tumble("1 month", tz="Europe/Berlin")')
+def tumble(
+    size: Duration,
+    *,
+    tz: str = "",
+    origin: Instant | None = None,
+    offset: Duration | None = None,
+    week_start: str | None = None,
+) -> Window:
+    """Windows side by side, of one length: "1 day", "1 week", "1 month", "1 quarter".
+
+    By the clocks of a time zone, which is that of the whole query. They begin at midnight of
+    1970-01-01, weeks on Mondays or on `week_start`; or at `origin`, a time on those clocks; or
+    later by `offset`.
+    """
+    return window_of(
+        "tumble", length_of(size, "size"), zone=tz, origin=origin, offset=offset,
+        week_start=week_start,
+    )  # fmt: skip
 
 
 @fitting('hop("1 day", "1 hour")')
-def hop(size: Duration, slide: Duration) -> Window:
+def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None = None) -> Window:
     """Overlapping windows: one of `size` starts every `slide`."""
-    return Window(
-        kind="hop", size_us=duration_us(size, "size"), slide_us=duration_us(slide, "slide")
-    )
+    lengths = length_of(size, "size"), length_of(slide, "slide")
+    return window_of("hop", *lengths, zone=tz, origin=origin)
 
 
 @fitting('cumulate("1 day", "1 hour")')
-def cumulate(size: Duration, step: Duration) -> Window:
+def cumulate(
+    size: Duration, step: Duration, *, tz: str = "", origin: Instant | None = None
+) -> Window:
     """Windows that share a start and grow by `step` up to `size`."""
-    return Window(
-        kind="cumulate", size_us=duration_us(size, "size"), slide_us=duration_us(step, "step")
-    )
+    lengths = length_of(size, "size"), length_of(step, "step")
+    return window_of("cumulate", *lengths, zone=tz, origin=origin)
 
 
 @fitting("discover(min_units=20)")

@@ -23,7 +23,7 @@ from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.options import BUDGETS
 from streamveil.plan.plan import Aggregate, SinkSpec, TableSource
 from streamveil.sql.assemble import Draft, assemble
-from streamveil.sql.parts import Duration, Ticks, duration_us
+from streamveil.sql.parts import Duration, Length, Ticks, length_of
 from streamveil.sql.table import table_source
 
 
@@ -85,10 +85,12 @@ class Table:
                 raise PlanError(f"unknown option '{name}'{nearest(name, RELEASE_OPTIONS)}")
         if not isinstance(budget, Budget):
             raise PlanError("budget must be a Budget, such as Budget(epsilon=1, delta=1e-9)")
+        timed = every is not None and not isinstance(every, RowCount)
+        time = length_of(every, "every") if timed else Length()  # type: ignore[arg-type]  # just looked
         by_rows = isinstance(every, RowCount)
         ticks = Ticks(
-            every_us=None if every is None or isinstance(every, RowCount) else
-            duration_us(every, "every"),
+            every_us=time.us or None,
+            months=time.months or None,
             rows=every.n if by_rows else None,  # type: ignore[union-attr]  # just looked
             unbounded=endless(self.source),
         )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
+from streamveil.calendars.cells import Cells
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.rows import Lane, RowProgram
 
@@ -143,18 +144,21 @@ Times = dict[int, list[int]]  # step -> event times that rows of it may have
 
 def instants(operator: GroupBy, steps: int) -> Times:
     """Event times for the rows of every step: at its start, its end, in windows before, late."""
-    schedule = operator.schedule
-    every, size = schedule.every_us or HOUR, schedule.size_us
+    schedule, periods = operator.schedule, operator.periods
+    ticks, cells = schedule.ticks or Cells(length_us=HOUR), schedule.cells
     found = {}
     for step in range(1, steps + 1):
-        start = schedule.start_us + (step - 1) * every
-        choice = [start, start + every - 1, start + every // 2]
-        if size:
-            choice += [start - schedule.slide_us, start - size, start - schedule.lateness_us]
-            choice += [start + schedule.slide_us]
-        if operator.period_us is not None:
-            choice += [start - operator.period_us, start // operator.period_us * operator.period_us]
-        found[step] = [max(time, schedule.start_us) for time in choice]
+        start, end = ticks.start(step - 1), ticks.start(step)
+        choice = [start, end - 1, start + (end - start) // 2]
+        if cells is not None:
+            near = cells.number(start)
+            moved = (-schedule.stride, -schedule.parts, schedule.stride)
+            choice += [start + cells.start(near + by) - cells.start(near) for by in moved]
+            choice += [start - schedule.lateness_us]
+        if periods is not None:
+            number = periods.number(start)
+            choice += [periods.start(number - 1), periods.start(number)]
+        found[step] = [max(time, ticks.start(0)) for time in choice]
     return found
 
 
@@ -272,9 +276,9 @@ def in_one_period(
     operator: GroupBy, rows: list[MadeUpRow], rng: np.random.Generator
 ) -> list[MadeUpRow]:
     """Those of the period that most rows are in: what one unit is protected for."""
-    if operator.period_us is None or not rows:
+    if operator.periods is None or not rows:
         return rows
-    periods = np.array([row[2] // operator.period_us for row in rows])
+    periods = operator.periods.numbers(np.array([row[2] for row in rows], np.int64))
     numbers, counts = np.unique(periods, return_counts=True)
     chosen = numbers[counts.argmax()]
     return [row for row, period in zip(rows, periods, strict=True) if period == chosen]

@@ -25,7 +25,7 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.release import Totalling, driver
 from streamveil.dataflow.rows import Bind, Lane, RowFunction, RowProgram, require_number
 from streamveil.dataflow.true_intervals import COVERED
-from streamveil.dataflow.windows import Schedule
+from streamveil.dataflow.windows import Schedule, hopping, periods_met
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.expr import (
     column_named,
@@ -62,6 +62,14 @@ def compile_plan(plan: Plan) -> GroupBy:
         )
     check_compiled(plan)
     return Compiler(plan).compile()
+
+
+def protected(plan: Plan, bound: int = 1) -> Neighbours:
+    """Who is protected, and the shortest time in which they are."""
+    periods = plan.periods
+    period = None if periods is None else periods.shortest_us * MICRO
+    words = "" if periods is None else periods.words
+    return Neighbours(unit=plan.unit, bound=bound, period=period, calendar=words)
 
 
 @dataclass
@@ -106,7 +114,7 @@ class Compiler:
             bounds=bounds,
             horizon=schedule.triggers,
             max_units=max_units,
-            windows=self._windows_of_a_scope(schedule),
+            windows=periods_met(schedule, self.plan.periods),
             setting=self._option,
         )
         public = self._public()
@@ -122,14 +130,13 @@ class Compiler:
             )
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
-        period = None if plan.period_us is None else plan.period_us * MICRO
         confidence = float(self._option(options.CONFIDENCE))
         return GroupBy(
             job=plan.name,
-            protects=Neighbours(unit=plan.unit, period=period),
+            protects=protected(plan),
             bind=binder(plan, tuple(self.values), self._adds(), self._named()),
             schedule=schedule,
-            period_us=plan.period_us,
+            periods=plan.periods,
             bounds=bounds,
             key_names=tuple(key.name for key in plan.keys),
             public=public,
@@ -184,50 +191,30 @@ class Compiler:
 
     def _schedule(self) -> Schedule:
         window, clock = self.plan.window, self.plan.clock
-        timed = clock.kind in ("event", "wall") and clock.start_us is not None
         steps = clock.steps
         if clock.kind == "once":
             steps = 1
         elif clock.kind == "event" and clock.start_us is not None and clock.end_us is not None:
-            whole = -((clock.start_us - clock.end_us) // clock.every)
+            whole = clock.steps_until(clock.end_us)
             steps = whole if steps is None else min(steps, whole)
-        if window.kind == "whole" and (self.plan.period_us is None or not timed):
+        if window.kind == "whole" and (self.plan.periods is None or not clock.timed):
             return Schedule(steps=steps)
-        if not timed:
+        if not clock.timed:
             raise PlanError(
                 f"windows need steps that follow time, and the '{clock.kind}' clock has none.\n"
                 "  to fix  use an event or wall clock with a start"
             )
         if self.plan.source.event_time is None:
             raise PlanError("windows and unit periods need the event_time of the source")
-        start = clock.start_us or 0
+        timed = Schedule(ticks=clock.ticks, steps=steps, lateness_us=window.lateness_us)
         if window.kind == "whole":
-            return Schedule(
-                every_us=clock.every, start_us=start, steps=steps, lateness_us=window.lateness_us
-            )
-        slide = window.slide_us or window.size_us
-        if window.kind == "cumulate" and window.size_us % slide:
+            return timed
+        if window.kind != "cumulate":
+            parts, stride, cells = hopping(window.size, window.slide)
+            return replace(timed, cells=cells, parts=parts, stride=stride)
+        if not window.slide.refines(window.size):
             raise PlanError("a cumulating window must grow by a step that divides its size")
-        return Schedule(
-            every_us=clock.every,
-            start_us=start,
-            size_us=window.size_us,
-            slide_us=slide,
-            lateness_us=window.lateness_us,
-            steps=steps,
-            growing=window.kind == "cumulate",
-        )
-
-    def _windows_of_a_scope(self, schedule: Schedule) -> int | None:
-        """How many windows the rows of one unit, within its scope, can fall into."""
-        if schedule.whole:
-            return 1
-        span = self.plan.period_us
-        if span is None:
-            if schedule.steps is None:
-                return None
-            span = schedule.steps * schedule.every_us
-        return -(-span // schedule.slide_us) + schedule.overlap - 1
+        return replace(timed, cells=window.slide, spans=window.size)
 
     # ---- aggregates
 

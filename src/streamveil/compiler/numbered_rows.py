@@ -62,20 +62,20 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
         return None
     micros = None if times is None else np.asarray(times.fill_null(0))[rows]
     scope = _codes([unit.take(pa.array(rows))])
-    if plan.period_us is not None and micros is not None:
-        scope = pairs(scope, micros // plan.period_us)
+    if plan.periods is not None and micros is not None:
+        scope = pairs(scope, plan.periods.numbers(micros))
     cell = _codes(
         [compile_key(key.expression, table.schema)(table).take(pa.array(rows))
          for key in plan.keys]
     ) if plan.keys else np.zeros(len(rows), np.int64)  # fmt: skip
-    if plan.window.size_us and micros is not None:
-        cell = pairs(cell, micros // plan.window.size_us)
+    if plan.window.kind != "whole" and micros is not None:
+        cell = pairs(cell, plan.window.size.numbers(micros))
     return Sample(scope, cell, value[rows], scale)
 
 
 def _times(plan: Plan, table: pa.Table) -> Any:
     column = plan.source.event_time
-    if column is None or not (plan.window.size_us or plan.period_us):
+    if column is None or (plan.window.kind == "whole" and plan.periods is None):
         return None
     column = column_named(table.schema, column)
     text = f"UNIX_MICROS(CAST(`{column}` AS TIMESTAMP))"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from streamveil.compiler.group_by import MICRO, Compiler, binder
+from streamveil.compiler.group_by import Compiler, binder, protected
 from streamveil.connectors.base import declared_schema
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
@@ -39,8 +39,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     if bounding.max_rows is None or bounding.max_rows_per_group or bounding.quadratic:
         raise PlanError("a sketch is bounded by max_rows_contributed, and by nothing else")
     schedule = Compiler(plan)._schedule()
-    period = None if plan.period_us is None else plan.period_us * MICRO
-    protects = Neighbours(unit=plan.unit, bound=bounding.max_rows, period=period)
+    protects = protected(plan, bounding.max_rows)
     options = dict(aggregate.options)
     memory = int(options.pop("memory", MEMORY))
     searched = aggregate.function == "heavy_hitters"
@@ -62,7 +61,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
         job=plan.name,
         bind=binder(replace(plan, keys=(key,)), (), {}),
         schedule=schedule,
-        period_us=plan.period_us,
+        periods=plan.periods,
         bounds=Bounds(max_rows=bounding.max_rows),
         sketch=sketch,
         name=aggregate.name,

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.calendars.cells import Cells
 from streamveil.connectors.base import micros
 from streamveil.types import Array, Bool, Int64
 
@@ -27,11 +28,11 @@ class Arrivals(NamedTuple):
         return {reason: int(rows.sum()) for reason, rows in self.outside.items() if rows.any()}
 
 
-def arrivals(rows: pa.Table, column: str, span: tuple[int, int], every: int) -> Arrivals:
-    """Steps of `every` microseconds from the start of `span` to before its end.
+def arrivals(rows: pa.Table, column: str, span: tuple[int, int], ticks: Cells) -> Arrivals:
+    """Steps, the cells of `ticks` from 1 on, from the start of `span` to before its end.
 
     >>> rows = pa.table({"seen": [5, 10, 29, 30, None]})
-    >>> found = arrivals(rows, "seen", (10, 30), 15)
+    >>> found = arrivals(rows, "seen", (10, 30), Cells(length_us=15, origin_us=10))
     >>> found.step[found.inside].tolist(), found.left_out
     ([1, 2], {'null in seen': 1, 'arrival outside the schedule': 2})
     """
@@ -41,4 +42,4 @@ def arrivals(rows: pa.Table, column: str, span: tuple[int, int], every: int) -> 
     us = np.asarray(pc.fill_null(time, start - 1))
     inside = known & (us >= start) & (us < end)
     outside = {f"null in {column}": ~known, OUTSIDE: known & ~inside}
-    return Arrivals((us - start) // every + 1, inside, outside)
+    return Arrivals(ticks.numbers(us) + 1, inside, outside)

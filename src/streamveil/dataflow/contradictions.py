@@ -39,9 +39,10 @@ def contradictions(operator: Grouping) -> Iterator[str]:
 
 def scopes(operator: Grouping) -> Iterator[str]:
     """Who is protected, and whose rows are bounded together."""
-    period, micros = operator.protects.period, operator.period_us
-    if period != (None if micros is None else timedelta(microseconds=micros)):
-        yield f"rows are bounded in each {micros} microseconds, and {period} is protected"
+    period, periods = operator.protects.period, operator.periods
+    shortest = None if periods is None else periods.shortest_us
+    if period != (None if shortest is None else timedelta(microseconds=shortest)):
+        yield f"rows are bounded in each {shortest} microseconds, and {period} is protected"
     if (operator.public is None) == (operator.totalling.selection is None):
         yield "groups are either public or selected"
     if operator.max_units < 1:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch, Release
+from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
@@ -110,12 +111,12 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 14  # of its state; 13: rounding of each lane, 14: rows without a slot count
+    version: int = 15  # of its state; 14: rows without a slot count, 15: triggers by the calendar
     job: str
     protects: Neighbours
     bind: Bind = field(compare=False, repr=False)
     schedule: Schedule
-    period_us: int | None
+    periods: Cells | None  # of units; None: the whole stream
     bounds: Bounds
     key_names: tuple[str, ...]
     public: tuple[tuple[Any, ...], ...] | None  # None: keys are discovered
@@ -183,7 +184,7 @@ class GroupBy:
 
     @property
     def _separate(self) -> bool:
-        return periods_apart(self.schedule, self.period_us)
+        return periods_apart(self.schedule, self.periods)
 
     @property
     def plain_lanes(self) -> tuple[Lane, ...]:
@@ -357,12 +358,12 @@ class GroupBy:
         return unit_stage(self._units(state, period), rows, self.bounds)
 
     def _closes(self, period: int) -> int | None:
-        if self.period_us is None:
+        if self.periods is None:
             return None
-        return period_closes(self.schedule, period, self.period_us)
+        return period_closes(self.schedule, period, self.periods)
 
     def _in_open_period(self, periods: Int64[Array, " pairs"], step: int) -> Bool[Array, " pairs"]:
-        if self.period_us is None:
+        if self.periods is None:
             return np.ones(len(periods), np.bool_)
         numbers, places = np.unique(periods, return_inverse=True)
         closes = [self._closes(int(number)) for number in numbers]

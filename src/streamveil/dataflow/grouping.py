@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.dataflow.bounding import Bounds, Firsts, Passed, UnitRows
 from streamveil.dataflow.keys import Types
@@ -30,7 +31,7 @@ class Grouping(Protocol):
     @property
     def schedule(self) -> Schedule: ...
     @property
-    def period_us(self) -> int | None: ...
+    def periods(self) -> Cells | None: ...
     @property
     def bounds(self) -> Bounds: ...
     @property

@@ -121,10 +121,10 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
     )
     count(prepared.reject_counts, reject_counts)
     pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
-    if operator.period_us is not None:
-        pairs = pairs._replace(periods=prepared.event_us[rows] // operator.period_us)
+    if operator.periods is not None:
+        pairs = pairs._replace(periods=operator.periods.numbers(prepared.event_us[rows]))
         if operator.schedule.whole:
-            ahead = far_ahead(operator.schedule, pairs.periods, operator.period_us, batch.step)
+            ahead = far_ahead(operator.schedule, pairs.periods, operator.periods, batch.step)
             pairs = drop(pairs, ~ahead, EARLY, prepared)
         still_open = operator._in_open_period(pairs.periods, batch.step)
         pairs = drop(pairs, still_open, LATE, prepared)

@@ -8,118 +8,268 @@ one person's clock drop other people's rows).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd
 
 import numpy as np
 
 from streamveil.batch import RejectNotes
+from streamveil.calendars.cells import END_US, Cells, clock_of, common
+from streamveil.errors import PlanError
 from streamveil.types import Array, Bool, Int64
 
 LATE, EARLY = "late", "early"
+MOST_WINDOWS = 4_000_000  # of a calendar, that are looked at one by one
+Numbers = Int64[Array, " windows"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The calendar of a job: steps of `every_us`, windows of `size_us` starting each `slide_us`.
+    """The calendar of a job: public steps, and windows made of cells of a grid.
 
-    Step i ends at start_us + i * every_us. A window [a, b) is released at every step whose end
-    lies after a, up to the first whose end reaches b + lateness_us; those steps are its triggers
-    1..T. A size of 0 is one window that never ends: the whole stream, released at every step.
+    Step i ends where cell i of `steps_of` begins, and step 1 begins where cell 0 does. A window
+    [a, b) is released at every step that ends after a, up to the first that ends at or after
+    b + lateness_us; those steps are its triggers 1..T. Window w is the `parts` cells from cell
+    w * stride on. With `spans` windows cumulate: window w goes from the begin of the span that
+    holds cell w to the end of that cell. Without cells the whole stream is one window that never
+    ends and is released at every step.
 
-    >>> day = Schedule(every_us=6, start_us=0, size_us=24, slide_us=24)
+    >>> day = fixed_schedule(every_us=6, size_us=24)
     >>> day.first_step(1), day.last_step(1), day.triggers
     (5, 8, 4)
     >>> day.active(5), day.trigger(1, 6)
-    (range(1, 2), 2)
+    ((1,), 2)
     """
 
-    every_us: int = 0  # 0: steps have no time of their own
-    start_us: int = 0
-    size_us: int = 0
-    slide_us: int = 0  # distance of window starts; size_us for tumbling windows
+    ticks: Cells | None = None  # steps; None: they have no time of their own
+    cells: Cells | None = None  # what windows are made of; None: one window
+    parts: int = 1  # cells of a window
+    stride: int = 1  # cells from one window's begin to the next's
+    spans: Cells | None = None  # cumulating windows grow up to a cell of these
     lateness_us: int = 0
     steps: int | None = None  # of the job; None: no end
-    growing: bool = False  # cumulating windows: share a start, grow by slide_us up to size_us
 
     def __post_init__(self) -> None:
-        if self.size_us and not 0 < self.slide_us <= self.size_us:
-            raise ValueError("slide_us must be above zero and at most the size of the window")
-        if self.growing and self.size_us % self.slide_us:
+        if self.cells is None:
+            return
+        if self.ticks is None:
+            raise ValueError("windows need steps that have a time")
+        if not 1 <= self.stride <= self.parts:
+            raise ValueError("windows begin at most as far apart as they are long")
+        if self.spans is not None and not self.cells.refines(self.spans):
             raise ValueError("the size of a growing window must be a multiple of its step")
 
     @property
     def whole(self) -> bool:
         """Whether there is one window only."""
-        return self.size_us == 0
+        return self.cells is None
 
     @property
+    def _cells(self) -> Cells:
+        assert self.cells is not None  # noqa: S101  (asked of windows only)
+        return self.cells
+
+    @property
+    def _ticks(self) -> Cells:
+        assert self.ticks is not None  # noqa: S101  (asked of steps with a time only)
+        return self.ticks
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all steps, cells and spans are equally long: no calendar."""
+        return all(g is None or g.fixed for g in (self.ticks, self.cells, self.spans))
+
+    @cached_property
     def overlap(self) -> int:
         """How many windows one row counts in, at most."""
-        return 1 if self.whole else -(-self.size_us // self.slide_us)
+        if self.cells is None:
+            return 1
+        if self.spans is None:
+            return -(-self.parts // self.stride)
+        if self.fixed:
+            return self.spans.length_us // self.cells.length_us
+        numbers, begins = self._windows(), self._begins(self._windows())
+        ends = self.spans.starts(self.spans.numbers(begins) + 1)
+        return int((self.cells.numbers(ends - 1) - numbers).max()) + 1
 
-    @property
+    @cached_property
     def triggers(self) -> int | None:
-        """The largest number of triggers of any window; None when nothing bounds it."""
+        """The largest number of triggers of any window; None when nothing bounds it.
+
+        Counters are sized for it, so it must hold for every window, and it is exact: less noise.
+        Proof: window [a, b) has one trigger for every step i that ends after a and that begins
+            before b + lateness. Of a calendar, all windows of the job are looked at: those from the
+            first that step 1 releases to the last that begins before the job ends, or before 2200,
+            after which nothing is released (`_last`). Of steps of e from s on, with a = s + q e + r
+            and 0 <= r < e, these are ceil((r + b - a + lateness) / e), which rises with r and with
+            b - a. Begins of windows of the largest length are o + k m for all whole k, so the
+            largest r is e - g + (o - s) mod g with g = gcd(m, e). Step 1 and the last step can only
+            take triggers away.
+        """
         if self.whole:
             return self.steps
-        span = self.size_us + self.lateness_us
-        fits = span % self.every_us == 0 and self._aligned
-        longest = span // self.every_us + (0 if fits else 2)
-        return max(1, longest) if self.steps is None else max(1, min(longest, self.steps))
+        if not self.fixed:
+            return self._most_triggers()
+        ticks, cells, spans = self._ticks, self._cells, self.spans
+        every, size = ticks.length_us, cells.length_us * self.parts
+        apart, origin = cells.length_us * self.stride, cells.origin_us
+        if spans is not None:
+            size = apart = spans.length_us
+            origin = spans.origin_us
+        rest = gcd(apart, every)
+        into = every - rest + (origin - ticks.origin_us) % rest
+        most = -(-(into + size + self.lateness_us) // every)
+        return most if self.steps is None else max(1, min(most, self.steps))
+
+    def _most_triggers(self) -> int:
+        """The largest number of triggers, by looking at all windows."""
+        first, last = self._released(self._windows())
+        return max(1, int((last - first).max(initial=0)) + 1)
+
+    def _released(self, windows: Numbers) -> tuple[Numbers, Numbers]:
+        """The first and the last steps at which windows of a calendar are released."""
+        begins, ends = self._edges(windows)
+        first = np.maximum(1, self._ticks.numbers(begins) + 1)
+        last = self._ticks.numbers(ends + self.lateness_us - 1) + 1
+        return first, np.minimum(last, self._last)
+
+    def _windows(self) -> Numbers:
+        """The numbers of all windows of a job on a calendar that any step releases."""
+        end = min(self._ticks.start(self._last), END_US)
+        low = self._first_after(self._ticks.start(0) - self.lateness_us)
+        high = self._last_before(end)
+        if high - low >= MOST_WINDOWS:
+            raise PlanError(
+                f"{high - low + 1:,} windows of a calendar are more than can be looked at.\n"
+                "  to fix  give an end, longer windows, or no time zone"
+            )
+        numbers = np.arange(low, max(low, high) + 1, dtype=np.int64)
+        return numbers[~self._void(numbers)] if len(numbers) > 1 else numbers
+
+    @cached_property
+    def _last(self) -> int:
+        """The last step of a job on a calendar: what is beyond 2200 is never released."""
+        known = self._ticks.number(END_US)
+        return known if self.steps is None else min(self.steps, known)
 
     @property
-    def _aligned(self) -> bool:
-        return self.start_us % self.every_us == 0 and self.slide_us % self.every_us == 0
+    def _end(self) -> int | None:
+        return self.steps if self.fixed else self._last
+
+    @cached_property
+    def open_windows(self) -> int:
+        """How many windows may be open at one time, at most."""
+        if self.whole:
+            return 1
+        parts = self.parts if self.spans is None else self.overlap
+        cells, ticks = self._cells, self._ticks
+        shortest = cells.length_us or cells.months * 28 * 86_400_000_000
+        step = ticks.length_us or ticks.months * 31 * 86_400_000_000
+        open_cells = parts + -(-(self.lateness_us + 2 * step) // shortest)
+        return -(-open_cells // self.stride) + 1
 
     def bounds(self, window: int) -> tuple[int, int]:
         """Start and end of a window in event time, microseconds."""
-        if self.growing:
-            parts = self.size_us // self.slide_us
-            start = window // parts * self.size_us
-            return start, start + (window % parts + 1) * self.slide_us
-        return window * self.slide_us, window * self.slide_us + self.size_us
+        if self.fixed:
+            cells, begin = self._cells, window * self.stride
+            if self.spans is None:
+                return cells.start(begin), cells.start(begin + self.parts)
+            return self.spans.start(self.spans.number(cells.start(begin))), cells.start(begin + 1)
+        begins, ends = self._edges(np.array([window], np.int64))
+        return int(begins[0]), int(ends[0])
+
+    def _edges(self, windows: Numbers) -> tuple[Numbers, Numbers]:
+        """Starts and ends of windows."""
+        first = windows * self.stride
+        return self._begins(windows), self._cells.starts(first + self.parts)
+
+    def _begins(self, windows: Numbers) -> Numbers:
+        begins = self._cells.starts(windows * self.stride)
+        return begins if self.spans is None else self.spans.starts(self.spans.numbers(begins))
+
+    def _void(self, windows: Numbers) -> Bool[Array, " windows"]:
+        """Which windows hold nothing that the one before does not hold: clocks left it out."""
+        if self.fixed:
+            return np.zeros(len(windows), np.bool_)
+        if self.spans is not None:
+            return self._cells.empty(windows)
+        begins, ends = self._edges(windows)
+        return np.asarray(begins == ends)
 
     def first_step(self, window: int) -> int:
         """The first step at which a window is released."""
         if self.whole:
             return 1
-        return max(1, (self.bounds(window)[0] - self.start_us) // self.every_us + 1)
+        return max(1, self._ticks.number(self.bounds(window)[0]) + 1)
 
     def last_step(self, window: int) -> int | None:
         """The last step at which a window is released; rows of later steps are late."""
         if self.whole:
             return self.steps
-        last = self.step_reaching(self.bounds(window)[1] + self.lateness_us)
-        return last if self.steps is None else min(last, self.steps)
+        last, end = self.step_reaching(self.bounds(window)[1] + self.lateness_us), self._end
+        return last if end is None else min(last, end)
 
     def step_reaching(self, time_us: int) -> int:
         """The first step whose end is at or after a time."""
-        return -((self.start_us - time_us) // self.every_us)
+        return self._ticks.number(time_us - 1) + 1
 
     def trigger(self, window: int, step: int) -> int:
         """The number of a step among the triggers of a window, from 1."""
         return step - self.first_step(window) + 1
 
-    def active(self, step: int) -> range:
+    def active(self, step: int) -> tuple[int, ...]:
         """The windows released at a step: none after the last, whose noise would come again."""
         if self.whole:
-            return range(int(self.steps is None or step <= self.steps))
-        end = self.start_us + step * self.every_us
-        reach = self.size_us + self.lateness_us + self.every_us
-        low, high = self._number(end - reach), self._number(end - 1) + self.overlap
-        inside = [w for w in range(low, high + 1) if self._covers(w, step)]
-        return range(inside[0], inside[-1] + 1) if inside else range(0)
+            return (0,) if self.steps is None or step <= self.steps else ()
+        if self._end is not None and step > self._end:
+            return ()
+        low = self._first_after(self._ticks.start(step - 1) - self.lateness_us)
+        high = self._last_before(self._ticks.start(step))
+        numbers = np.arange(low, high + 1, dtype=np.int64)
+        return tuple(w for w in numbers[~self._void(numbers)].tolist() if self._covers(w, step))
 
     def _covers(self, window: int, step: int) -> bool:
         last = self.last_step(window)
         return self.first_step(window) <= step and (last is None or step <= last)
 
-    def _number(self, time_us: int) -> int:
-        """The first window that can hold a time."""
-        if self.growing:
-            parts = self.size_us // self.slide_us
-            return time_us // self.size_us * parts + time_us % self.size_us // self.slide_us
-        return (time_us - self.size_us) // self.slide_us + 1
+    def _first_after(self, time_us: int) -> int:
+        """The first window that ends after a time."""
+        return (self._cells.number(time_us) - self.parts) // self.stride + 1
+
+    def _last_before(self, time_us: int) -> int:
+        """The last window that starts before a time."""
+        if self.spans is None:
+            return self._cells.number(time_us - 1) // self.stride
+        end = self.spans.start(self.spans.number(time_us - 1) + 1)
+        return self._cells.number(end - 1)
+
+
+def fixed_schedule(
+    *,
+    every_us: int,
+    start_us: int = 0,
+    size_us: int = 0,
+    slide_us: int = 0,
+    lateness_us: int = 0,
+    steps: int | None = None,
+) -> Schedule:
+    """A schedule of steps and windows that are equally long; `slide_us`: size_us if left out."""
+    ticks = Cells(length_us=every_us, origin_us=start_us)
+    if not size_us:
+        return Schedule(ticks=ticks, lateness_us=lateness_us, steps=steps)
+    parts, stride, cells = hopping(Cells(length_us=size_us), Cells(length_us=slide_us or size_us))
+    return Schedule(
+        ticks=ticks, cells=cells, parts=parts, stride=stride, lateness_us=lateness_us, steps=steps
+    )
+
+
+def hopping(size: Cells, slide: Cells) -> tuple[int, int, Cells]:
+    """How many cells a window has, how many apart windows begin, and the cells."""
+    cells = common(slide, size)
+    if size.months:
+        return size.months // cells.months, slide.months // cells.months, cells
+    return size.length_us // cells.length_us, slide.length_us // cells.length_us, cells
 
 
 def assign(
@@ -143,8 +293,11 @@ def assign(
         return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: over} if over else {}
     rows, windows = candidates(schedule, event_us)
     numbers, places = np.unique(windows, return_inverse=True)
-    last = np.array([_or_never(schedule.last_step(int(w))) for w in numbers], np.int64)
-    first = np.array([schedule.first_step(int(w)) for w in numbers], np.int64)
+    if schedule.fixed:
+        last = np.array([_or_never(schedule.last_step(int(w))) for w in numbers], np.int64)
+        first = np.array([schedule.first_step(int(w)) for w in numbers], np.int64)
+    else:
+        first, last = schedule._released(numbers)
     late, early = (step > last)[places], (first > step + 1)[places]
     keep = ~(late | early)
     if keep.all():
@@ -160,51 +313,91 @@ def candidates(
     schedule: Schedule, event_us: Int64[Array, " rows"]
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
     """Every (row, window) pair by event time alone, ordered by row and then by window."""
-    size, slide = schedule.size_us, schedule.slide_us
-    if size == slide:
-        return np.arange(len(event_us), dtype=np.int64), event_us // slide
-    if schedule.growing:
-        parts = size // slide
-        inside = event_us % size // slide
-        first, count = event_us // size * parts + inside, parts - inside
+    cells, spans = schedule._cells, schedule.spans
+    held = cells.numbers(event_us)
+    if spans is None and schedule.parts == 1:
+        return np.arange(len(event_us), dtype=np.int64), held
+    if spans is None:
+        first = (held - schedule.parts) // schedule.stride + 1
+        count = held // schedule.stride - first + 1
     else:
-        first = (event_us - size) // slide + 1
-        count = event_us // slide - first + 1
+        first = held
+        count = cells.numbers(spans.starts(spans.numbers(event_us) + 1) - 1) - held + 1
     rows = np.repeat(np.arange(len(event_us), dtype=np.int64), count)
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-    return rows, first[rows] + nth
+    windows = first[rows] + nth
+    if spans is None or schedule.fixed:
+        return rows, windows
+    kept = ~schedule._void(windows)
+    return rows[kept], windows[kept]
 
 
-def periods_apart(schedule: Schedule, period_us: int | None) -> bool:
-    """Whether different periods of a unit never meet in one window."""
-    size = schedule.size_us
-    return bool(period_us and size and period_us % size == 0 and schedule.slide_us == size)
+def periods_apart(schedule: Schedule, period: Cells | None) -> bool:
+    """Whether different periods of a unit never meet in one window.
+
+    Proof: windows side by side are single cells, and every period is made of whole cells.
+    """
+    side_by_side = schedule.cells is not None and schedule.parts == 1 and schedule.spans is None
+    return bool(period is not None and side_by_side and schedule._cells.refines(period))
 
 
-def period_closes(schedule: Schedule, period: int, period_us: int) -> int | None:
+def period_closes(schedule: Schedule, period: int, periods: Cells) -> int | None:
     """The last step that may take rows of a unit-period; None when steps carry no time."""
-    if schedule.every_us == 0:
+    if schedule.ticks is None:
         return None
-    end = (period + 1) * period_us
-    if schedule.whole:
-        return schedule.step_reaching(end + schedule.lateness_us)
-    window = (end - 1) // schedule.slide_us  # the last window its rows can be in
-    if schedule.growing:
-        window = ((end - 1) // schedule.size_us + 1) * (schedule.size_us // schedule.slide_us) - 1
-    return schedule.step_reaching(schedule.bounds(window)[1] + schedule.lateness_us)
+    end = periods.start(period + 1)
+    if not schedule.whole:
+        end = schedule.bounds(schedule._last_before(end))[1]  # of the last its rows can be in
+    return schedule.step_reaching(end + schedule.lateness_us)
 
 
 def far_ahead(
-    schedule: Schedule, periods: Int64[Array, " rows"], period_us: int, step: int
+    schedule: Schedule, numbers: Int64[Array, " rows"], periods: Cells, step: int
 ) -> Bool[Array, " rows"]:
     """Which unit-periods begin more than one step ahead, where no window says so: they are early.
 
     Every period keeps units of its own until it closes: rows of one unit in many years to come
     would slow down all others.
     """
-    if not schedule.whole or schedule.every_us == 0:
-        return np.zeros(len(periods), np.bool_)
-    return np.asarray((periods * period_us - schedule.start_us) // schedule.every_us > step)
+    if not schedule.whole or schedule.ticks is None:
+        return np.zeros(len(numbers), np.bool_)
+    return np.asarray(schedule.ticks.numbers(periods.starts(numbers)) > step)
+
+
+def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
+    """How many windows the rows of one unit, within its scope, can fall into, about.
+
+    Read by forecasts alone: bounds count rows over all windows of a scope.
+    """
+    if schedule.whole:
+        return 1
+    cells, ticks = schedule._cells, schedule._ticks
+    if periods is not None:
+        begin = ticks.start(0)
+        number = periods.number(begin)
+        low, high = periods.start(number), periods.start(number + 1)
+    elif schedule.steps is None:
+        return None
+    else:
+        low, high = ticks.start(0), ticks.start(schedule._end or schedule.steps)
+    return max(1, cells.number(high - 1) // schedule.stride - schedule._first_after(low) + 1)
+
+
+def better_start(schedule: Schedule) -> tuple[int, int] | None:
+    """A start at which windows have fewer triggers, and how many; None if the start is as good.
+
+    It is the begin of a window: where the first step releases one of them.
+    """
+    if schedule.cells is None or schedule.ticks is None or schedule.triggers is None:
+        return None
+    start, ticks = schedule.ticks.start(0), schedule.ticks
+    begin = schedule.bounds(schedule._last_before(start + 1))[0]
+    try:
+        moved = replace(ticks, origin_us=clock_of(begin, "" if ticks.fixed else ticks.zone))
+        most = replace(schedule, ticks=moved).triggers
+    except ValueError:  # releases of months do not start on the last days of one
+        return None
+    return (begin, most) if most is not None and most < schedule.triggers else None
 
 
 def _or_never(step: int | None) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.calendars.zones import require_zone
 from streamveil.errors import PlanError
 from streamveil.expressions import times
 from streamveil.expressions.kernels import (
@@ -305,16 +306,18 @@ def _position(column: Column, text: str) -> Column:
     return pc.add(found.cast(pa.int64()), 1)  # bytes: exact for ASCII, documented
 
 
-def _without_zone(name: str, arguments: Sequence[Argument], places: int) -> None:
-    """Refuses the time zone that GoogleSQL takes as a last argument."""
-    if len(arguments) == places + 1 and arguments[-1].kind == "string":
-        raise PlanError(f"{name} takes no time zone: {times.ZONES}")
+def _zone(name: str, arguments: Sequence[Argument], places: int) -> str | None:
+    """The time zone that may follow so many arguments."""
+    arity(name, arguments, places, places + 1)
+    if len(arguments) == places:
+        return None
+    return require_zone(constant(name, arguments, places, "string"))
 
 
 def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
-    _without_zone(name, arguments, 1)
-    arity(name, arguments, 1)
-    kind = arguments[0].kind
+    zone, kind = _zone(name, arguments, 1), arguments[0].kind
+    if zone is not None:
+        return Bound("date", ("timestamp", None), times.on_calendar(zone))
     if kind == "date":
         return Bound("date", ("date",), _same)
     if kind == "string":
@@ -323,9 +326,9 @@ def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
 
 
 def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
-    _without_zone(name, arguments, 1)
-    arity(name, arguments, 1)
-    kind = arguments[0].kind
+    zone, kind = _zone(name, arguments, 1), arguments[0].kind
+    if zone is not None:
+        return Bound("timestamp", ("date", None), times.midnight(zone))
     if kind == "date":
         return Bound("timestamp", ("date",), times.to_instant)
     return Bound("timestamp", ("timestamp",), _same)
@@ -333,9 +336,13 @@ def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
 
 def _truncate(kind: Kind) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
-        _without_zone(name, arguments, 2)
-        arity(name, arguments, 2)
+        zone = _zone(name, arguments, 2)
         unit = constant(name, arguments, 1, "unit")
+        if zone is not None and arguments[0].kind == "date":
+            raise wrong(name, arguments[0], 0, "timestamp, where a time zone follows")
+        if zone is not None:
+            kernel = times.truncate_on_clocks(unit, zone)
+            return Bound("timestamp", ("timestamp", None, None), kernel)
         if kind == "date" and unit in ("MICROSECOND", "MILLISECOND", "SECOND", "MINUTE", "HOUR"):
             raise PlanError(f"{name} cannot cut a date to {unit}; use TIMESTAMP_TRUNC")
         return Bound(kind, (kind, None), times.truncate(unit))

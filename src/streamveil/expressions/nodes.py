@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
+from streamveil.calendars.zones import require_zone
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions import times
 from streamveil.expressions.convert import (
@@ -57,7 +58,10 @@ def build(tree: exp.Expr, read: Reader) -> Node:
 def no_row_expression(tree: exp.Expr) -> PlanError:
     """Why a row has no such value."""
     if isinstance(tree, exp.AtTimeZone):
-        return PlanError(f"AT TIME ZONE is not part of per-row expressions: {times.ZONES}")
+        return PlanError(
+            "AT TIME ZONE is part of EXTRACT(part FROM time AT TIME ZONE 'zone') alone.\n"
+            "  to fix  DATE(time, 'zone'), TIMESTAMP_TRUNC(time, DAY, 'zone')"
+        )
     reason = REFUSED.get(type(tree), "is not part of per-row expressions")
     return PlanError(f"'{shown(canonical(tree))}' {reason}")
 
@@ -335,13 +339,21 @@ def _choose(
 
 
 def _extract(tree: exp.Expr, read: Reader) -> Node:
-    node = build(tree.expression, read)
-    if node.kind not in ("date", "timestamp"):
-        raise wrong("EXTRACT", seen(node), 1, "a date or timestamp")
+    inner, zone = tree.expression, None
+    if isinstance(inner, exp.AtTimeZone):
+        inner, zone = inner.this, inner.args.get("zone")
+    node = build(inner, read)
+    if node.kind not in ("date", "timestamp") or (zone is not None and node.kind == "date"):
+        raise wrong("EXTRACT", seen(node), 1, "a timestamp" if zone else "a date or timestamp")
     if not isinstance(tree.this, exp.Var):
         raise PlanError(f"unknown part in EXTRACT; known: {', '.join(sorted(times.PARTS))}")
     kernel = times.extract(tree.this.name.upper())
-    return Node("int", lambda table: kernel(node.run(table)))
+    if zone is None:
+        return Node("int", lambda table: kernel(node.run(table)))
+    if not isinstance(zone, exp.Literal) or not zone.is_string:
+        raise PlanError("the time zone of EXTRACT is a text written in the query")
+    clocks = times.on_clocks(require_zone(zone.this))
+    return Node("int", lambda table: kernel(clocks(node.run(table))))
 
 
 # -- function calls ------------------------------------------------------------------------------

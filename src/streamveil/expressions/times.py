@@ -1,4 +1,4 @@
-"""Calendar arithmetic on whole columns, in UTC, without a time-zone database.
+"""Calendar arithmetic on whole columns, in UTC or by the clocks of a named time zone.
 
 Times are microseconds since 1970 and dates are days; every function is total (see `kernels`).
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from streamveil.calendars.zones import rules_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.kernels import DAY_US, INSTANT, Column, dense, from_numpy
 from streamveil.types import Array
@@ -26,10 +27,6 @@ UNIT_US = {
 UNIT_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 WEEKDAYS = ("SUNDAY", "MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY")
 TRUNC_UNITS = (*UNIT_US, *UNIT_MONTHS, "ISOWEEK", *(f"WEEK({day})" for day in WEEKDAYS))
-ZONES = (
-    "times are in UTC here, without a database of time zones.\n"
-    "  to fix  leave it out, or move the time by a fixed offset first: t - INTERVAL 5 HOUR"
-)
 FAR_US = 250_000 * 366 * DAY_US  # beyond this int64 microseconds would wrap
 
 
@@ -60,6 +57,53 @@ def to_instant(column: Column) -> Column:
     """Midnight UTC of a date."""
     values, ok = micros(column)
     return from_numpy(values, ok, INSTANT)
+
+
+def on_clocks(zone: str) -> Callable[[Column], Column]:
+    """What the clocks of a zone show at each time, as if it were UTC."""
+    rules = rules_of(zone)
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        return from_numpy(rules.shown(values), ok, INSTANT)
+
+    return run
+
+
+def on_calendar(zone: str) -> Callable[[Column], Column]:
+    """The day that it is by the clocks of a zone."""
+    clocks = on_clocks(zone)
+    return lambda column: to_date(clocks(column))
+
+
+def midnight(zone: str) -> Callable[[Column], Column]:
+    """When the clocks of a zone show midnight of a day, for good."""
+    rules = rules_of(zone)
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        return from_numpy(rules.instants(values), ok, INSTANT)
+
+    return run
+
+
+def truncate_on_clocks(unit: str, zone: str) -> Callable[[Column], Column]:
+    """Start of the unit by the clocks of a zone: of days and longer, as of windows (`Cells`).
+
+    Below a day the time since the unit's start is what clocks show of it: an hour that is shown
+    twice is two hours.
+    """
+    plain, rules = truncate(unit), rules_of(zone)
+    short = UNIT_US.get(unit, DAY_US) < DAY_US
+
+    def run(column: Column) -> Column:
+        values, ok = micros(column)
+        clock = rules.shown(values) if short else rules.passed(values)
+        start, fits = micros(plain(from_numpy(clock, ok, INSTANT)))
+        moved = values - (clock - start) if short else rules.instants(start)
+        return from_numpy(moved, fits, INSTANT)
+
+    return run
 
 
 def truncate(unit: str) -> Callable[[Column], Column]:

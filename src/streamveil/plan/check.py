@@ -13,13 +13,15 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
+from streamveil.calendars.cells import END_US, Cells
+from streamveil.calendars.zones import DAY
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.names import key_name
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
-from streamveil.plan.plan import Aggregate, Plan
+from streamveil.plan.plan import Aggregate, Clock, Plan, Window
 
 VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
 SQUARED = ("variance", "stddev")
@@ -183,7 +185,7 @@ def check_habits(plan: Plan) -> Complaints:
                 "a query that runs again as the public size grows is EMIT EVERY n ROWS with steps"
             )
     refresh = plan.options.get("budget_refresh_us")
-    if refresh is not None and plan.period_us is None:
+    if refresh is not None and plan.periods is None:
         yield HABITS["budget-refresh"].error()
     if refresh is not None and refresh != plan.period_us:
         yield "budget_refresh must equal privacy_unit_period, or be left out: it is implied"
@@ -316,7 +318,7 @@ def _bounding(plan: Plan) -> Complaints:
         yield "max_rows_per_group is larger than max_rows_contributed; it would never apply"
     if each is not None and squares is not None:
         yield "give max_rows_per_group or max_squared_rows, not both"
-    if plan.bounding.combine and plan.period_us is not None:
+    if plan.bounding.combine and plan.periods is not None:
         yield "contribution_bounds_per_group and privacy_unit_period do not go together"
     if plan.bounding.combine and plan.clock.kind != "once":
         yield (
@@ -338,7 +340,7 @@ def check_clock(plan: Plan) -> Complaints:
     if clock.kind == "once":
         return
     unit = "rows" if clock.kind == "rows" else "time"
-    if not 1 <= clock.every < 2**62:
+    if not clock.months and not 1 <= clock.every < 2**62:
         yield f"EMIT EVERY needs a positive number of {unit}"
     if clock.steps is not None and not 1 <= clock.steps <= 10**9:
         yield f"steps must be between 1 and 1,000,000,000, not {clock.steps}"
@@ -367,6 +369,15 @@ def check_clock(plan: Plan) -> Complaints:
         yield "arrival belongs to a replay (clock = 'event')"
 
 
+def _calendar(plan: Plan) -> Complaints:
+    """How far calendars are known."""
+    cells = (plan.clock.ticks if plan.clock.timed else None, plan.periods,
+             None if plan.window.kind == "whole" else plan.window.size)  # fmt: skip
+    known = all(one is None or one.fixed for one in cells)
+    if not known and max(plan.clock.start_us or 0, plan.clock.end_us or 0) > END_US:
+        yield "calendars and time zones are known up to the year 2200; end the query before"
+
+
 def check_horizon(plan: Plan) -> Complaints:
     """How many releases the guarantee covers."""
     if plan.clock.kind == "once":
@@ -384,14 +395,15 @@ def _triggers(plan: Plan) -> Complaints:
     """How many releases one window gets: noise is sized for each of them."""
     clock, window = plan.clock, plan.window
     number = clock.steps or 0
-    if window.kind != "whole" and clock.every > 0:
-        number = -(-(window.size_us + window.lateness_us) // clock.every)
+    if window.kind != "whole" and (clock.every > 0 or clock.months):
+        number = -(-(longest(window.size) + window.lateness_us) // _shortest(clock))
     tabled = plan.keys and plan.key_set.public is None and plan.preset == "default"
     tabled = tabled and options.SELECTION.of(plan.options) != "gaussian"
     most = MOST_COINS if tabled and not plan.options.get("horizon") else MOST_TRIGGERS
     if number > most:
+        what = "the whole stream" if window.kind == "whole" else "one window"
         yield (
-            f"{number:,} releases of {'one window' if window.size_us else 'the whole stream'} are "
+            f"{number:,} releases of {what} are "
             f"more than {most:,}: sizing the noise for them would take hours.\n"
             "  to fix  a longer time between releases, or windows, which count anew"
             + ("; or selection = 'gaussian'" if tabled else "; or steps = 'unbounded'")
@@ -411,16 +423,41 @@ def _windows(plan: Plan) -> Complaints:
             "windows of event time need triggers by time: EMIT EVERY INTERVAL n UNIT.\n"
             "  to fix  for a one-shot answer group by TIMESTAMP_TRUNC(ts, DAY) instead"
         )
-    if window.size_us <= 0 or window.lateness_us < 0:
+    if window.lateness_us < 0 or (window.size_us > 0) == (window.size_months > 0):
         yield "a window needs a size above zero, and a lateness of zero or more"
-    if window.kind in ("hop", "cumulate") and not 0 < window.slide_us <= window.size_us:
+        return
+    if window.kind == "tumble":
+        if window.slide_us or window.slide_months:
+            yield "tumbling windows lie side by side: they have no slide"
+    elif (window.slide_us > 0) == (window.slide_months > 0):
         yield "slide (step) must be above zero and at most the size of the window"
-    if window.kind == "cumulate" and window.slide_us and window.size_us % window.slide_us:
-        yield "the size of a cumulating window must be a multiple of its step"
-    if window.kind == "hop" and window.slide_us and window.size_us > 1_000 * window.slide_us:
-        yield "a row would count in more than 1,000 windows; use a longer slide"
-    if clock.every > window.size_us + window.lateness_us > 0:
+        return
+    yield from _slides(window)
+    if _shortest(clock) > longest(window.size) + window.lateness_us > 0:
         yield "the window is shorter than the time between triggers: some would never be released"
+
+
+def _slides(window: Window) -> Complaints:
+    """Windows that hop or grow."""
+    size, slide = longest(window.size), longest(window.slide)
+    if slide > size:
+        yield "slide (step) must be above zero and at most the size of the window"
+    if window.kind == "cumulate" and not window.slide.refines(window.size):
+        yield (
+            "the size of a cumulating window must be a multiple of its step, on the same clocks.\n"
+            "  to fix  days for months (weeks do not divide them), hours that divide a day"
+        )
+    if window.kind == "hop" and size > 1_000 * slide:
+        yield "a row would count in more than 1,000 windows; use a longer slide"
+
+
+def longest(cells: Cells) -> int:
+    """Microseconds that no cell is longer than, but for hours that clocks show twice."""
+    return cells.length_us or 31 * DAY * cells.months
+
+
+def _shortest(clock: Clock) -> int:
+    return clock.every or 28 * DAY * clock.months
 
 
 def _keys(plan: Plan) -> Complaints:
@@ -450,7 +487,7 @@ def _keys(plan: Plan) -> Complaints:
 def _choices(plan: Plan) -> Complaints:
     if plan.preset not in ("default", "dp-sqlp"):
         yield f"unknown preset{nearest(str(plan.preset)[:30], ['default', 'dp-sqlp'])}"
-    if plan.period_us is not None and plan.source.event_time is None:
+    if plan.periods is not None and plan.source.event_time is None:
         yield "privacy_unit_period needs the event_time column of the source"
     if plan.period_us is not None and plan.period_us <= 0:
         yield "privacy_unit_period must be longer than zero"
@@ -477,6 +514,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_clock,
     check_horizon,
     _windows,
+    _calendar,
     _triggers,
     _keys,
     _choices,

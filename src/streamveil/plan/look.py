@@ -41,7 +41,7 @@ def with_look(plan: Plan) -> Plan:
                 "  to fix  leave it out for live data and give expected_rows, if that is known"
             )
         return plan
-    settled = EXPECTED_ROWS.name in plan.options or plan.period_us is not None
+    settled = EXPECTED_ROWS.name in plan.options or plan.periods is not None
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
     if settled or (public and bounded) or not can_look(plan):

@@ -12,8 +12,8 @@ from math import inf
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
-    "amount", "real", "whole", "flag", "word", "strategy", "expression", "interval", "instant",
-    "steps", "groups",
+    "amount", "real", "whole", "flag", "word", "strategy", "expression", "interval", "length",
+    "instant", "steps", "groups", "text",
 ]  # fmt: skip
 GOOGLE = "GoogleSQL"
 NONE = "none: must be given"
@@ -132,9 +132,16 @@ STRATEGY = Option(
 )
 UNIT_PERIOD = Option(
     "privacy_unit_period",
-    "interval",
+    "length",
     "the whole stream",
-    "protects each unit-period (user-day) separately",
+    "protects each unit-period (user-day) separately; periods begin where windows do",
+)
+TIME_ZONE = Option(
+    "time_zone",
+    "text",
+    "'UTC'",
+    "whose clocks `start` and `end`, and windows, periods and releases of days and longer (or of "
+    "2, 3, 4, 6, 8 or 12 hours) follow",
 )
 MAX_PER_GROUP = Option(
     "max_rows_per_group",

@@ -41,7 +41,7 @@ def rows_of_a_group(plan: Plan) -> int:
         scope; over many scopes (unit-periods), and for units without number, no job brings more
         than MAX_ROWS, which at ten million rows a second takes two hours of one group's rows alone.
     """
-    if plan.period_us is not None:
+    if plan.periods is not None:
         return MAX_ROWS
     units = int(MAX_UNITS.of(plan.options))
     return min(units * most_in_group(plan.bounding), MAX_ROWS)

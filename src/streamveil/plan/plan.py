@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
+from streamveil.calendars.cells import Cells, clock_of, follows_clocks
+from streamveil.calendars.zones import digest
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import require_file_name
 
 MICROS = 1_000_000
 PLACES = {"files": ("path",), "kafka": ("config",)}  # source -> options that say where it lies
+LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]
 Function = Literal[
@@ -86,6 +89,28 @@ class Clock:
     end_us: int | None = None
     steps: int | None = None  # number of steps covered by the guarantee; None: unknown horizon
     arrival: str | None = None  # column; 'event' only
+    months: int = field(default=0, metadata=LATER)  # instead of microseconds: of a calendar
+    zone: str = field(default="", metadata=LATER)  # whose clocks steps of days or longer follow
+
+    @property
+    def timed(self) -> bool:
+        """Whether steps have a time."""
+        return self.kind in ("event", "wall") and self.start_us is not None
+
+    @property
+    def ticks(self) -> Cells:
+        """The steps of a clock with a time: step i is cell i - 1."""
+        zone = self.zone if self.months or follows_clocks(self.every) else ""
+        origin = clock_of(self.start_us or 0, zone)
+        return Cells(length_us=self.every, months=self.months, origin_us=origin, zone=zone)
+
+    def steps_until(self, end_us: int) -> int:
+        """How many steps there are from the start to a time; the last may be shorter."""
+        return self.ticks.number(end_us - 1) + 1
+
+    def due_us(self, step: int) -> int:
+        """When a step ends."""
+        return self.ticks.start(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +121,27 @@ class Window:
     size_us: int = 0
     slide_us: int = 0  # 'hop': distance of starts; 'cumulate': the step by which windows grow
     lateness_us: int = 0  # how long after its end a window still takes rows and triggers
+    size_months: int = field(default=0, metadata=LATER)  # instead of size_us
+    slide_months: int = field(default=0, metadata=LATER)
+    zone: str = field(default="", metadata=LATER)  # whose clocks long windows follow; '': UTC
+    origin_us: int = field(default=0, metadata=LATER)  # what they show where a window begins
+
+    @property
+    def size(self) -> Cells:
+        """Cells as long as a window; windows are made of whole ones but where they hop."""
+        return Cells(
+            length_us=self.size_us,
+            months=self.size_months,
+            origin_us=self.origin_us,
+            zone=self.zone,
+        )
+
+    @property
+    def slide(self) -> Cells:
+        """Cells as long as a window's begin is from the next one's, or as it grows by."""
+        if not self.slide_us and not self.slide_months:
+            return self.size
+        return replace(self.size, length_us=self.slide_us, months=self.slide_months)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +199,7 @@ class Plan:
     name: str  # the job; part of every noise address and ledger entry
     source: SourceSpec
     unit: str  # per-row expression of the privacy unit
-    period_us: int | None = None  # unit-period scope; None: the whole stream
+    period_us: int | None = None  # unit-period scope; None: the whole stream, or months
     where: str | None = None  # per-row SQL predicate, before bounding
     keys: tuple[KeyColumn, ...] = ()
     key_set: KeySet = KeySet()
@@ -167,9 +213,26 @@ class Plan:
     sink: SinkSpec | None = None
     options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
     sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
+    period_months: int = 0  # instead of period_us
+    period_origin_us: int = 0  # what clocks show where a period begins
 
     def __post_init__(self) -> None:
         require_file_name("query", self.name)
+
+    @property
+    def zone(self) -> str:
+        """The time zone of windows, steps and periods; '': UTC."""
+        return self.window.zone or self.clock.zone
+
+    @property
+    def periods(self) -> Cells | None:
+        """The unit-periods; None: the whole stream is one."""
+        if self.period_us is None and not self.period_months:
+            return None
+        return Cells(
+            length_us=self.period_us or 0, months=self.period_months,
+            origin_us=self.period_origin_us, zone=self.zone,
+        )  # fmt: skip
 
     @cached_property
     def fingerprint(self) -> str:
@@ -178,13 +241,16 @@ class Plan:
         The sink does not, and where the source lies does not: what was read is checked by its
         reader, by names below the place, sizes and more.
         """
-        unsaid = {"sink"} if self.sets else {"sink", "sets"}  # older states know no sets
+        later = ("sets", "period_months", "period_origin_us")  # older states do not know them
+        unsaid = {"sink", *(name for name in later if not getattr(self, name))}
         content = {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
         }
         for place in PLACES.get(self.source.kind, ()):
             content["source"]["options"].pop(place, None)
             content["source"]["name"] = ""  # which may come from the place
+        if self.zone:  # the same query by other rules is another division of time
+            content["rules"] = digest(self.zone)
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -196,7 +262,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Budget):
         return value.to_dict()
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        said = {f.name: getattr(value, f.name) for f in fields(value)
+                if not (f.metadata == LATER and getattr(value, f.name) == f.default)}  # fmt: skip
+        return {name: plain(part) for name, part in said.items()}
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

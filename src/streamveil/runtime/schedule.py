@@ -98,7 +98,7 @@ class MicroBatches:
                 "a replay needs a public start and end: they fix the number of triggers.\n"
                 "  to fix  give start and end to the clock"
             )
-        steps = -((clock.start_us - clock.end_us) // clock.every)
+        steps = clock.steps_until(clock.end_us)
         with Replay(self, steps) as replay:
             for step in range(at["step"], steps + 1):
                 rows = replay.rows(step)
@@ -121,12 +121,12 @@ class MicroBatches:
                     rejected, rejected_rows = {}, ()
 
     def _wall(self, at: dict[str, Any]) -> Iterator[Batch]:
-        """Step i closes once the wall clock passes start + i·every and what is there is read."""
+        """Step i closes once the wall clock passes its end and what is there is read."""
         if self.now is None or self.sleep is None or self.clock.start_us is None:
             raise PlanError("a wall-clock schedule needs a start time and a running clock")
         step, place = at["step"], at.get("source")
         while self.clock.steps is None or step <= self.clock.steps:
-            due = (self.clock.start_us + step * self.clock.every) / 1e6
+            due = self.clock.due_us(step) / 1e6
             while (left := due - self.now()) > 0 and not self.once:
                 self.sleep(min(left, 1.0))
             for chunk in self.source.read(place, self.max_rows, self.columns):
@@ -219,7 +219,7 @@ class Replay:
         span = cast(int, clock.start_us), cast(int, clock.end_us)
         for chunk in schedule.source.read(None, schedule.max_rows, schedule.columns):
             rows = decoded(chunk.rows)
-            came = arrivals(rows, self.column, span, clock.every)
+            came = arrivals(rows, self.column, span, clock.ticks)
             kept = rows if came.inside.all() else rows.filter(pa.array(came.inside))
             for reason, n in (*chunk.rejected.items(), *came.left_out.items()):
                 self.rejected[reason] = self.rejected.get(reason, 0) + n

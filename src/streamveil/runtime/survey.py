@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
+from streamveil.compiler.group_by import protected
 from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import gaussian_sigma, root_up
@@ -129,8 +129,7 @@ def survey(
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
     valued = first_counted(plan).function == "sum"
-    period = None if plan.period_us is None else _period(plan.period_us)
-    asked = Survey(budget, 2 + valued, Neighbours(unit=plan.unit, period=period))
+    asked = Survey(budget, 2 + valued, protected(plan))
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
     sample = usable_rows(plan, table, 1.0)  # without rows it draws as well
@@ -268,7 +267,3 @@ def _quantile(
     value, high = (int(np.argmax(excess + more < 0)) for more in (0.0, off))
     low = int(np.argmax(excess - off < 0))
     return Measured(float(ends[value]), float(starts[low]), float(ends[high]))
-
-
-def _period(micros: int) -> timedelta:
-    return timedelta(microseconds=micros)

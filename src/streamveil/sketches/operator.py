@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import Batch, Release
+from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.counters.cell_kernels import Tables
 from streamveil.core.noise.bulk.keystream import key_schedule
@@ -97,11 +98,11 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 7  # 5: tables grow by what comes; 6: keys of uint64; 7: portable scales
+    version: int = 8  # 6: keys of uint64; 7: portable scales; 8: triggers by the calendar
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule
-    period_us: int | None
+    periods: Cells | None  # of units; None: the whole stream
     bounds: Bounds  # max_rows alone
     sketch: LazySketch | HeavyHitters  # on the tick clock, bound = max_rows
     name: str  # of the output column
@@ -130,7 +131,7 @@ class SketchQuery:
     def guarantee(self) -> Guarantee:
         """See `Operator.guarantee`."""
         loss = self.sketch.guarantee.loss + Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
-        apart = periods_apart(self.schedule, self.period_us)
+        apart = periods_apart(self.schedule, self.periods)
         return Guarantee(self.sketch.protects, loss, self.schedule.steps, apart)
 
     @property
@@ -142,10 +143,7 @@ class SketchQuery:
     @property
     def nbytes(self) -> int:
         """Most bytes of sketches at any time: open windows times one window's."""
-        if self.schedule.whole:
-            return self.sketch.nbytes
-        span = self.schedule.size_us + self.schedule.lateness_us + 2 * self.schedule.every_us
-        return self.sketch.nbytes * (-(-span // self.schedule.slide_us) + 1)
+        return self.sketch.nbytes * self.schedule.open_windows
 
     def sd(self, trigger: int) -> float:
         """Standard deviation of the noise shown at a trigger."""
@@ -186,8 +184,8 @@ class SketchQuery:
         count(prepared.reject_counts, reject_counts)
         periods = self._periods(prepared.event_us[rows])
         keep = good[rows]
-        if self.period_us is not None:
-            ahead = keep & far_ahead(self.schedule, periods, self.period_us, batch.step)
+        if self.periods is not None:
+            ahead = keep & far_ahead(self.schedule, periods, self.periods, batch.step)
             leave_out(prepared, EARLY, rows[ahead])
             keep &= ~ahead
         still = self._still_open(periods, batch.step)
@@ -395,14 +393,14 @@ class SketchQuery:
         return noted(pa.table(columns), COLLISIONS)
 
     def _periods(self, event_us: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-        if self.period_us is None:
+        if self.periods is None:
             return np.zeros(len(event_us), np.int64)
-        return event_us // self.period_us
+        return self.periods.numbers(event_us)
 
     def _closes(self, period: int) -> int | None:
-        if self.period_us is None:
+        if self.periods is None:
             return None
-        return period_closes(self.schedule, period, self.period_us)
+        return period_closes(self.schedule, period, self.periods)
 
     def _still_open(self, periods: Int64[Array, " rows"], step: int) -> Array:
         numbers, places = np.unique(periods, return_inverse=True)

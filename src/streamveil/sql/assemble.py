@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from streamveil.calendars.zones import require_zone
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
@@ -35,7 +36,7 @@ from streamveil.plan.plan import (
     Window,
 )
 from streamveil.sql.options import require_kinds
-from streamveil.sql.parts import Ticks, finish
+from streamveil.sql.parts import DAY_US, Length, Ticks, finish, origin_us
 
 WHOLE, ONE_SHOT = Window(), Ticks()
 
@@ -68,18 +69,20 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
         )
     draft, values = _group_bounds(draft, dict(values))
+    late, zone = options.LATENESS.of(values) or 0, _zone(draft.window, values)
+    window = replace(draft.window, lateness_us=late, zone=zone)
     return finish(
         Plan(
             name=options.NAME.of(values) or (draft.sink.name if draft.sink else "query"),
             source=draft.source,
             unit=unit,
-            period_us=options.UNIT_PERIOD.of(values),
+            **_periods(window, options.UNIT_PERIOD.of(values)),
             where=conjunction(draft.where) if draft.where else None,
             keys=draft.keys,
             key_set=_key_set(draft, values),
             aggregates=draft.aggregates,
-            window=replace(draft.window, lateness_us=options.LATENESS.of(values) or 0),
-            clock=_ticks(draft, values).clock(),
+            window=window,
+            clock=replace(_ticks(draft, values), zone=window.zone).clock(),
             bounding=_bounding(draft, values),
             budget=_budget(values),
             preset=options.PRESET.of(values) or "default",
@@ -89,6 +92,32 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             sets=draft.sets,
         )
     )
+
+
+def _zone(window: Window, values: Mapping[str, Any]) -> str:
+    """The one time zone of a query; '' for UTC, which needs no rules."""
+    given = {zone for zone in (window.zone, options.TIME_ZONE.of(values)) if zone}
+    if len(given) > 1:
+        raise PlanError(f"a query has one time zone, not {' and '.join(sorted(given))}")
+    zone = require_zone(given.pop()) if given else ""
+    return "" if zone == "UTC" else zone
+
+
+def _periods(window: Window, length: Length | int | None) -> dict[str, Any]:
+    """The unit-periods of a length; they begin where windows do, so that they share none."""
+    if length is None:
+        return {}
+    if isinstance(length, int):
+        length = Length(length)
+    within = window.origin_us % DAY_US
+    if length.months:
+        origin = window.origin_us if window.size_months else within
+        return {"period_months": length.months, "period_origin_us": origin}
+    if window.kind != "whole":
+        origin = within if window.size_months else window.origin_us
+    else:
+        origin = origin_us(length)
+    return {"period_us": length.us, "period_origin_us": origin % length.us}
 
 
 def _budget(values: Mapping[str, Any]) -> Budget:

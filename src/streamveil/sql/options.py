@@ -11,7 +11,7 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
 from streamveil.plan.options import OPTIONS, Kind
-from streamveil.sql.parts import UNIT_US
+from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, require_months
 
 Value = Any
 Reader = Callable[[exp.Expr, str], Value]
@@ -82,19 +82,27 @@ def row_value(tree: exp.Expr, what: str) -> str:
 
 def interval(tree: exp.Expr, what: str) -> int:
     """INTERVAL n UNIT, in microseconds."""
+    found = length(tree, what)
+    if found.months:
+        raise PlanError(f"{what}: months have no fixed length; use days or weeks")
+    return found.us
+
+
+def length(tree: exp.Expr, what: str) -> Length:
+    """INTERVAL n UNIT, of a calendar too."""
     if not isinstance(tree, exp.Interval):
         raise PlanError(
             f"{what} must be written INTERVAL n UNIT, such as INTERVAL 15 MINUTE, not {echo(tree)}"
         )
     amount, unit = interval_of(tree)
-    if unit.lower() not in UNIT_US:
-        raise PlanError(f"{what}: {unit} has no fixed length; use days or weeks")
+    if unit.lower() in UNIT_MONTHS:
+        return Length(months=require_months(amount * UNIT_MONTHS[unit.lower()], what))
     total = amount * UNIT_US[unit.lower()]
     if not 0 < total < 2**62:
         raise PlanError(
             f"{what} must be longer than zero and shorter than 100,000 years, not {echo(tree)}"
         )
-    return total
+    return Length(total, weeks=unit == "WEEK")
 
 
 def instant(tree: exp.Expr, what: str) -> str:
@@ -156,7 +164,8 @@ def strategy(tree: exp.Expr, what: str) -> str:
 
 READERS: dict[Kind, Reader] = {
     "amount": number_text, "real": real, "whole": whole, "flag": flag, "word": word,
-    "strategy": strategy, "expression": row_value, "interval": interval, "instant": instant,
+    "strategy": strategy, "expression": row_value, "text": text, "length": length,
+    "interval": interval, "instant": instant,
     "steps": steps, "groups": groups,
 }  # fmt: skip
 

@@ -10,15 +10,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
+from streamveil.calendars.cells import LAST_DAY, clock_of, day_of_month, instant_of
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.expr import conjunction, normalize_expression
 from streamveil.plan import options
 from streamveil.plan.check import check_plan
-from streamveil.plan.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource
+from streamveil.plan.plan import Aggregate, Clock, Function, KeyColumn, Plan, TableSource, Window
 from streamveil.sql.table_check import check_table
 
+UNIT_MONTHS = {"month": 1, "quarter": 3, "year": 12}
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+DAY_US = 86_400_000_000
+MONDAY = 4  # days from 1970-01-01, a Thursday, to the first Monday
+MOST_MONTHS = 12 * 100
 UNIT_US = {
     "microsecond": 1,
     "millisecond": 1_000,
@@ -29,7 +35,8 @@ UNIT_US = {
     "week": 604_800_000_000,
 }
 SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "sec": "second", "m": "minute",
-         "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week"}  # fmt: skip
+         "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week",
+         "mo": "month", "q": "quarter", "y": "year"}  # fmt: skip
 _PIECE = re.compile(r"\s*(\d{1,15})\s*([A-Za-z]+)\s*(?:,|and)?\s*")
 
 # options that only the validator reads: once allowed, they change nothing
@@ -40,6 +47,92 @@ SAID = frozenset({
 
 Duration = str | timedelta
 Instant = str | datetime
+
+
+class Length(NamedTuple):
+    """A length of time as it is written: so many microseconds, or so many months."""
+
+    us: int = 0
+    months: int = 0
+    weeks: bool = False  # written in weeks, which begin on a day of their own
+
+
+def length_of(value: Duration, what: str = "a duration") -> Length:
+    """The length that '1 month', '2 weeks', '15 min' or a timedelta says.
+
+    >>> length_of("1 quarter"), length_of("1 week") == length_of("7 days")
+    (Length(us=0, months=3, weeks=False), False)
+    """
+    pieces = _pieces(value, what) if isinstance(value, str) else []
+    months = [count * UNIT_MONTHS[unit] for count, unit in pieces if unit in UNIT_MONTHS]
+    if not months:
+        return Length(duration_us(value, what), weeks={unit for _, unit in pieces} == {"week"})
+    if len(months) < len(pieces):
+        raise PlanError(f"{what} mixes months with lengths of hours or days: '{str(value)[:40]}'")
+    return Length(months=require_months(sum(months), what))
+
+
+def require_months(months: int, what: str) -> int:
+    """A number of months that a cell of a calendar may have."""
+    if not 1 <= months <= MOST_MONTHS:
+        raise PlanError(f"{what} must be at least 1 month and at most 100 years")
+    return months
+
+
+def origin_us(
+    length: Length,
+    *,
+    origin: Instant | None = None,
+    offset: Duration | int | None = None,
+    week_start: str | None = None,
+) -> int:
+    """What clocks show where a window begins: midnight of 1970-01-01, or of a Monday for weeks."""
+    if week_start is not None and (not length.weeks or origin is not None):
+        raise PlanError(
+            "week_start goes with a size in weeks (1 week, not 7 days), and without an origin"
+        )
+    first = MONDAY * DAY_US if length.weeks else 0
+    if week_start is not None:
+        if str(week_start).lower() not in WEEKDAYS:
+            raise PlanError(f"unknown week_start{nearest(str(week_start)[:20], WEEKDAYS)}")
+        first = (MONDAY + WEEKDAYS.index(week_start.lower())) * DAY_US
+    if origin is not None:
+        moment = moment_of(origin, "origin")
+        if moment.tzinfo is not None:
+            raise PlanError(
+                "origin is what the clocks of the time zone show: give it without an offset"
+            )
+        first = instant_us(moment, "origin")
+    if offset is not None:
+        first += offset if isinstance(offset, int) else duration_us(offset, "offset")
+    if length.months and day_of_month(first) > LAST_DAY:
+        raise PlanError(
+            f"windows of months begin on a day up to {LAST_DAY}, which every month has.\n"
+            "  to fix  another origin or offset"
+        )
+    return first % length.us if length.us else first
+
+
+def window_of(
+    kind: str, size: Length, second: Length | None = None, zone: str = "", **placed: Any
+) -> Window:
+    """Windows of a size that begin (or grow) every `second`; `placed`: see `origin_us`."""
+    if second is not None and bool(second.months) != bool(size.months) and kind != "cumulate":
+        raise PlanError(
+            "size and slide are both in months, or both in weeks, days and hours: a row would "
+            "count in windows of a number that changes"
+        )
+    begin = second if kind == "hop" and second is not None and second.weeks else size
+    slide = second or Length()
+    return Window(
+        kind=kind,  # type: ignore[arg-type]  # from `scope.WINDOWS` or the builder
+        size_us=size.us,
+        slide_us=slide.us,
+        size_months=size.months,
+        slide_months=slide.months,
+        zone=zone,
+        origin_us=origin_us(begin, **placed),
+    )
 
 
 def duration_us(value: Duration, what: str = "a duration") -> int:
@@ -62,30 +155,38 @@ def duration_us(value: Duration, what: str = "a duration") -> int:
 
 
 def _spelled(text: str, what: str) -> int:
-    total, at = 0, 0
+    total = 0
+    for count, unit in _pieces(text, what):
+        if unit not in UNIT_US:
+            raise PlanError(f"{what}: a {unit} has no fixed length; use days or weeks")
+        total += count * UNIT_US[unit]
+    return total
+
+
+def _pieces(text: str, what: str) -> list[tuple[int, str]]:
+    """Numbers and units of a length, in order."""
+    found: list[tuple[int, str]] = []
+    at = 0
     while at < len(text):
         piece = _PIECE.match(text, at)
         if piece is None:
             raise PlanError(f"{what} must read like '15 min' or '1 day', not '{text[:40]}'")
         word = piece[2].lower()
         unit = SHORT.get(word, word.removesuffix("s"))
-        if unit not in UNIT_US:
-            raise PlanError(f"{what} has an unknown unit '{word[:20]}'{nearest(word, UNIT_US)}")
-        total, at = total + int(piece[1]) * UNIT_US[unit], piece.end()
-    return total
+        if unit not in UNIT_US and unit not in UNIT_MONTHS:
+            known = (*UNIT_US, *UNIT_MONTHS)
+            raise PlanError(f"{what} has an unknown unit '{word[:20]}'{nearest(word, known)}")
+        found.append((int(piece[1]), unit))
+        at = piece.end()
+    return found
 
 
-def instant_us(value: Instant, what: str) -> int:
-    """Microseconds since 1970 of an ISO 8601 text or a datetime (without a zone: UTC)."""
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise PlanError(f"{what} must be a time such as '2026-01-31 12:00:00'") from None
-    if not isinstance(value, datetime):
-        raise PlanError(f"{what} must be a time such as '2026-01-31 12:00:00'")
+def instant_us(value: Instant, what: str, zone: str = "") -> int:
+    """Microseconds since 1970 of an ISO 8601 text or a datetime; without an offset: in the zone."""
+    value = moment_of(value, what)
     aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    found = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return found if value.tzinfo else instant_of(found, zone)
 
 
 def make_aggregate(
@@ -127,11 +228,25 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
+def moment_of(value: object, what: str) -> datetime:
+    """The time that an ISO 8601 text or a datetime says."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, datetime):
+        raise PlanError(f"{what} must be a time such as '2026-01-31 12:00:00'")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ticks:
     """When releases happen, as a query says it: EMIT EVERY (`every=`) and options about time."""
 
     every_us: int | None = None
+    months: int | None = None  # instead of every_us
+    zone: str = ""  # whose clocks start, end and days follow
     rows: int | None = None
     kind: str | None = None  # 'event' or 'wall'
     start: Instant | None = None
@@ -145,7 +260,7 @@ class Ticks:
         whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
         if self.steps is not None and not whole and not self.endless:
             raise PlanError("steps is a whole number or 'unbounded'")
-        if self.every_us is None and self.rows is None:
+        if self.every_us is None and self.months is None and self.rows is None:
             return self._once()
         if self.rows is not None:
             return self._by_rows()
@@ -177,29 +292,45 @@ class Ticks:
     def _by_time(self, kind: str) -> Clock:
         if kind not in ("event", "wall"):
             raise PlanError(f"clock is 'event' or 'wall'{nearest(kind[:20], ['event', 'wall'])}")
-        every, steps = self.every_us or 0, self._horizon
-        start = None if self.start is None else instant_us(self.start, "start")
-        end = None if self.end is None else instant_us(self.end, "end")
+        start = None if self.start is None else instant_us(self.start, "start", self.zone)
+        end = None if self.end is None else instant_us(self.end, "end", self.zone)
         if start is not None and end is not None and end <= start:
             raise PlanError(
                 f"end ({self.end}) must be later than start ({self.start}): a release needs time "
                 "between them"
             )
-        if start is not None and every > 0:
-            if end is None and steps is not None and kind == "event":
-                end = start + steps * every
-            elif end is not None and steps is None:
-                steps = -((start - end) // every)
-            elif end is not None and steps is not None and end != start + steps * every:
-                raise PlanError("start, end and steps disagree; give two of the three")
-        return Clock(
+        clock = Clock(
             kind="event" if kind == "event" else "wall",
-            every=every,
+            every=self.every_us or 0,
+            months=self.months or 0,
+            zone=self.zone,
             start_us=start,
             end_us=end,
-            steps=steps,
+            steps=self._horizon,
             arrival=self.arrival,
         )
+        return clock if start is None or not (clock.every > 0 or clock.months) else ends(clock)
+
+
+def ends(clock: Clock) -> Clock:
+    """The clock with its end, or its number of steps, where one follows from the other."""
+    start, end, steps = clock.start_us or 0, clock.end_us, clock.steps
+    if clock.months and day_of_month(clock_of(start, clock.zone)) > LAST_DAY:
+        raise PlanError(
+            f"releases every so many months start on a day up to {LAST_DAY}, which every month has"
+        )
+    if clock.ticks.start(0) != start:
+        raise PlanError(
+            f"the clocks of {clock.zone} show the time of start twice, and this is the first.\n"
+            "  to fix  a start at another time of the day"
+        )
+    if end is None and steps is not None and clock.kind == "event":
+        return replace(clock, end_us=clock.due_us(steps))
+    if end is not None and steps is None:
+        return replace(clock, steps=clock.steps_until(end))
+    if end is not None and steps is not None and end != clock.due_us(steps):
+        raise PlanError("start, end and steps disagree; give two of the three")
+    return clock
 
 
 def finish(plan: Plan) -> Plan:

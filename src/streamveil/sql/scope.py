@@ -7,7 +7,7 @@ the columns of the subquery, not behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
@@ -19,13 +19,21 @@ from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan.check import HABITS
 from streamveil.plan.plan import SourceSpec, Window
 from streamveil.sql.aggregates import is_aggregate
-from streamveil.sql.options import interval, word
+from streamveil.sql.options import instant, interval, length, word
+from streamveil.sql.parts import window_of
 
 FILES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
 WINDOWS: dict[str, tuple[str, str | None]] = {  # function -> (kind, name of the second length)
     "TUMBLE": ("tumble", None),
     "HOP": ("hop", "slide"),
     "CUMULATE": ("cumulate", "step"),
+}
+
+
+PLACED: dict[str, Callable[[exp.Expr, str], Any]] = {  # where windows begin
+    "origin": instant,
+    "offset": interval,
+    "week_start": word,
 }
 
 
@@ -193,16 +201,18 @@ def _windowed(
         part.this.name.lower(): part for part in call.expressions if isinstance(part, exp.Kwarg)
     }
     wanted = ["size", *([second] if second else [])]
+    arguments = [*wanted, *PLACED]
     for argument in given:
-        if argument not in wanted:
+        if argument not in arguments:
             raise PlanError(
-                f"{name} has no argument '{shown(argument)}'{nearest(argument, wanted)}"
+                f"{name} has no argument '{shown(argument)}'{nearest(argument, arguments)}"
             )
     missing = [argument for argument in wanted if argument not in given]
     if len(plain) != 2 or missing:
         form = ", ".join(f"{argument} => INTERVAL n UNIT" for argument in wanted)
         raise PlanError(f"write {name}(TABLE t, DESCRIPTOR(time_column), {form})")
-    lengths = {key: interval(part.expression, f"{key} of {name}") for key, part in given.items()}
+    lengths = {key: length(given[key].expression, f"{key} of {name}") for key in wanted}
+    placed = {key: PLACED[key](given[key].expression, key) for key in PLACED if key in given}
     table = plain[0]
     if not isinstance(table, exp.Column) or not isinstance(table.this, exp.Identifier):
         raise PlanError(f"the first argument of {name} is TABLE name")
@@ -218,8 +228,7 @@ def _windowed(
             "and lateness follow one time"
         )
     inner.source = replace(inner.source, event_time=known)
-    slide = lengths.get(second or "", 0)
-    inner.window = Window(kind=kind, size_us=lengths["size"], slide_us=slide)  # type: ignore[arg-type]  # from WINDOWS
+    inner.window = window_of(kind, lengths["size"], lengths.get(second or ""), **placed)
     inner.names |= {node.alias} if node.alias else set()
     return inner
 

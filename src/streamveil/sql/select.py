@@ -17,7 +17,7 @@ from streamveil.plan.check import HABITS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.aggregates import FORMS, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
-from streamveil.sql.options import interval, whole
+from streamveil.sql.options import length, whole
 from streamveil.sql.parts import Ticks
 from streamveil.sql.scope import From, only, read_from, resolved, row_text
 from streamveil.sql.script import Cursor
@@ -211,8 +211,9 @@ def read_emit(tokens: list[Token], text: str, source: SourceSpec) -> Ticks:
         raise HABITS["data-trigger"].error()
     cursor.need("EVERY")
     if cursor.peek() == "INTERVAL":
-        length = parse_tokens(tokens[cursor.at :], text, "EMIT EVERY")
-        return Ticks(every_us=interval(length, "EMIT EVERY"), unbounded=unbounded)
+        written = parse_tokens(tokens[cursor.at :], text, "EMIT EVERY")
+        found = length(written, "EMIT EVERY")
+        return Ticks(every_us=found.us or None, months=found.months or None, unbounded=unbounded)
     if cursor.peek(1) in ("ROWS", "ROW") and len(tokens) == cursor.at + 2:
         count = parse_tokens([tokens[cursor.at]], text, "EMIT EVERY")
         return Ticks(rows=whole(count, "EMIT EVERY n ROWS"), unbounded=unbounded)

@@ -71,7 +71,7 @@ def check_domains(domains: Sequence[Domain]) -> Iterator[str]:
 def _shape(plan: Plan) -> Iterator[str]:
     if plan.window != Window():
         yield "a changing table has no windows: its answers are about the records there now"
-    if plan.bounding != Bounding() or plan.key_set != KeySet() or plan.period_us is not None:
+    if plan.bounding != Bounding() or plan.key_set != KeySet() or plan.periods is not None:
         yield (
             "bounds, discovered or listed groups and periods belong to streams of events; a "
             "changing table protects one record and its groups are public"

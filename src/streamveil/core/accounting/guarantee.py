@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamveil.core.accounting import convert
 from streamveil.core.accounting.budget import Budget, Number, exact
-from streamveil.core.accounting.neighbours import Neighbours, duration
+from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import require_one_of
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class Guarantee:
         if period is None:
             raise ValueError("the guarantee already covers the whole stream of a unit")
         if isinstance(periods, timedelta):
-            periods = most_periods(periods, period)
+            periods = most_periods(periods, self.protects)
         if periods < 1:
             raise ValueError(f"periods must be at least 1, not {periods}")
         loss = self.loss.times(periods) if self.separate else self.loss.group(periods)
@@ -437,7 +437,7 @@ class Guarantee:
     def _change(self) -> str:
         if self.periods == 1:
             return self.protects.phrase
-        scope = f"{self.periods} periods of {duration(self.protects.period)}"
+        scope = f"{self.periods} periods of {self.protects.span}"
         return f"{self.protects.verb} all rows of one {self.protects.unit} in {scope}"
 
     @property
@@ -451,7 +451,7 @@ class Guarantee:
         period = self.protects.period
         if period is None:
             return ""
-        unit, each = self.protects.unit, duration(period)
+        unit, each = self.protects.unit, self.protects.span
         if self.periods == 1:
             return f" A {unit} present in several periods of {each} loses this for each of them."
         return (
@@ -490,16 +490,26 @@ def days_of(span: str) -> timedelta:
     return timedelta(days=SPANS[word])
 
 
-def most_periods(span: timedelta, period: timedelta) -> int:
+def most_periods(span: timedelta, protects: Neighbours) -> int:
     """How many periods a time span can meet; one that is a whole number of them starts with one.
 
-    >>> most_periods(timedelta(days=7), timedelta(days=1))
+    Proof: of m periods met, m - 2 are within the span, and those at its ends are in it for more
+        than no time; so (m - 2) * period < span, whatever the lengths, if none is shorter. Only
+        periods of one length can be made to start where the span does.
+
+    >>> day, month = timedelta(days=1), timedelta(days=28)
+    >>> most_periods(timedelta(days=7), Neighbours(period=day))
     7
-    >>> most_periods(timedelta(days=7), timedelta(days=31))
+    >>> most_periods(timedelta(days=7), Neighbours(period=timedelta(days=31)))
     2
+    >>> most_periods(timedelta(days=56), Neighbours(period=month, calendar="1 month"))
+    3
     """
+    period = protects.period
+    if period is None:
+        raise ValueError("only a privacy unit with a period has periods")
     whole, rest = divmod(span, period)
-    return whole + 2 if rest else whole
+    return whole + 2 if rest else whole + bool(protects.calendar)
 
 
 def rounded_up(epsilon: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Literal
@@ -28,12 +28,16 @@ class Neighbours:
     `bound` is how far one such change can move the input of the mechanism that declares it, in the
     mechanism's own norm (its docstring names it). With a `period`, the unit is a unit-period (a
     user-day): the guarantee holds for each separately and adds up over the periods of one unit.
+    Periods of a calendar (months, days of a time zone) have several lengths. Nothing but their
+    number in a longer time depends on it, and of periods at least as long as the shortest no more
+    fit into any time than of that length.
     """
 
     unit: str = "row"  # column or phrase naming who is protected
     bound: Exact = 1
     relation: Relation = "add-remove"
-    period: timedelta | None = None
+    period: timedelta | None = None  # of a calendar, the shortest
+    calendar: str = ""  # what a period of a calendar is, in words
 
     def __post_init__(self) -> None:
         require_positive(bound=self.bound)
@@ -47,10 +51,19 @@ class Neighbours:
         replaced = self.relation in ("change-one", "event-change")
         return "replacing" if replaced else "adding or removing"
 
+    def covers(self, other: Neighbours) -> bool:
+        """Whether both protect the same unit in the same way and period, whatever the bound."""
+        return replace(self, bound=1) == replace(other, bound=1)
+
+    @property
+    def span(self) -> str:
+        """One period in words."""
+        return self.calendar or duration(self.period)
+
     @property
     def phrase(self) -> str:
         """Who is protected, in words, for `explain`."""
-        scope = f" within each {duration(self.period)}" if self.period else " over the whole stream"
+        scope = f" within each {self.span}" if self.period else " over the whole stream"
         return {
             "add-remove": f"adding or removing all rows of one {self.unit}{scope}",
             "change-one": f"replacing all rows of one {self.unit}{scope}",
@@ -63,19 +76,26 @@ class Neighbours:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able record."""
         period = None if self.period is None else self.period // timedelta(microseconds=1)
-        return {
+        saved = {
             "unit": self.unit,
             "bound": str(self.bound),
             "relation": self.relation,
             "period_us": period,
         }
+        return saved | ({"calendar": self.calendar} if self.calendar else {})
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Neighbours:
         """The inverse of `to_dict`."""
         us = saved["period_us"]
         period = None if us is None else timedelta(microseconds=us)
-        return cls(saved["unit"], Fraction(saved["bound"]), saved["relation"], period)
+        return cls(
+            saved["unit"],
+            Fraction(saved["bound"]),
+            saved["relation"],
+            period,
+            saved.get("calendar", ""),
+        )
 
 
 def duration(span: timedelta | None) -> str:

@@ -75,7 +75,7 @@ class StepReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """One step further, once its public time has come; else where we are."""
         step, clock = int(start["step"]) + 1, self.clock
-        due = ((clock.start_us or 0) + step * clock.every) / 1e6
+        due = clock.due_us(step) / 1e6 if clock.timed else 0.0
         if clock.kind == "wall":
             ended = clock.steps is not None and step > clock.steps
             if ended or time.time() < due:  # noqa: TID251  (a source's clock)

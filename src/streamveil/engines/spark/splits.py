@@ -176,8 +176,8 @@ def plan_step(groups: list[Group], clock: Clock, step: int, met: int = ALL) -> l
     """
     if clock.kind == "event":
         begin, end = ends(clock)
-        first = begin + (step - 1) * clock.every
-        stop = min(first + clock.every, end)
+        first = begin if step == 1 else clock.due_us(step - 1)
+        stop = min(clock.due_us(step), end)
         found = []
         for place, g in enumerate(groups):
             counting = first_step(g, clock)
@@ -207,7 +207,7 @@ def first_step(group: Group, clock: Clock) -> int:
         return 1
     if group.low < begin or group.high >= end:
         return 1
-    return (group.low - begin) // clock.every + 1
+    return clock.ticks.number(group.low) + 1
 
 
 def meets(group: Group, begin: int, end: int) -> bool:
@@ -230,8 +230,7 @@ def last_step(groups: list[Group], clock: Clock) -> int:
     if clock.kind == "once":
         return 1
     if clock.kind == "event":
-        start, end = ends(clock)
-        return -((start - end) // clock.every)
+        return clock.steps_until(ends(clock)[1])
     total = groups[-1].base + groups[-1].rows if groups else 0
     steps = -(-total // clock.every)
     return steps if clock.steps is None else min(steps, clock.steps)
@@ -258,7 +257,7 @@ def of_step(
     arrival, step = at
     if clock.kind != "event" or arrival is None:
         return table, {}
-    came = arrivals(table, arrival, ends(clock), clock.every)
+    came = arrivals(table, arrival, ends(clock), clock.ticks)
     mine = came.inside & (came.step == step)
     return table if mine.all() else table.filter(pa.array(mine)), came.left_out
 

@@ -1,0 +1,1 @@
+"""Clocks of time zones, and the division of time into months, weeks, days: public arithmetic."""
