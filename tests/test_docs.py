@@ -13,7 +13,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
-@pytest.mark.parametrize(("page", "commands"), [("dynamic-data.md", 5), ("growing-data.md", 0)])
+@pytest.mark.parametrize(
+    ("page", "commands"), [("dynamic-data.md", 5), ("growing-data.md", 0), ("calendar-time.md", 0)]
+)
 def test_the_examples_run(page, commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = doctest.testfile(str(DOCS / page), module_relative=False, encoding="utf-8")
