@@ -318,6 +318,7 @@ MAKERS = {
         "linear/protocol.py",  # sums of released answers
         # what was fitted to measurements, step by step
         "linear/mwem.py", "linear/pmw.py", "linear/smalldb.py", "dynamic/continual_mwem.py",
+        "dynamic/pmwg.py", "changing_tables/questions.py",
         "dynamic/signed_counter.py", "dynamic/pack.py",  # from the state
         "results/releases.py",  # files of a sink
         "runtime/archive.py", "runtime/checkpoint.py", "runtime/published.py",
@@ -329,7 +330,7 @@ MAKERS = {
         "sketches/lazy.py", "sketches/heavy_hitters.py",  # what they show their user
         "runtime/tables.py", "runtime/published.py",
         "linear/protocol.py",  # answers
-        "changing_tables/operator.py", "runtime/survey.py",
+        "changing_tables/operator.py", "changing_tables/questions.py", "runtime/survey.py",
         # public parts of a mechanism's course: sizes, comparisons, choices, models
         "linear/mwem.py", "linear/smalldb.py", "linear/sparse_vector.py", "dynamic/pmwg.py",
         "dynamic/buckets.py", "dynamic/triggered.py", "dynamic/signed_counter.py", "dynamic/erm.py",

@@ -9,20 +9,24 @@ import pytest
 
 from streamveil.batch import Batch, Release
 from streamveil.changing_tables.operator import Attribute, ChangingTable
+from streamveil.changing_tables.questions import QuestionAnswer
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.core.counters.cell_kernels import ReleasedCells
 from streamveil.core.counters.restarting_trees import Grove
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.core.noisy import Noisy, drawn, post_process, public, restored, values
 from streamveil.dataflow import cut_rows, group_by, release
 from streamveil.dataflow.cut_rows import CutBands
-from streamveil.dynamic import signed_counter
+from streamveil.dynamic import pmwg, signed_counter
+from streamveil.dynamic.live_pmw import LivePmw
+from streamveil.dynamic.protocol import Changes
 from streamveil.dynamic.signed_counter import SignedCounter, TreeCounter
 from streamveil.engines.spark.stages import in_key_order
-from streamveil.linear import additive
+from streamveil.linear import additive, sparse_vector
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.sparse_vector import SparseAnswer
 from streamveil.linear.strategies import Direct
 from streamveil.linear.structured import Marginals
 from streamveil.plan.plan import Aggregate
@@ -180,6 +184,31 @@ def test_an_exact_count_stops_the_release_of_a_sketch(plant, monkeypatch):
     monkeypatch.setattr(*plant)
     with pytest.raises(TypeError, match=REFUSED):
         sketched.run(sketched.query(), SeededNoise(1), sketched.batches(30))
+
+
+def test_an_answer_to_a_question_is_made_of_nothing_else():
+    for wrong in (3.0, EXACT[0]):
+        with pytest.raises(TypeError, match=REFUSED):
+            QuestionAnswer("HARD", wrong, 0.0, 1)
+        with pytest.raises(TypeError, match=REFUSED):
+            SparseAnswer("HARD", wrong)
+    with pytest.raises(TypeError, match=REFUSED):
+        QueryAnswers(EXACT)
+
+
+def exact_value(exact, scale, draws):
+    return np.atleast_1d(exact)
+
+
+@pytest.mark.parametrize("module", [sparse_vector, pmwg])
+def test_an_exact_count_stops_the_answer_to_a_question(module, monkeypatch):
+    share, domain, place = Share("zcdp", 1), 4, Place(SeededNoise(1), "q")
+    live = LivePmw(share=share, start=100, domain=domain)
+    state = live.init(place)
+    live.step(state, Changes(born=np.zeros(1000, np.int64)), 1000.0, place)
+    monkeypatch.setattr(module, "with_laplace", exact_value)
+    with pytest.raises(TypeError, match=REFUSED):
+        live.ask(state, np.array([1.0, 0, 0, 0]), place.inside(b"first"))
 
 
 def exact_rows(exact, scales, draws, *, laplace):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.core.noise.keyed import Place
+from streamveil.core.noisy import Noisy, restored, values
 from streamveil.dynamic.live_pmw import LivePmw
 from streamveil.dynamic.pack import pack, unpack
 from streamveil.dynamic.pmwg import PmwgState
@@ -36,15 +37,22 @@ Arrays = dict[str, Array]
 Closed = tuple[int, Float64[Array, " k"], Float64[Array, " k"]]  # step, its answers, their reach
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class QuestionAnswer:
-    """An answer: public."""
+    """An answer: made of a number that may leave."""
 
     kind: str  # RELEASED, EASY, HARD or EXHAUSTED
     value: float
     reach: float  # with the confidence of the query, over all questions; inf: nothing is proved
     step: int  # the closed step it is about
-    left: int | None = None  # about how many corrections are still paid for; None: no such budget
+    left: int | None  # about how many corrections are still paid for; None: no such budget
+
+    def __init__(
+        self, kind: str, found: Noisy[float], reach: float, step: int, left: int | None = None
+    ) -> None:
+        given = (kind, values(found), reach, step, left)
+        for part, one in zip(fields(self), given, strict=True):
+            object.__setattr__(self, part.name, one)
 
 
 @dataclass(repr=False)  # secret: the records
@@ -92,10 +100,11 @@ class Questions:
         digest = hashlib.blake2b(np.packbits(question).tobytes(), digest_size=16).hexdigest()
         for known, kind, value, reach in state.known:
             if known == digest:
-                return QuestionAnswer(kind, value, reach, state.t, self._left(state)), None
+                found = restored(value)
+                return QuestionAnswer(kind, found, reach, state.t, self._left(state)), None
         follows = self._released(state, question)
         if follows is not None and follows[1] <= self._easy(state):
-            return QuestionAnswer("RELEASED", *follows, state.t), None
+            return QuestionAnswer("RELEASED", restored(follows[0]), follows[1], state.t), None
         if self.adaptive is None or state.inner is None:
             raise PlanError(
                 "this question does not follow from what was released, and nothing is set aside "
@@ -127,14 +136,15 @@ class Questions:
         answer = adaptive.ask(inner, question.astype(np.float64), here)
         state.count += 1
         reach = adaptive.reach(inner, answer.kind, state.count, 1 - self.confidence)
-        value = float(answer.value or 0.0)
+        found = restored(float(answer.value or 0.0))
+        value = values(found)
         state.known.append([digest, answer.kind, value, reach])
         moved = None if inner.weights is before else inner.weights
         changed = [
             state.known[-1], state.count, inner.run, inner.started, inner.hard, inner.meter, moved,
         ]  # fmt: skip
         delta = {f"question/{name}": array for name, array in pack(changed).items()}
-        asked = QuestionAnswer(answer.kind, value, reach, state.t, adaptive.left(inner))
+        asked = QuestionAnswer(answer.kind, found, reach, state.t, adaptive.left(inner))
         return asked, delta
 
     def apply(self, state: Asking, delta: Mapping[str, Array]) -> None:

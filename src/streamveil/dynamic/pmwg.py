@@ -12,7 +12,7 @@ from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noisy import values
+from streamveil.core.noisy import post_process, restored, values
 from streamveil.errors import require_between, require_positive
 from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.queries import counted, require_room, whole_quanta
@@ -21,6 +21,7 @@ from streamveil.linear.sparse_vector import (
     AboveThreshold,
     SparseAnswer,
     epoch_share,
+    first_in_records,
     pure_cost,
 )
 from streamveil.types import Array, Float64, Int64
@@ -215,13 +216,13 @@ class Pmwg:
         quanta = whole_quanta(query, self.shift, self.domain)
         guess = state.size * float(query @ state.weights)
         if state.run is None:
-            return SparseAnswer("EXHAUSTED", guess)
+            return SparseAnswer("EXHAUSTED", restored(guess))
         exact = counted(quanta, state.histogram)
         gap = abs(exact - round(math.ldexp(guess, self.shift)))
         limit = math.ceil(math.ldexp(self.limit(state), self.shift))
         here = place.inside(b"run", state.started - 1)
         if not self.above(state.epoch).ask(state.run, gap, limit, here):
-            return SparseAnswer("EASY", guess)
+            return SparseAnswer("EASY", restored(guess))
         return self._measure(state, exact, guess, query, place)
 
     def limit(self, state: PmwgState) -> float:
@@ -254,18 +255,19 @@ class Pmwg:
         cost = pure_cost(self.share, epsilon)
         if not state.meter.fits(cost):
             state.run = None
-            return SparseAnswer("EXHAUSTED", guess)
+            return SparseAnswer("EXHAUSTED", restored(guess))
         state.meter.charge(cost)
         draws = place.inside(b"run", state.started - 1).draws(b"value")
         noisy = with_laplace(exact, (1 << self.shift) / epsilon, draws)
-        value = math.ldexp(float(values(noisy)[0]), -self.shift)
+        found = post_process(first_in_records, noisy, self.shift)
+        value = values(found)
         gap = min(1.0, max(-1.0, (value - guess) / max(state.size, 1)))
         step = 2 * abs(gap) if self.step is None else self.step
         moved = state.weights * np.exp(math.copysign(step, gap) * query)
         state.weights = moved / moved.sum()
         state.hard += 1
         self.open_run(state, place)
-        return SparseAnswer("HARD", value)
+        return SparseAnswer("HARD", found)
 
 
 def gap_fraction(share: Share) -> float:

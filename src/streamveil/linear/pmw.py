@@ -134,12 +134,12 @@ class Pmw:
         self, state: PmwState, answer: SparseAnswer, guess: float, query: Float64[Array, " N"]
     ) -> SparseAnswer:
         if answer.kind != "HARD" or answer.value is None:
-            return SparseAnswer(answer.kind, guess)
+            return SparseAnswer(answer.kind, restored(guess))
         value = math.ldexp(answer.value, -self.shift)
         gap, step = self._step(value, guess)
         moved = state.weights * np.exp(math.copysign(step, gap) * query)
         state.weights = moved / moved.sum()
-        return SparseAnswer("HARD", value)
+        return SparseAnswer("HARD", restored(value))
 
     def _step(self, value: float, guess: float) -> tuple[float, float]:
         """The measured gap as a fraction of all records, and how far the weights move for it."""

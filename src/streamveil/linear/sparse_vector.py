@@ -8,6 +8,7 @@ the same mechanism serves static and growing data; a schedule of shares over epo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -18,7 +19,7 @@ from streamveil.core.accounting.guarantee import Guarantee, Loss, Pure
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import with_laplace
 from streamveil.core.noise.keyed import Place
-from streamveil.core.noisy import values
+from streamveil.core.noisy import Noisy, post_process, values
 from streamveil.errors import require_one_of, require_positive
 from streamveil.linear.budget_shares import Meter, Share, ceil_root
 from streamveil.types import Array, Exact, Int64
@@ -132,12 +133,18 @@ class AboveThreshold:
         return first
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class SparseAnswer:
     """What a question got: EASY (below), HARD (above; with a value if one was paid), EXHAUSTED."""
 
     kind: Literal["EASY", "HARD", "EXHAUSTED"]
-    value: float | None = None
+    value: float | None
+
+    def __init__(
+        self, kind: Literal["EASY", "HARD", "EXHAUSTED"], value: Noisy[float] | None = None
+    ) -> None:
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "value", None if value is None else values(value))
 
 
 @dataclass
@@ -250,7 +257,12 @@ class Sparse:
             return SparseAnswer("EXHAUSTED")
         state.meter.charge(cost)
         noisy = with_laplace(count, self.unit / epsilon, place.draws(b"value"))
-        return SparseAnswer("HARD", float(values(noisy)[0]))
+        return SparseAnswer("HARD", post_process(first_in_records, noisy, 0))
+
+
+def first_in_records(quanta: Int64[Array, " n"], shift: int) -> float:
+    """The first of some whole numbers of 1 / 2^shift."""
+    return math.ldexp(float(quanta[0]), -shift)
 
 
 def pure_cost(share: Share, epsilon: Exact) -> Share:
