@@ -12,6 +12,9 @@ make one, and a test of the architecture lists who uses each:
 Guarantee: post-processing costs no privacy. It holds for a function that does not see the data.
     `post_process` refuses arguments that could hold data (arrays, tables, states), and functions
     that remember values of the place where they were made.
+Limits: it finds mistakes, not intent. A plain number of Python passes for a setting, a function may
+    read a global, an array may be changed after it was wrapped, and `public` and `restored` believe
+    their callers, which is why the test counts them.
 """
 
 from __future__ import annotations
