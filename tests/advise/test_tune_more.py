@@ -1,11 +1,12 @@
 """Tuning of values, split and pace: what it says is what other settings would do."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import streamveil as sv
 from streamveil.advise import tune_more
-from streamveil.advise.tune_more import draw, epsilon_for, lines, tune_over
+from streamveil.advise.tune_more import draw, epsilon_for, lines, over_releases, tune_over
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError
 from streamveil.plan.plan import Bounding
@@ -103,3 +104,15 @@ def test_words_that_are_not_known():
     table = clicks(50)
     with pytest.raises(ValueError, match="over"):
         tune_over(plan(table), table, "everything")
+
+
+def test_releases_of_months_are_tried_in_months():
+    at = np.datetime64("2026-01-01", "us") + np.arange(3_000) * np.timedelta64(2, "h")
+    rows = pa.table({"u": np.arange(3_000) % 300, "ts": at})
+    query = (
+        sv.memory(rows, event_time="ts").protect("u").agg(n=sv.count()).bound(max_rows=4)
+        .release(every="1 month", start="2026-01-01", end="2027-01-01",
+                 budget=sv.Budget(epsilon=1, delta=1e-9))
+    )  # fmt: skip
+    tried = [one.choice for one in over_releases(query.plan, rows, 1.0)]
+    assert tried == ["12 releases", "6 releases", "3 releases"]

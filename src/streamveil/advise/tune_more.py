@@ -110,10 +110,15 @@ def over_releases(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Fore
     sample = read_sample(plan, table, 1 / fraction)
     rows = np.bincount(sample.cell, np.abs(sample.value)) * sample.scale
     for pace in PACES:
-        every, fewer = plan.clock.every * pace, round(steps / pace)
-        if every != int(every) or fewer < 1 or (pace != 1 and fewer * pace != steps):
+        every, months, fewer = (
+            plan.clock.every * pace,
+            plan.clock.months * pace,
+            round(steps / pace),
+        )
+        whole = every == int(every) and months == int(months)
+        if not whole or fewer < 1 or (pace != 1 and fewer * pace != steps):
             continue
-        clock = replace(plan.clock, every=int(every), steps=fewer)
+        clock = replace(plan.clock, every=int(every), months=int(months), steps=fewer)
         tried = replace(plan, clock=clock)
         made = forecast(tried, sample, plan.bounding)
         stale = rows / (compile_plan(tried).schedule.triggers or fewer)
