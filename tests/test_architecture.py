@@ -52,8 +52,9 @@ INSIDE_CORE = {  # its own rooms, in the order in which to read them
     "noise": set(),
     "portable": set(),
     "noisy": set(),
+    "sensitivity": {"accounting"},
     "counters": {"accounting", "noise", "portable", "noisy"},
-    "selection": {"accounting", "noise", "portable", "noisy", "counters"},
+    "selection": {"accounting", "noise", "portable", "noisy", "sensitivity", "counters"},
     "measure": {"noise", "noisy"},
     "release": {"noise", "noisy", "counters"},
 }

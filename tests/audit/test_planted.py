@@ -18,8 +18,9 @@ from streamveil.core.counters.schedule import BltSchedule
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.core.selection.selection_table import TableSelection
 from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import cut_rows, group_by, release, rows, stages
-from streamveil.dataflow.bounding import Bounds, UnitRows
+from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.dataflow.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.errors import PlanError
 from tests.dataflow.twins import bound, remembered

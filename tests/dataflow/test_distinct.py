@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import streamveil as sv
 from streamveil.batch import Batch
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.sensitivity import lane_move
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.distinct import first_seen
-from streamveil.dataflow.group_by import lane_move
 from streamveil.dataflow.key_weights import weighted_loss
 from streamveil.dataflow.rows import FIRSTS, lane_quanta
 from streamveil.errors import PlanError

@@ -14,8 +14,8 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.kernels import Coefficients
 from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.sensitivity import Bounds
 from streamveil.counters import BltCounter
-from streamveil.dataflow.bounding import Bounds
 from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.key_weights import WeightRule
 from streamveil.dataflow.rows import Lane

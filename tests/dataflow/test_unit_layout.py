@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import unit_kernels, unit_layout
-from streamveil.dataflow.bounding import Bounds, UnitTable, grow_table, unit_stage
+from streamveil.dataflow.bounding import UnitTable, grow_table, unit_stage
 from streamveil.dataflow.raw_memory import LARGE, address, equal, load32, lowest, reserved, store32
 from tests.dataflow.test_bounding import make_rows
 from tests.dataflow.twins import remembered

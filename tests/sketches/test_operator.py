@@ -12,7 +12,7 @@ from streamveil.compiler.sketch import sized_finder, sized_sketch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.dataflow.bounding import Bounds
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import RowProgram
 from streamveil.dataflow.windows import Schedule, fixed_schedule

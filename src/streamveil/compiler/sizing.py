@@ -38,13 +38,13 @@ from streamveil.core.accounting.calibrate import (
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.fit import fit, short
 from streamveil.core.counters.protocol import Counter
+from streamveil.core.sensitivity import Bounds, lane_move
 from streamveil.counters import COUNTERS, HonakerCounter
-from streamveil.dataflow.bounding import Bounds
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.cut_rows import BANDS, MOVED, CutCounter
 from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
-from streamveil.dataflow.group_by import COLLISION_BITS, lane_move
+from streamveil.dataflow.group_by import COLLISION_BITS
 from streamveil.dataflow.key_weights import WeightRule, blt_of, weighted_loss
 from streamveil.dataflow.release import Totalling, driver
 from streamveil.dataflow.rows import Lane

@@ -9,7 +9,7 @@ from streamveil.compiler.group_by import Compiler, binder, protected
 from streamveil.connectors.base import declared_schema
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.dataflow.bounding import Bounds
+from streamveil.core.sensitivity import Bounds
 from streamveil.errors import PlanError
 from streamveil.expressions.names import key_name
 from streamveil.plan.check import check_compiled

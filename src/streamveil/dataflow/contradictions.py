@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from streamveil.dataflow.bounding import Bounds
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.dataflow.gaussian_selection import GaussianSelection

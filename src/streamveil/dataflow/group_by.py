@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from streamveil.batch import Batch, Release
 from streamveil.calendars.cells import Cells
-from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import Noisy, post_process
+from streamveil.core.sensitivity import Bounds, lane_move
 from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
-from streamveil.dataflow.bounding import Bounds, Firsts, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.contradictions import require_agreement
 from streamveil.dataflow.cut_rows import odds_of, with_share
@@ -444,18 +444,3 @@ class GroupBy:
             return stamps
         start, end = self.schedule.bounds(window)
         return (("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps)
-
-
-def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
-    """How far one unit moves a lane in L2 over all groups (rounded up), and how many groups.
-
-    A unit counts once in a group. The nodes of one tree level are one lane spread out: a row adds
-    to one of them, so together they move no further, over at most as many (group, node) pairs as
-    there are rows.
-    """
-    groups = bounds.units_l2_squared
-    squared = groups if lane.kind == "units" else bounds.l2_squared
-    touched = bounds.l2_squared if lane.kind == "node" else groups
-    if bounds.scale > 1:  # a group costs one squared quantum of weight or more
-        touched = bounds.l2_squared * bounds.scale**2
-    return Fraction(lane.reach) * root_up(Fraction(squared)), touched

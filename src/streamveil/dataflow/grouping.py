@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.dataflow.bounding import Bounds, Firsts, Passed, UnitRows
+from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.bounding import Firsts, Passed, UnitRows
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import Output

@@ -14,7 +14,7 @@ from streamveil.core.noise.keyed import Place
 from streamveil.core.portable import portable
 from streamveil.core.release import count_weighted
 from streamveil.core.selection.thresholds import SAFETY, reaches
-from streamveil.dataflow.bounding import Bounds
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
 from streamveil.dataflow.rows import Lane

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamveil.dataflow.bounding import Bounds, Passed, UnitRows, UnitTable, unit_stage
+from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.unit_kernels import WORDS
 from streamveil.engines.embedded.split import GROWTH, SAMPLE, split, unseen
 from streamveil.engines.embedded.tables import PARTS, PartedTable, Room

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.dataflow.bounding import Bounds, Passed, UnitRows, UnitTable, decide, unit_stage
+from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable, decide, unit_stage
 from streamveil.dataflow.unit_kernels import WORDS
 from streamveil.dataflow.unit_lookup import HEAD
 from streamveil.engines.embedded.split import make_room, part_of, split, unseen
