@@ -51,6 +51,7 @@ INSIDE_CORE = {  # its own rooms, in the order in which to read them
     "accounting": set(),
     "noise": set(),
     "portable": set(),
+    "reference": set(),
     "noisy": set(),
     "sensitivity": {"accounting"},
     "counters": {"accounting", "noise", "portable", "noisy"},

@@ -95,6 +95,19 @@ class StoreError(StreamveilError):
     """Durable state that cannot be read, written or trusted."""
 
 
+class WitnessError(StreamveilError):
+    """A compiled stage did something else than its specification; nothing was committed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the witness stopped the job before its commit: {what}.\n"
+            "  This is a fault of the program or of the machine's memory, not of the data. Nothing"
+            " of this micro-batch was saved or released.\n"
+            "  to fix  start the job again on its state; if it stops again, report it with the"
+            " versions of streamveil, numba and Python"
+        )
+
+
 class SourceError(StreamveilError):
     """A source that cannot be read: missing files, missing columns, wrong types."""
 

@@ -353,6 +353,10 @@ class GroupBy:
             state.units[period] = UnitTable.empty(self.bounds, self.firsts)
         return state.units[period]
 
+    def _unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
+        """The table that holds a unit in a scope, for the witness, who only reads."""
+        return state.units.get(period)
+
     def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
         """The unit stage of one scope; an engine may keep its units elsewhere."""
         return unit_stage(self._units(state, period), rows, self.bounds)

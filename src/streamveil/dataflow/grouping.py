@@ -11,7 +11,7 @@ import pyarrow as pa
 from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.sensitivity import Bounds
-from streamveil.dataflow.bounding import Firsts, Passed, UnitRows
+from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import Output
@@ -65,6 +65,7 @@ class Grouping(Protocol):
     def key_types(self, schema: pa.Schema) -> Types: ...
     def blank_window(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState: ...
     def _program(self, schema: pa.Schema) -> RowProgram: ...
+    def _unit_table(self, state: State, period: int, unit: int) -> UnitTable | None: ...
     def _bound(self, state: State, period: int, rows: UnitRows) -> Passed: ...
     def _in_open_period(
         self, periods: Int64[Array, " pairs"], step: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ from streamveil.dataflow.state import (
 )
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead
+from streamveil.dataflow.witness import check_after, look_before
 from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
 
@@ -140,7 +142,7 @@ def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -
     source: Index = slice(None) if whole else pairs.rows
     unit, asked = prepared.unit[source], asked_keys(operator, prepared)[source]
     known, strangers = recognised(operator, state, asked, pairs.windows, prepared.name_key)
-    passed = pass_units(operator, state, unit, known, pairs.periods)
+    passed = pass_witnessed(operator, state, unit, known, pairs.periods)
     fresh = enter_keys(state, prepared, pairs, strangers, (passed.accepted, known.rows))
     remember(state, asked, known, strangers)
     kept = keep(passed, unit, known.rows, state.scratch)
@@ -280,6 +282,27 @@ def in_rounds(
     for window, mine in parts(windows):
         marks[mine] = operator.totalling.rounds_of(state.windows[window], known.rows[mine])
     return known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
+
+
+def pass_witnessed(
+    operator: Grouping,
+    state: State,
+    unit: UInt64[Array, " pairs"],
+    known: Recognised,
+    periods: Int64[Array, " pairs"],
+) -> Passed:
+    """The unit stage, with sampled units bounded again by the specification."""
+    rows, watched = UnitRows(unit, known.group, known.weight, known.hidden), []
+    for period, mine in parts(periods):
+        table_of = partial(operator._unit_table, state, period)
+        watched.append((mine, table_of, look_before(table_of, unit[mine], state.step)))
+    passed = pass_units(operator, state, unit, known, periods)
+    for mine, table_of, witnessed in watched:
+        if witnessed.rows:
+            own = UnitRows(*(column[mine] for column in rows))
+            answer = Passed(passed.accepted[mine], passed.first[mine])
+            check_after(witnessed, table_of, own, answer, operator.bounds)
+    return passed
 
 
 def pass_units(

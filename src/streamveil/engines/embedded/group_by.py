@@ -45,6 +45,10 @@ class EmbeddedGroupBy(GroupBy):
     room: Room = field(compare=False, repr=False)
     available: int | None = field(default=None, compare=False, repr=False)  # for all of the state
 
+    def _unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
+        table: Any = state.units.get(period)
+        return table.holder(unit) if isinstance(table, PartedTable) else table
+
     def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
         self._make_room(state)
         table: Any = state.units.get(period)

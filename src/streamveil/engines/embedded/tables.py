@@ -176,6 +176,15 @@ class PartedTable:
             return self.mapped(part)
         return {name: getattr(table, name) for name in UnitTable.NAMES}
 
+    def holder(self, unit: int) -> UnitTable | None:
+        """The partition of a unit, to read only, wherever it is; None where it has no unit yet."""
+        part = unit % PARTS
+        table = self.tables[part]
+        if table is not None:
+            return table
+        arrays = self.mapped(part)
+        return UnitTable(*(arrays[name] for name in UnitTable.NAMES)) if arrays else None
+
     def mapped(self, part: int) -> dict[str, Array]:
         """The arrays of a partition on disk; none before it was stored."""
         layout = self.stored[part]

@@ -33,7 +33,7 @@ from streamveil.dataflow.keys import encode_keys
 from streamveil.dataflow.reject_counts import BOUNDED
 from streamveil.dataflow.release import WindowState
 from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta, within_reach
-from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units
+from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units, pass_witnessed
 from streamveil.dataflow.state import Index, State, parts
 from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of
 from streamveil.types import Array, Int64, UInt8, UInt64
@@ -97,7 +97,7 @@ def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
     """
     names, n = rows["names"], len(rows)
     known = shown.recognise(names, rows["window"])
-    accepted, first = pass_units(operator, state, rows["unit"], known, rows["period"])
+    accepted, first = pass_witnessed(operator, state, rows["unit"], known, rows["period"])
     kept = np.flatnonzero(accepted)
     lanes = np.ones((n, len(operator.plain_lanes)), np.int64)
     lanes[:, travelling(operator)] = rows["lanes"]

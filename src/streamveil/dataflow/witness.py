@@ -1,0 +1,171 @@
+"""The witness: a sample of units is bounded again by the specification while a job runs.
+
+In every micro-batch, what the compiled unit stage passed, counted and remembered for the sampled
+units is compared with `core.reference`, starting from what the unit table held before. A difference
+stops the job before its commit.
+
+Sample: units whose keyed fingerprint has some bits zero, one in `ONE_IN`. The fingerprint is made
+    with the job's secret, so that nobody who lacks it can tell who is sampled, and a unit is
+    sampled in every micro-batch or in none. Of many sampled units, a micro-batch looks at up to
+    `MOST` rows' worth (or at one unit), the next step at others: a look needs only the state
+    before it.
+Releases: the witness reads and never writes; it draws no noise and takes no address. Releases are
+    the same with and without it.
+Stopping: both sides are functions of the same rows and the same state, and equal by definition. So
+    a difference is a fault of the program or of memory, never a property of the data. Whether a
+    fault that exists is met does depend on the data: see docs/weaknesses.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit
+from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.bounding import LARGEST_GROUPS, Passed, Shape, UnitRows, UnitTable
+from streamveil.dataflow.unit_entries import UnitEntry, find_entry
+from streamveil.dataflow.unit_kernels import ALL, COMPACT, COUNTED, HIDDEN, NEW, NOTHING
+from streamveil.errors import WitnessError
+from streamveil.types import Array, Int64, UInt64
+
+ONE_IN = 1 << 10  # units
+MOST = 64  # rows that one micro-batch looks at
+DRAWN = 1 if sys.byteorder == "little" else 2  # of a fingerprint's four 16-bit words; see `part`
+TableOf = Callable[[int], UnitTable | None]  # of a unit
+
+
+class Witnessed(NamedTuple):
+    """The rows of sampled units in one scope, and what was remembered of each unit before."""
+
+    rows: dict[int, list[int]]  # unit -> places of its rows, in order
+    before: dict[int, UnitEntry | None]
+
+
+def sampled(unit: UInt64[Array, " rows"], batch: int) -> Int64[Array, " some"]:
+    """The rows of units that one micro-batch looks at."""
+    drawn = np.ascontiguousarray(unit).view(np.uint16)[DRAWN::4] < (1 << 16) // ONE_IN
+    places = np.flatnonzero(drawn)
+    if len(places) <= MOST:
+        return places
+    units, sizes = np.unique(unit[places], return_counts=True)
+    turn = batch * MOST % len(units)
+    order = np.roll(np.arange(len(units)), -turn)
+    several = int((np.cumsum(sizes[order]) <= MOST).sum())
+    fitting = order[: max(1, several)]  # one unit may have more rows than that
+    return places[np.isin(unit[places], units[fitting])]
+
+
+def look_before(table_of: TableOf, unit: UInt64[Array, " rows"], batch: int) -> Witnessed:
+    """Notes the sampled units of a micro-batch before the unit stage sees its rows."""
+    rows: dict[int, list[int]] = {}
+    places = sampled(unit, batch)
+    for place, name in zip(places.tolist(), unit[places].tolist(), strict=True):
+        rows.setdefault(name, []).append(place)
+    return Witnessed(rows, {name: entry_of(table_of, name) for name in rows})
+
+
+def check_after(
+    witnessed: Witnessed, table_of: TableOf, rows: UnitRows, passed: Passed, bounds: Bounds
+) -> None:
+    """Bounds the sampled units by the specification; refuses any difference."""
+    for unit, places in witnessed.rows.items():
+        table = table_of(unit)
+        if table is None:
+            raise WitnessError("the unit table of a scope is missing")
+        shape = table.shape
+        own = [
+            UnitRow(*one)
+            for one in zip(*(column[places].tolist() for column in rows[1:]), strict=True)
+        ]
+        memory = memory_of(witnessed.before[unit], shape, bounds)
+        known = set(memory.groups)
+        decisions = bound_unit(memory, own, limits_of(bounds, shape))
+        first = passed.first[places].tolist()
+        for row, decision, accepted, bits in zip(
+            own, decisions, passed.accepted[places].tolist(), first, strict=True
+        ):
+            if accepted != decision.passes:
+                raise WitnessError("a row passed the contribution bound that must be cut, or a row"
+                                   " was cut that must pass")  # fmt: skip
+            if not agrees(bits, row, decision, shape):
+                raise WitnessError("a unit was counted in a group that it does not count in, or"
+                                   " was not where it does")  # fmt: skip
+        for row, decision in zip(own, decisions, strict=True):
+            if shape.remembered == ALL and decision.first:
+                known.add(row.group)
+            if shape.remembered == HIDDEN and decision.counted and row.hidden:
+                known.add(row.group)
+        present = witnessed.before[unit] is not None or any(d.passes for d in decisions)
+        wanted = entry_from(memory, known, bounds) if present else None
+        found = entry_of(table_of, unit)
+        if (found is None) != (wanted is None) or (
+            found is not None and wanted is not None and seen(found, shape, bounds) != wanted
+        ):
+            raise WitnessError("what is remembered of a unit is not what its rows made of it")
+
+
+def agrees(bits: int, row: UnitRow, decision: Decision, shape: Shape) -> bool:
+    """Whether the bits of a row that anybody asks for say what the specification says."""
+    if shape.remembered == NOTHING or (shape.remembered == HIDDEN and not row.hidden):
+        return True
+    counted = bool(bits & COUNTED) == decision.counted
+    return counted and (shape.remembered == HIDDEN or bool(bits & NEW) == decision.first)
+
+
+def limits_of(bounds: Bounds, shape: Shape) -> UnitLimits:
+    """The bounds as the specification has them."""
+    narrow = shape.layout == COMPACT and shape.remembered == ALL
+    return UnitLimits(
+        max_rows=bounds.max_rows,
+        per_group=bounds.per_group,
+        quadratic=bounds.quadratic,
+        slots=bounds.slots,
+        scale=bounds.scale,
+        most_groups=LARGEST_GROUPS if narrow else None,
+    )
+
+
+def memory_of(entry: UnitEntry | None, shape: Shape, bounds: Bounds) -> UnitMemory:
+    """What the specification starts from; where no sum is kept, a group has one row or any."""
+    if entry is None:
+        return UnitMemory()
+    rows = entry.totals[0] if bounds.max_rows is not None else 0
+    spent = entry.totals[-1] if bounds.quadratic is not None else 0
+    groups = {group: 1 if held is None else held for group, held in entry.groups.items()}
+    return UnitMemory(rows, spent, entry.taken if bounds.slots is not None else 0, groups)
+
+
+Remembered = tuple[int | None, int | None, int | None, dict[int, int] | set[int]]
+
+
+def entry_from(memory: UnitMemory, known: set[int], bounds: Bounds) -> Remembered:
+    """What must be remembered of a unit: only what later decisions need."""
+    grouped = bounds.quadratic is not None or bounds.limits_groups
+    sums = grouped and not (bounds.quadratic is None and bounds.per_group == bounds.scale == 1)
+    return (
+        None if bounds.max_rows is None else memory.rows,
+        None if bounds.quadratic is None else memory.spent,
+        None if bounds.slots is None else memory.taken,
+        {group: memory.groups[group] for group in known} if sums else known,
+    )
+
+
+def seen(entry: UnitEntry, shape: Shape, bounds: Bounds) -> Remembered:
+    """What is remembered of a unit, in the same form."""
+    sums = {group: held for group, held in entry.groups.items() if held is not None}
+    return (
+        None if bounds.max_rows is None else entry.totals[0],
+        None if bounds.quadratic is None else entry.totals[-1],
+        None if bounds.slots is None else entry.taken,
+        sums if shape.width else set(entry.groups),
+    )
+
+
+def entry_of(table_of: TableOf, unit: int) -> UnitEntry | None:
+    """What is held of a unit, wherever its table is."""
+    table = table_of(unit)
+    return None if table is None else find_entry(table, unit)
