@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.core.noisy import Noisy, require_noisy, values
+from streamveil.release_metadata import sentences
 
 
 @dataclass(repr=False)  # secret
@@ -91,6 +92,11 @@ class Release:
     def identity(self) -> tuple[int, int, pa.Table]:
         """Window, trigger and rows: what a sink writes."""
         return self.window, self.trigger, self.table
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know beside the numbers: the share of rows cut, settings that were looked up."""
+        return sentences(self.table.schema)
 
     def to_arrow(self) -> pa.Table:
         """The released rows as an Arrow table."""
