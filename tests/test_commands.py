@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from streamveil import cli
 from streamveil.commands import bench
 from streamveil.commands.audit import REFUTED
+from streamveil.core.counters.schedule import BltSchedule
 from streamveil.errors import BudgetError, PlanError, StoreError
 
 QUERY = """
@@ -160,6 +161,24 @@ def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
     planted = call("audit", folder / "q.sql", "--plant")
     assert planted.exit_code == 0
     assert "as it must be" in planted.stdout
+
+
+def test_verify_privacy_prints_the_worst_pair_and_fails_when_a_claim_does(folder, monkeypatch):
+    seen = call("verify-privacy", folder / "q.sql", "--seconds", "2")
+    assert seen.exit_code == 0
+    assert "the claim stands" in seen.stdout
+    assert "all counters together" in seen.stdout
+    assert "the worst: a unit with" in seen.stdout
+
+    def less(counter, t):
+        scale, noise = scales(counter, t)
+        return scale, noise / 8
+
+    scales = BltSchedule.scales
+    monkeypatch.setattr(BltSchedule, "scales", less)
+    caught = call("verify-privacy", folder / "q.sql", "--seconds", "2")
+    assert caught.exit_code == REFUTED
+    assert "NOT COVERED: lane" in caught.stdout
 
 
 def test_bench_measures_this_machine(monkeypatch):

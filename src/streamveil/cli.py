@@ -26,7 +26,16 @@ from rich.table import Table
 
 from streamveil import __version__
 from streamveil.batch import Release
-from streamveil.commands import answers, audit, bench, dashboard, ledger, tuning, verify
+from streamveil.commands import (
+    answers,
+    audit,
+    bench,
+    dashboard,
+    ledger,
+    tuning,
+    verify,
+    verify_privacy,
+)
 from streamveil.commands.common import (
     QueryFile,
     StateFolder,
@@ -446,6 +455,9 @@ app.command("read", epilog="Example: streamveil read pages.veil --trigger 2 --ke
     answers.read
 )
 app.command("audit", epilog="Example: streamveil audit pages.sql --trials 20000")(audit.audit)
+app.command("verify-privacy", epilog="Example: streamveil verify-privacy pages.sql --seconds 60")(
+    verify_privacy.verify_privacy
+)
 app.command("bench", epilog="Example: streamveil bench --records 5000000")(bench.bench)
 app.command("dashboard", epilog="Example: streamveil dashboard pages.veil --open")(
     dashboard.dashboard

@@ -42,7 +42,7 @@ SURE = 1e-30  # chances below it are not told apart from 0
 
 
 @dataclass(frozen=True)
-class Part:
+class MechanismLoss:
     """One mechanism of a query: what it was seen to lose and what it claims, in one currency."""
 
     name: str
@@ -67,7 +67,7 @@ class Part:
 class QueryAccount:
     """All parts of one pair of neighbours, and what no loss covers."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[MechanismLoss] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -105,9 +105,10 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
         name = part_of(operator, stream)
         lost[name] += stream_loss(operator, stream, one, other)
     found.parts = [
-        Part(name, "mu^2", lost.pop(name, 0.0), float(claim)) for name, claim in claims.items()
+        MechanismLoss(name, "mu^2", lost.pop(name, 0.0), float(claim))
+        for name, claim in claims.items()
     ]
-    found.parts += [Part(name, "mu^2", mu, 0.0) for name, mu in lost.items() if mu]
+    found.parts += [MechanismLoss(name, "mu^2", mu, 0.0) for name, mu in lost.items() if mu]
     found.faults += [
         f"{stream[0]}: the noise of a group depends on when its units came"
         for stream, groups in one.steps.items()
@@ -115,17 +116,19 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
         if not same_times(steps, other.steps.get(stream, {}).get(key, {}))
     ]
     total = sum(part.realised for part in found.parts)
-    found.parts.append(Part(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
+    found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
     selection = operator.totalling.selection
     if isinstance(selection, TableOpening):
         judge_coins(operator, script, (one, other), found)
     if isinstance(selection, GaussianSelection):
         alone = shown_alone(operator, one, other)
-        found.parts.append(Part("groups of one unit", "delta", alone, claimed_delta(operator)))
+        found.parts.append(
+            MechanismLoss("groups of one unit", "delta", alone, claimed_delta(operator))
+        )
     if operator.totalling.test is not None:
         lifted = lifted_alone(operator, one, other)
         found.parts.append(
-            Part("totals that one unit lifts", "delta", lifted, test_delta(operator))
+            MechanismLoss("totals that one unit lifts", "delta", lifted, test_delta(operator))
         )
     return found
 
@@ -291,7 +294,7 @@ def judge_coins(
                 found.faults.append("a unit moves the coins of a group by other than one, once")
             if max(counts) > table.horizon:
                 found.faults.append("a group is tested more often than is charged")
-    found.parts.append(Part("coins", "groups", entered, table.keys_per_unit * times))
+    found.parts.append(MechanismLoss("coins", "groups", entered, table.keys_per_unit * times))
     laws = expected_rates(table.coins), (float(table.shift_epsilon),)
     for seen in pair:
         if any(not law_is(rates, laws) for rates in {*seen.rates}):

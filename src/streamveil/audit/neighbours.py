@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class World:
         else:
             columns = zip(*operator.public, strict=True)
             types = tuple(pa.array(column).type for column in columns)
-            keys = len(operator.public)
+            keys = min(keys, len(operator.public))
         return cls(operator, keys, values, named, types)
 
     def bind(self, schema: pa.Schema) -> RowProgram:
@@ -134,7 +134,7 @@ def drawn(world: World, rng: np.random.Generator, steps: int) -> Pair:
     ]
     attack = ATTACKS[int(rng.integers(len(ATTACKS)))]
     added = attack(world, rng, times)
-    added = in_one_period(operator, added, rng)
+    added = in_one_period(operator, added)
     ahead = bool(rng.random() < 0.5)
     return Pair(shared=tuple(shared), added=tuple(added[:MOST]), ahead=ahead, steps=steps)
 
@@ -260,6 +260,20 @@ def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -
     ]
 
 
+def varied(world: World, rng: np.random.Generator, pair: Pair) -> Pair:
+    """The same with a part of the unit's rows at another step and time."""
+    times = instants(world.operator, pair.steps)
+    start, stop = sorted(rng.integers(0, len(pair.added) + 1, 2).tolist())
+    step = int(rng.integers(1, pair.steps + 1))
+    time = times[step][int(rng.integers(len(times[step])))]
+    rows = [
+        MadeUpRow((step, row[1], time, *row[3:])) if start <= place < stop else row
+        for place, row in enumerate(pair.added)
+    ]
+    rows.sort(key=lambda row: row[0])
+    return replace(pair, added=tuple(in_one_period(world.operator, rows)))
+
+
 ATTACKS = (
     at_once,
     at_once,
@@ -272,9 +286,7 @@ ATTACKS = (
 )
 
 
-def in_one_period(
-    operator: GroupBy, rows: list[MadeUpRow], rng: np.random.Generator
-) -> list[MadeUpRow]:
+def in_one_period(operator: GroupBy, rows: list[MadeUpRow]) -> list[MadeUpRow]:
     """Those of the period that most rows are in: what one unit is protected for."""
     if operator.periods is None or not rows:
         return rows

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import sqrt
 
 import numpy as np
 
-from streamveil.audit.account import QueryAccount, account
+from streamveil.audit.account import TOGETHER, MechanismLoss, QueryAccount, account
 from streamveil.audit.laid_open import Key, Seen, Transcript, run
-from streamveil.audit.neighbours import Pair, World, drawn
+from streamveil.audit.neighbours import Pair, World, drawn, varied
 from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
@@ -18,7 +20,12 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError
 
 KEYS = 8
+MOST_KEYS = 64
 STEPS = 8  # that are run, at most
+LONGEST = 200  # steps of a search, to see whole windows
+LONG = 0.3  # of the pairs of a search go through a whole window
+AGAIN = 0.3  # of the pairs are variations of the worst so far
+MOST_PAIRS = 10**9
 
 
 @dataclass(frozen=True)
@@ -30,17 +37,86 @@ class Tried:
 
 
 def accounts(
-    operator: GroupBy, seed: int, pairs: int, change: Callable[[GroupBy], GroupBy] = lambda one: one
+    operator: GroupBy,
+    seed: int,
+    pairs: int,
+    change: Callable[[GroupBy], GroupBy] = lambda one: one,
+    again: float = 0.0,
 ) -> Iterator[Tried]:
-    """Accounts of so many pairs; what `change` makes of the operator runs against its claims."""
+    """Accounts of so many pairs; what `change` makes of the operator runs against its claims.
+
+    Pairs are drawn anew, or, a part `again`, are the worst so far with rows at other times.
+    """
     require_laid_open(operator)
-    rng = np.random.default_rng(seed)
-    world = World.of(operator, KEYS)
+    rng, worst = np.random.default_rng(seed), None
+    world = World.of(operator, max(KEYS, min(MOST_KEYS, operator.bounds.units_l2_squared)))
     runs = change(replace(operator, bind=world.bind))
-    steps = min(STEPS, operator.schedule.steps or STEPS)
+    most = operator.schedule.steps or LONGEST
+    few, whole = min(STEPS, most), min(LONGEST, operator.schedule.triggers or STEPS, most)
     for _ in range(pairs):
-        pair = drawn(world, rng, steps)
-        yield Tried(pair, judged(operator, runs, world, pair, int(rng.integers(2**32))))
+        if again and worst is not None and rng.random() < again:
+            pair = varied(world, rng, worst.pair)
+        else:
+            pair = drawn(world, rng, whole if again and rng.random() < LONG else few)
+        found = Tried(pair, judged(operator, runs, world, pair, int(rng.integers(2**32))))
+        if worst is None or found.account.mu_squared > worst.account.mu_squared:
+            worst = found
+        yield found
+
+
+@dataclass
+class WorstFound:
+    """The largest loss of every mechanism that a search has found, and what was wrong."""
+
+    operator: GroupBy
+    parts: dict[str, MechanismLoss] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    pair: Pair | None = None  # of the largest loss of all counters together
+    pairs: int = 0
+    seconds: float = 0.0
+
+    @property
+    def stands(self) -> bool:
+        """Whether no claim was passed."""
+        return not self.broken
+
+    def add(self, tried: Tried) -> None:
+        """One pair more."""
+        self.pairs += 1
+        self.broken += [fault for fault in tried.account.broken() if fault not in self.broken]
+        for part in tried.account.parts:
+            known = self.parts.get(part.name)
+            if known is None or part.tightness > known.tightness:
+                self.parts[part.name] = part
+                if part.name == TOGETHER:
+                    self.pair = tried.pair
+
+    @property
+    def words(self) -> str:
+        """The unit's rows of the worst pair."""
+        rows = () if self.pair is None else self.pair.added
+        steps, keys = sorted({row[0] for row in rows}), {row[3] for row in rows}
+        if not rows:
+            return "a unit without rows"
+        when = f"at step {steps[0]}" if len(steps) == 1 else f"in steps {steps[0]} to {steps[-1]}"
+        return f"a unit with {len(rows):,} rows in {len(keys):,} groups {when}"
+
+    @property
+    def tightness(self) -> float:
+        """The part of the claim of all counters together that was found, in mu."""
+        part = self.parts.get(TOGETHER)
+        return 0.0 if part is None else sqrt(max(part.tightness, 0.0))
+
+
+def search(operator: GroupBy, seconds: float, seed: int) -> Iterator[WorstFound]:
+    """What has been found so far, after every pair, until the time is over."""
+    worst, begun = WorstFound(operator), time.monotonic()
+    for tried in accounts(operator, seed, MOST_PAIRS, again=AGAIN):
+        worst.add(tried)
+        worst.seconds = time.monotonic() - begun
+        yield worst
+        if worst.seconds > seconds:
+            return
 
 
 def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int) -> QueryAccount:
@@ -57,7 +133,7 @@ def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int
     return account(operator, sides[1], sides[0], script)
 
 
-def require_laid_open(operator: Operator) -> None:
+def require_laid_open(operator: Operator) -> GroupBy:
     """Refuses what the account does not see into: it would find nothing and say so."""
     if not isinstance(operator, GroupBy) or isinstance(operator.totalling, RoundTotalling):
         raise PlanError(
@@ -72,3 +148,4 @@ def require_laid_open(operator: Operator) -> None:
             "the exact account covers the counters 'blt' and 'anytime-blt'.\n"
             "  to fix  use counter = 'auto'"
         )
+    return operator
