@@ -63,6 +63,7 @@ SHOWN = [
     (("tune", "q.sql", "--sample", "visits.parquet"), None),
     (("ask", "q.sql", HOSTILE, "--state", "q.veil"), None),
     (("audit", "q.sql", "--trials", "0"), None),
+    (("verify-privacy", "q.sql", "--seconds", "0"), None),
     (("dashboard", "q.veil", "--out", HOSTILE.replace("/", "")), None),
 ]
 CONSTANT = {("demo",), ("bench",)}  # print names of this package and numbers

@@ -9,7 +9,7 @@ import pytest
 from streamveil.audit.worst import accounts
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError
-from tests.audit.queries import compiled
+from tests.audit.queries import BUDGETS, compiled
 from tests.dataflow.streams import plan_of
 
 QUERIES, PAIRS = 50, 4
@@ -37,10 +37,10 @@ def test_hundreds_of_pairs_lose_no_more_than_is_claimed():
     assert best["groups of one unit"] > 0.9
 
 
-@pytest.mark.parametrize("changes", [{"counter": "tree"}, {"preset": "dp-sqlp"}])
+@pytest.mark.parametrize("changes", [{"counter": "binary-tree"}, {"preset": "dp-sqlp"}])
 def test_what_is_not_laid_open_is_refused(changes):
     with pytest.raises(PlanError, match="exact account covers"):
-        next(accounts(compile_plan(plan_of(**changes)), 1, 1))
+        next(accounts(compile_plan(plan_of(budget=BUDGETS[1], **changes)), 1, 1))
 
 
 @pytest.mark.slow

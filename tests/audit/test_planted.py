@@ -166,8 +166,14 @@ RUNS = {
     "coins a little likelier": (TABLE, selection(coins_of(2**40))),
     "a shift of half the length": (TABLE, selection(flatter_shift)),
     "bounds of values ten times as wide": (PUBLIC, lanes(high=90.0)),
-    "periods half as long": (WHOLE_PERIOD, lambda one: forced(one, period_us=10)),
-    "periods of windows half as long": (DAYS, lambda one: forced(one, period_us=10)),
+    "periods half as long": (
+        WHOLE_PERIOD,
+        lambda one: forced(one, periods=replace(one.periods, length_us=10)),
+    ),
+    "periods of windows half as long": (
+        DAYS,
+        lambda one: forced(one, periods=replace(one.periods, length_us=10)),
+    ),
 }
 
 
