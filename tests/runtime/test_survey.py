@@ -19,6 +19,7 @@ from streamveil.runtime.survey import (
     Survey,
     histograms,
     learn,
+    likely,
     survey,
 )
 from tests.advise.test_tune import clicks, plan
@@ -202,3 +203,21 @@ def test_noise_that_hides_heavy_units_chooses_no_bound():
         found = learn(binned(rows, rng, 80.0), 80.0)
         assert found.options == {}
         assert found.rows is None or found.rows.high >= rows.mean()
+
+
+def test_a_bin_of_noise_alone_does_not_make_rows_many():
+    """With 3 deviations for a bin, 4 looks of 100 took noise far out for units of 1,000 rows.
+
+    False alarms: noise of 41 bins beyond 4 deviations, in 400 looks, 0.5 on average; more than 5
+    of them with probability below 2e-5.
+    """
+    rng, sigma = np.random.default_rng(5), 20.0
+    exact = [np.zeros(len(ROW_EDGES)), np.zeros(len(REPEAT_EDGES))]
+    exact[0][:3], exact[1][0] = (5000, 3000, 2000), 10_000
+    means = [
+        likely([np.round(bins + sigma * rng.normal(size=len(bins))) for bins in exact], sigma)[
+            "expected_rows"
+        ]
+        for _ in range(400)
+    ]
+    assert sum(not 1.5 < mean < 2.0 for mean in means) <= 5

@@ -28,7 +28,7 @@ from streamveil.plan.options import (
     EXPECTED_UNITS,
 )
 from streamveil.plan.plan import Plan
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Bool, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
 REPEAT_EDGES = np.array([0.0, 1e-9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
@@ -36,7 +36,8 @@ VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
-OUTSTANDING = 3.0  # deviations above which a bin is taken to hold units
+OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 700 looks
+BESIDE = 2.0  # the same, for bins next to such a one
 FEWEST = 5.0  # deviations of all units together below which nothing is said
 VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
 
@@ -213,7 +214,7 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]
     >>> found["expected_units"], found["expected_rows"], found["expected_most_rows"]
     (1000.0, 1.7, 3.0)
     """
-    rows, again = (np.where(bins > OUTSTANDING * sigma, bins, 0) for bins in noisy[:2])
+    rows, again = (np.where(outstanding(bins, sigma), bins, 0) for bins in noisy[:2])
     if not rows.any() or not again.any():
         return {}
     ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
@@ -227,6 +228,21 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
         for name, value in found.items()
     }
+
+
+def outstanding(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " bins"]:
+    """Bins above the noise, and those beside them, one after the other, that are likely so.
+
+    One bin of noise alone, far out, would make the mean of rows a hundred times too large.
+
+    >>> outstanding(np.array([50, 25, 21, 0, 39, 0]), 10.0).tolist()
+    [True, True, True, False, False, False]
+    """
+    standing, may = noisy > OUTSTANDING * sigma, noisy > BESIDE * sigma
+    for _ in range(len(noisy)):
+        beside = np.append(standing[1:], False) | np.append(False, standing[:-1])
+        standing = standing | (may & beside)
+    return np.asarray(standing)
 
 
 def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -> Measured | None:
