@@ -189,10 +189,12 @@ def test_the_fingerprint_changes_with_every_part():
         replace(plan, counter="tree"),
         replace(plan, options={"integer": True}),
         replace(plan, bounding=replace(plan.bounding, max_rows=5)),
-        replace(plan, source=replace(plan.source, options={"path": "u.parquet"})),
+        replace(plan, source=replace(plan.source, options={"path": "t", "follow": True})),
     ]
     prints = {plan.fingerprint, *(one.fingerprint for one in changed)}
     assert len(prints) == 1 + len(changed)
+    moved = replace(plan, source=replace(plan.source, options={"path": "u.parquet"}, name="u"))
+    assert moved.fingerprint == plan.fingerprint  # where rows lie is no part of a job
     sink = (
         base().to("console").group_by("url").agg(n=sv.count()).release(budget=BUDGET, name="query")
     )
