@@ -73,6 +73,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
 
 
+def __dir__() -> list[str]:
+    """What there is for users, and nothing else."""
+    return sorted([*__all__, *_MECHANISMS])
+
+
 if TYPE_CHECKING:
     from streamveil.api.answers import answers
     from streamveil.runtime.published import read

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.core.noisy import Noisy, require_noisy, values
+from streamveil.display import AnswerTable
 from streamveil.release_metadata import sentences
 
 
@@ -63,7 +64,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(AnswerTable):
     """Everything published at one trigger of one window. Rows are sorted by key bytes.
 
     Made of numbers that may leave and of nothing else: see `streamveil.core.noisy`.
@@ -84,7 +85,7 @@ class Release:
         require_noisy(self.noisy)
 
     @property
-    def table(self) -> pa.Table:
+    def table(self) -> pa.Table:  # type: ignore[override]  # read only
         """The released rows."""
         return values(self.noisy)
 
@@ -94,17 +95,9 @@ class Release:
         return self.window, self.trigger, self.table
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[str]:  # type: ignore[override]  # read only
         """What to know beside the numbers: the share of rows cut, settings that were looked up."""
         return sentences(self.table.schema)
-
-    def to_arrow(self) -> pa.Table:
-        """The released rows as an Arrow table."""
-        return self.table
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """For other packages: `polars.DataFrame(release)`, `duckdb.sql("from release")`."""
-        return self.table.__arrow_c_stream__(requested_schema)
 
 
 def require_release(release: Release) -> Release:
@@ -120,26 +113,3 @@ def require_release(release: Release) -> Release:
 def whole(column: pa.ChunkedArray) -> Any:
     """A column in one piece, where one array can hold it."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as Python values; a time that Python has none for (after the year 9999) as text.
-
-    >>> rows_of(pa.table({"t": pa.array([0, 1 << 61]).cast(pa.timestamp("us"))}))[1]
-    {'t': '<value out of range: 2305843009213693952>'}
-    """
-    try:
-        return list(table.to_pylist())
-    except (OverflowError, ValueError):
-        columns = [[value_of(cell) for cell in column] for column in table.columns]
-        return [
-            dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
-        ]
-
-
-def value_of(cell: Any) -> Any:
-    """One value of an Arrow column."""
-    try:
-        return cell.as_py()
-    except (OverflowError, ValueError):
-        return cell.cast(pa.string()).as_py()

@@ -10,8 +10,9 @@ import pytest
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.dashboard import draw, page, series, write
+from streamveil.dashboard import page, series, write
 from streamveil.errors import MissingExtraError
+from streamveil.results import charts, draw
 from streamveil.results.answers import Answers
 from streamveil.results.releases import of_releases
 from tests.released import made
@@ -98,7 +99,8 @@ def test_numbers_of_the_page_are_the_released_ones(state):
                 shown = line.value[place]
                 assert np.isnan(shown) if value is None else shown == value
     figure = draw.figure_of(chart)
-    assert len(figure.axes[0].get_legend().get_texts()) == len(chart.lines)
+    titles = [axes.get_title("left") for axes in figure.axes]
+    assert titles[: len(chart.lines)] == [draw.literal(line.label) for line in chart.lines]
 
 
 def test_a_sinks_folder_without_facts_or_ledger(tmp_path):
@@ -111,9 +113,9 @@ def test_a_sinks_folder_without_facts_or_ledger(tmp_path):
 
 
 def test_many_releases_are_thinned_to_the_last(monkeypatch):
-    moments = [series.Moment(0, trigger) for trigger in range(1, 2001)]
-    few = series.chosen(moments)
-    assert len(few) == series.POINTS
+    moments = [charts.Moment(0, trigger) for trigger in range(1, 2001)]
+    few = charts.chosen(moments)
+    assert len(few) == charts.POINTS
     assert (few[0], few[-1]) == (moments[0], moments[-1])
     assert few == sorted(set(few))
 
@@ -127,21 +129,14 @@ def test_the_missing_extra_is_named(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match=r"streamveil\[dashboard\]"):
-        draw.figure_of(series.Chart("n", ("1",), (), (), ""))
+    with pytest.raises(MissingExtraError, match=r"streamveil\[plots\]"):
+        draw.figure_of(charts.Chart("n", ("1",), (), (), ""))
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(12345.6, "12,346"), (1.23456, "1.23"), (7, "7"), (-0.5, "-0.5")]
-)
-def test_numbers_are_for_people(value, shown):
-    assert page.number(value) == shown
-
-
-def test_a_group_whose_name_begins_with_an_underscore_is_in_the_legend():
+def test_a_group_whose_name_begins_with_an_underscore_is_named():
     value = np.array([1.0, 2.0])
-    lines = tuple(series.Line(name, value, value - 1, value + 1) for name in ("_home", "news"))
-    drawn = draw.svg(series.Chart("n", ("1", "2"), (), lines, ""))
+    lines = tuple(charts.Line(name, value, value - 1, value + 1) for name in ("_home", "news"))
+    drawn = draw.svg(charts.Chart("n", ("1", "2"), (), lines, ""))
     assert [name for name in ("_home", "news") if name in drawn] == ["_home", "news"]
 
 

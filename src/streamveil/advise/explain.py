@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from html import escape
 from math import inf
 from typing import Any
 
@@ -29,6 +30,7 @@ from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.windows import Schedule, better_start
+from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
@@ -51,6 +53,20 @@ class Section:
     rows: tuple[Row, ...]
     heading: Row | None = None
 
+    def html(self) -> str:
+        """The table for a page."""
+        head = row_html(self.heading, "th") if self.heading else ""
+        body = "".join(row_html(row, "td") for row in self.rows)
+        title = escape(visible_lines(self.title))
+        table = f'<table class="streamveil">{head}{body}</table>'
+        return f"<details open><summary><b>{title}</b></summary>{table}</details>"
+
+
+def row_html(row: Row, kind: str) -> str:
+    """The cells of one row."""
+    cells = (escape(visible_lines(text)).replace("\n", "<br>") for text in row)
+    return f"<tr>{''.join(f'<{kind}>{cell}</{kind}>' for cell in cells)}</tr>"
+
 
 MOST_LINE = "16,777,216"  # of the source 'files'
 
@@ -67,6 +83,11 @@ class Explanation:
         parts = [f"PROMISE\n  {self.promise}"]
         parts += [_text(section) for section in self.sections]
         return visible_lines("\n\n".join(parts)) + "\n"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        tables = "".join(section.html() for section in self.sections)
+        return f"{STYLE}<p><b>{escape(visible_lines(self.promise))}</b></p>{tables}"
 
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:

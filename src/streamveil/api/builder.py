@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
@@ -38,6 +38,9 @@ from streamveil.sql.parts import (
     window_of,
 )
 from streamveil.sql.sql import parse_script
+
+if TYPE_CHECKING:
+    from streamveil.results.answers import Answers
 
 
 @dataclass(frozen=True)
@@ -431,16 +434,57 @@ def sketch_sizes(sizes: dict[str, int]) -> dict[str, int]:
     return dict(sizes)
 
 
-@fitting('sql(text, {"clicks": table})')
-def sql(text: str, tables: Mapping[str, Any] | None = None) -> Query:
-    """The only query of a SQL script. `tables` maps names to streams or to tables in memory."""
-    if tables is not None and not isinstance(tables, Mapping):
+@overload
+def sql(text: str, tables: Mapping[str, Any] | None = None) -> Query: ...
+
+
+@overload
+def sql(
+    text: str, tables: None = None, *, state: str | None = None, ledger: str | None = None,
+    **frames: Any,
+) -> Answers: ...  # fmt: skip
+
+
+def sql(
+    text: str,
+    tables: Mapping[str, Any] | None = None,
+    *,
+    state: str | None = None,
+    ledger: str | None = None,
+    **frames: Any,
+) -> Query | Answers:
+    """The only query of a SQL script; with frames by name, its answers at once.
+
+    `tables` maps names in the query to streams, or to tables in memory: gives a `Query`. `frames`
+    are the same by name, and run the query: `sv.sql(text, clicks=frame)` gives `Answers`. With
+    `state`, a directory, the same call gives the same answers again, at no further cost; without
+    it every call draws new noise and spends the budget once more, on the `ledger` if one is given.
+
+    >>> import streamveil as sv
+    >>> found = sv.sql('''SELECT WITH DIFFERENTIAL_PRIVACY
+    ...                   OPTIONS (epsilon = 9, delta = 1e-9, privacy_unit_column = user,
+    ...                            max_rows_contributed = 40, public_groups = ['a', 'b'])
+    ...                   page, COUNT(*) AS n FROM clicks GROUP BY page''',
+    ...                clicks={"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60})
+    >>> found.to_arrow()["page"].to_pylist()
+    ['a', 'b']
+    """
+    if tables is not None and (frames or not isinstance(tables, Mapping)):
         raise PlanError(
             "tables maps the names in the query to streams or tables.\n"
-            "  to fix  sql(text, {'clicks': table})"
+            "  to fix  sql(text, {'clicks': table}) for a query, or sql(text, clicks=table) for its"
+            " answers"
         )
     known = {
         name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
-        for name, t in (tables or {}).items()
+        for name, t in (tables or frames).items()
     }
-    return Query(parse_script(text, known).query.plan)
+    query = Query(parse_script(text, known).query.plan)
+    if frames:
+        return query.answer(state, **({} if ledger is None else {"ledger": ledger}))
+    if state is not None or ledger is not None:
+        raise PlanError(
+            "sql without frames gives a query, which has no state or ledger yet.\n"
+            "  to fix  sql(text).answer(state='clicks.veil')"
+        )
+    return query

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from streamveil.batch import Release
@@ -13,6 +16,7 @@ from streamveil.plan.plan import Plan
 
 if TYPE_CHECKING:
     from streamveil.advise.explain import Explanation
+    from streamveil.results.answers import Answers
     from streamveil.runtime.ask import Answer
 
 RUN_OPTIONS = (
@@ -60,6 +64,32 @@ class Query:
             )
         releases: Iterator[Release] = run(self.plan, state=state, **options)
         return releases
+
+    @fitting('answer(state="clicks.veil"), or answer() for a job in memory')
+    def answer(self, state: str | None = None, **options: Any) -> Answers:
+        """Runs the query to the end of its data and gives everything that it released.
+
+        With `state` a finished query gives the same answers again, at no further cost. Without it
+        nothing is kept: every call draws new noise and spends the budget once more, on the `ledger`
+        if one is given. Further options are those of `run`.
+
+        >>> import streamveil as sv
+        >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}
+        >>> query = (sv.memory(rows).protect("user").group_by("page", keys=sv.public(["a", "b"]))
+        ...          .agg(n=sv.count()).bound(max_rows=40)
+        ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9)))
+        >>> query.answer().to_arrow()["page"].to_pylist()
+        ['a', 'b']
+        """
+        from streamveil.results.answers import Answers
+        from streamveil.results.releases import of_releases
+        from streamveil.runtime.published import of_state
+
+        if state is not None:
+            collections.deque(self.run(state, **options), maxlen=0)
+            return Answers(of_state(state))
+        with TemporaryDirectory(prefix="streamveil-") as folder:
+            return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))
 
     @fitting('ask("COUNT(*) WHERE age < 30", state="people.veil")')
     def ask(self, question: str, state: str, **options: Any) -> Answer:

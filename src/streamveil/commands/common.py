@@ -18,8 +18,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from streamveil.api.query import Query
-from streamveil.batch import rows_of
 from streamveil.connectors.sinks import to_csv
+from streamveil.display import rows_of
 from streamveil.errors import PlanError
 from streamveil.plan.plan import SourceSpec
 from streamveil.sql.sql import Planned, Script, parse_script

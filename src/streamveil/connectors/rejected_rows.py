@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import rows_of, whole
+from streamveil.batch import whole
 from streamveil.connectors.base import Chunk, Source
+from streamveil.display import rows_of
 from streamveil.errors import SourceError
 from streamveil.types import Array, Bool, Int64
 

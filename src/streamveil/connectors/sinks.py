@@ -22,10 +22,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from rich.table import Table
 
-from streamveil.batch import Release, require_release, rows_of
+from streamveil.batch import Release, require_release
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
 from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
+from streamveil.display import rows_of
 from streamveil.errors import SourceError, require_file_name, require_one_of
 from streamveil.release_metadata import metadata_file, sentences
 from streamveil.release_metadata import to_json as to_json_metadata

@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from streamveil.api.answers import answers
 from streamveil.api.query import Query
-from streamveil.batch import rows_of
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard import series
-from streamveil.dashboard.draw import svg
+from streamveil.display import html_of
 from streamveil.results.answers import Answers
+from streamveil.results.charts import Chart, tick
+from streamveil.results.draw import svg
 
 STYLE = """
 :root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }
@@ -37,8 +38,6 @@ figure { margin: 0; overflow-x: auto } svg { max-width: 100%; height: auto }
 code { font-size: .85rem; overflow-wrap: anywhere }
 @media print { body { max-width: none } }
 """
-DECIMALS = 3
-HEADINGS = {"rank_best": "rank at best", "rank_worst": "rank at worst", "certain": "certain"}
 
 
 def write(
@@ -101,7 +100,7 @@ def tiles(found: Answers, record: dict[str, Any] | None) -> str:
     last = found.releases.table(moments[-1])
     boxes = [
         ("releases", f"{len(moments):,}", f"in {len({m.window for m in moments}):,} window(s)"),
-        ("groups in the last", f"{last.num_rows:,}", series.tick(found.releases, moments[-1])),
+        ("groups in the last", f"{last.num_rows:,}", tick(found.releases, moments[-1])),
     ]
     text = "".join(
         f'<div class="tile">{escape(name)}<b>{escape(value)}</b>'
@@ -131,7 +130,7 @@ def fraction(text: str) -> float:
     return float(Fraction(text))
 
 
-def chart_of(chart: series.Chart, facts: dict[str, Any]) -> str:
+def chart_of(chart: Chart, facts: dict[str, Any]) -> str:
     """One number over time."""
     level = float(facts.get("confidence", 0.95))
     note = f"{level:.0%} intervals of the noise are shaded."
@@ -144,41 +143,7 @@ def chart_of(chart: series.Chart, facts: dict[str, Any]) -> str:
 
 def table_of(title: str, table: pa.Table, notes: tuple[str, ...]) -> str:
     """Rows with a heading; intervals in one cell."""
-    names = [name for name in table.column_names if not name.endswith(("_low", "_high", "_sd"))]
-    numbers = [name for name in names if name + "_low" in table.column_names]
-    heads = []
-    for name in names:
-        side = ' class="n"' if name in numbers or name in HEADINGS else ""
-        heads.append(f"<th{side}>{escape(HEADINGS.get(name, name))}</th>")
-        heads += ['<th class="n">interval</th>'] if name in numbers else []
-    rows = "".join(f"<tr>{cells(row, names, numbers)}</tr>" for row in rows_of(table))
-    notes_text = "".join(f'<p class="note">{escape(note)}.</p>' for note in notes)
-    head = "".join(heads)
-    return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{rows}</table>{notes_text}"
-
-
-def cells(row: dict[str, Any], names: list[str], numbers: list[str]) -> str:
-    """The cells of one row."""
-    made = []
-    for name in names:
-        value = row[name]
-        if name in numbers:
-            low, high = (number(row[name + end]) for end in ("_low", "_high"))
-            made += [f'<td class="n">{number(value)}</td>', f'<td class="n">{low} … {high}</td>']
-        elif isinstance(value, bool):
-            made.append(f'<td class="n yes">{"yes" if value else ""}</td>')
-        elif name in HEADINGS:
-            made.append(f'<td class="n">{"open" if value is None else f"{value:,}"}</td>')
-        else:
-            made.append(f"<td>{escape('none' if value is None else str(value))}</td>")
-    return "".join(made)
-
-
-def number(value: float) -> str:
-    """A number for people."""
-    if isinstance(value, int) or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:,.{DECIMALS}g}"
+    return f"<h2>{escape(title)}</h2>{html_of(table, notes)}"
 
 
 def _finite(epsilon: float | None) -> str:

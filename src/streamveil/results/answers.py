@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import rows_of
-from streamveil.errors import PlanError, visible
-from streamveil.release_metadata import Facts, cut_sentence, read_note
+from streamveil.display import SHOWN, AnswerTable
+from streamveil.errors import PlanError
+from streamveil.release_metadata import Facts, cut_sentence, read_note, sentences
+from streamveil.results.charts import LINES, chart, chosen
+from streamveil.results.draw import figure_of
 from streamveil.results.intervals import Interval, deviations, plain, ratio
 from streamveil.results.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
 from streamveil.results.releases import Moment, Releases
 from streamveil.results.top import Ranked, rank
 from streamveil.types import Array
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 At = int | tuple[int, int] | None
-SHOWN = 20  # rows of an answer as text
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
@@ -31,7 +35,7 @@ DELTA = "intervals of means across releases use the delta method: they hold for 
 
 
 @dataclass(frozen=True)
-class Derived:
+class Derived(AnswerTable):
     """An answer: the key columns, then NAME, NAME_sd, NAME_low and NAME_high, and what to know.
 
     Intervals cover the noise with the stated confidence, key by key (of `top`: all keys at once).
@@ -41,30 +45,6 @@ class Derived:
     table: pa.Table
     confidence: float
     notes: tuple[str, ...]
-
-    def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table."""
-        return self.table
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """For other packages: `polars.DataFrame(answer)`."""
-        return self.table.__arrow_c_stream__(requested_schema)
-
-    def __str__(self) -> str:
-        rows = [[visible(name) for name in self.table.column_names]]
-        rows += [[cell(value) for value in row.values()]
-                 for row in rows_of(self.table.slice(0, SHOWN))]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True))
-                 for row in rows]  # fmt: skip
-        more = self.table.num_rows - SHOWN
-        lines += [f"… and {more:,} more rows"] if more > 0 else []
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-def cell(value: Any) -> str:
-    """One value, for people."""
-    return f"{value:.6g}" if isinstance(value, float) else visible(str(value))
 
 
 @dataclass(frozen=True)
@@ -87,10 +67,38 @@ class WeightedSum:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Questions to a set of releases. A release is named by its trigger, or (window, trigger)."""
+class Answers(AnswerTable):
+    """Questions to a set of releases. A release is named by its trigger, or (window, trigger).
+
+    As a table it is the last release of every window.
+    """
 
     releases: Releases
+
+    @property
+    def table(self) -> pa.Table:  # type: ignore[override]  # read only
+        """The rows of the last release of every window, in order of time."""
+        last = {moment.window: moment for moment in self.moments}
+        return pa.concat_tables(
+            [self.releases.table(moment) for moment in last.values()], promote_options="permissive"
+        )
+
+    @property
+    def notes(self) -> list[str]:  # type: ignore[override]  # read only
+        """What to know beside the numbers of the last release."""
+        return sentences(self.releases.table(self.moments[-1]).schema)
+
+    def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:
+        """A matplotlib figure of one number over time: the `most` largest groups, each by itself.
+
+        Of a single release, see `AnswerTable.plot`. Raises PlanError for a name that is no number,
+        MissingExtraError where matplotlib is not installed.
+        """
+        if len(self.moments) == 1:
+            return super().plot(name, most=max(most, SHOWN))
+        made = chart(self.releases, self.number(name), chosen(self.moments), most)
+        figure: Figure = figure_of(made, notes=self.notes)
+        return figure
 
     @property
     def moments(self) -> list[Moment]:

@@ -1,0 +1,256 @@
+"""Tables of answers as people see them: as text, as HTML in a notebook, as a frame, as a picture.
+
+Whatever an answer says beside its numbers is shown with them, in each form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from streamveil.errors import MissingExtraError, PlanError, nearest, visible
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    from matplotlib.figure import Figure
+
+SHOWN = 20  # rows as text, HTML or picture
+DECIMALS = 3
+LABEL = 30  # characters of one column of a key
+ENDS = ("_low", "_high")
+SUFFIXES = ("_sd", *ENDS)
+RANKS = {"rank_best": "rank at best", "rank_worst": "rank at worst", "certain": "certain"}
+STYLE = (
+    "<style scoped>table.streamveil{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    "table.streamveil td,table.streamveil th{padding:.2em .7em;text-align:left}"
+    "table.streamveil .n{text-align:right}</style>"
+)
+
+
+class AnswerTable:
+    """A table of answers (`table`) and what to know beside it (`notes`), for other packages.
+
+    >>> class Example(AnswerTable):
+    ...     table = pa.table({"page": ["a"], "n": [7], "n_sd": [1.0], "n_low": [5.0],
+    ...                       "n_high": [9.0]})
+    ...     notes = ("with noise",)
+    >>> print(Example())
+    page  n  n_sd  n_low  n_high
+       a  7     1      5       9
+    note: with noise
+    """
+
+    table: pa.Table
+    notes: Sequence[str]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The columns that hold noisy numbers: those with a standard deviation and an interval."""
+        return numbers_of(self.table)
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table."""
+        return self.table
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a pandas frame, with the notes in `frame.attrs["notes"]`.
+
+        Raises MissingExtraError where pandas is not installed.
+        """
+        try:
+            frame: pandas.DataFrame = self.table.to_pandas()
+        except ModuleNotFoundError:
+            raise MissingExtraError("to_pandas()", "frames") from None
+        frame.attrs = {"notes": list(self.notes)}
+        return frame
+
+    def to_polars(self) -> polars.DataFrame:
+        """The rows as a Polars frame. Raises MissingExtraError where Polars is not installed."""
+        try:
+            import polars
+        except ImportError:
+            raise MissingExtraError("to_polars()", "frames") from None
+        return polars.DataFrame(self.table)
+
+    def plot(self, name: str | None = None, *, most: int = SHOWN) -> Figure:
+        """A matplotlib figure of one number and its intervals: the `most` largest groups.
+
+        `name` is a column of a noisy number, or else the first. Raises PlanError for another name,
+        MissingExtraError where matplotlib is not installed.
+        """
+        return plotted(self.table, self.notes, self.number(name), most)
+
+    def number(self, name: str | None) -> str:
+        """The column of a noisy number: the one named, or else the first."""
+        if not self.numbers:
+            raise PlanError("there is no number with an interval to plot")
+        if name is not None and name not in self.numbers:
+            raise PlanError(f"'{name}' is no number here{nearest(name, self.numbers)}")
+        return name or self.numbers[0]
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For other packages: `polars.DataFrame(answer)`, `duckdb.sql("from answer")`."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def __str__(self) -> str:
+        return text_of(self.table, self.notes)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return STYLE + html_of(self.table, self.notes, most=SHOWN)
+
+
+def numbers_of(table: pa.Table) -> list[str]:
+    """The columns that hold noisy numbers."""
+    names = table.column_names
+    return [name for name in names if all(name + end in names for end in SUFFIXES)]
+
+
+def keys_of(table: pa.Table) -> list[str]:
+    """The columns before the first noisy number: the key of a group."""
+    numbers, names = numbers_of(table), list(table.column_names)
+    return names[: names.index(numbers[0])] if numbers else names
+
+
+def text_of(table: pa.Table, notes: Sequence[str]) -> str:
+    """The first rows in columns, then the notes."""
+    rows = [[visible(name) for name in table.column_names]]
+    rows += [[cell(value) for value in row.values()] for row in rows_of(table.slice(0, SHOWN))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True)) for row in rows]
+    more = table.num_rows - SHOWN
+    lines += [f"… and {more:,} more rows"] if more > 0 else []
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def cell(value: Any) -> str:
+    """One value, for people."""
+    return f"{value:.6g}" if isinstance(value, float) else visible(str(value))
+
+
+def html_of(table: pa.Table, notes: Sequence[str], most: int | None = None) -> str:
+    """Rows with a heading, each interval in one cell, and the notes below.
+
+    >>> html_of(pa.table({"page": ["<a>"]}), ["noise"])
+    '<table class="streamveil"><tr><th>page</th></tr><tr><td>&lt;a&gt;</td></tr></table>\
+<p class="note">noise.</p>'
+    """
+    numbers = numbers_of(table)
+    hidden = {name + end for name in numbers for end in SUFFIXES}
+    names = [name for name in table.column_names if name not in hidden]
+    head = "".join(heading(name, name in numbers) for name in names)
+    shown = table if most is None else table.slice(0, most)
+    rows = "".join(f"<tr>{cells(row, names, numbers)}</tr>" for row in rows_of(shown))
+    more = table.num_rows - shown.num_rows
+    said = [*([f"{more:,} more rows are not shown"] if more else []), *notes]
+    below = "".join(f'<p class="note">{escape(visible(note))}.</p>' for note in said)
+    return f'<table class="streamveil"><tr>{head}</tr>{rows}</table>{below}'
+
+
+def heading(name: str, is_number: bool) -> str:  # noqa: FBT001  (a cell and its interval, or one)
+    """The head of a column."""
+    side = ' class="n"' if is_number or name in RANKS else ""
+    interval = '<th class="n">interval</th>' if is_number else ""
+    return f"<th{side}>{escape(visible(RANKS.get(name, name)))}</th>{interval}"
+
+
+def cells(row: dict[str, Any], names: list[str], numbers: list[str]) -> str:
+    """The cells of one row."""
+    made = []
+    for name in names:
+        value = row[name]
+        if name in numbers:
+            low, high = (figure(row[name + end]) for end in ENDS)
+            made += [f'<td class="n">{figure(value)}</td>', f'<td class="n">{low} … {high}</td>']
+        elif isinstance(value, bool):
+            made.append(f'<td class="n yes">{"yes" if value else ""}</td>')
+        elif name in RANKS:
+            made.append(f'<td class="n">{"open" if value is None else f"{value:,}"}</td>')
+        else:
+            made.append(f"<td>{escape('none' if value is None else visible(str(value)))}</td>")
+    return "".join(made)
+
+
+def figure(value: float | None) -> str:
+    """A number for people.
+
+    >>> figure(1234.5), figure(0.12345), figure(None)
+    ('1,234', '0.123', 'none')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.{DECIMALS}g}"
+
+
+def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figure:
+    """A dot and an interval for each of the largest groups; the notes below."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("plot()", "plots") from None
+    order = pa.compute.sort_indices(table[name], sort_keys=[("", "descending")])
+    shown = table.take(order.slice(0, most))
+    rows, keys = rows_of(shown), keys_of(table)
+    labels = [literal(key_label(row, keys)) for row in rows]
+    made = Figure(figsize=(8, 1.2 + 0.28 * max(len(rows), 2)), layout="constrained")
+    axes = made.subplots()
+    places = range(len(rows), 0, -1)
+    low, high = ([row[name + end] for row in rows] for end in ENDS)
+    axes.hlines(places, low, high, color="#1b6ca8", alpha=0.35, lw=5)
+    axes.plot([row[name] for row in rows], places, "o", color="#1b6ca8", ms=4)
+    axes.set_yticks(list(places), labels)
+    axes.set_xlabel(literal(name))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="#e6e6e6", lw=0.6)
+    more = table.num_rows - len(rows)
+    said = [*([f"{more:,} smaller groups are not shown"] if more else []), *notes]
+    if said:
+        made.supxlabel(literal(".\n".join(wrapped(said))), fontsize=8, color="#5b6570")
+    return made
+
+
+def wrapped(texts: Sequence[str], width: int = 110) -> list[str]:
+    """Each text in lines of at most `width` characters."""
+    import textwrap
+
+    return ["\n".join(textwrap.wrap(text, width)) for text in texts]
+
+
+def key_label(row: dict[str, Any], keys: Sequence[str]) -> str:
+    """The key of a row as a short text."""
+    parts = ["none" if row[key] is None else str(row[key])[:LABEL] for key in keys]
+    return ", ".join(parts) or "all rows"
+
+
+def literal(text: str) -> str:
+    """A text in which matplotlib sees no formula."""
+    return "\n".join(map(visible, text.split("\n"))).replace("$", r"\$")
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as Python values; a time that Python has none for (after the year 9999) as text.
+
+    >>> rows_of(pa.table({"t": pa.array([0, 1 << 61]).cast(pa.timestamp("us"))}))[1]
+    {'t': '<value out of range: 2305843009213693952>'}
+    """
+    try:
+        return list(table.to_pylist())
+    except (OverflowError, ValueError):
+        columns = [[value_of(cell) for cell in column] for column in table.columns]
+        return [
+            dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
+        ]
+
+
+def value_of(cell: Any) -> Any:
+    """One value of an Arrow column."""
+    try:
+        return cell.as_py()
+    except (OverflowError, ValueError):
+        return cell.cast(pa.string()).as_py()

@@ -1,0 +1,117 @@
+"""Charts of releases: one panel for each of the largest groups, its interval shaded.
+
+Every panel has a scale of its own, so that a small group is seen beside a large one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from io import StringIO
+from typing import Any
+
+import numpy as np
+
+from streamveil.display import literal, wrapped
+from streamveil.errors import MissingExtraError
+from streamveil.results.charts import Chart, Line
+from streamveil.types import Array
+
+COLOUR, SOFT, HIDDEN = "#1b6ca8", "#5b6570", "#f0f0f0"
+TICKS = 4  # labels of an axis, at most
+WIDE = 3  # panels side by side
+FEW = 30  # points that are drawn as dots
+
+
+def svg(chart: Chart, wide: int = WIDE) -> str:
+    """One chart, to be put into a page as it is: the same chart is the same text."""
+    with styled():
+        text = StringIO()
+        figure_of(chart, wide).savefig(
+            text, format="svg", transparent=True, metadata={"Date": None}
+        )
+    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.S)
+
+
+def styled() -> AbstractContextManager[None]:
+    """Settings of matplotlib for the time of a drawing."""
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise MissingExtraError("a picture of releases", "plots") from None
+    context: AbstractContextManager[None] = rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "streamveil", "font.size": 9}
+    )
+    return context
+
+
+def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
+    """The matplotlib figure. `wide`: panels side by side."""
+    with styled():
+        from matplotlib.figure import Figure
+
+        count = max(len(chart.lines), 1)
+        columns = min(wide, count)
+        rows = -(-count // columns)
+        figure = Figure(figsize=(3.4 * columns, 1.9 * rows + 0.3), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
+        places = positions(chart)
+        for axes, line in zip(panels, chart.lines, strict=False):
+            draw(axes, places, line)
+            for place in chart.breaks:
+                axes.axvline(places[place] - 1, color="#d9d9d9", lw=0.6, ls=":")
+            arrange(axes, chart, places)
+        for axes in panels[len(chart.lines) :]:
+            axes.set_axis_off()
+        if notes:
+            figure.supxlabel(literal(".\n".join(wrapped(notes))), fontsize=8, color=SOFT)
+    return figure
+
+
+def positions(chart: Chart) -> Array:
+    """A place on the axis for each release, with room between windows."""
+    step = np.ones(len(chart.ticks))
+    step[list(chart.breaks)] = 2
+    return np.cumsum(step)
+
+
+def arrange(axes: Any, chart: Chart, places: Array) -> None:
+    """Labels and lines of one panel."""
+    some = np.unique(np.linspace(0, len(places) - 1, TICKS).round().astype(int))
+    axes.set_xticks(places[some], [literal(chart.ticks[i]) for i in some], rotation=20, ha="right")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#ececec", lw=0.6)
+    axes.margins(x=0.03)
+    axes.tick_params(colors=SOFT, labelsize=8)
+
+
+def draw(axes: Any, places: Array, line: Line) -> None:
+    """One group: broken where a window ends, grey where it is not shown."""
+    axes.set_title(literal(line.label), fontsize=9, loc="left")
+    for run in runs(places, np.isnan(line.value)):
+        if np.isnan(line.value[run[0]]):
+            axes.axvspan(places[run[0]] - 0.5, places[run[-1]] + 0.5, color=HIDDEN, lw=0)
+            if len(run) > len(places) / 4:
+                axes.text(places[run].mean(), 0.5, "not shown", color=SOFT, fontsize=7,
+                          ha="center", transform=axes.get_xaxis_transform())  # fmt: skip
+            continue
+        shade = {"color": COLOUR, "alpha": 0.2}
+        if len(run) == 1:
+            axes.vlines(places[run], line.low[run], line.high[run], lw=3, **shade)
+        else:
+            axes.fill_between(places[run], line.low[run], line.high[run], lw=0, **shade)
+        axes.plot(places[run], line.value[run], color=COLOUR, lw=1.3, ms=2.5,
+                  marker="o" if len(run) < FEW else None)  # fmt: skip
+
+
+def runs(places: Array, hidden: Array) -> list[Array]:
+    """Releases that follow each other in one window and are all shown, or all hidden.
+
+    >>> runs(np.array([1, 2, 3, 5]), np.array([True, False, False, False]))
+    [array([0]), array([1, 2]), array([3])]
+    """
+    if not len(places):
+        return []
+    cuts = np.flatnonzero((np.diff(places) > 1) | (hidden[1:] != hidden[:-1])) + 1
+    return list(np.split(np.arange(len(places)), cuts))

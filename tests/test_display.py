@@ -1,0 +1,141 @@
+"""Answers as text, HTML, frames and pictures: notes go with the numbers, names stay names."""
+
+import builtins
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil import display
+from streamveil.errors import MissingExtraError, PlanError
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+HOSTILE = "<b>$x$\x1b[2J"
+CLICKS = {"user": np.arange(3000) % 500, "page": np.array(["a", "b", HOSTILE])[np.arange(3000) % 3]}
+QUERY = """SELECT WITH DIFFERENTIAL_PRIVACY
+             OPTIONS (epsilon = 5, delta = 1e-6, privacy_unit_column = user,
+                      max_rows_contributed = 6)
+           page, COUNT(*) AS n FROM clicks GROUP BY page"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    return sv.sql(QUERY, clicks=pd.DataFrame(CLICKS))
+
+
+def test_sql_with_a_frame_answers_in_one_call(found):
+    values = dict(zip(*(found.table[name].to_pylist() for name in ("page", "n")), strict=True))
+    assert values.keys() == set(CLICKS["page"])
+    assert all(abs(n - 1000) < 300 for n in values.values())
+
+
+def test_a_state_answers_again_at_no_cost(tmp_path):
+    state = str(tmp_path / "clicks.veil")
+    first = sv.sql(QUERY, clicks=CLICKS, state=state).table
+    assert sv.sql(QUERY, clicks=CLICKS, state=state).table.equals(first)
+    assert sv.sql(QUERY, {"clicks": CLICKS}).answer(state).table.equals(first)
+    assert not sv.sql(QUERY, clicks=CLICKS).table.equals(first), "new noise"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: sv.sql(QUERY, {"clicks": CLICKS}, clicks=CLICKS),
+        lambda: sv.sql(QUERY, [CLICKS]),
+        lambda: sv.sql(QUERY, {"clicks": CLICKS}, state="s"),
+        lambda: sv.sql("SELECT 1", ledger="l"),
+    ],
+)
+def test_mistakes_name_the_way_out(wrong):
+    with pytest.raises(PlanError, match="to fix"):
+        wrong()
+
+
+def test_frames_hold_the_released_numbers_and_the_notes(found):
+    frame = found.to_pandas()
+    assert frame["n"].tolist() == found.table["n"].to_pylist()
+    assert frame.attrs["notes"] == list(found.notes)
+    assert found.notes
+    assert found.to_polars()["n"].to_list() == pl.DataFrame(found)["n"].to_list()
+
+
+def test_html_shows_names_as_names_and_every_note(found):
+    text = found._repr_html_()
+    assert "<b>$x$" not in text
+    assert "&lt;b&gt;$x$\\x1b[2J" in text
+    assert all(note in text for note in found.notes)
+    assert "interval" in text
+    assert "n_low" not in text
+
+
+def test_the_explanation_shows_itself_as_a_page():
+    text = sv.sql(QUERY, {"clicks": CLICKS}).explain()._repr_html_()
+    assert text.count("<table") == text.count("</table>") >= 5
+    assert "zCDP" in text
+
+
+def test_a_picture_of_one_release_has_a_dot_and_an_interval_a_group(found):
+    axes = found.plot("n").axes[0]
+    assert sorted(axes.lines[0].get_xdata()) == sorted(found.table["n"].to_pylist())
+    low = [segment[0][0] for segment in axes.collections[0].get_segments()]
+    assert sorted(low) == sorted(found.table["n_low"].to_pylist())
+    with pytest.raises(PlanError, match="did you mean 'n'"):
+        found.plot("N")
+
+
+def test_a_picture_over_time_is_broken_where_a_group_is_not_shown():
+    n = 6000
+    table = pa.table({
+        "user": np.arange(n) % 900, "page": [f"p{i % 3}" for i in range(n)],
+        "ts": pa.array(np.arange(n) * 1_000_000, pa.timestamp("us")),
+    })  # fmt: skip
+    query = (
+        sv.memory(table, event_time="ts").protect("user", per="20 minutes")
+        .window(sv.tumble("20 minutes")).group_by("page").agg(n=sv.count()).bound(max_rows=4)
+        .release(every="5 minutes", start="1970-01-01", steps=20,
+                 budget=sv.Budget(epsilon=20, delta=1e-3))
+    )  # fmt: skip
+    answers = query.answer()
+    assert answers.table.num_rows == 15, "the last release of each of five windows"
+    panels = answers.plot().axes
+    assert [axes.get_title("left") for axes in panels[:3]] == sorted(
+        (axes.get_title("left") for axes in panels[:3]), key=lambda name: -last(answers, name)
+    )
+
+
+def last(answers, page):
+    rows = answers.releases.table(answers.moments[-1]).to_pylist()
+    return next(row["n"] for row in rows if row["page"] == page)
+
+
+@pytest.mark.parametrize(
+    ("package", "call", "extra"),
+    [("polars", "to_polars", "frames"), ("matplotlib", "plot", "plots")],
+)
+def test_a_missing_package_is_named(found, monkeypatch, package, call, extra):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.split(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=rf"streamveil\[{extra}\]"):
+        getattr(found, call)()
+
+
+def test_dir_lists_what_there_is_and_nothing_else():
+    assert {"counters", "sketches", "linear", "dynamic", "answers", "read", "sql"} <= set(dir(sv))
+    assert all(hasattr(sv, name) for name in dir(sv))
+    assert not {"api", "import_module", "nearest", "annotations", "Any"} & set(dir(sv))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(12345.6, "12,346"), (1.23456, "1.23"), (7, "7"), (-0.5, "-0.5")]
+)
+def test_numbers_are_for_people(value, shown):
+    assert display.figure(value) == shown
