@@ -75,7 +75,7 @@ def test_a_second_job_is_refused_by_the_shared_ledger(folder):
 
 def test_read_lists_picks_and_writes(folder, tmp_path):
     places = call("read", folder / "q.veil", "--list").stdout.split()
-    assert places == [f"20454/{t}" for t in range(1, 5)]
+    assert places == [f"2026-01-01/{t}" for t in range(1, 5)]
     charged = (folder / "q.veil" / "ledger").read_bytes()
     for kind in ("csv", "json", "parquet", "arrow"):
         out = tmp_path / f"r.{kind}"

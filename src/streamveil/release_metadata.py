@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ FACTS = (
     b"streamveil"  # which columns are keys, how the noise of releases is correlated, what was cut
 )
 NOTE = b"streamveil.note"  # a sentence that everything derived from a release must repeat
+TIME = b"streamveil.time"  # of a release in time, see `ReleaseTime`
 VERSION = 1
 Facts = dict[str, Any]
 
@@ -36,9 +37,33 @@ def completed(facts: bytes, cut: dict[str, float] | None) -> bytes:
     return facts + lost + b"}"
 
 
-def noted(table: pa.Table, note: str) -> pa.Table:
+def noted(table: pa.Table, note: str, place: bytes) -> pa.Table:
     """A release with a sentence that everything derived from it must repeat."""
-    return table.replace_schema_metadata({NOTE: note.encode()})
+    return table.replace_schema_metadata({NOTE: note.encode(), TIME: place})
+
+
+class ReleaseTime(NamedTuple):
+    """Where a release is in time."""
+
+    window: int  # its number
+    name: str  # of the window, by its time
+    until: int | None  # microseconds since 1970; rows up to there are in; None: unknown
+    zone: str = ""  # whose clocks its windows follow
+
+
+def kept_time(place: ReleaseTime) -> bytes:
+    """The place of a release as it is kept."""
+    return json.dumps(place._asdict(), separators=(",", ":")).encode()
+
+
+def read_time(schema: pa.Schema) -> ReleaseTime | None:
+    """The place of a release, if it carries one.
+
+    >>> read_time(pa.schema([], {TIME: kept_time(ReleaseTime(20454, "2026-01-01", None))}))
+    ReleaseTime(window=20454, name='2026-01-01', until=None, zone='')
+    """
+    text = (schema.metadata or {}).get(TIME)
+    return None if text is None else ReleaseTime(**json.loads(text))
 
 
 def read_note(schema: pa.Schema) -> str | None:
@@ -84,13 +109,14 @@ def metadata_file(release: Path) -> Path:
 def to_json(schema: pa.Schema) -> bytes | None:
     """The metadata as a JSON document; None where there is none.
 
-    >>> schema = noted(pa.table({"n": [1]}), "some keys collide").schema
-    >>> from_json(pa.schema([("n", pa.int64())]), to_json(schema)).metadata
-    {b'streamveil.note': b'some keys collide'}
+    >>> schema = noted(pa.table({"n": [1]}), "keys collide", b"{}").schema
+    >>> from_json(pa.schema([("n", pa.int64())]), to_json(schema)).metadata == schema.metadata
+    True
     """
     known = {name.decode(): text for name, text in (schema.metadata or {}).items()}
     facts, note = FACTS.decode(), NOTE.decode()
-    parts: dict[str, Any] = {facts: json.loads(known[facts])} if facts in known else {}
+    told = (facts, TIME.decode())
+    parts: dict[str, Any] = {name: json.loads(known[name]) for name in told if name in known}
     if note in known:
         parts[note] = known[note].decode()
     return (json.dumps(parts, indent=1) + "\n").encode() if parts else None

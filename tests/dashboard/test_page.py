@@ -12,6 +12,7 @@ from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.dashboard import page, series, write
 from streamveil.errors import MissingExtraError
+from streamveil.release_metadata import TIME, ReleaseTime, kept_time
 from streamveil.results import charts, draw
 from streamveil.results.answers import Answers
 from streamveil.results.releases import of_releases
@@ -130,13 +131,13 @@ def test_the_missing_extra_is_named(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"streamveil\[plots\]"):
-        draw.figure_of(charts.Chart("n", ("1",), (), (), ""))
+        draw.figure_of(charts.Chart("n", ("1",), (), (), (), ""))
 
 
 def test_a_group_whose_name_begins_with_an_underscore_is_named():
     value = np.array([1.0, 2.0])
     lines = tuple(charts.Line(name, value, value - 1, value + 1) for name in ("_home", "news"))
-    drawn = draw.svg(charts.Chart("n", ("1", "2"), (), lines, ""))
+    drawn = draw.svg(charts.Chart("n", ("1", "2"), (), (), lines, ""))
     assert [name for name in ("_home", "news") if name in drawn] == ["_home", "news"]
 
 
@@ -147,8 +148,7 @@ def windows(*counts):
             "page": pa.array([f"page {i}" for i in range(n)], pa.string()),
             "n": pa.array(range(n), pa.float64()), "n_sd": pa.array([1.0] * n, pa.float64()),
             "n_low": pa.array(range(n), pa.float64()), "n_high": pa.array(range(n), pa.float64()),
-            "window_start": pa.array([f"day {window}"] * n, pa.string()),
-        }))
+        }).replace_schema_metadata({TIME: kept_time(ReleaseTime(window, f"day {window}", None))}))
         for window, n in enumerate(counts)
     ]  # fmt: skip
 

@@ -26,7 +26,8 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="A number of the releases, such as n.")]
 At = Annotated[
-    str | None, typer.Option(help="TRIGGER or WINDOW/TRIGGER; default: the last release.")
+    str | None,
+    typer.Option(help="TRIGGER or WINDOW/TRIGGER (2026-01-01/4). Default: the last release."),
 ]
 Level = Annotated[
     float | None, typer.Option(help="Of the intervals; default: that of the releases.")
@@ -35,7 +36,9 @@ Level = Annotated[
 
 def read(
     source: Releases,
-    window: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Its time (2026-01-01) or number. Default: the last.")
+    ] = None,
     trigger: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
     key: Annotated[
         list[str] | None,
@@ -52,7 +55,8 @@ def read(
     releases = published.opened(source)
     if listing:
         for place in releases.moments:
-            say(f"{place.window}/{place.trigger}")
+            known = releases.time(place)
+            say(f"{place.window if known is None else known.name}/{place.trigger}")
         return
     wanted = dict(pair(item) for item in key or [])
     release = published.pick(releases, window, trigger, wanted)
@@ -142,13 +146,10 @@ def place(text: str | None) -> Any:
     """A release, from what was typed."""
     if text is None:
         return None
-    try:
-        numbers = tuple(int(part) for part in text.split("/"))
-    except ValueError:
-        numbers = ()
-    if not 1 <= len(numbers) <= 2:
-        raise PlanError("a release is TRIGGER or WINDOW/TRIGGER, such as 4 or 20454/4")
-    return numbers if len(numbers) == 2 else numbers[0]
+    window, _, trigger = text.rpartition("/")
+    if not trigger.isdigit() or "/" in window or text.startswith("/"):
+        raise PlanError("a release is TRIGGER or WINDOW/TRIGGER, such as 4 or 2026-01-01/4")
+    return (window, int(trigger)) if window else int(trigger)
 
 
 def show(found: Derived, title: str, out: Path | None) -> None:

@@ -28,7 +28,7 @@ from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.display import rows_of
 from streamveil.errors import SourceError, require_file_name, require_one_of
-from streamveil.release_metadata import metadata_file, sentences
+from streamveil.release_metadata import metadata_file, read_time, sentences
 from streamveil.release_metadata import to_json as to_json_metadata
 from streamveil.terminal import Terminal, label
 
@@ -38,7 +38,7 @@ MOST = 2  # bytes of a file per byte of a table, nearly always
 
 
 class FilesSink:
-    """Writes `<path>/<job>/window=W/trigger=T.<format>`.
+    """Writes `<path>/<job>/window=2026-01-01/trigger=T.<format>`: a window by its time.
 
     What a release says beside its numbers is in the metadata of a Parquet file; beside other files
     it is in `metadata=T.json`, which is written first.
@@ -71,7 +71,7 @@ class FilesSink:
         """See `Sink.write`."""
         window, trigger, table = require_release(release).identity
         try:
-            folder = self.path / require_file_name("job", job) / f"window={window}"
+            folder = self.path / require_file_name("job", job) / folder_of(window, table)
             self._write(folder, trigger, table)
         except OSError as error:
             raise SourceError(
@@ -116,6 +116,12 @@ class FilesSink:
 
     def close(self) -> None:
         """Nothing is pending."""
+
+
+def folder_of(window: int, table: pa.Table) -> str:
+    """The folder of a window, named by its time: `window=2026-01-01`."""
+    place = read_time(table.schema)
+    return f"window={window if place is None else place.name}"
 
 
 def _replace(final: Path, data: memoryview) -> None:

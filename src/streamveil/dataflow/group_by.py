@@ -283,8 +283,8 @@ class GroupBy:
         made = post_process(to_columns, shape, keys, released.totals, held.shown, odds)
         held.shown = post_process(itemgetter(1), made)
         columns, stamps = post_process(itemgetter(0), made), self._stamps(*place[:2])
-        facts = heading(self, place, self._facts)
-        return post_process(to_table, columns, keys, released.share, stamps, facts, lost)
+        said = heading(self, place, self._facts), self.schedule.release_time(place[0], place[2])
+        return post_process(to_table, columns, keys, released.share, stamps, said, lost)
 
     def _shape(self, trigger: int, types: Types) -> ReleaseShape:
         """What the columns of a release are; its intervals cover noise, selection, cut rows."""

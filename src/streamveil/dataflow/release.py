@@ -27,7 +27,7 @@ from streamveil.dataflow.release_kernels import take_lanes
 from streamveil.dataflow.rows import Lane
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.true_intervals import since_shown, with_cut
-from streamveil.release_metadata import FACTS, completed
+from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
@@ -386,10 +386,10 @@ def to_table(
     keys: PublishedKeys,
     share: Float64[Array, " shown"] | None,
     stamps: tuple[Stamp, ...],
-    facts: bytes,
+    said: tuple[bytes, bytes],
     cut: dict[str, float] | None,
 ) -> pa.Table:
-    """Post-processing: the table of a release, with its facts in the metadata of the schema."""
+    """Post-processing: the table of a release, with its facts and place in its metadata."""
     if share is not None:
         columns = [*columns, column(WEIGHT, share[keys.order])]
     rows = len(keys.order)
@@ -399,7 +399,9 @@ def to_table(
         for name, number, kind in stamps
     ]  # fmt: skip
     fields, arrays = zip(*columns, strict=True)
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, {FACTS: completed(facts, cut)}))
+    facts, place = said
+    known = {FACTS: completed(facts, cut), TIME: place}
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, known))
 
 
 def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> Column:

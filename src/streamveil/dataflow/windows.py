@@ -16,7 +16,9 @@ import numpy as np
 
 from streamveil.batch import RejectNotes
 from streamveil.calendars.cells import END_US, Cells, clock_of, common
+from streamveil.calendars.names import begins_days, instant_named, name_of
 from streamveil.errors import PlanError
+from streamveil.release_metadata import ReleaseTime, kept_time
 from streamveil.types import Array, Bool, Int64
 
 LATE, EARLY = "late", "early"
@@ -196,6 +198,42 @@ class Schedule:
             return self._cells.empty(windows)
         begins, ends = self._edges(windows)
         return np.asarray(begins == ends)
+
+    @property
+    def zone(self) -> str:
+        """The zone whose clocks windows follow; '': UTC."""
+        return next((g.zone for g in (self.cells, self.spans, self.ticks) if g and g.zone), "")
+
+    def name(self, window: int) -> str:
+        """When a window begins; of windows that grow also when it ends. No two have one name.
+
+        >>> fixed_schedule(every_us=3_600_000_000, size_us=86_400_000_000).name(20454)
+        '2026-01-01'
+        """
+        if self.whole:
+            return str(window)
+        days = begins_days(self._cells)
+        begin, end = (name_of(us, self.zone, days=days) for us in self.bounds(window))
+        return begin if self.spans is None else f"{begin}--{end}"
+
+    def window_named(self, name: str) -> int | None:
+        """The window of a name; None if there is none.
+
+        >>> hours_of_days = fixed_schedule(every_us=3_600_000_000, size_us=86_400_000_000)
+        >>> hours_of_days.window_named("2026-01-01")
+        20454
+        """
+        begin, _, end = name.partition("--")
+        us = instant_named(end or begin, self.zone)
+        if self.whole or us is None:
+            return None
+        window = self._cells.number(us - bool(end)) // self.stride
+        return window if self.name(window) == name else None
+
+    def release_time(self, window: int, step: int) -> bytes:
+        """What a release of a window says of its time: see `release_metadata.TIME`."""
+        until = None if self.ticks is None else self.ticks.start(step)
+        return kept_time(ReleaseTime(window, self.name(window), until, self.zone))
 
     def first_step(self, window: int) -> int:
         """The first step at which a window is released."""

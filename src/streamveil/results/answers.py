@@ -24,7 +24,7 @@ from streamveil.types import Array
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-At = int | tuple[int, int] | None
+At = int | tuple[int | str, int] | None
 HIDDEN = 1_000_000  # groups that are not shown, of which something is said at once
 UNKNOWN = (
     "the correlation of these numbers' noise is not known: the intervals hold for any, and are wide"
@@ -70,6 +70,7 @@ class WeightedSum:
 class Answers(AnswerTable):
     """Questions to a set of releases. A release is named by its trigger, or (window, trigger).
 
+    A window is named by its time ("2026-01-01") or its number.
     As a table it is the last release of every window.
     """
 
@@ -273,7 +274,7 @@ class Answers(AnswerTable):
         if at is None:
             return self.moments[-1]
         if isinstance(at, tuple):
-            return self.releases.require(Moment(*at))
+            return self.releases.require(Moment(self.releases.window(at[0]), at[1]))
         windows = {moment.window for moment in self.moments}
         if len(windows) > 1:
             raise PlanError(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from streamveil.calendars.cells import clock_of
 from streamveil.display import key_label, rows_of
-from streamveil.release_metadata import cut_sentence
+from streamveil.release_metadata import ReleaseTime, cut_sentence
 from streamveil.results.releases import Moment, Releases
 from streamveil.types import Array, Float64
 
@@ -37,6 +39,7 @@ class Chart:
 
     name: str
     ticks: tuple[str, ...]  # one per release
+    times: tuple[datetime, ...]  # of the releases, where all of them say it
     breaks: tuple[int, ...]  # where a window starts
     lines: tuple[Line, ...]
     bias: str
@@ -87,7 +90,14 @@ def chart(releases: Releases, name: str, moments: list[Moment], most: int = LINE
         breaks and len(breaks) == len(moments) - 1
     ):  # one release of each window: a line through them
         breaks, ticks = [], [text.rpartition(BETWEEN)[0] or text for text in ticks]
-    return Chart(name, tuple(ticks), tuple(breaks), lines, bias_of(releases, name))
+    return Chart(
+        name,
+        tuple(ticks),
+        times_of(releases, moments),
+        tuple(breaks),
+        lines,
+        bias_of(releases, name),
+    )
 
 
 def lately(
@@ -116,14 +126,30 @@ def key_labels(table: pa.Table, names: list[str]) -> list[str]:
     return [key_label(row, names) for row in rows]
 
 
+def times_of(releases: Releases, moments: list[Moment]) -> tuple[datetime, ...]:
+    """Until when the rows of each release are in, on the clocks of the query; or nothing."""
+    found = [moment_of(releases.time(moment)) for moment in moments]
+    known = tuple(time for time in found if time is not None)
+    return known if len(known) == len(found) else ()
+
+
+def moment_of(place: ReleaseTime | None) -> datetime | None:
+    """The time of a release as its clocks show it."""
+    if place is None or place.until is None:
+        return None
+    shown = clock_of(place.until, place.zone)
+    try:
+        return datetime(1970, 1, 1) + timedelta(microseconds=shown)  # noqa: DTZ001  (a clock's)
+    except OverflowError:
+        return None
+
+
 def tick(releases: Releases, moment: Moment) -> str:
     """A release on the axis: its trigger, and the day or time of its window."""
-    table = releases.table(moment)
-    if "window_start" not in table.column_names or not table.num_rows:
+    place = releases.time(moment)
+    if place is None or place.name == str(moment.window):
         return str(moment.trigger)
-    start: Any = table["window_start"][0].as_py()
-    at = start if isinstance(start, str) else f"{start:%Y-%m-%d %H:%M}".removesuffix(" 00:00")
-    return f"{at}{BETWEEN}{moment.trigger}"
+    return f"{place.name}{BETWEEN}{moment.trigger}"
 
 
 def bias_of(releases: Releases, name: str) -> str:

@@ -58,9 +58,10 @@ def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         places = positions(chart)
         for axes, line in zip(panels, chart.lines, strict=False):
-            draw(axes, places, line)
+            draw(axes, places, line, chart.breaks)
             for place in chart.breaks:
-                axes.axvline(places[place] - 1, color="#d9d9d9", lw=0.6, ls=":")
+                between = (places[place] + places[place - 1]) / 2
+                axes.axvline(between, color="#d9d9d9", lw=0.6, ls=":")
             arrange(axes, chart, places)
         for axes in panels[len(chart.lines) :]:
             axes.set_axis_off()
@@ -70,7 +71,11 @@ def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
 
 
 def positions(chart: Chart) -> Array:
-    """A place on the axis for each release, with room between windows."""
+    """A place on the axis for each release: its time, or its turn with room between windows."""
+    if chart.times:
+        from matplotlib.dates import date2num
+
+        return np.asarray(date2num(chart.times))  # type: ignore[no-untyped-call]
     step = np.ones(len(chart.ticks))
     step[list(chart.breaks)] = 2
     return np.cumsum(step)
@@ -78,20 +83,31 @@ def positions(chart: Chart) -> Array:
 
 def arrange(axes: Any, chart: Chart, places: Array) -> None:
     """Labels and lines of one panel."""
-    some = np.unique(np.linspace(0, len(places) - 1, TICKS).round().astype(int))
-    axes.set_xticks(places[some], [literal(chart.ticks[i]) for i in some], rotation=20, ha="right")
+    if chart.times:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        locator = AutoDateLocator(maxticks=TICKS + 2)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(locator)
+        labels = ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_formatter(labels)
+    else:
+        some = np.unique(np.linspace(0, len(places) - 1, TICKS).round().astype(int))
+        texts = [literal(chart.ticks[i]) for i in some]
+        axes.set_xticks(places[some], texts, rotation=20, ha="right")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#ececec", lw=0.6)
     axes.margins(x=0.03)
     axes.tick_params(colors=SOFT, labelsize=8)
 
 
-def draw(axes: Any, places: Array, line: Line) -> None:
+def draw(axes: Any, places: Array, line: Line, breaks: Sequence[int]) -> None:
     """One group: broken where a window ends, grey where it is not shown."""
     axes.set_title(literal(line.label), fontsize=9, loc="left")
-    for run in runs(places, np.isnan(line.value)):
+    for run in runs(np.isnan(line.value), breaks):
         if np.isnan(line.value[run[0]]):
-            axes.axvspan(places[run[0]] - 0.5, places[run[-1]] + 0.5, color=HIDDEN, lw=0)
+            around = [places[max(run[0] - 1, 0)], places[min(run[-1] + 1, len(places) - 1)]]
+            axes.axvspan((around[0] + places[run[0]]) / 2, (around[1] + places[run[-1]]) / 2,
+                         color=HIDDEN, lw=0)  # fmt: skip
             if len(run) > len(places) / 4:
                 axes.text(places[run].mean(), 0.5, "not shown", color=SOFT, fontsize=7,
                           ha="center", transform=axes.get_xaxis_transform())  # fmt: skip
@@ -105,13 +121,11 @@ def draw(axes: Any, places: Array, line: Line) -> None:
                   marker="o" if len(run) < FEW else None)  # fmt: skip
 
 
-def runs(places: Array, hidden: Array) -> list[Array]:
+def runs(hidden: Array, breaks: Sequence[int]) -> list[Array]:
     """Releases that follow each other in one window and are all shown, or all hidden.
 
-    >>> runs(np.array([1, 2, 3, 5]), np.array([True, False, False, False]))
+    >>> runs(np.array([True, False, False, False]), [3])
     [array([0]), array([1, 2]), array([3])]
     """
-    if not len(places):
-        return []
-    cuts = np.flatnonzero((np.diff(places) > 1) | (hidden[1:] != hidden[:-1])) + 1
-    return list(np.split(np.arange(len(places)), cuts))
+    cuts = {*breaks, *(np.flatnonzero(hidden[1:] != hidden[:-1]) + 1).tolist()}
+    return [run for run in np.split(np.arange(len(hidden)), sorted(cuts)) if len(run)]

@@ -20,7 +20,14 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
 from streamveil.errors import PlanError, SourceError, nearest
-from streamveil.release_metadata import Facts, from_json, metadata_file, read_facts
+from streamveil.release_metadata import (
+    Facts,
+    ReleaseTime,
+    from_json,
+    metadata_file,
+    read_facts,
+    read_time,
+)
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
     "parquet": lambda path: pq.ParquetFile(path).read(),
@@ -28,7 +35,7 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
     "json": pyarrow.json.read_json,
 }
 NAME = re.compile(r"trigger=(\d+)\.(parquet|csv|json)$")
-WINDOW = re.compile(r"window=(-?\d+)$")
+NUMBER = re.compile(r"window=(-?\d+)$")  # of windows without a time
 KEPT = 16  # tables held in memory
 SUFFIXES = ("_sd", "_low", "_high")
 Load = Callable[[], Noisy[pa.Table]]
@@ -95,6 +102,22 @@ class Releases:
             )
         return moment
 
+    def time(self, moment: Moment) -> ReleaseTime | None:
+        """Where a release is in time, if it says so."""
+        return read_time(self.table(moment).schema)
+
+    def window(self, name: str | int) -> int:
+        """The number of a window, from its number or the time that names it."""
+        if isinstance(name, int):
+            return name
+        if re.fullmatch(r"-?\d+", name):
+            return int(name)
+        last = {moment.window: moment for moment in self.moments}
+        names = {place.name: place.window for place in map(self.time, last.values()) if place}
+        if name not in names:
+            raise PlanError(f"there is no window '{name}'{nearest(name, names)}")
+        return names[name]
+
     def step(self, moment: Moment) -> int | None:
         """The step of the job that made a release."""
         facts = read_facts(self.table(moment).schema)
@@ -157,7 +180,10 @@ def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) ->
 
 
 def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
-    """What the files sink wrote: `<path>/<job>/window=W/trigger=T.parquet` (or csv, json)."""
+    """What the files sink wrote: `<path>/<job>/window=2026-01-01/trigger=T.parquet` (or csv, json).
+
+    Raises SourceError where there is no such folder, or releases of several jobs.
+    """
     home = Path(path)
     if not home.is_dir():
         raise SourceError(
@@ -165,15 +191,42 @@ def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
             "  to fix  give the folder that a sink wrote, or the state directory of a job"
         )
     found: dict[Path, dict[Moment, Load]] = {}
-    for file in sorted(home.rglob("trigger=*")):
-        name, window = NAME.search(file.name), WINDOW.search(file.parent.name)
-        if name and window:
-            place = Moment(int(window[1]), int(name[1]))
+    windows: dict[Path, int] = {}
+    for file in sorted(home.rglob("window=*/trigger=*")):
+        name = NAME.search(file.name)
+        if name:
+            if file.parent not in windows:
+                windows[file.parent] = window_of(file, operator, len(windows))
+            place = Moment(windows[file.parent], int(name[1]))
             found.setdefault(file.parent.parent, {})[place] = _file(file, READERS[name[2]])
     if len(found) > 1:
         jobs = ", ".join(sorted(folder.name for folder in found))
         raise SourceError(f"'{home}' holds releases of several jobs ({jobs}); name one folder")
     return Releases(next(iter(found.values()), {}), operator)
+
+
+def window_of(file: Path, operator: GroupBy | None, turn: int) -> int:
+    """The number of the window in whose folder a release is.
+
+    The release says it, or its query knows it; or else it is the window's turn among the folders.
+    """
+    number = NUMBER.search(file.parent.name)
+    if number:
+        return int(number[1])
+    beside = metadata_file(file)
+    try:
+        schema = (
+            pq.read_schema(file) if file.suffix == ".parquet"
+            else from_json(pa.schema([]), beside.read_bytes())
+        )  # fmt: skip
+    except (OSError, ValueError, AttributeError):  # ArrowInvalid is a ValueError
+        schema = pa.schema([])
+    place = read_time(schema)
+    if place is not None:
+        return place.window
+    name = file.parent.name.partition("=")[2]
+    known = None if operator is None else operator.schedule.window_named(name)
+    return turn if known is None else known
 
 
 def _held(table: Noisy[pa.Table]) -> Load:

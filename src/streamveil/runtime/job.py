@@ -231,7 +231,7 @@ class Job:
 
     def read(
         self,
-        window: int | None = None,
+        window: int | str | None = None,
         trigger: int | None = None,
         key: Mapping[str, Any] | None = None,
     ) -> Release:

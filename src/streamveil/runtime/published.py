@@ -142,13 +142,14 @@ def _load(path: Path, epoch: str, entry: Entry) -> Load:
 def read(
     source: str | Path,
     *,
-    window: int | None = None,
+    window: int | str | None = None,
     trigger: int | None = None,
     key: Mapping[str, Any] | None = None,
 ) -> Release:
     """A release that was made before, or its row for one key: the same numbers, free of charge.
 
-    `source` is a state directory or a sink's folder. Without a window or trigger, the last. A
+    `source` is a state directory or a sink's folder. A window is named by its time, as in
+    "2026-01-01", or its number. Without a window or trigger, the last. A
     release that was never made, or a key that it does not show, is an error: nothing is ever drawn
     to answer a read.
     """
@@ -162,13 +163,14 @@ def opened(source: str | Path) -> Releases:
 
 def pick(
     releases: Releases,
-    window: int | None,
+    window: int | str | None,
     trigger: int | None,
     key: Mapping[str, Any] | None = None,
 ) -> Release:
     """See `read`."""
     if window is None:
         window = releases.moments[-1].window
+    window = releases.window(window)
     if trigger is None:
         trigger = max((m.trigger for m in releases.moments if m.window == window), default=1)
     moment = releases.require(Moment(window, trigger))

@@ -391,7 +391,8 @@ class SketchQuery:
             ):
                 columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
-        return noted(pa.table(columns), COLLISIONS)
+        place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
+        return noted(pa.table(columns), COLLISIONS, place)
 
     def _periods(self, event_us: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         if self.periods is None:
