@@ -423,3 +423,44 @@ def test_the_core_alone_draws():
 def test_the_check_sees_who_draws(text, tmp_path):
     (tmp_path / "x.py").write_text(text)
     assert drawers(tmp_path) == {"x.py"}
+
+
+NOT_OURS = {"_exit", "_replace", "_asdict", "_fields", "_gateway", "_PARTITION_EOF"}  # of packages
+OF_THE_PROTOCOL = {"_advance", "_skipped"}  # of counters within counters, which own their noise
+
+
+def private_uses(path):
+    """Names with an underscore that a module takes from another one."""
+    tree = ast.parse(path.read_text())
+    own = {
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            else [node.attr] if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            else [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            else []
+        )
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute):
+            of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if of_itself or node.attr in own else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamveil"):
+            names = [alias.name for alias in node.names]
+        yield from (name for name in names if name.startswith("_") and not name.endswith("__"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_private_is_used_by_another_module(path):
+    allowed = NOT_OURS | (OF_THE_PROTOCOL if "counters" in path.parts else set())
+    assert set(private_uses(path)) <= allowed
+
+
+@pytest.mark.parametrize("text", ["operator._bound(rows)\n", "from streamveil.batch import _x\n",
+                                  "f(lambda: state._key)\n"])  # fmt: skip
+def test_the_check_sees_a_private_use(text, tmp_path):
+    module = tmp_path / "x.py"
+    module.write_text("class A:\n    def f(self):\n        return self._mine\n" + text)
+    assert len(set(private_uses(module))) == 1

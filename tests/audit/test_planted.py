@@ -194,65 +194,65 @@ def silent_test(patch):
 
 
 def every_batch_forgets(patch):
-    honest = GroupBy._bound
+    honest = GroupBy.bound
 
     def bound(self, state, period, some):  # fmt: skip
         state.units.clear()
         return honest(self, state, period, some)
 
-    patch.setattr(GroupBy, "_bound", bound)
+    patch.setattr(GroupBy, "bound", bound)
 
 
 def rows_weigh_one(patch):
-    honest = GroupBy._bound
+    honest = GroupBy.bound
 
     def bound(self, state, period, some):  # fmt: skip
         light = UnitRows(some.unit, some.group, np.ones_like(some.weight), some.hidden)
         return honest(self, state, period, light)
 
-    patch.setattr(GroupBy, "_bound", bound)
+    patch.setattr(GroupBy, "bound", bound)
 
 
 def always_new(patch):
-    honest = GroupBy._bound
+    honest = GroupBy.bound
 
     def bound(self, state, period, some):  # fmt: skip
         passed = honest(self, state, period, some)
         passed.first[:] = NEW | COUNTED
         return passed
 
-    patch.setattr(GroupBy, "_bound", bound)
+    patch.setattr(GroupBy, "bound", bound)
 
 
 def nothing_is_bounded(patch):
-    honest = GroupBy._bound
+    honest = GroupBy.bound
 
     def bound(self, state, period, some):  # fmt: skip
         passed = honest(self, state, period, some)
         passed.accepted[:] = True
         return passed
 
-    patch.setattr(GroupBy, "_bound", bound)
+    patch.setattr(GroupBy, "bound", bound)
 
 
 def one_bound_for_all(patch):
-    honest = GroupBy._bound
+    honest = GroupBy.bound
 
     def bound(self, state, period, some):  # fmt: skip
         same = UnitRows(np.ones_like(some.unit), some.group, some.weight, some.hidden)
         return honest(self, state, period, same)
 
-    patch.setattr(GroupBy, "_bound", bound)
+    patch.setattr(GroupBy, "bound", bound)
 
 
 def every_window_bounds_alone(patch):
-    honest = GroupBy._bound
+    honest = GroupBy.bound
 
     def bound(self, state, period, some):  # fmt: skip
         mixed = UnitRows(some.unit ^ some.group.astype(np.uint64), *some[1:])
         return honest(self, state, period, mixed)
 
-    patch.setattr(GroupBy, "_bound", bound)
+    patch.setattr(GroupBy, "bound", bound)
 
 
 def never_clamped(patch):

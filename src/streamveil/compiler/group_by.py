@@ -99,7 +99,7 @@ class Compiler:
                 "combining a unit's rows per group before bounding is not supported here.\n"
                 "  to fix  bound values per row (contribution_bounds_per_row)"
             )
-        schedule = self._schedule()
+        schedule = self.schedule()
         bounds = Bounds(
             max_rows=plan.bounding.max_rows,
             per_group=plan.bounding.max_rows_per_group,
@@ -189,7 +189,8 @@ class Compiler:
 
     # ---- windows and time
 
-    def _schedule(self) -> Schedule:
+    def schedule(self) -> Schedule:
+        """The public calendar: steps, windows and their triggers."""
         window, clock = self.plan.window, self.plan.clock
         steps = clock.steps
         if clock.kind == "once":

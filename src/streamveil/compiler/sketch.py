@@ -38,7 +38,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     bounding = plan.bounding
     if bounding.max_rows is None or bounding.max_rows_per_group or bounding.quadratic:
         raise PlanError("a sketch is bounded by max_rows_contributed, and by nothing else")
-    schedule = Compiler(plan)._schedule()
+    schedule = Compiler(plan).schedule()
     protects = protected(plan, bounding.max_rows)
     options = dict(aggregate.options)
     memory = int(options.pop("memory", MEMORY))

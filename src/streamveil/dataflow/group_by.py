@@ -245,7 +245,7 @@ class GroupBy:
         active = self.schedule.active(step)
         new = [window for window in active if window not in state.windows]
         if new:
-            self._make_windows(state, np.array(new, np.int64), noise.derive("group-by/keys"))
+            self.make_windows(state, np.array(new, np.int64), noise.derive("group-by/keys"))
         for window in active:
             held = state.windows[window]
             at = Address(noise, self.job.encode(), window)
@@ -325,16 +325,17 @@ class GroupBy:
 
     # ---- helpers
 
-    def _program(self, schema: pa.Schema) -> RowProgram:
-        programs: dict[str, RowProgram] = self._programs
-        text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
-        if text not in programs:
-            programs[text] = self.bind(schema)
-        return programs[text]
+    def program(self, schema: pa.Schema) -> RowProgram:
+        """The row stage for rows of a schema, compiled once for each."""
+        for known, program in self._programs:
+            if known.equals(schema):
+                return program
+        self._programs.append((schema, self.bind(schema)))
+        return self._programs[-1][1]
 
     @cached_property
-    def _programs(self) -> dict[str, RowProgram]:
-        return {}
+    def _programs(self) -> list[tuple[pa.Schema, RowProgram]]:
+        return []
 
     @cached_property
     def _facts(self) -> str:
@@ -353,11 +354,11 @@ class GroupBy:
             state.units[period] = UnitTable.empty(self.bounds, self.firsts)
         return state.units[period]
 
-    def _unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
+    def unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
         """The table that holds a unit in a scope, for the witness, who only reads."""
         return state.units.get(period)
 
-    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+    def bound(self, state: State, period: int, rows: UnitRows) -> Passed:
         """The unit stage of one scope; an engine may keep its units elsewhere."""
         return unit_stage(self._units(state, period), rows, self.bounds)
 
@@ -366,7 +367,8 @@ class GroupBy:
             return None
         return period_closes(self.schedule, period, self.periods)
 
-    def _in_open_period(self, periods: Int64[Array, " pairs"], step: int) -> Bool[Array, " pairs"]:
+    def in_open_period(self, periods: Int64[Array, " pairs"], step: int) -> Bool[Array, " pairs"]:
+        """Which pairs are of unit-periods that still take rows at a step."""
         if self.periods is None:
             return np.ones(len(periods), np.bool_)
         numbers, places = np.unique(periods, return_inverse=True)
@@ -381,7 +383,7 @@ class GroupBy:
     def key_types(self, schema: pa.Schema) -> Types:
         """The types of the key columns, for rows of a schema."""
         empty = schema.empty_table()
-        return tuple(key(empty).type for key in self._program(schema).keys)
+        return tuple(key(empty).type for key in self.program(schema).keys)
 
     def public_keys(
         self, types: Types, name_key: bytes
@@ -406,16 +408,17 @@ class GroupBy:
             )
         return names
 
-    def _is_public(
+    def is_public(
         self, names: UInt64[Array, "rows 2"], types: Types, name_key: bytes
     ) -> Bool[Array, " rows"]:
+        """Which names are of public groups."""
         tables = self._public_tables
         if name_key not in tables:
             tables[name_key] = KeyTable.empty(0)
             tables[name_key].add_names(self.public_keys(types, name_key)[0])
         return np.asarray(find_keys(tables[name_key], np.ascontiguousarray(names)) >= 0)
 
-    def _make_windows(
+    def make_windows(
         self, state: State, windows: Int64[Array, " pairs"], name_key: bytes
     ) -> dict[str, Array]:
         """Creates the windows that rows arrive in; returns their part of the delta."""

@@ -92,7 +92,7 @@ class Kept(NamedTuple):
 def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
     """See `Operator.fold`."""
     prepared, pairs = arrive(operator, state, batch, noise)
-    made = operator._make_windows(state, pairs.windows, noise.derive("group-by/keys"))
+    made = operator.make_windows(state, pairs.windows, noise.derive("group-by/keys"))
     delta = accept(operator, state, prepared, pairs) | made
     delta["reject_counts"] = to_bytes(json.dumps(prepared.reject_counts).encode())
     count(state.reject_counts, prepared.reject_counts)
@@ -103,7 +103,7 @@ def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[s
 
 def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
     """The row stage and the windows: what may count, and reasons for the rest."""
-    program, name_key = operator._program(batch.rows.schema), noise.derive("group-by/keys")
+    program, name_key = operator.program(batch.rows.schema), noise.derive("group-by/keys")
     if state.types is None:
         state.types = operator.key_types(batch.rows.schema)
     most = batch.rows.num_rows
@@ -128,10 +128,10 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
         if operator.schedule.whole:
             ahead = far_ahead(operator.schedule, pairs.periods, operator.periods, batch.step)
             pairs = drop(pairs, ~ahead, EARLY, prepared)
-        still_open = operator._in_open_period(pairs.periods, batch.step)
+        still_open = operator.in_open_period(pairs.periods, batch.step)
         pairs = drop(pairs, still_open, LATE, prepared)
     if operator.public is not None and operator.key_names:
-        known = operator._is_public(prepared.names, state.types, name_key)
+        known = operator.is_public(prepared.names, state.types, name_key)
         pairs = drop(pairs, known[pairs.rows], NEVER, prepared)
     return prepared, Pairs(pairs.rows, evened(pairs.windows), evened(pairs.periods))
 
@@ -294,7 +294,7 @@ def pass_witnessed(
     """The unit stage, with sampled units bounded again by the specification."""
     rows, watched = UnitRows(unit, known.group, known.weight, known.hidden), []
     for period, mine in parts(periods):
-        table_of = partial(operator._unit_table, state, period)
+        table_of = partial(operator.unit_table, state, period)
         watched.append((mine, table_of, look_before(table_of, unit[mine], state.step)))
     passed = pass_units(operator, state, unit, known, periods)
     for mine, table_of, witnessed in watched:
@@ -315,7 +315,7 @@ def pass_units(
     """The unit stage in every scope that pairs fall into."""
     rows = UnitRows(unit, known.group, known.weight, known.hidden)
     found = [
-        (mine, operator._bound(state, period, UnitRows(*(column[mine] for column in rows))))
+        (mine, operator.bound(state, period, UnitRows(*(column[mine] for column in rows))))
         for period, mine in parts(periods)
     ]
     if len(found) == 1 and isinstance(found[0][0], slice):

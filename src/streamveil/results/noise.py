@@ -203,7 +203,7 @@ def _(counter: AnytimeBltCounter, t: int) -> Mix:
 @mix.register
 def _(counter: SqrtToeplitzCounter, t: int) -> Mix:
     """As for a BLT, with the inverse of the square root in place of its drains."""
-    scales = counter._scales()[:t]
+    scales = counter.scales()[:t]
     inverse = -inverse_coefficients(counter.horizon)[:t]
     inverse[0] = 1.0
     parts = fftconvolve(scales[::-1], inverse)[:t][::-1]

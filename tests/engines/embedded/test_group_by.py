@@ -145,7 +145,7 @@ def test_a_checkpoint_under_a_tight_limit_copies_nothing(tmp_path: Path) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(group_by, "LARGE", 1)
         for _ in range(2):
-            operator._bound(state, 0, rows)
+            operator.bound(state, 0, rows)
     roomy = operator.save(state)
     operator.room.limit = operator.room.resident
     tight = operator.save(state)
@@ -176,7 +176,7 @@ def test_tables_are_moved_out_when_keys_need_the_room(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(group_by, "LARGE", 1)
         for _ in range(2):
-            operator._bound(state, 0, make_rows(1, 5_000, 2_000, 9, 1))
+            operator.bound(state, 0, make_rows(1, 5_000, 2_000, 9, 1))
     before, units = operator.room.resident, state.units[0].units
     assert before > 10_000
     operator.room.counters = 1 << 29

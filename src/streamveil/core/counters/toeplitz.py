@@ -85,7 +85,7 @@ class SqrtToeplitzCounter(Stepping):
             terms=self.horizon,
             rest=np.empty(0),
             drain=np.empty(0),
-            smallest_column=float(self._scales().min()),
+            smallest_column=float(self.scales().min()),
             largest_noise=1.0,
         )
         return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
@@ -116,12 +116,13 @@ class SqrtToeplitzCounter(Stepping):
     ) -> tuple[Estimates, CounterState]:
         """See `Steppable`."""
         t = next_step(self.horizon, state)
-        scale = float(self._scales()[t - 1])
+        scale = float(self.scales()[t - 1])
         weights = np.ascontiguousarray(inverse_coefficients(self.horizon)[t - 1 : 0 : -1])
         offset = -scale * weighted_history(weights, state.real)
         return remembering_step(state, increments, (offset, scale, self.sigma), draws, ids)
 
-    def _scales(self) -> Float64[Array, " horizon"]:
+    def scales(self) -> Float64[Array, " horizon"]:
+        """By how much the noise of each step is scaled before it is correlated."""
         return column_scales(self.horizon, self.weighting)
 
 

@@ -45,11 +45,13 @@ class EmbeddedGroupBy(GroupBy):
     room: Room = field(compare=False, repr=False)
     available: int | None = field(default=None, compare=False, repr=False)  # for all of the state
 
-    def _unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
+    def unit_table(self, state: State, period: int, unit: int) -> UnitTable | None:
+        """See `GroupBy.unit_table`."""
         table: Any = state.units.get(period)
         return table.holder(unit) if isinstance(table, PartedTable) else table
 
-    def _bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+    def bound(self, state: State, period: int, rows: UnitRows) -> Passed:
+        """See `GroupBy.bound`."""
         self._make_room(state)
         table: Any = state.units.get(period)
         if table is None:
@@ -63,7 +65,7 @@ class EmbeddedGroupBy(GroupBy):
             if state.folds <= table.ahead.max():
                 return table.catch_up(rows, self.bounds, state.folds)
             return table.bound(rows, self.bounds)
-        return super()._bound(state, period, rows)
+        return super().bound(state, period, rows)
 
     def _divides(self, state: State, table: UnitTable, rows: int) -> bool:
         """Whether a table is too large to be one: it may double while it takes these rows."""
