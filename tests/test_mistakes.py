@@ -40,6 +40,12 @@ def done(made):
     return made.bound(max_rows=1).release(budget=sv.Budget(**BUDGET))
 
 
+def unbounded(measure):
+    """A query of which nobody chooses the bounds of values."""
+    made = stream.protect("u").agg(x=measure).bound(max_rows=1)
+    return made.release(budget=sv.Budget(**BUDGET), look_share=0)
+
+
 MISTAKES = [
     ("'budget'", lambda: q(budget=...)),
     ("no argument by place", lambda: sv.Budget(1, 1e-6)),
@@ -52,7 +58,7 @@ MISTAKES = [
     ("epsilon must be a finite number", lambda: sv.Budget(epsilon=float("nan"))),
     ("epsilon must be a number", lambda: sv.Budget(epsilon=[1])),
     ("needs a delta", lambda: q(budget=sv.Budget(epsilon=1)).explain()),
-    ("needs 'bounds'", lambda: sv.sum("ms")),
+    ("no contribution bounds", lambda: unbounded(sv.sum("ms"))),
     ("no argument by place", lambda: stream.protect("u").agg(sv.count())),
     ("'n' must be an aggregate", lambda: stream.protect("u").agg(n=sv.count)),
     ("'n' must be an aggregate", lambda: stream.protect("u").agg(n="count")),
@@ -197,8 +203,8 @@ MISTAKES = [
     ),
     ("share between 0 and 1", lambda: sv.quantile("ms", "median", bounds=(0, 1))),
     ("needs 'q'", lambda: sv.quantile("ms", bounds=(0, 1))),
-    ("needs 'bounds'", lambda: sv.median("ms")),
-    ("needs 'bounds'", lambda: sv.avg("ms")),
+    ("no contribution bounds", lambda: unbounded(sv.median("ms"))),
+    ("no contribution bounds", lambda: unbounded(sv.avg("ms"))),
     ("k must be", lambda: sv.heavy_hitters("url", k=0)),
     ("k must be", lambda: sv.heavy_hitters("url", k="5")),
     ("did you mean 'memory'", lambda: sv.heavy_hitters("url", mem=5)),

@@ -241,7 +241,13 @@ DIFFERENCES = """\
 ## Differences from GoogleSQL
 - Noise is Gaussian, for thresholds too: `LAPLACE_THRESHOLD` is accepted and means a private
   threshold. A delta is therefore needed; `epsilon` alone is not enough for any aggregate yet.
-- Contribution bounds must be given where values are added; they are not guessed from the data.
+- Where `contribution_bounds_per_row` is left out, a look at the rows chooses it, paid from the
+  query's budget (`look_share`, a tenth): one value of each unit enters a noisy histogram by sign
+  and power of the root of 2, and the bounds are the ends of the outermost bins that stand out (one
+  of noise alone: once in 10^9). All rows must be there when the job begins (files, a table in
+  memory), continual queries included; live data need bounds. With too few units to tell, bounds
+  hold every value, and intervals are as wide. GoogleSQL's implicit bounds are of a unit's total in
+  a group; here they are per row.
 - `contribution_bounds_per_group` clamps a unit's total in a group, as in GoogleSQL: its rows are
   combined before bounding. That needs all rows, so in a continual query only
   `COUNT(*, contribution_bounds_per_group => (0, k))` is available (at most k rows of a unit in a

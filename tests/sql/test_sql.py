@@ -254,7 +254,7 @@ COUNTED = "COUNT(*) AS n FROM t"
         ("COUNT(*) AS n", CLAUSE, "", "FROM is missing"),
         ("LOWR(u) AS k, COUNT(*) AS n FROM t GROUP BY k", CLAUSE, "", "did you mean 'LOWER'?"),
         ("COUNT(*) AS n FROM t WHERE RAND() < 1", CLAUSE, "", "unknown function 'RAND'"),
-        ("SUM(x) AS s FROM t", CLAUSE, "", "no contribution bounds"),
+        ("SUM(x) AS s FROM t", CLAUSE + ", look_share = 0", "", "no contribution bounds"),
         ("SUM(x, contribution_bound_per_row => (0, 1)) AS s FROM t", CLAUSE, "",
          "'contribution_bounds_per_row'?"),
         ("SUM(x, contribution_bounds_per_row => (1, 0)) AS s FROM t", CLAUSE, "", "lower one"),

@@ -37,6 +37,7 @@ from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
 from streamveil.plan.plan import Clock, Plan, TableSource, Window
+from streamveil.plan.value_bounds import in_units, is_open, open_values
 from streamveil.sketches.operator import SketchQuery
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
@@ -97,7 +98,7 @@ def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -
     if is_sketched(plan):
         return explain_sketch(plan, compile_sketch(plan))
     plan = with_look(plan)
-    operator = compile_plan(combined_plan(plan))
+    operator = compile_plan(combined_plan(in_units(plan)))
     triggers = shown_triggers(operator.schedule.triggers)
     sections = [
         Section("QUERY", query_rows(plan)),
@@ -234,6 +235,8 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
 def _answer(agg: Any) -> str:
     inner = agg.expression or "*"
     bounds = "" if agg.low is None else f", clamped to [{agg.low:g}, {agg.high:g}]"
+    if is_open(agg):
+        bounds = ", clamped to bounds that a look chooses (noise below: for (0, 1))"
     share = f" at {agg.options['q']:g}" if "q" in agg.options else ""
     return f"{agg.name} = {agg.function}({inner}){share}{bounds}"
 
@@ -289,6 +292,8 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     if operator.look is not None:
         share, said = float(look_share(plan)), "; ".join(operator.look.said)
         asks = f"{share:.0%} of the budget asks how many rows units have, which chooses the rest"
+        if open_values(plan):
+            asks += f"; and how large the values of {', '.join(open_values(plan))} are"
         rows.insert(0, ("before the first release", f"{asks}: {said}" if said else asks))
     rows += selection_rows(operator)
     for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):

@@ -42,6 +42,8 @@ from streamveil.sql.sql import parse_script
 if TYPE_CHECKING:
     from streamveil.results.answers import Answers
 
+Ends = tuple[float, float]  # the least and the largest value that counts as it is
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -369,32 +371,32 @@ def count_distinct(column: str) -> Measure:
 
 @fitting('sum("ms", bounds=(0, 60_000))')
 def sum(  # reads as streamveil.sum
-    column: str, *, bounds: tuple[float, float], quantum: float | None = None
+    column: str, *, bounds: Ends | None = None, quantum: float | None = None
 ) -> Measure:
-    """The sum of values clamped to the bounds."""
+    """The sum of values clamped to the bounds; without bounds, a look at the rows chooses them."""
     return Measure("sum", column, bounds, quantum)
 
 
 @fitting('avg("ms", bounds=(0, 60_000))')
-def avg(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
+def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
     """The mean of values clamped to the bounds."""
     return Measure("avg", column, bounds, quantum)
 
 
 @fitting('variance("ms", bounds=(0, 60_000))')
-def variance(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
+def variance(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
     """The variance of values clamped to the bounds."""
     return Measure("variance", column, bounds, quantum)
 
 
 @fitting('stddev("ms", bounds=(0, 60_000))')
-def stddev(column: str, *, bounds: tuple[float, float], quantum: float | None = None) -> Measure:
+def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
     """The standard deviation of values clamped to the bounds."""
     return Measure("stddev", column, bounds, quantum)
 
 
 @fitting('quantile("ms", 0.5, bounds=(0, 60_000))')
-def quantile(column: str, q: float, *, bounds: tuple[float, float]) -> Measure:
+def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
     """The value below which a share q of the values lies."""
     if isinstance(q, bool) or not isinstance(q, int | float):
         raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
@@ -402,7 +404,7 @@ def quantile(column: str, q: float, *, bounds: tuple[float, float]) -> Measure:
 
 
 @fitting('median("ms", bounds=(0, 60_000))')
-def median(column: str, *, bounds: tuple[float, float]) -> Measure:
+def median(column: str, *, bounds: Ends | None = None) -> Measure:
     """The value in the middle."""
     return quantile(column, 0.5, bounds=bounds)
 

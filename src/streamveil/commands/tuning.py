@@ -133,6 +133,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
     from streamveil.compiler.group_by import compile_plan
     from streamveil.core.noise.keyed import KeyedNoise
     from streamveil.plan.plan import Bounding
+    from streamveil.plan.value_bounds import with_bounds
     from streamveil.runtime.survey import survey
 
     paid = None if ledger is None else Ledger.load(ledger)
@@ -141,6 +142,8 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
     say("charged to the ledger" if paid else "not charged to any ledger: add it yourself")
     for name, found in learned.numbers:
         say(f"  {name} = {found.value:g}, with 95 % between {found.low:.3g} and {found.high:.3g}")
+    for text, (low, high) in learned.bounds.items():
+        say(f"  contribution_bounds_per_row of {text} => ({low:.4g}, {high:.4g})")
     if learned.cap is not None:
         say(f"  (rows of a unit beyond {learned.cap:g} are not in its average)")
     if not learned.sure:
@@ -150,6 +153,7 @@ def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None)
         )
         return
     tried = replace(plan, options=plan.options | learned.options, bounding=Bounding())
+    tried = with_bounds(tried, learned.bounds)
     say("with these options and no bound, the forecast chooses")
     for default in compile_plan(tried).defaults:
         if "forecast" in default.reason:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,20 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
     if plan.window.kind != "whole" and micros is not None:
         cell = pairs(cell, plan.window.size.numbers(micros))
     return Sample(scope, cell, value[rows], scale)
+
+
+def one_value_of_each(plan: Plan, expression: str, table: pa.Table) -> Float64[Array, " units"]:
+    """A value of each unit (in each scope): that of the middle one of its usable rows.
+
+    Proof: which row it is, and what it says, follows from that unit's rows alone, in their order.
+    """
+    every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
+    sample = usable_rows(replace(plan, aggregates=(every,)), table, 1.0)
+    if sample is None:
+        return np.zeros(0)
+    order = np.argsort(sample.scope, kind="stable")
+    rows = np.bincount(sample.scope)
+    return np.asarray(sample.value[order[np.cumsum(rows) - rows + rows // 2]])
 
 
 def _times(plan: Plan, table: pa.Table) -> Any:

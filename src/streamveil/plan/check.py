@@ -19,11 +19,12 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.names import key_name
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
+from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.plan import Aggregate, Clock, Plan, Window
+from streamveil.plan.value_bounds import VALUED, is_open
 
-VALUED = ("sum", "avg", "variance", "stddev", "quantile")  # functions that add or order values
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
@@ -32,6 +33,10 @@ SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of
 SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors; kafka is Spark's
 SINKS = ("files", "console", "delta", "memory")
 LARGEST_DELTA = 0.1
+SAY_BOUNDS = (
+    "say which values are plausible before looking at the data: "
+    "contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
+)
 MOST_TRIGGERS = 1_000_000  # that a counter is sized for within seconds
 MOST_COINS = 100_000  # that a table of coins is
 TABLE_ONLY = {name for name, option in OPTIONS.items() if option.part_of == (TABLE,)}
@@ -238,6 +243,29 @@ def check_names(plan: Plan) -> Complaints:
                 yield f"'{agg.name}{suffix}' is the name of a column that goes with '{agg.name}'"
 
 
+def _bounds_given(plan: Plan) -> Complaints:
+    """Of a plan that runs: a look has chosen what was left out."""
+    for agg in plan.aggregates:
+        if is_open(agg):
+            yield (
+                f"'{agg.name}' has no contribution bounds.\n"
+                "  why     without bounds one unit can move the result by any amount\n"
+                f"  to fix  {SAY_BOUNDS}"
+            )
+
+
+def _bounds_or_look(plan: Plan) -> Complaints:
+    """Of a plan that is asked: bounds may be left out where a look can choose them."""
+    why = cannot_choose_bounds(plan)
+    for agg in plan.aggregates:
+        if is_open(agg) and why is not None:
+            yield (
+                f"'{agg.name}' has no contribution bounds.\n"
+                f"  why     without bounds one unit can move the result by any amount; {why}\n"
+                f"  to fix  {SAY_BOUNDS}"
+            )
+
+
 def _aggregates(plan: Plan) -> Complaints:
     for agg in plan.aggregates:
         yield from _bounds(agg, combined=plan.bounding.combine)
@@ -264,13 +292,8 @@ def _real(value: Any) -> float:
 
 def _bounds(agg: Aggregate, *, combined: bool) -> Complaints:
     valued = agg.function in VALUED or (combined and agg.function == "count")
-    if valued and (agg.low is None or agg.high is None):
-        yield (
-            f"'{agg.name}' has no contribution bounds.\n"
-            "  why     without bounds one unit can move the result by any amount\n"
-            "  to fix  say which values are plausible before looking at the data: "
-            "contribution_bounds_per_row => (low, high), in Python bounds=(low, high)"
-        )
+    if combined and agg.function == "count" and agg.low is None:
+        yield f"'{agg.name}' has no contribution bounds.\n  to fix  {SAY_BOUNDS}"
     if agg.low is None or agg.high is None:
         return
     if not valued:
@@ -508,6 +531,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_delta,
     check_habits,
     check_names,
+    _bounds_or_look,
     _aggregates,
     _bounding,
     _sums,
@@ -522,6 +546,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
 )
 RULES_OF_SUMS = (
     check_names,
+    _bounds_given,
     _aggregates,
     _bounding,
     _sums,

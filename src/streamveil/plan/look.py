@@ -1,7 +1,8 @@
 """A look at the data before the first release: how many rows units have, for a share of the budget.
 
 Settings that fit the data halve the error, and nobody knows the shape of their data to tell it.
-Where all rows are there when a job begins, three noisy histograms over units tell it (`survey`).
+Where all rows are there when a job begins, noisy histograms over units tell it (`survey`). They
+also choose the bounds of values that nobody gave.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.errors import PlanError
 from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE
 from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan.value_bounds import Bounds, open_values, refusals, with_bounds
 
 DEFAULT_SHARE = Fraction(1, 20)
+SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 COUNTED = ("count", "count_units", "count_distinct", "sum")
 SKETCHED = ("heavy_hitters", "approx_frequency")
@@ -32,6 +35,7 @@ def with_look(plan: Plan) -> Plan:
     """The plan with a look, where it has something to tell and all rows are there.
 
     Not by itself where each period is protected: a person present all year would pay each time.
+    Always where bounds of values are left out, if they may be (`cannot_choose_bounds`).
     """
     if LOOK_SHARE.name in plan.options:
         if look_share(plan) and not can_look(plan):
@@ -41,12 +45,28 @@ def with_look(plan: Plan) -> Plan:
                 "  to fix  leave it out for live data and give expected_rows, if that is known"
             )
         return plan
+    if open_values(plan):
+        chosen = cannot_choose_bounds(plan) is None
+        more = {LOOK_SHARE.name: SHARE_WITH_BOUNDS} if chosen else {}
+        return replace(plan, options={**plan.options, **more})
     settled = EXPECTED_ROWS.name in plan.options or plan.periods is not None
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
     if settled or (public and bounded) or not can_look(plan):
         return plan
     return replace(plan, options={**plan.options, LOOK_SHARE.name: DEFAULT_SHARE})
+
+
+def cannot_choose_bounds(plan: Plan) -> str | None:
+    """Why a look cannot choose the bounds of values; None where it can."""
+    if LOOK_SHARE.name in plan.options and not look_share(plan):
+        return "look_share = 0 leaves nothing of the budget to choose them with"
+    if not can_look(plan):
+        return (
+            "a part of the budget chooses them only where all rows are there at the start (files, a"
+            " table in memory) and the budget has a delta"
+        )
+    return next(refusals(plan), None)
 
 
 def can_look(plan: Plan) -> bool:
@@ -61,7 +81,7 @@ def can_look(plan: Plan) -> bool:
         and not isinstance(source, TableSource)
         and plan.preset == "default"
         and not plan.budget.is_pure
-        and not functions.isdisjoint(COUNTED)
+        and (bool(open_values(plan)) or not functions.isdisjoint(COUNTED))
     )  # fmt: skip
 
 
@@ -96,9 +116,12 @@ def stated(looking: Budget) -> Loss:
     return Loss(pure=((looking.epsilon, 1),), delta=looking.delta or Fraction(0))
 
 
-def told(plan: Plan, known: dict[str, float], said: list[str]) -> Plan:
-    """The plan with what a look said: numbers as options of expectation, and in words."""
-    return replace(plan, options={**plan.options, LOOKED: {"options": known, "said": said}})
+def told(
+    plan: Plan, known: dict[str, float], said: list[str], bounds: Bounds | None = None
+) -> Plan:
+    """The plan with what a look said: numbers as options of expectation, bounds, and in words."""
+    content = {"options": known, "said": said}
+    return with_bounds(replace(plan, options={**plan.options, LOOKED: content}), bounds or {})
 
 
 def expectations(options: Any) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import LOOKED, divided, look_share, told, with_look
+from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Plan
+from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
 from streamveil.runtime import disk, notes
 from streamveil.runtime.account import Account
 from streamveil.runtime.columns import needed_columns
@@ -55,11 +57,12 @@ def looked(
         return plan, None
     if ledger is not None:
         require_room(wanted, ledger)
-    known, said = look(wanted, noise or KeyedNoise.fresh())
-    made = told(wanted, known, said)
+    known, said, bounds = look(wanted, noise or KeyedNoise.fresh())
+    made = told(wanted, known, said, bounds)
     if not fits(made, ledger):
-        made = told(wanted, {}, said)
-    return made, {"plan": wanted.fingerprint, "looked": made.options[LOOKED]}
+        made, bounds = told(wanted, {}, said), {}
+    ends = {text: list(pair) for text, pair in bounds.items()}
+    return made, {"plan": wanted.fingerprint, "looked": {**made.options[LOOKED], "bounds": ends}}
 
 
 def keep(state: Path, made: Content) -> None:
@@ -86,14 +89,27 @@ def remembered(plan: Plan, path: Path) -> Plan:
             "  to fix  run the query it was created for, or give the changed one a state directory"
             " (and a budget) of its own"
         )
-    return told(wanted, content["looked"]["options"], content["looked"]["said"])
+    found = content["looked"]
+    bounds = {text: (low, high) for text, (low, high) in found.get("bounds", {}).items()}
+    return told(wanted, found["options"], found["said"], bounds)
 
 
-def look(plan: Plan, noise: Noise) -> tuple[dict[str, float], list[str]]:
-    """Reads all rows and asks for their shape; options, and all numbers in words."""
+def look(plan: Plan, noise: Noise) -> tuple[dict[str, float], list[str], Bounds]:
+    """Reads all rows and asks for their shape; options, all numbers in words, and bounds."""
     looking, _ = divided(plan.budget, look_share(plan))
     learned, _ = survey(plan, rows_of(plan), looking, noise)
-    return learned.likely, in_words(learned)
+    given = EXPECTED_ROWS.name in plan.options and open_values(plan)  # looked for bounds alone
+    said = [] if given else in_words(learned)
+    said += [bounds_in_words(text, learned.bounds) for text in open_values(plan)]
+    return {} if given else learned.likely, said, learned.bounds
+
+
+def bounds_in_words(expression: str, found: Bounds) -> str:
+    """The bounds of values that were chosen, or that there are none that tell anything."""
+    if expression in found:
+        low, high = found[expression]
+        return f"values of {expression} from {low:.4g} to {high:.4g}"
+    return f"too few units to bound {expression}: give contribution_bounds_per_row, or it is noise"
 
 
 def in_words(learned: Learned) -> list[str]:
@@ -136,7 +152,7 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
 
 def require_room(plan: Plan, ledger: Path | None) -> None:
     """Refuses what would be refused whatever the look said, before it is paid."""
-    account(plan, compile_plan(combined_plan(plan)), ledger).require_room()
+    account(plan, compile_plan(combined_plan(in_any_case(plan))), ledger).require_room()
 
 
 def fits(plan: Plan, ledger: Path | None) -> bool:

@@ -12,7 +12,14 @@ from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.compiler.group_by import protected
-from streamveil.compiler.numbered_rows import Sample, first_counted, ranks, row_pairs, usable_rows
+from streamveil.compiler.numbered_rows import (
+    Sample,
+    first_counted,
+    one_value_of_each,
+    ranks,
+    row_pairs,
+    usable_rows,
+)
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import gaussian_sigma, root_up
 from streamveil.core.accounting.guarantee import Guarantee, Loss
@@ -21,22 +28,27 @@ from streamveil.core.measure import about
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process, values
 from streamveil.errors import PlanError
+from streamveil.plan.look import COUNTED
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
     EXPECTED_REPEATS,
     EXPECTED_ROWS,
     EXPECTED_UNITS,
 )
-from streamveil.plan.plan import Plan
+from streamveil.plan.plan import Aggregate, Plan
+from streamveil.plan.value_bounds import LEAST, MOST, is_open, open_values
 from streamveil.types import Array, Bool, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
 REPEAT_EDGES = np.array([0.0, 1e-9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
+POWERS = 2.0 ** (np.arange(2 * LEAST, 2 * MOST + 1) / 2)  # by which values without bounds differ
+SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
 LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
 OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 700 looks
+CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
 BESIDE = 2.0  # the same, for bins next to such a one
 FEWEST = 5.0  # deviations of all units together below which nothing is said
 VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no ground for a choice
@@ -44,11 +56,13 @@ VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no groun
 
 @dataclass(frozen=True)
 class Survey:
-    """Three histograms over privacy units, with noise.
+    """Histograms over privacy units, with noise.
 
     Algorithm: every unit (in every scope) enters one bin of each: its number of rows, the share of
-        its rows that repeat a group it had, the size of its first value (where values are summed).
-        Bins are fixed, counts get Gaussian noise. What is said of them comes with an interval.
+        its rows that repeat a group it had, the size of its first value (where values are summed),
+        one value of each expression without bounds by sign and power of the root of 2 (Wilson et
+        al. 2020, doi:10.2478/popets-2020-0025, approximate bounds). Bins are fixed, counts get
+        Gaussian noise. What is said of them comes with an interval, but for bounds.
     Protects: all rows of one unit within one scope.
     Guarantee: a Gaussian of mu^2 = histograms / sigma^2.
     Proof: a unit more adds 1 to one bin of each histogram and touches nothing else, as bins depend
@@ -100,6 +114,7 @@ class Learned:
     high: Measured | None = None  # what 99 of 100 values do not exceed
     cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
     likely: dict[str, float] = field(default_factory=dict)  # options by bins above the noise
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # of values without
 
     @property
     def sure(self) -> bool:
@@ -129,23 +144,62 @@ def survey(
     """Charges, counts, draws, and says what rows look like. No row leaves this function."""
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
-    valued = first_counted(plan).function == "sum"
-    asked = Survey(budget, 2 + valued, protected(plan))
+    expressions, counted = open_values(plan), counted_plan(plan)
+    valued = first_counted(counted).function == "sum"
+    asked = Survey(budget, 2 + valued + len(expressions), protected(plan))
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
-    sample = usable_rows(plan, table, 1.0)  # without rows it draws as well
+    sample = usable_rows(counted, table, 1.0)  # without rows it draws as well
     counts = histograms(sample, valued=valued)
+    counts += [signed_bins(one_value_of_each(plan, text, table)) for text in expressions]
     noisy = [
         about(counted.astype(np.float64), asked.sigma, noise.at("survey", place))
         for place, counted in enumerate(counts)
     ]
     sigma = float(asked.sigma)
-    return values(post_process(learned, sigma, *noisy)), asked.guarantee
+    return values(post_process(learned, sigma, expressions, *noisy)), asked.guarantee
 
 
-def learned(sigma: float, *noisy: Int64[Array, " bins"]) -> Learned:
-    """Post-processing: all that is said of noisy bins."""
-    return replace(learn(list(noisy), sigma), likely=likely(list(noisy), sigma))
+def counted_plan(plan: Plan) -> Plan:
+    """The plan with what can be counted before bounds are known; of nothing else, its rows."""
+    kept = tuple(agg for agg in plan.aggregates if not is_open(agg) and agg.function in COUNTED)
+    rows = Aggregate(name="rows", function="count")
+    return replace(plan, aggregates=kept or (rows,)) if open_values(plan) else plan
+
+
+def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " bins"]) -> Learned:
+    """Post-processing: all that is said of noisy bins; the last are of values without bounds."""
+    shapes, signed = noisy[: len(noisy) - len(expressions)], noisy[len(noisy) - len(expressions) :]
+    bounds = {
+        text: found
+        for text, bins in zip(expressions, signed, strict=True)
+        if (found := likely_bounds(bins, sigma)) is not None
+    }
+    return replace(learn([*shapes], sigma), likely=likely([*shapes], sigma), bounds=bounds)
+
+
+def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
+    """Counts of values: below all edges, between each two, from the last one on."""
+    place = np.searchsorted(SIGNED_EDGES, sizes, side="right")
+    return np.bincount(place, minlength=len(SIGNED_EDGES) + 1).astype(np.int64)
+
+
+def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, float] | None:
+    """The ends of the outermost bins that hold values; None where no bin stands out of the noise.
+
+    A bin of noise alone, far out, would make all noise as much larger: none does, but once in 10^9.
+
+    >>> bins = signed_bins(np.array([3.0] * 500 + [-0.3] * 500))
+    >>> low, high = likely_bounds(bins, 10.0)
+    >>> round(low, 3), high
+    (-0.354, 4.0)
+    """
+    standing = np.flatnonzero(outstanding(noisy, sigma, CERTAIN))
+    if not len(standing):
+        return None
+    edges = np.concatenate([SIGNED_EDGES[:1], SIGNED_EDGES, SIGNED_EDGES[-1:]])
+    low, high = float(edges[standing[0]]), float(edges[standing[-1] + 1])
+    return (low, high) if low < high else (-abs(low), abs(high))
 
 
 def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bins"]]:
@@ -230,7 +284,9 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]
     }
 
 
-def outstanding(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " bins"]:
+def outstanding(
+    noisy: Int64[Array, " bins"], sigma: float, least: float = OUTSTANDING
+) -> Bool[Array, " bins"]:
     """Bins above the noise, and those beside them, one after the other, that are likely so.
 
     One bin of noise alone, far out, would make the mean of rows a hundred times too large.
@@ -238,7 +294,7 @@ def outstanding(noisy: Int64[Array, " bins"], sigma: float) -> Bool[Array, " bin
     >>> outstanding(np.array([50, 25, 21, 0, 39, 0]), 10.0).tolist()
     [True, True, True, False, False, False]
     """
-    standing, may = noisy > OUTSTANDING * sigma, noisy > BESIDE * sigma
+    standing, may = noisy > least * sigma, noisy > BESIDE * sigma
     for _ in range(len(noisy)):
         beside = np.append(standing[1:], False) | np.append(False, standing[:-1])
         standing = standing | (may & beside)

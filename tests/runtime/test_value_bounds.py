@@ -1,0 +1,231 @@
+"""Bounds of values that nobody gave: chosen by a look, paid, remembered; refused where none can."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.accounts.ledger import Ledger
+from streamveil.compiler.compile import operator_of
+from streamveil.compiler.numbered_rows import one_value_of_each
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.errors import PlanError
+from streamveil.plan.look import divided, look_share, with_look
+from streamveil.plan.value_bounds import WIDEST, in_any_case
+from streamveil.runtime import look as looks
+from streamveil.runtime import notes
+from streamveil.runtime import survey as surveys
+from streamveil.runtime.run import run
+from streamveil.runtime.store import LOOK
+from streamveil.runtime.survey import SIGNED_EDGES, Survey, likely_bounds, signed_bins, survey
+
+pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
+UNITS, ROWS, PAGES = 8_000, 24_000, 5
+RNG = np.random.default_rng(19)
+VALUES = {
+    "tiny": RNG.random(ROWS) * 1e-6,
+    "ones": RNG.random(ROWS),
+    "huge": RNG.random(ROWS) * 1e9,
+    "negative": -50 * RNG.random(ROWS) - 1,
+    "mixed": RNG.normal(100, 300, ROWS),
+    "around": RNG.normal(1e3, 30, ROWS),
+    "zero": np.zeros(ROWS),
+}
+LEFT_OUT = "page, SUM(x) AS s, AVG(x) AS a"
+CLAUSE = "epsilon = 6, delta = 1e-9, privacy_unit_column = user, public_groups = [0, 1, 2, 3, 4]"
+
+
+def table_of(values):
+    return pa.table({"user": np.arange(len(values)) % UNITS, "page": np.arange(len(values)) // 7 %
+                     PAGES, "x": values})  # fmt: skip
+
+
+def asked(table, columns=LEFT_OUT, options="", end=""):
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}{options}) {columns} FROM t"
+        f" GROUP BY page{end}"
+    )
+    return sv.sql(text, {"t": table}).plan
+
+
+def released(plan, state, seed=1, **more):
+    return list(run(plan, state=state, noise=SeededNoise(seed), insecure=True, **more))
+
+
+def kept_in(state):
+    return notes.read(state / LOOK, looks.KIND, looks.VERSION)["looked"]
+
+
+@pytest.mark.parametrize("kind", list(VALUES))
+def test_values_of_any_scale_are_answered_without_bounds(kind, tmp_path):
+    values, table = VALUES[kind], table_of(VALUES[kind])
+    answer = released(asked(table), tmp_path / "s")[-1].table
+    page, scale = table["page"].to_numpy(), np.abs(values).mean()
+    sums, rows = np.bincount(page, values), np.bincount(page)
+    order = np.argsort(answer["page"].to_numpy())
+    found = {name: answer[name].to_numpy()[order] for name in ("s", "a")}
+    assert np.abs(found["s"] - sums).max() <= 0.15 * scale * ROWS / PAGES + 1e-6
+    assert np.abs(found["a"] - sums / rows).max() <= 0.15 * scale + 1e-6
+
+
+@pytest.mark.parametrize("kind", list(VALUES))
+def test_the_bounds_are_those_of_the_values_within_a_step(kind, tmp_path):
+    released(asked(table_of(VALUES[kind])), tmp_path / "s")
+    [(low, high)] = kept_in(tmp_path / "s")["bounds"].values()
+    ends = np.quantile(VALUES[kind], [0.05, 0.95])
+    assert low <= ends[0] + 1e-9
+    assert ends[1] - 1e-9 <= high
+    assert high - low <= 2.1 * np.abs(VALUES[kind]).max() + 1e-9
+
+
+@pytest.mark.parametrize("unit", [0, 7, 7_999])
+def test_one_unit_moves_the_histogram_by_one(unit):
+    """Whatever its values are, and however many: here some cannot be used at all."""
+    table = table_of(np.where(RNG.random(ROWS) < 0.1, np.nan, RNG.normal(0, 1e6, ROWS)))
+    without = table.filter(pa.array(table["user"].to_numpy() != unit))
+    plan = asked(table)
+    both = [signed_bins(one_value_of_each(plan, "x", t)) for t in (table, without)]
+    assert np.abs(both[0] - both[1]).sum() == 1
+
+
+def test_every_histogram_that_is_drawn_is_paid(monkeypatch):
+    drawn = []
+    real = surveys.about
+
+    def spy(counts, sigma, draws):
+        drawn.append(sigma)
+        return real(counts, sigma, draws)
+
+    monkeypatch.setattr(surveys, "about", spy)
+    columns = "page, SUM(x) AS s, AVG(x) AS a, STDDEV(x * 2) AS d, COUNT(*) AS n"
+    table = table_of(VALUES["ones"])
+    price = Budget(epsilon=Fraction(1, 2), delta=Fraction(1, 10**9))
+    _, promise = survey(asked(table, columns), table, price, SeededNoise(1))
+    assert len(drawn) == 4  # rows, repeats, x, x * 2
+    assert promise.loss.gaussian >= sum(1 / Fraction(sigma) ** 2 for sigma in drawn)
+    assert promise.loss.fits(price)
+    assert not Survey(price, 4, Neighbours("user")).sigma <= Survey(price, 3, Neighbours(
+        "user")).sigma  # fmt: skip
+
+
+def test_the_account_holds_the_look_and_the_whole_budget_is_kept(tmp_path):
+    plan = asked(table_of(VALUES["ones"]))
+    assert look_share(with_look(plan)) == Fraction(1, 10)
+    limit = Budget(epsilon=6, delta=Fraction(1, 10**9))
+    Ledger.open(tmp_path / "ledger", limit, Neighbours(unit="user")).close()
+    released(plan, tmp_path / "s", ledger=tmp_path / "ledger")
+    with Ledger.load(tmp_path / "ledger") as ledger:
+        [charge] = ledger.entries()
+    looking, _ = divided(limit, Fraction(1, 10))
+    assert charge.loss.fits(limit)
+    assert charge.loss.pure_total >= looking.epsilon
+
+
+def test_explain_shows_what_the_look_takes():
+    text = str(sv.sql(f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) {LEFT_OUT} FROM t"
+                      " GROUP BY page", {"t": table_of(VALUES["ones"])}).explain())  # fmt: skip
+    assert "10% of the budget" in text
+    assert "how large the values of x are" in text
+    assert "clamped to bounds that a look chooses" in text
+
+
+def test_noise_alone_bounds_nothing_and_no_bin_far_out_is_taken_for_values():
+    """30,000 looks of 208 bins each: one of them goes wrong with a chance of 3e-5."""
+    rng, bins = np.random.default_rng(4), len(SIGNED_EDGES) + 1
+    for _ in range(100):
+        noise = rng.normal(0, 20, (300, bins)).round().astype(np.int64)
+        assert noise.max() < surveys.CERTAIN * 20
+    assert likely_bounds(noise[0], 20.0) is None
+    loud = noise[0].copy()
+    loud[-1] = 10 * 20  # the planted fault is what a bin of units looks like
+    assert likely_bounds(loud, 20.0)[1] == SIGNED_EDGES[-1]
+
+
+def test_too_few_units_give_intervals_that_hold_everything(tmp_path):
+    table = table_of(np.full(12, 5.0))
+    [answer] = released(asked(table), tmp_path / "s")
+    width = (answer.table["s_high"].to_numpy() - answer.table["s_low"].to_numpy()).min()
+    assert width > WIDEST[1] / 10
+    assert any("too few units to bound x" in one for one in kept_in(tmp_path / "s")["said"])
+
+
+def test_bounds_are_chosen_once_and_kept(tmp_path, monkeypatch):
+    plan = asked(table_of(VALUES["ones"]))
+    first = released(plan, tmp_path / "s")
+    monkeypatch.setattr(looks, "survey", lambda *_: pytest.fail("looked again"))
+    assert released(plan, tmp_path / "s")[0].table.equals(first[0].table)
+
+
+def test_a_stream_of_rows_that_are_there_is_bounded_before_its_first_release(tmp_path):
+    table = table_of(VALUES["huge"])
+    plan = asked(table, options=", steps = 3", end=" EMIT EVERY 8000 ROWS")
+    answers = released(plan, tmp_path / "s")
+    assert len(answers) == 3
+    total = sum(answers[-1].table["s"].to_pylist())
+    assert total == pytest.approx(VALUES["huge"].sum(), rel=0.1)
+
+
+def test_python_leaves_bounds_out_too(tmp_path):
+    table = table_of(VALUES["ones"])
+    query = (
+        sv.memory(table).protect(unit="user").group_by("page", keys=sv.public(range(PAGES)))
+        .agg(s=sv.sum("x"), q=sv.median("x")).release(budget=Budget(epsilon=6, delta=1e-9))
+    )  # fmt: skip
+    answer = released(query.plan, tmp_path / "s")[-1].table
+    assert np.abs(np.array(answer["q"]) - 0.5).max() < 0.2
+
+
+def test_what_is_given_stays_and_expectations_are_not_replaced(tmp_path):
+    table = table_of(VALUES["ones"])
+    plan = asked(table, "page, SUM(x) AS s, SUM(x, contribution_bounds_per_row => (0, 3)) AS w",
+                 ", expected_rows = 7")  # fmt: skip
+    made, _ = looks.looked(plan, tmp_path / "s", SilentNoise(), None)
+    assert made.options["looked"]["options"] == {}
+    assert (made.aggregates[1].low, made.aggregates[1].high) == (0, 3)
+    assert made.aggregates[0].high == 1
+
+
+def test_without_room_for_the_settings_bounds_hold_everything(tmp_path, monkeypatch):
+    monkeypatch.setattr(looks, "fits", lambda *_: False)
+    plan = asked(table_of(VALUES["ones"]))
+    made, kept = looks.looked(plan, tmp_path / "s", SeededNoise(1), None)
+    assert kept["looked"]["bounds"] == {}
+    assert made.aggregates == in_any_case(plan).aggregates
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "why"),
+    [
+        (LEFT_OUT, ", look_share = 0", "look_share = 0 leaves nothing"),
+        (LEFT_OUT, ", intervals = 'true'", "known beforehand"),
+        ("page, SUM(x, quantum => 0.5) AS s", "", "a quantum needs"),
+        ("page, AVG(x) AS a, SUM(x, contribution_bounds_per_group => (0, 1)) AS s", "", "per row"),
+    ],
+)
+def test_where_a_look_cannot_choose_bounds_it_is_said(columns, options, why):
+    with pytest.raises(PlanError, match=why):
+        asked(table_of(VALUES["ones"]), columns, options)
+
+
+def test_live_data_ask_for_bounds_and_say_how():
+    text = (
+        "CREATE STREAM s (u BIGINT, k BIGINT, x BIGINT, t TIMESTAMP) WITH (source = 'files',"
+        " path = 'none', format = 'json', event_time = 't', follow = TRUE);"
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-9, steps = 3,"
+        " privacy_unit_column = u, clock = 'wall', start = '2026-01-01')"
+        " k, SUM(x) AS n FROM s GROUP BY k EMIT EVERY INTERVAL 1 HOUR"
+    )
+    with pytest.raises(PlanError, match=r"only where all rows are there(?s:.*)to fix  say which"):
+        sv.sql(text)
+
+
+def test_nothing_runs_without_bounds_that_did_not_look():
+    """Spark, the audit and all others compile what they get: a sum without an end is refused."""
+    with pytest.raises(PlanError, match="no contribution bounds"):
+        operator_of(asked(table_of(VALUES["ones"])))
