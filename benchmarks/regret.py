@@ -19,6 +19,10 @@ the shape of the stream decides; the goal is at most 1.05 times the best named a
 
     python benchmarks/regret.py [--streams plain few ...] [--triggers 1 4 10 24 100 1000]
                                 [--budgets 1,1e-6 6,1e-9] [--arms ...] [--seeds 1] [--out FILE]
+                                [--minutes 40] [--again default ...] [--seed N]
+
+What the file holds already is kept and not measured again: a campaign that was cut off goes on
+where it was, with the same streams. `--again` measures some arms anew, `--seed` begins anew.
 """
 
 from __future__ import annotations
@@ -161,11 +165,10 @@ def show(row: dict[str, Any]) -> None:
 def summary(rows: list[dict[str, Any]]) -> None:
     """The default beside the best named alternative and beside all settings tried, per stream."""
     print(f"\n{'stream':9} {'T':>5} {'e':>3}   default / best alternative: l1, l2, linf")
-    places = sorted({(r["stream"], r["triggers"], tuple(r["budget"])) for r in rows})
+    cells = sorted({place(row)[:3] for row in rows})
     ratios = []
-    for place in places:
-        here = {r["arm"]: r for r in rows
-                if (r["stream"], r["triggers"], tuple(r["budget"])) == place}  # fmt: skip
+    for cell in cells:
+        here = {row["arm"]: row for row in rows if place(row)[:3] == cell}
         mine = here.get("default", {})
         others = [
             r
@@ -176,45 +179,78 @@ def summary(rows: list[dict[str, Any]]) -> None:
             continue
         ratio = [mine[e] / min(r[e] for r in others) for e in ERRORS]
         ratios.append(ratio)
-        print(f"{place[0]:9} {place[1]:>5} {place[2][0]:>3}   " + "  ".join(
+        print(f"{cell[0]:9} {cell[1]:>5} {cell[2][0]:>3}   " + "  ".join(
             f"{r:6.2f}" for r in ratio))  # fmt: skip
     if ratios:
         print("median", np.round(np.median(ratios, axis=0), 3), "worst",
               np.round(np.max(ratios, axis=0), 3))  # fmt: skip
 
 
-def main() -> None:
-    """Runs all combinations asked for."""
+class Campaign:
+    """The rows of a file of results, those that are still to be measured, and the time for them."""
+
+    def __init__(self, out: Path, seed: int | None, again: list[str], minutes: float) -> None:
+        kept = json.loads(out.read_text()) if out.exists() and seed is None else {}
+        self.out, self.ends = out, time.monotonic() + 60 * minutes
+        self.seed: int = kept.get("seed", secrets.randbelow(2**31) if seed is None else seed)
+        rows = [row for row in kept.get("rows", []) if row["arm"] not in again]
+        self.rows = {place(row): row for row in rows}
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.ends
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keeps a row at once: whatever is measured survives a stop."""
+        self.rows[place(row)] = row
+        show(row)
+        content = {"seed": self.seed, "machine": platform.machine(), "rows": [*self.rows.values()]}
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        part.replace(self.out)
+
+
+def place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What was measured."""
+    return row["stream"], row["triggers"], tuple(row["budget"]), row["arm"]
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=list(STREAMS))
-    parser.add_argument("--triggers", nargs="+", type=int, default=[1, 4, 10, 24, 100, 1000])
-    parser.add_argument("--budgets", nargs="+", default=["1,1e-6", "6,1e-9"])
+    parser.add_argument("--triggers", nargs="+", type=int, default=[1, 24, 100, 4, 10, 1000])
+    parser.add_argument("--budgets", nargs="+", default=["6,1e-9", "1,1e-6"])
     parser.add_argument("--arms", nargs="+", default=[])
     parser.add_argument("--seeds", type=int, default=1, help="noise seeds of each run")
-    parser.add_argument("--seed", type=int, help="of the streams; default: a new one")
+    parser.add_argument("--seed", type=int, help="of the streams; default: the file's, or a new")
+    parser.add_argument("--again", nargs="+", default=[], help="arms that are measured anew")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="no cell begins after them")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    seed = given.seed if given.seed is not None else secrets.randbelow(2**31)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures what is asked for and not there yet, one number of releases after the other."""
+    given = arguments()
+    campaign = Campaign(given.out, given.seed, given.again, given.minutes)
     budgets = [tuple(float(part) for part in text.split(",")) for text in given.budgets]
-    rows = []
-    for name in given.streams:
-        stream = make(name, seed)
-        for triggers, budget in product(given.triggers, budgets):
-            for arm, settings in arms(stream).items():
-                if given.arms and arm not in given.arms:
-                    continue
-                seeds = [seed + 1 + place for place in range(given.seeds)]
-                row = measure(stream, arm, settings, triggers, budget, seeds)
-                show(row)
-                rows.append(row)
-                given.out.write_text(
-                    json.dumps(
-                        {"seed": seed, "machine": platform.machine(), "rows": rows}, indent=1
-                    )
-                )
-    summary(rows)
+    made: dict[str, Stream] = {}
+    for triggers, budget, name in product(given.triggers, budgets, given.streams):
+        if campaign.late:
+            break
+        stream = made[name] = made.get(name) or make(name, campaign.seed)
+        for arm, settings in arms(stream).items():
+            if (name, triggers, budget, arm) in campaign.rows or (
+                given.arms and arm not in given.arms
+            ):
+                continue
+            seeds = [campaign.seed + 1 + number for number in range(given.seeds)]
+            campaign.add(measure(stream, arm, settings, triggers, budget, seeds))
+    summary([*campaign.rows.values()])
 
 
 if __name__ == "__main__":
