@@ -33,7 +33,7 @@ ARROWS = {
     "dataflow": {"counters", "core", CALENDARS},
     "sketches": {"dataflow", "core", CALENDARS},
     "changing_tables": {"dataflow", "dynamic", "linear", "core"},
-    "results": {"dataflow", "counters", "core", CALENDARS},  # reads releases, wherever they are
+    "results": {"dataflow", "counters", "plan", "expressions", "core", CALENDARS},  # of releases
     TERMINAL: set(),
     FRAMES: set(),
     "connectors": {TERMINAL, FRAMES, CALENDARS, "core"},  # of the core: the type of what may leave

@@ -14,7 +14,13 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
 @pytest.mark.parametrize(
-    ("page", "commands"), [("dynamic-data.md", 5), ("growing-data.md", 0), ("calendar-time.md", 0)]
+    ("page", "commands"),
+    [
+        ("dynamic-data.md", 5),
+        ("growing-data.md", 0),
+        ("calendar-time.md", 0),
+        ("post-processing.md", 0),
+    ],
 )
 def test_the_examples_run(page, commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -65,6 +65,8 @@ at the end of the run |
 lines), `delta`, `console`; with `escape_formulas = TRUE` a text that a spreadsheet would compute \
 gets `'` put before it in CSV |
 | `INSERT INTO sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there |
+| `SELECT ... FROM (SELECT WITH DIFFERENTIAL_PRIVACY ...) WHERE ... ORDER BY ... LIMIT n` | what \
+is done with released rows, free of charge: [post-processing.md](post-processing.md) |
 | `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
 
 Statements end with `;`. Names are matched without case where that is unambiguous.
@@ -254,8 +256,9 @@ DIFFERENCES = """\
   group); for other aggregates give bounds per row. Bounds per row and per group do not mix.
 - `max_groups_contributed = g` allows g times `max_rows_per_group` rows (default 1 each): the same
   sensitivity, and the rows may lie in more groups.
-- `report_format` is DEFAULT only; HAVING, ORDER BY and LIMIT on released numbers are left to the
-  reader: releases are sorted by group and hold every public group.
+- `report_format` is DEFAULT only: every number comes with its interval as columns.
+- HAVING, ORDER BY, LIMIT and a SELECT over a private answer work within each release, on released
+  rows, and cost nothing: [post-processing.md](post-processing.md).
 - `WITH ANONYMIZATION` and the `ANON_` functions are old names, refused with the new ones.
 - `k_threshold` is refused: a fixed k has no proof over many releases.
 """

@@ -7,7 +7,7 @@ noise of a release from their matrices, the thresholds from the selection. Nothi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from html import escape
 from math import inf
@@ -93,6 +93,15 @@ class Explanation:
 
 def explain(plan: Plan, *, forecast: bool = False, limit: Limit | None = None) -> Explanation:
     """Describes a plan. Compiles it, reads no data."""
+    made = _explained(plan, forecast=forecast, limit=limit)
+    steps = tuple((post.words,) for post in plan.post)
+    if not steps:
+        return made
+    free = Section("POST-PROCESSING (of the rows of each release: it costs nothing)", steps)
+    return replace(made, sections=(*made.sections, free))
+
+
+def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanation:
     if isinstance(plan.source, TableSource):
         return explain_table(plan)
     if is_sketched(plan):

@@ -35,6 +35,7 @@ from streamveil.sql.parts import (
     duration_us,
     length_of,
     make_aggregate,
+    quoted,
     window_of,
 )
 from streamveil.sql.sql import parse_script
@@ -222,13 +223,6 @@ RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
 def endless(source: SourceSpec) -> bool:
     """Whether more rows may always come."""
     return source.options.get("follow") is True or source.kind == "kafka"
-
-
-def quoted(column: str) -> str:
-    """A column name as an expression."""
-    if not isinstance(column, str) or not column:
-        raise PlanError("a column must be named by a text, such as group_by('url', 'country')")
-    return "`" + column.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
 @fitting('files("clicks/*.parquet", event_time="ts")')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.plan import Plan
+from streamveil.sql.parts import quoted
+from streamveil.sql.post import read_step
 
 if TYPE_CHECKING:
     from streamveil.advise.explain import Explanation
@@ -29,6 +31,32 @@ class Query:
     """A checked plan that can be explained and run."""
 
     plan: Plan
+
+    @fitting('having("n > 100")')
+    def having(self, condition: str) -> Query:
+        """The rows of every release for which a condition over its columns holds. It is free."""
+        return self._then(f"WHERE {condition}")
+
+    @fitting('order_by("n DESC", "url")')
+    def order_by(self, *keys: str) -> Query:
+        """The rows of every release in an order; also free."""
+        return self._then(f"ORDER BY {', '.join(keys)}")
+
+    @fitting("limit(20)")
+    def limit(self, rows: int, offset: int = 0) -> Query:
+        """The first rows of every release; also free."""
+        return self._then(f"LIMIT {rows} OFFSET {offset}")
+
+    @fitting('select("url", share="young / n")')
+    def select(self, *columns: str, **computed: str) -> Query:
+        """Columns of every release, and computed ones with their intervals; also free."""
+        items = [*(quoted(column) for column in columns)]
+        items += [f"{text} AS {quoted(name)}" for name, text in computed.items()]
+        return self._then("", ", ".join(items))
+
+    def _then(self, clauses: str, items: str = "*") -> Query:
+        steps = read_step(items, clauses, self.plan)
+        return Query(replace(self.plan, post=(*self.plan.post, *steps)))
 
     @fitting("explain(), or explain(forecast=True)")
     def explain(self, *, forecast: bool = False) -> Explanation:

@@ -110,8 +110,9 @@ class FilesSink:
             pass
         raise SourceError(
             f"'{final}' holds another release of this job, window and trigger.\n"
-            "  to fix  give a new state a path of its own, or remove what an older one "
-            "published; never go on from a copy of a state that has published since"
+            "  to fix  give a new state, or changed post-processing, a path of its own, or remove "
+            "what an older one published; never go on from a copy of a state that has published "
+            "since"
         )
 
     def close(self) -> None:

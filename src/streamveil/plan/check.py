@@ -23,12 +23,11 @@ from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.plan import Aggregate, Clock, Plan, Window
+from streamveil.plan.post import RESERVED, SUFFIXES
 from streamveil.plan.value_bounds import VALUED, is_open
 
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
-RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
-SUFFIXES = ("_sd", "_low", "_high")
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
 SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors; kafka is Spark's
 SINKS = ("files", "console", "delta", "memory")

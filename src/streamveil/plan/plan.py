@@ -19,6 +19,7 @@ from streamveil.calendars.cells import Cells, clock_of, follows_clocks
 from streamveil.calendars.zones import digest
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import require_file_name
+from streamveil.plan.post import Post
 
 MICROS = 1_000_000
 PLACES = {"files": ("path",), "kafka": ("config",)}  # source -> options that say where it lies
@@ -215,6 +216,7 @@ class Plan:
     sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
     period_months: int = 0  # instead of period_us
     period_origin_us: int = 0  # what clocks show where a period begins
+    post: tuple[Post, ...] = ()  # of every release; free, so no part of the fingerprint
 
     def __post_init__(self) -> None:
         require_file_name("query", self.name)
@@ -238,11 +240,11 @@ class Plan:
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released.
 
-        The sink does not, and where the source lies does not: what was read is checked by its
-        reader, by names below the place, sizes and more.
+        The sink does not, nor does post-processing, and where the source lies does not: what was
+        read is checked by its reader, by names below the place, sizes and more.
         """
         later = ("sets", "period_months", "period_origin_us")  # older states do not know them
-        unsaid = {"sink", *(name for name in later if not getattr(self, name))}
+        unsaid = {"sink", "post", *(name for name in later if not getattr(self, name))}
         content = {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
         }

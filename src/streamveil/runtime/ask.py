@@ -86,7 +86,7 @@ def ask(
     operator = operator_of(plan)
     work = Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
-        operator=operator,
+        operator=operator, post=plan.post,
         feed=lambda _: iter(()), limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
     )  # fmt: skip

@@ -25,6 +25,8 @@ from streamveil.connectors.base import Sink
 from streamveil.core.accounting.budget import Budget
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError, StoreError
+from streamveil.plan.post import Post
+from streamveil.results.post import post_processed
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
@@ -54,6 +56,7 @@ class Work:
     feed: Feed
     limit: Budget
     sink: Sink | None = None
+    post: tuple[Post, ...] = ()  # of every release on its way out; the state keeps them as drawn
     ledger: Path | None = None  # shared with other jobs over the same data; charged as well
     rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
     keep_releases: int | None = None  # in the archive, of the newest; None: all
@@ -140,7 +143,8 @@ class Job:
         operator, directory = self.work.operator, self._store.directory
         saved, records = self._store.recover()
         extent = saved.needs.archive if saved and saved.needs else None
-        self._archive = Archive(directory, epoch, self.work.sink, extent, self.work.keep_releases)
+        keeper = None if self.work.post else self.work.sink  # a sink has what was made of them
+        self._archive = Archive(directory, epoch, keeper, extent, self.work.keep_releases)
         self._state = operator.load(saved.record.delta) if saved else operator.init()
         self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
         self._latest = saved.releases if saved else ()
@@ -318,25 +322,26 @@ class Job:
             self._rejects.write(record.place.batch, rejected_rows)
         self._store.commit(record)
         self._archive.keep(releases, record.releases)
-        self._send(releases)
+        shown = self._send(releases)
         if begins:
             self._archive.sync()  # the log that leads to these releases goes
             self._store.start_segment(record.place.batch)
         if whole is not None:
             self._finish_checkpoint(whole, record.place.batch)
         self._report(record)
-        return releases
+        return shown
 
     def _finish_checkpoint(self, draft: CheckpointDraft, until: int) -> None:
         self._store.finish_checkpoint(draft, until, self._archive.extent)
 
     def _send(self, releases: tuple[Release, ...]) -> tuple[Release, ...]:
-        """Sends what a durable record leads to to the sink; safe to repeat."""
+        """Sends what a durable record leads to to the sink; safe to repeat. Gives what was sent."""
+        shown = tuple(post_processed(release, self.work.post) for release in releases)
         if self.work.sink is not None:
-            for release in releases:
+            for release in shown:
                 self.work.sink.write(self.work.name, release)
-        self._published += len(releases)
-        return releases
+        self._published += len(shown)
+        return shown
 
     def _report(self, record: Record) -> None:
         place = record.place

@@ -22,6 +22,7 @@ from streamveil.engines.embedded.group_by import within
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.plan import Plan, TableSource
+from streamveil.results.post import require_post
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.combined import CombinedSource
@@ -141,15 +142,16 @@ def work_of(
     )
     if rejects is not None:
         source = opened = traced(source)
+    check_schema(plan, source.schema())
+    require_post(plan, source.schema())
     if inner is not plan:
-        check_schema(plan, source.schema())
         source = CombinedSource(source, plan)
     feed = feed_of(inner, source, pace or Pace())
     columns = needed_schema(inner, source.schema())
     check_public(operator, columns)
     return Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
-        operator=operator,
+        operator=operator, post=plan.post,
         feed=feed, limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251

@@ -40,6 +40,7 @@ from streamveil.errors import PlanError, SourceError, StoreError, StreamveilErro
 from streamveil.plan.combine import combined_plan, combined_schema
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
 from streamveil.plan.plan import PLACES, Plan, TableSource
+from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.columns import needed_columns, time_named
@@ -110,6 +111,7 @@ class SparkJob:
         self.layout, self.tell = layout or SparkLayout(), progress or silent
         self.operator, self.schema = operator_of(plan), schema_of(plan)
         check_schema(plan, self.schema)
+        require_post(plan, self.schema)
         check_public(self.operator, combined_schema(plan, self.schema))
         self.spread = spread_of(plan, self.operator)
         path, account = Path(state).absolute(), self._account(ledger)
@@ -291,6 +293,7 @@ class SparkJob:
         releases = found
         if not self.spread.alone:
             releases = stages.merged(found, len(self.plan.keys))
+        releases = [post_processed(release, self.plan.post) for release in releases]
         for release in releases:
             if self.sink is not None:
                 self.sink.write(self.plan.name, release)

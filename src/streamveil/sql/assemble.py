@@ -35,6 +35,7 @@ from streamveil.plan.plan import (
     TableSource,
     Window,
 )
+from streamveil.plan.post import Post
 from streamveil.sql.options import require_kinds
 from streamveil.sql.parts import DAY_US, Length, Ticks, finish, origin_us
 
@@ -55,6 +56,7 @@ class Draft:
     per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
     sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
     named: Mapping[str, str] = field(default_factory=dict)  # options that name columns, looked up
+    post: tuple[Post, ...] = ()  # what is done with released rows
 
 
 def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
@@ -90,6 +92,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             sink=draft.sink,
             options=_options(values),
             sets=draft.sets,
+            post=draft.post,
         )
     )
 

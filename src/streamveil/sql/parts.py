@@ -333,6 +333,13 @@ def ends(clock: Clock) -> Clock:
     return clock
 
 
+def quoted(column: str) -> str:
+    """A column name as an expression."""
+    if not isinstance(column, str) or not column:
+        raise PlanError("a column must be named by a text, such as group_by('url', 'country')")
+    return "`" + column.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
 def finish(plan: Plan) -> Plan:
     """The plan in canonical form, checked. Raises PlanError."""
     done = replace(

@@ -6,7 +6,7 @@ argument) are taken out here by their tokens, so that nothing hooks into the ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import parse_query, parse_tokens, shown, tokenize
 
 Pairs = list[tuple[str, exp.Expr]]
+PRIVATE = "the private answer"  # what stands for it in the FROM of an outer SELECT
+STAND_IN = f"SELECT * FROM `{PRIVATE}`"  # noqa: S608  (a fixed text)
 NAMES = {TokenType.VAR, TokenType.IDENTIFIER}
 STARTS = ("CREATE", "INSERT", "SELECT", "EXPLAIN", "ASK", "WITH")
 _AFTER_A_COLUMN = "AND AS BETWEEN DIV EMIT FROM GROUP HAVING IN IS LIKE LIMIT NOT OR ORDER WHERE"
@@ -44,6 +46,7 @@ class Private:
     emit: list[Token] = field(default_factory=list)
     sink: str | None = None
     explain: bool = False
+    outer: exp.Expr | None = None  # the SELECTs around it, which read from `PRIVATE`
 
 
 @dataclass(frozen=True)
@@ -240,34 +243,88 @@ def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
 
 
 def _private(cursor: Cursor, sink: str | None, *, explain: bool) -> Private:
-    """Takes the privacy clause and EMIT out of a SELECT."""
+    """Takes the private SELECT out of a statement, and out of it the privacy clause and EMIT."""
+    source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
-    kept: list[Token] = []
-    pairs: Pairs | None = None
-    inner, depth = Cursor(rest, cursor.source), 0
-    while inner.at < len(inner.tokens):
-        token = inner.tokens[inner.at]
-        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
-        if inner.peek() == "SELECT" and inner.peek(1) == "WITH":
-            if pairs is not None or depth:
-                raise PlanError(
-                    "only one SELECT, the outermost, can be private"
-                    " (a private answer cannot feed another)"
-                )
-            kept.append(token)
-            inner.at += 2
-            pairs = _clause(inner)
-            continue
-        if not _is_table_word(inner, kept):
-            kept.append(token)
-        inner.at += 1
-    if pairs is None:
+    spans = list(_private_spans(rest))
+    if not spans:
         raise PlanError(
             "this SELECT is not private.\n"
             "  to fix  SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = ..., delta = ..., "
             "privacy_unit_column = ...)"
         )
-    return Private(parse_query(kept, cursor.source, "the query"), pairs, emit, sink, explain)
+    if len(spans) > 1:
+        raise PlanError(
+            f"the statement holds {len(spans)} private SELECTs; each is a query with a budget and "
+            "releases of its own.\n"
+            "  to fix  make them statements of their own; a SELECT over a private answer takes no "
+            "clause, and costs nothing"
+        )
+    [(start, end, depth)] = spans
+    if not depth:
+        tree, pairs = _without_clause(rest, source)
+        return Private(tree, pairs, emit, sink, explain)
+    inner, own = _cut_emit(rest[start:end])
+    if emit and own:
+        raise PlanError("EMIT is given twice: inside the private SELECT and at the end")
+    tree, pairs = _without_clause(inner, source)
+    stand_in = tokenize(STAND_IN, "the query")
+    outer = parse_query([*rest[:start], *stand_in, *rest[end:]], source, "the query")
+    _hand_down(outer, tree)
+    return Private(tree, pairs, emit or own, sink, explain, outer)
+
+
+def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
+    """Where private SELECTs begin and end, and inside how many parentheses."""
+    cursor, depth = Cursor(tokens, ""), 0
+    while cursor.at < len(tokens):
+        kind = tokens[cursor.at].token_type
+        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
+        if cursor.peek() == "SELECT" and cursor.peek(1) == "WITH":
+            yield cursor.at, _closing(tokens, cursor.at), depth
+        cursor.at += 1
+
+
+def _closing(tokens: Sequence[Token], start: int) -> int:
+    """Where the parentheses end in which a token stands; else the end."""
+    depth = 0
+    for place in range(start, len(tokens)):
+        kind = tokens[place].token_type
+        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
+        if depth < 0:
+            return place
+    return len(tokens)
+
+
+def _hand_down(outer: exp.Expr, inner: exp.Expr) -> None:
+    """Gives the private SELECT the named subqueries of the statement that it may read from."""
+    with_, own = outer.args.get("with_"), inner.args.get("with_")
+    known = {cte.alias.lower() for cte in (own.expressions if own else ())}
+    handed = [
+        cte.copy() for cte in (with_.expressions if with_ else ())
+        if cte.alias.lower() not in known
+        and all(table.name != PRIVATE for table in cte.find_all(exp.Table))
+    ]  # fmt: skip
+    if handed:
+        inner.set("with_", exp.With(expressions=[*handed, *(own.expressions if own else ())]))
+
+
+def _without_clause(tokens: Sequence[Token], source: str) -> tuple[exp.Expr, Pairs]:
+    """A private SELECT without the words that no parser of SQL knows, and its options."""
+    kept: list[Token] = []
+    pairs: Pairs = []
+    cursor = Cursor(tokens, source)
+    while cursor.at < len(cursor.tokens):
+        token = cursor.tokens[cursor.at]
+        if cursor.peek() == "SELECT" and cursor.peek(1) == "WITH":
+            kept.append(token)
+            cursor.at += 2
+            pairs = _clause(cursor)
+            continue
+        if not _is_table_word(cursor, kept):
+            kept.append(token)
+        cursor.at += 1
+    return parse_query(kept, source, "the query"), pairs
 
 
 def _clause(cursor: Cursor) -> Pairs:

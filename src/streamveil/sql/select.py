@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlglot import exp
@@ -15,10 +17,12 @@ from streamveil.expressions.functions import FUNCTIONS
 from streamveil.plan import options
 from streamveil.plan.check import HABITS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
+from streamveil.plan.post import RESERVED, SUFFIXES, Post, PostColumn
 from streamveil.sql.aggregates import FORMS, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
 from streamveil.sql.options import length, whole
 from streamveil.sql.parts import Ticks
+from streamveil.sql.post import PostScope, clauses_of, is_nothing
 from streamveil.sql.scope import From, only, read_from, resolved, row_text
 from streamveil.sql.script import Cursor
 from streamveil.sql.table import grouping_sets
@@ -36,25 +40,30 @@ def read_select(
             "a private query is one SELECT; UNION and friends would publish one unit several "
             "times under one bound. Run them as separate queries"
         )
-    only(tree, {"expressions", "from_", "where", "group", "with_"}, _OUTER)
+    allowed = {"expressions", "from_", "where", "group", "with_", "having", "order", "limit"}
+    only(tree, allowed | {"offset"}, _OUTER)
     scope = read_from(tree, sources)
     where = scope.where + (
         [row_text(tree.args["where"].this, scope)] if tree.args.get("where") else []
     )
     named = _named_columns(values, scope)
-    aggregates, per_group, plain = _select_list(tree, scope, named.get(options.PRIVACY_UNIT.name))
-    sets = _table_sets(tree, scope, plain) if isinstance(scope.source, TableSource) else ()
+    chosen = _select_list(tree, scope, named.get(options.PRIVACY_UNIT.name))
+    is_table = isinstance(scope.source, TableSource)
+    sets = _table_sets(tree, scope) if is_table else ()
+    keys = {} if is_table else _group_by(tree, scope, chosen)
+    grouped = [name for names in sets for name in names] if is_table else list(keys)
     return Draft(
         source=scope.source,
-        aggregates=tuple(aggregates),
+        aggregates=tuple(chosen.aggregates),
         where=tuple(where),
-        keys=() if sets else tuple(_group_by(tree, scope, plain)),
+        keys=tuple(KeyColumn(name=name, expression=text) for name, text in keys.items()),
         window=scope.window,
         ticks=read_emit(emit, text, scope.source),
         sink=sink,
-        per_group=frozenset(per_group),
+        per_group=frozenset(chosen.per_group),
         sets=sets,
         named=named,
+        post=own_steps(tree, chosen, grouped, scope),
     )
 
 
@@ -71,45 +80,135 @@ def _named_columns(values: Mapping[str, Any], scope: From) -> dict[str, str]:
 
 
 _OUTER = {
-    "having": "HAVING on released numbers is post-processing: filter the releases you read, or "
-    "raise min_privacy_units_per_group",
-    "order": "ORDER BY: releases are sorted by group, so that order says nothing; sort what you "
-    "read",
-    "limit": "LIMIT: every public group is in every release; cut what you read",
-    "offset": "OFFSET: cut what you read",
     "distinct": "SELECT DISTINCT: groups are distinct already",
     "qualify": "QUALIFY: window functions are not available in a private query",
 }
 
 
-def _select_list(
-    tree: exp.Expr, scope: From, unit: str | None
-) -> tuple[list[Aggregate], set[str], dict[str, exp.Expr]]:
-    """Aggregates, the names of those bounded per group, and the plain columns by output name."""
-    aggregates: list[Aggregate] = []
-    per_group: set[str] = set()
-    plain: dict[str, exp.Expr] = {}
-    known_unit = "" if unit is None else normalize_expression(unit)
+@dataclass
+class Chosen:
+    """What a private SELECT lists: aggregates, plain columns, and what is computed of released."""
+
+    unit: str
+    aggregates: list[Aggregate] = field(default_factory=list)
+    per_group: set[str] = field(default_factory=set)  # names of those bounded per group
+    calls: dict[str, list[str]] = field(default_factory=dict)  # text of a call -> its columns
+    plain: dict[str, exp.Expr] = field(default_factory=dict)  # by output name
+    computed: dict[str, exp.Expr] = field(default_factory=dict)  # by output name
+    order: list[tuple[str, exp.Expr]] = field(default_factory=list)  # all items, as written
+
+    def add(self, call: exp.Expr, scope: From, alias: str | None) -> None:
+        """An aggregate, under its own or another name."""
+        made, grouped = read_aggregate(resolved(call, scope), alias, self.unit)
+        self.aggregates += made
+        self.per_group |= {one.name for one in made} if grouped else set()
+        self.calls.setdefault(canonical(call), [one.name for one in made])
+
+    def add_unnamed(self, call: exp.Expr, scope: From) -> None:
+        """An aggregate that stands inside an expression: a number that is only computed with."""
+        made, _ = read_aggregate(resolved(call, scope), None, self.unit)
+        if len(made) != 1:
+            raise PlanError(
+                f"{shown(canonical(call))} has several columns.\n"
+                "  to fix  select it under a name of its own, and compute in an outer SELECT"
+            )
+        taken = {one.name.lower() for one in self.aggregates} | {
+            name.lower() for name, _ in self.order
+        }
+        stem = made[0].name
+        free = next(name for name in _names(stem) if name.lower() not in taken)
+        self.add(call, scope, free)
+
+
+def _names(stem: str) -> Iterator[str]:
+    yield stem
+    yield from (f"{stem}_{place}" for place in itertools.count(2))
+
+
+def is_computed(value: exp.Expr) -> bool:
+    """Whether an expression computes with aggregates."""
+    return not is_aggregate(value) and any(map(is_aggregate, value.find_all(exp.Anonymous)))
+
+
+def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
+    """The items of SELECT, and the aggregates of HAVING and ORDER BY.
+
+    Aggregates inside expressions come after those with names, in the order of their texts: the
+    private query stays the same whatever is computed with them.
+    """
+    chosen = Chosen("" if unit is None else normalize_expression(unit))
     for place, item in enumerate(tree.expressions, start=1):
         value, alias = item.unalias(), item.alias or None
         if isinstance(value, exp.Star):
             raise PlanError("SELECT * is not available in a private query: name the columns")
         if is_aggregate(value):
-            made, grouped = read_aggregate(resolved(value, scope), alias, known_unit)
-            aggregates += made
-            per_group |= {one.name for one in made} if grouped else set()
-        elif any(is_aggregate(node) for node in value.find_all(exp.Anonymous)):
+            before = len(chosen.aggregates)
+            chosen.add(value, scope, alias)
+            added = chosen.aggregates[before:]
+            chosen.order += [(one.name, exp.column(one.name, quoted=True)) for one in added]
+            continue
+        name = alias or value.alias_or_name or f"key_{place}"
+        (chosen.computed if is_computed(value) else chosen.plain)[name] = value
+        chosen.order.append((name, value))
+    clauses = [tree.args[name] for name in ("having", "order") if tree.args.get(name)]
+    inside = {
+        canonical(call): call
+        for part in (*chosen.computed.values(), *clauses)
+        for call in part.find_all(exp.Anonymous)
+        if is_aggregate(call)
+    }
+    for text in sorted(inside.keys() - chosen.calls.keys()):
+        chosen.add_unnamed(inside[text], scope)
+    return chosen
+
+
+def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -> tuple[Post, ...]:
+    """HAVING, ORDER BY, LIMIT and computed columns of a private SELECT, over its releases."""
+    columns = [*grouped, *(one.name + end for one in chosen.aggregates for end in ("", *SUFFIXES))]
+    released = PostScope(
+        (*columns, *(RESERVED if scope.window.kind != "whole" else RESERVED[2:])),
+        frozenset(scope.names),
+        {text: names[0] for text, names in chosen.calls.items() if len(names) == 1}
+        | {canonical(chosen.plain[name]): name for name in grouped if name in chosen.plain},
+    )
+    items = dict[str, exp.Expr]()
+    for name, value in chosen.order:
+        if name in items:
             raise PlanError(
-                f"item {place} of SELECT computes with an aggregate: that is post-processing.\n"
-                "  to fix  select each aggregate under its own name and compute when reading "
-                "(AVG is available)"
+                f"two output columns are called '{shown(name)}'; give one another name with AS"
             )
-        else:
-            plain[alias or value.alias_or_name or f"key_{place}"] = value
-    return aggregates, per_group, plain
+        try:
+            items[name] = released.rewritten(
+                exp.column(name, quoted=True) if name in grouped else value
+            )
+        except PlanError:
+            if name in chosen.plain:
+                raise not_grouped(name, value) from None
+            raise
+    post = clauses_of(tree, "having", released, items)
+    unnamed = len(chosen.aggregates) > len([*named_calls(tree, chosen)])
+    if unnamed or any(is_new(name, value) for name, value in items.items()):
+        made = (PostColumn(name=name, expression=released.text(value))
+                for name, value in items.items())  # fmt: skip
+        post = replace(post, columns=tuple(made))
+    return () if is_nothing(post) else (post,)
 
 
-def _group_by(tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]) -> list[KeyColumn]:
+def is_new(name: str, value: exp.Expr) -> bool:
+    """Whether a column of SELECT is none of the release, under its name there."""
+    return not (isinstance(value, exp.Column) and value.name.lower() == name.lower())
+
+
+def named_calls(tree: exp.Expr, chosen: Chosen) -> Iterator[str]:
+    """The columns of the aggregates that are selected as they are."""
+    for item in tree.expressions:
+        if is_aggregate(item.unalias()):
+            yield from chosen.calls[canonical(item.unalias())]
+
+
+def _group_by(tree: exp.Expr, scope: From, chosen: Chosen) -> dict[str, str]:
+    """The expressions of groups, by name. Plain columns that follow from them become computed."""
+    plain = chosen.plain
     group = tree.args.get("group")
     items = list(group.expressions) if group else []
     if group:
@@ -120,28 +219,22 @@ def _group_by(tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]) -> lis
     windows: set[str] = set()
     for item in items:
         name, value = _group_item(item, tree, plain)
-        if value.name in WINDOW_COLUMNS and isinstance(value, exp.Column):
-            windows.add(value.name)
+        read = {column.name for column in value.find_all(exp.Column)}
+        if read and read <= {*WINDOW_COLUMNS} and scope.window.kind != "whole":
+            windows |= read  # also of what is computed from it
             continue
         keys[name] = row_text(value, scope)
     _check_selected(plain, keys, windows, scope)
-    return [KeyColumn(name=name, expression=text) for name, text in keys.items()]
+    return keys
 
 
-def _table_sets(
-    tree: exp.Expr, scope: From, plain: Mapping[str, exp.Expr]
-) -> tuple[tuple[str, ...], ...]:
+def _table_sets(tree: exp.Expr, scope: From) -> tuple[tuple[str, ...], ...]:
     """The sets of columns a changing table is grouped by; none at all is one: ()."""
     assert isinstance(scope.source, TableSource)  # noqa: S101  (the caller looked)
     known = [name for name, _ in scope.source.domains]
     group = tree.args.get("group")
     items = [resolved(item, scope) for item in group.expressions] if group else []
-    sets = grouping_sets(items, known)
-    used = {name.lower() for names in sets for name in names}
-    for name in plain:
-        if name.lower() not in used:
-            raise not_grouped(name, plain[name])
-    return sets
+    return grouping_sets(items, known)
 
 
 def not_grouped(name: str, value: exp.Expr) -> PlanError:
@@ -184,9 +277,7 @@ def _check_selected(
             if scope.window.kind == "whole":
                 raise PlanError(f"{value.name} needs a window: FROM TUMBLE(TABLE t, ...)")
             continue
-        if name not in keys:
-            raise not_grouped(name, value)
-        if row_text(value, scope) != keys[name]:
+        if name in keys and row_text(value, scope) != keys[name]:
             raise PlanError(
                 f"'{shown(name)}' is selected as {shown(canonical(value))}, and another value of "
                 "that name is grouped by.\n  to fix  GROUP BY what is selected, or select it under "

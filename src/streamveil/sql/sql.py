@@ -24,6 +24,7 @@ from streamveil.plan.options import PUBLIC_GROUPS
 from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.assemble import assemble
 from streamveil.sql.options import constant, flag, read_options, text, word
+from streamveil.sql.post import read_outer
 from streamveil.sql.public_join import only_groups, take_public_join
 from streamveil.sql.script import Ask, Create, Private, split_script, values_of
 from streamveil.sql.select import read_select
@@ -124,7 +125,10 @@ def _planned(
     values |= draft.named
     if groups is not None:
         values[PUBLIC_GROUPS.name] = only_groups(groups, draft, values)
-    return Planned(assemble(draft, values), statement.explain)
+    plan = assemble(draft, values)
+    if statement.outer is not None:
+        plan = replace(plan, post=(*plan.post, *read_outer(statement.outer, plan)))
+    return Planned(plan, statement.explain)
 
 
 def _declare(create: Create, sources: dict[str, SourceSpec], sinks: dict[str, SinkSpec]) -> None:

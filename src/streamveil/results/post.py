@@ -1,0 +1,256 @@
+"""Post-processing of releases: filters, order, limits and computed columns, on released rows alone.
+
+Guarantee: none of its own, and it needs none. A release may leave; what is computed from it and
+    from the query may leave as well, at no cost (`core.noisy.post_process` takes nothing else).
+Of every release alone: ORDER BY and LIMIT are within one trigger of one window.
+
+A computed column that reads answers has NAME_sd, NAME_low and NAME_high, as answers have
+(`results.combine_intervals`). Where there is no interval they are null, and a note says why.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from streamveil.batch import Release
+from streamveil.core.noisy import post_process
+from streamveil.errors import PlanError
+from streamveil.expressions.convert import KINDS
+from streamveil.expressions.dialect import parse_text, shown
+from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
+from streamveil.expressions.kernels import NO
+from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan.post import KEPT, RESERVED, SUFFIXES, Post, PostColumn, PostOrder
+from streamveil.release_metadata import FACTS, NOTE, Facts, read_facts, read_note
+from streamveil.results.combine_intervals import (
+    Answered,
+    NoIntervalError,
+    interval_of,
+    names_in,
+)
+
+CHOSEN = (
+    "rows were chosen by their noisy numbers, which tends to those with high noise: intervals hold"
+    " for each group, not for the chosen ones only"
+)
+INSTANT = pa.timestamp("us", tz="UTC")
+WHOLE = ("count", "count_units", "count_distinct")
+
+
+def post_processed(release: Release, posts: tuple[Post, ...]) -> Release:
+    """A release after the post-processing of its query."""
+    if not posts:
+        return release
+    return replace(release, noisy=post_process(processed, release.noisy, posts))
+
+
+@dataclass(frozen=True)
+class PostRows:
+    """PostRows on their way: what is known of their answers, and what there is to say."""
+
+    answered: Answered
+    facts: Facts | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows."""
+        return self.answered.table
+
+    def with_table(self, table: pa.Table, *notes: str) -> PostRows:
+        """Some of the rows, or in another order."""
+        return replace(
+            self,
+            answered=replace(self.answered, table=table),
+            notes=tuple(dict.fromkeys([*self.notes, *notes])),
+        )
+
+
+def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
+    """The table of a release after post-processing."""
+    facts = read_facts(table.schema)
+    outputs = {one["name"]: one for one in (facts or {}).get("outputs", ())}
+    names = table.column_names
+    answered = Answered(
+        table,
+        {name: outputs.get(name, {}) for name in names
+         if all(name + end in names for end in SUFFIXES)},
+        float((facts or {}).get("confidence", 0.95)),
+        bool((facts or {}).get("rounds", True)),
+    )  # fmt: skip
+    rows = PostRows(answered, facts)
+    for post in posts:
+        rows = step(rows, post)
+    return told(rows, table.schema)
+
+
+def step(rows: PostRows, post: Post) -> PostRows:
+    """One SELECT: WHERE, ORDER BY, LIMIT, then columns."""
+    rows = limited(ordered(filtered(rows, post), post.order), post)
+    return rows if post.columns is None else selected(rows, post.columns)
+
+
+def filtered(rows: PostRows, post: Post) -> PostRows:
+    """The rows for which the condition holds."""
+    if post.where is None:
+        return rows
+    passes = pc.fill_null(compile_predicate(post.where, rows.table.schema)(rows.table), NO)
+    notes = [CHOSEN] if is_noisy(rows, post.where) else []
+    return unsaid(rows.with_table(rows.table.filter(passes), *notes))
+
+
+def is_noisy(rows: PostRows, *expressions: str) -> bool:
+    """Whether answers, or what goes with them, have a part in expressions."""
+    noisy = rows.answered.answers.keys() | rows.answered.ends
+    return any(noisy & set(names_in(parse_text(text))) for text in expressions)
+
+
+def unsaid(rows: PostRows) -> PostRows:
+    """PostRows that are missing may be groups that are shown: nothing is said of hidden ones."""
+    return replace(rows, facts=rows.facts and {**rows.facts, "hidden": {}})
+
+
+def ordered(rows: PostRows, order: tuple[PostOrder, ...]) -> PostRows:
+    """The rows by their keys; those that are equal in all of them stay in their order."""
+    table = rows.table
+    for one in reversed(order):  # a stable sort by each, the first one last
+        column = column_of(one.expression, table)
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        places = np.asarray(
+            pc.array_sort_indices(column, order="descending" if one.descending else "ascending")
+        )
+        empty = np.asarray(pc.is_null(column.take(places)))
+        parts = [places[empty], places[~empty]]
+        table = table.take(np.concatenate(parts if one.nulls_first else parts[::-1]))
+    return rows.with_table(table)
+
+
+def limited(rows: PostRows, post: Post) -> PostRows:
+    """The first rows."""
+    if post.limit is None and not post.offset:
+        return rows
+    notes = [CHOSEN] if is_noisy(rows, *(one.expression for one in post.order)) else []
+    return unsaid(rows.with_table(rows.table.slice(post.offset, post.limit), *notes))
+
+
+def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
+    """The columns of a SELECT, with intervals where they read answers, and what all releases carry.
+
+    How their noise goes together with that of other releases is not said any more.
+    """
+    before, found, notes = rows.answered, dict[str, Any](), list[str]()
+    answers = dict[str, Facts]()
+    for column in columns:
+        made, note = with_interval(column, before)
+        if len(made) > 1:
+            same = before.answers.get(column.expression.strip("`"), {})
+            answers[column.name] = {**same, "name": column.name} if same else {}
+        notes += [] if note is None else [f"{column.name} has no interval: {note}"]
+        for name, cells in made.items():
+            if name in found and (name == column.name or name not in by_name(columns)):
+                raise PlanError(
+                    f"two columns are called '{shown(name)}'.\n"
+                    "  to fix  give one another name with AS"
+                )
+            found.setdefault(name, cells)
+    found |= {name: rows.table[name] for name in KEPT
+              if name in rows.table.column_names and name not in found}  # fmt: skip
+    notes_of = {column.name: metadata_of(column.expression, before.table) for column in columns}
+    fields = [pa.field(name, cells.type, metadata=notes_of.get(name))
+              for name, cells in found.items()]  # fmt: skip
+    table = pa.Table.from_arrays([*found.values()], schema=pa.schema(fields))
+    answered = replace(before, table=table, answers=answers)
+    made_rows = replace(rows, answered=answered, notes=tuple([*rows.notes, *notes]))
+    return replace(made_rows, facts=rows.facts and {**rows.facts, "rounds": True})
+
+
+def metadata_of(expression: str, table: pa.Table) -> dict[bytes, bytes] | None:
+    """What a column says of its bias, where an expression is that column."""
+    tree = parse_text(expression).unnest()
+    is_column = isinstance(tree, exp.Column) and tree.name in table.column_names
+    return table.schema.field(tree.name).metadata if is_column else None
+
+
+def by_name(columns: tuple[PostColumn, ...]) -> set[str]:
+    """What a SELECT names itself."""
+    return {column.name for column in columns}
+
+
+def with_interval(column: PostColumn, answered: Answered) -> tuple[dict[str, Any], str | None]:
+    """A column and, where it is a number that reads answers, its interval; or why there is none."""
+    table, name = answered.table, column.name
+    tree = parse_text(column.expression)
+    cells = column_of(column.expression, table)
+    kind, note = cells.type, None
+    if not answered.reads(tree) or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return {name: cells}, None
+    try:
+        span = interval_of(tree, answered)
+        parts = [span.sd, span.low, span.high]
+    except NoIntervalError as error:
+        parts, note = [None, None, None], str(error)
+    here = pc.is_valid(cells)
+    ends = {
+        name + suffix: pa.nulls(len(cells), pa.float64()) if part is None
+        else pc.if_else(here, pa.array(part, pa.float64(), from_pandas=True), None)
+        for suffix, part in zip(SUFFIXES, parts, strict=True)
+    }  # fmt: skip
+    return {name: cells, **ends}, note
+
+
+def column_of(expression: str, table: pa.Table) -> Any:
+    """The values of an expression; a column alone as it is."""
+    tree = parse_text(expression).unnest()
+    if isinstance(tree, exp.Column) and tree.name in table.column_names:
+        return table.column(tree.name).combine_chunks()
+    return compile_expression(expression, table.schema)(table)
+
+
+def told(rows: PostRows, before: pa.Schema) -> pa.Table:
+    """The table with the metadata of its release, facts of what is left of it, and notes."""
+    metadata: dict[bytes, bytes] = dict(before.metadata or {})
+    note = read_note(before)
+    names = rows.table.column_names
+    if rows.facts is not None:
+        answers = rows.answered.answers
+        beside = {*answers, *rows.answered.ends, *RESERVED}
+        facts = {
+            **rows.facts,
+            "keys": [name for name in names if name not in beside],
+            "outputs": [facts or {"name": name, "function": "computed", "lanes": []}
+                        for name, facts in answers.items()],
+        }  # fmt: skip
+        metadata[FACTS] = json.dumps(facts, separators=(",", ":")).encode()
+    notes = [*([] if note is None else [note]), *rows.notes]
+    if notes:
+        metadata[NOTE] = "; ".join(notes).encode()
+    return rows.table.replace_schema_metadata(metadata)
+
+
+def require_post(plan: Plan, schema: pa.Schema) -> None:
+    """Refuses post-processing that no release of a plan could have, before anything is charged."""
+    if plan.post:
+        processed(empty_release(plan, schema), plan.post)
+
+
+def empty_release(plan: Plan, schema: pa.Schema) -> pa.Table:
+    """A release without rows, as far as a plan and the columns of its source tell."""
+    fields: dict[str, Any] = {}
+    if isinstance(plan.source, TableSource):
+        fields = {name: pa.array(values).type for name, values in plan.source.domains}
+    for key in plan.keys:
+        fields[key.name] = KINDS[compile_key(key.expression, schema).kind]
+    for one in plan.aggregates:
+        fields[one.name] = pa.int64() if one.function in WHOLE else pa.float64()
+        fields |= {one.name + end: pa.float64() for end in SUFFIXES}
+    if plan.window.kind != "whole":
+        fields |= {"window_start": INSTANT, "window_end": INSTANT}
+    return pa.schema([*fields.items(), ("trigger", pa.int64())]).empty_table()

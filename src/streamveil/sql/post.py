@@ -1,0 +1,248 @@
+"""What a query does with released rows: HAVING, ORDER BY, LIMIT, computed columns, outer SELECTs.
+
+All of it becomes `plan.post.Post`s over the columns of a release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.dialect import canonical, parse_query, shown, tokenize
+from streamveil.expressions.expr import normalize_expression
+from streamveil.expressions.names import is_unit_word, key_name
+from streamveil.plan.check import SKETCHES
+from streamveil.plan.plan import Plan
+from streamveil.plan.post import KEPT, RESERVED, SUFFIXES, Post, PostColumn, PostOrder
+from streamveil.sql.aggregates import is_aggregate
+from streamveil.sql.options import whole
+from streamveil.sql.scope import only
+from streamveil.sql.script import PRIVATE
+
+CLAUSES = {"expressions", "from_", "where", "order", "limit", "offset", "with_"}
+_AGAIN = (
+    "released rows are not grouped or aggregated again here.\n"
+    "  to fix  group by less in the private SELECT (its intervals are better than those of a sum"
+    " of noisy groups), or read the releases into another program: that is free as well"
+)
+_JOINED = (
+    "a join of released rows.\n"
+    "  to fix  read the releases into another program and join there: it costs no budget"
+)
+OUTER = {
+    "group": _AGAIN, "having": _AGAIN, "joins": _JOINED, "laterals": _JOINED,
+    "distinct": "SELECT DISTINCT: groups are distinct already",
+    "qualify": "QUALIFY: window functions are not computed over released rows; ORDER BY and LIMIT "
+    "are, within each release",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PostScope:
+    """The columns of released rows, as expressions may name them."""
+
+    columns: tuple[str, ...]
+    qualifiers: frozenset[str] = frozenset()  # names of the table
+    stands_for: Mapping[str, str] = field(default_factory=dict)  # text of a call -> its column
+    aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
+
+    def column(self, name: str) -> str | None:
+        """The column of that name, in any case of letters where that is unambiguous."""
+        if name in self.columns:
+            return name
+        same = [known for known in self.columns if known.lower() == name.lower()]
+        return same[0] if len(same) == 1 else None
+
+    @property
+    def main(self) -> list[str]:
+        """What SELECT * gives: all but the columns that go with others."""
+        beside = {name + suffix for name in self.columns for suffix in SUFFIXES}
+        return [name for name in self.columns if name not in {*beside, *RESERVED}]
+
+    def rewritten(self, tree: exp.Expr) -> exp.Expr:
+        """The tree over columns of the release.
+
+        Raises:
+            PlanError: it names something else.
+        """
+        place = self.column_of(tree)
+        if place is not None:
+            return place
+        copy = tree.copy()
+        for node in list(copy.iter_expressions()):
+            node.replace(self.rewritten(node))
+        return copy
+
+    def column_of(self, tree: exp.Expr) -> exp.Expr | None:
+        """What stands for a tree as a whole."""
+        known = self.stands_for.get(canonical(tree))
+        if known is not None:
+            return exp.column(known, quoted=True)
+        if is_aggregate(tree):
+            raise PlanError(f"{shown(canonical(tree))}: {_AGAIN}")
+        if isinstance(tree, exp.Window):
+            raise PlanError(f"not available: {OUTER['qualify']}")
+        if not isinstance(tree, exp.Column) or is_unit_word(tree):
+            return None
+        table = tree.args.get("table")
+        if table is not None and table.name not in self.qualifiers:
+            raise PlanError(f"'{shown(canonical(tree))}': no such table in FROM")
+        alias = self.aliases.get(tree.name.lower())
+        name = self.column(tree.name)
+        if alias is not None and (name is None or table is None):
+            return alias.copy() if isinstance(alias, exp.Column) else exp.Paren(this=alias.copy())
+        if name is None:
+            raise PlanError(
+                f"unknown column '{shown(tree.name)}' of the released rows"
+                f"{nearest(tree.name, self.columns)}"
+            )
+        return exp.column(name, quoted=True)
+
+    def text(self, tree: exp.Expr) -> str:
+        """A tree over columns of the release, as plans store it."""
+        return normalize_expression(canonical(self.rewritten(tree)))
+
+
+def released_columns(plan: Plan) -> tuple[str, ...]:
+    """The columns of a plan's releases that expressions may name, after its post-processing."""
+    names = [key.name for key in plan.keys]
+    names += dict.fromkeys(name for some in plan.sets for name in some)
+    names += [key_name(one.expression) for one in plan.aggregates if one.function in SKETCHES]
+    names += [one.name + end for one in plan.aggregates for end in ("", *SUFFIXES)]
+    found = (*names, *RESERVED)
+    for post in plan.post:
+        if post.columns is not None:
+            found = after(post.columns)
+    return found
+
+
+def after(columns: Iterable[PostColumn]) -> tuple[str, ...]:
+    """The columns that a SELECT leaves; those of intervals where it has them."""
+    names = [column.name + end for column in columns for end in ("", *SUFFIXES)]
+    return tuple(dict.fromkeys([*names, *KEPT]))
+
+
+def clauses_of(
+    tree: exp.Expr, clause: str, released: PostScope, items: Mapping[str, exp.Expr]
+) -> Post:
+    """WHERE or HAVING, ORDER BY, LIMIT and OFFSET; `items`: what SELECT lists, by name."""
+    condition, order = tree.args.get(clause), tree.args.get("order")
+    limit, offset = tree.args.get("limit"), tree.args.get("offset")
+    aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
+    filtered = aliased if clause == "having" else released
+    return Post(
+        where=None if condition is None else filtered.text(condition.this),
+        order=tuple(
+            _order(one, aliased, [*items.values()]) for one in (order.expressions if order else ())
+        ),
+        limit=None if limit is None else _rows(limit, "LIMIT"),
+        offset=0 if offset is None else _rows(offset, "OFFSET"),
+    )
+
+
+def _rows(tree: exp.Expr, what: str) -> int:
+    number = whole(tree.expression, what)
+    if number < 0:
+        raise PlanError(f"{what} is a number of rows, and cannot be {number}")
+    return number
+
+
+def _order(tree: exp.Expr, released: PostScope, items: list[exp.Expr]) -> PostOrder:
+    """One key of ORDER BY; as in GoogleSQL nulls are the least values."""
+    value, descending = tree.this, bool(tree.args.get("desc"))
+    if isinstance(value, exp.Literal) and not value.is_string:
+        place = whole(value, "a position in ORDER BY")
+        if not 1 <= place <= len(items):
+            raise PlanError(f"ORDER BY position must be between 1 and {len(items)}")
+        value = items[place - 1]
+    return PostOrder(
+        expression=released.text(value), descending=descending,
+        nulls_first=bool(tree.args.get("nulls_first", not descending)),
+    )  # fmt: skip
+
+
+def is_nothing(post: Post) -> bool:
+    """Whether a step leaves rows as they are."""
+    return post == Post()
+
+
+# ---- SELECT over a private answer
+
+
+def read_outer(tree: exp.Expr, plan: Plan) -> tuple[Post, ...]:
+    """The steps of an outer SELECT over the private answer of a plan, the innermost first."""
+    with_ = tree.args.get("with_")
+    named = {cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())}
+    return _select(tree, plan, named)[0]
+
+
+Steps = tuple[tuple[Post, ...], tuple[str, ...]]  # and the columns after them
+
+
+def _select(tree: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
+    if not isinstance(tree, exp.Select):
+        raise PlanError(f"'{shown(canonical(tree))}' is no SELECT over a private answer")
+    only(tree, CLAUSES, OUTER)
+    clause = tree.args.get("from_")
+    if clause is None:
+        raise PlanError("FROM is missing in the outer SELECT")
+    steps, columns, names = _relation(clause.this, plan, named)
+    released = PostScope(columns, frozenset(names))
+    items = dict(_items(tree.expressions, released))
+    post = clauses_of(tree, "where", released, items)
+    if all(item.is_star for item in tree.expressions):
+        return ((*steps, post) if not is_nothing(post) else steps), columns
+    made = tuple(
+        PostColumn(name=name, expression=released.text(value)) for name, value in items.items()
+    )
+    return (*steps, replace(post, columns=made)), after(made)
+
+
+def _items(items: list[exp.Expr], released: PostScope) -> Iterable[tuple[str, exp.Expr]]:
+    """Name and expression of every column of a SELECT list."""
+    taken: set[str] = set()
+    for place, item in enumerate(items, start=1):
+        if item.is_star:
+            found: list[tuple[str, exp.Expr]] = [
+                (name, exp.column(name, quoted=True)) for name in released.main
+            ]
+        else:
+            value = released.rewritten(item.unalias())
+            found = [(item.alias_or_name or f"column_{place}", value)]
+        for name, value in found:
+            if name.lower() in taken:
+                raise PlanError(
+                    f"two columns are called '{shown(name)}'.\n"
+                    "  to fix  give one another name with AS"
+                )
+            taken.add(name.lower())
+            yield name, value
+
+
+def _relation(
+    node: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]
+) -> tuple[tuple[Post, ...], tuple[str, ...], set[str]]:
+    if isinstance(node, exp.Subquery):
+        only(node, {"this", "alias"}, OUTER)
+        return *_select(node.this, plan, named), {node.alias} - {""}
+    if not isinstance(node, exp.Table):
+        raise PlanError(f"FROM '{shown(canonical(node))}' is no private answer")
+    only(node, {"this", "db", "catalog", "alias"}, OUTER)
+    if node.name == PRIVATE:
+        return (), released_columns(plan), set()
+    if node.name.lower() not in named:
+        raise PlanError(
+            f"'{shown(node.name)}' is no private answer, and an outer SELECT reads nothing else"
+            f"{nearest(node.name, named) if named else ''}"
+        )
+    rest = {key: value for key, value in named.items() if key != node.name.lower()}
+    return *_select(named[node.name.lower()], plan, rest), {node.alias or node.name}
+
+
+def read_step(items: str, clauses: str, plan: Plan) -> tuple[Post, ...]:
+    """The step of `SELECT items FROM it clauses` over the releases of a plan."""
+    text = f"SELECT {items} FROM `{PRIVATE}` {clauses}"  # noqa: S608  (no database)
+    return read_outer(parse_query(tokenize(text, "the step"), text, "the step"), plan)

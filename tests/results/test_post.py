@@ -1,0 +1,305 @@
+"""Post-processing of releases: what it gives, what its intervals cover, what it may see."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.errors import PlanError, SourceError
+from streamveil.expressions.dialect import parse_text
+from streamveil.plan.post import Post, PostColumn
+from streamveil.results import combine_intervals
+from streamveil.results.post import CHOSEN, post_processed, processed
+from streamveil.runtime.published import of_state
+from tests.released import made
+from tests.results.streams import KEYS, released, truth
+from tests.statistics import assert_rate, assert_rejects_rate
+
+TABLE = pa.table({
+    "u": [f"u{i}" for i in range(3_000)], "c": ["a", "b", "c"] * 1_000,
+    "x": [i % 10 for i in range(3_000)],
+})  # fmt: skip
+PRIVATE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6, privacy_unit_column = u,"
+    " max_rows_contributed = 1, name = 'job')"
+)
+MOMENT = (1, 6)
+
+
+def run(text, state):
+    """The last release of a query over the table."""
+    *_, last = sv.sql(text, {"t": TABLE}).run(state=str(state))
+    return last
+
+
+def shown(text, tmp_path):
+    return run(text, tmp_path / "state").table.to_pydict()
+
+
+def test_having_order_and_limit_of_a_private_select(tmp_path):
+    text = f"{PRIVATE} c, COUNT(*) AS n, COUNTIF(x > 5) AS big FROM t GROUP BY c"
+    whole = run(text, tmp_path / "state").table.to_pylist()
+    few = run(f"{text} HAVING n > 0 ORDER BY n DESC LIMIT 2 OFFSET 1", tmp_path / "state")
+    ranked = sorted(whole, key=lambda row: -row["n"])
+    assert few.table.to_pylist() == ranked[1:]
+    assert CHOSEN in few.notes[-1]
+    assert not run(f"{text} HAVING n_low > 1e9", tmp_path / "state").table.num_rows
+    by_key = run(f"{text} ORDER BY c DESC", tmp_path / "state")
+    assert by_key.table["c"].to_pylist() == ["c", "b", "a"]
+    assert all(CHOSEN not in note for note in by_key.notes)
+
+
+def test_aggregates_in_expressions_having_and_order(tmp_path):
+    found = shown(
+        f"{PRIVATE} UPPER(c) AS k, COUNTIF(x > 5) / COUNT(*) AS share FROM t GROUP BY c"
+        " HAVING COUNT(*) > 10 AND SUM(x, contribution_bounds_per_row => (0, 9)) > 10"
+        " ORDER BY 1 DESC", tmp_path,
+    )  # fmt: skip
+    assert list(found) == ["k", "share", "share_sd", "share_low", "share_high", "trigger"]
+    assert found["k"] == ["C", "B", "A"]
+    for low, high in zip(found["share_low"], found["share_high"], strict=True):
+        assert 0.3 < low < 0.4 < high < 0.5
+
+
+def test_a_select_over_a_private_answer(tmp_path):
+    inner = f"{PRIVATE} c, COUNTIF(x > 5) AS a, COUNT(*) AS n FROM s GROUP BY c"
+    whole = run(f"WITH s AS (SELECT u, c, x FROM t) {inner}", tmp_path / "state").table
+    few = run(f"SELECT n FROM ({inner.replace('FROM s', 'FROM t')})", tmp_path / "state").table
+    assert few.schema.field("n").metadata == whole.schema.field("n").metadata  # of its bias
+    found = shown(
+        f"WITH s AS (SELECT u, c, x FROM t), p AS ({inner}), q AS (SELECT *, a / n AS share FROM p)"
+        " SELECT q.c AS city, share, CASE WHEN n > 0 THEN 'many' ELSE 'few' END AS word,"
+        " n - a AS rest FROM q WHERE c <> 'b' ORDER BY city DESC",
+        tmp_path,
+    )
+    assert found["city"] == ["c", "a"]
+    assert found["word"] == ["many", "many"]
+    n, a = whole["n"].to_numpy()[[2, 0]], whole["a"].to_numpy()[[2, 0]]
+    assert found["rest"] == (n - a).tolist()
+    assert np.allclose(found["share"], a / n)
+    sd = whole["n_sd"][0].as_py()
+    assert np.allclose(found["rest_sd"], np.hypot(sd, sd))  # of different totals
+    assert "word_sd" not in found
+
+
+def test_times_are_formed_from_the_window(tmp_path):
+    times = pa.array([i * 86_400_000_000 for i in range(4)] * 100, pa.timestamp("us"))
+    rows = pa.table({"u": range(400), "ts": times})
+    query = sv.sql(
+        f"{PRIVATE[:-1]}, start = '1970-01-01', end = '1970-01-05')"
+        " DATE(window_start) AS day, EXTRACT(DAY FROM window_start) AS number, COUNT(*) AS n"
+        " FROM TUMBLE(TABLE t, DESCRIPTOR(ts), size => INTERVAL 1 DAY) GROUP BY window_start"
+        " EMIT EVERY INTERVAL 1 DAY",
+        {"t": sv.memory(rows, event_time="ts")},
+    )
+    releases = list(query.run(state=str(tmp_path / "s")))
+    whole = sv.read(tmp_path / "s")
+    kept = releases[-1].table.schema.metadata
+    assert kept.keys() == whole.table.schema.metadata.keys()  # its place in time, for sinks
+    found = [release.table.to_pylist()[0] for release in releases]
+    assert [row["number"] for row in found] == [1, 2, 3, 4]
+    assert [str(row["day"]) for row in found] == [f"1970-01-0{i}" for i in (1, 2, 3, 4)]
+
+
+def test_it_is_no_part_of_the_query_and_may_change_at_no_cost(tmp_path):
+    plain = f"{PRIVATE} c, COUNTIF(x > 5) AS a, COUNT(*) AS n FROM t GROUP BY c"
+    others = [
+        f"{plain} HAVING n > 10 ORDER BY a LIMIT 1",
+        f"SELECT a / n AS share FROM ({plain}) ORDER BY share",
+    ]
+    plans = [sv.sql(text, {"t": TABLE}).plan for text in (plain, *others)]
+    assert len({plan.fingerprint for plan in plans}) == 1
+    assert len({plan.post for plan in plans}) == 3
+    inside = [
+        sv.sql(f"{PRIVATE} {text} FROM t", {"t": TABLE}).plan
+        for text in ("COUNTIF(x > 5) / COUNT(*) AS share", "1 - COUNT(*) / COUNTIF(x > 5) AS r")
+    ]
+    assert inside[0].fingerprint == inside[1].fingerprint
+    state = tmp_path / "state"
+    first = run(plain, state).table
+    ledger = (state / "ledger").read_bytes() if (state / "ledger").exists() else None
+    share = run(others[1], state).table
+    assert sorted(share["share"].to_pylist()) == share["share"].to_pylist()
+    assert np.allclose(sorted(share["share"].to_pylist()),
+                       sorted(first["a"].to_numpy() / first["n"].to_numpy()))  # fmt: skip
+    if ledger is not None:
+        assert (state / "ledger").read_bytes() == ledger
+    assert run(plain, state).table == first  # the state keeps what was drawn
+    releases = of_state(state)
+    assert releases.table(releases.moments[-1]) == first
+
+
+def test_a_state_keeps_private_answers_where_the_sink_has_what_was_made_of_them(tmp_path):
+    text = (
+        f"CREATE SINK out WITH (sink = 'files', path = '{tmp_path}/out');"
+        f"INSERT INTO out {PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c ORDER BY c LIMIT 1"
+    )
+    state = tmp_path / "state"
+    assert run(text, state).table.num_rows == 1
+    assert sv.read(tmp_path / "out").table.num_rows == 1
+    assert sv.read(state).table.num_rows == 3
+    with pytest.raises(SourceError, match="changed post-processing"):
+        run(text.replace("LIMIT 1", "LIMIT 2"), state)
+    again = run(text.replace("LIMIT 1", "LIMIT 2").replace("/out'", "/other'"), state)
+    assert again.table.num_rows == 2
+
+
+def test_exact_totals_are_refused():
+    """Planted: a post-processor that is given what nobody drew noise over."""
+    steps = (Post(limit=1),)
+    assert post_processed(made(TABLE), steps).table.num_rows == 1
+    for exact in (TABLE, {"n": [1]}, np.arange(3)):
+        release = made(TABLE)
+        object.__setattr__(release, "noisy", exact)
+        with pytest.raises(TypeError, match="may hold data"):
+            post_processed(release, steps)
+
+
+# ---- intervals
+
+EXPRESSIONS = {  # over n, v (a sum) and w (the same sum), and what they are of exact totals
+    "v / n": lambda n, v: v / n,
+    "SAFE_DIVIDE(v, NULLIF(n, 0))": lambda n, v: v / n,
+    "100 * (v - n / 4) / (v + n)": lambda n, v: 100 * (v - n / 4) / (v + n),
+    "3 * n - 2 * v + 7": lambda n, v: 3 * n - 2 * v + 7,
+    "v + w": lambda n, v: 2 * v,
+}
+BOXED = {  # by the union bound: at least
+    "v / n + n / 1000": lambda n, v: v / n + n / 1000,
+    "SQRT(v) * (n - v)": lambda n, v: np.sqrt(v) * (n - v),
+    "GREATEST(n, 2 * v)": lambda n, v: np.maximum(n, 2 * v),
+    "ABS(n - 80) / 2": lambda n, v: np.abs(n - 80) / 2,
+    "IF(n > 80, n, v)": lambda n, v: np.where(n > 80, n, v),
+    "ROUND(v, 1) / n": lambda n, v: np.floor(v * 10 + 0.5) / 10 / n,
+}
+
+
+def covered(expression, exact, design="public"):
+    """How many intervals of an expression hold what it is of exact totals, of how many groups."""
+    release = released(design)[-1]
+    step = Post(columns=(PostColumn(name="k", expression="k"),
+                         PostColumn(name="r", expression=expression)))  # fmt: skip
+    table = post_processed(release, (step,)).table
+    place = (release.window, release.trigger)
+    n, v = (truth(name)[place] for name in ("n", "v"))
+    true = exact(n, v)[table["k"].to_numpy()]
+    low, high = (table[f"r_{end}"].to_numpy() for end in ("low", "high"))
+    assert np.isfinite(low).mean() > 0.9
+    return int(((low <= true) & (true <= high)).sum()), len(true)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_intervals_of_sums_and_ratios_cover_as_often_as_they_say(expression, monkeypatch):
+    """False alarms: ALPHA of `tests.statistics` for each."""
+    assert_rate(*covered(expression, EXPRESSIONS[expression]), 0.95)
+    real = combine_intervals.Answered.covariance
+    monkeypatch.setattr(  # planted: half of the deviation
+        combine_intervals.Answered, "covariance",
+        lambda self, a, b: tuple(end / 4 for end in real(self, a, b)),
+    )  # fmt: skip
+    assert_rejects_rate(*covered(expression, EXPRESSIONS[expression]), 0.95)
+
+
+@pytest.mark.parametrize("expression", BOXED)
+def test_intervals_of_other_expressions_cover_at_least_as_often(expression):
+    hits, groups = covered(expression, BOXED[expression])
+    assert groups == KEYS
+    assert hits / groups > 0.94  # P(fewer than 3,760 of 4,000) < 1e-2 at 0.95, far less above
+
+
+@pytest.mark.parametrize(("expression", "reason"), [
+    ("a * b", "known at the confidence of the query alone"),
+    ("MOD(CAST(a AS INT64), 3)", "not carried through MOD"),
+    ("a_low + 1", None),
+    ("a + a_sd", "from the ends"),
+])  # fmt: skip
+def test_what_has_no_interval_says_why(expression, reason):
+    parts = {f"{name}{end}": [1.0, 2.0] for name in "ab" for end in ("", "_sd", "_low", "_high")}
+    columns = (PostColumn(name="r", expression=expression),)
+    table = processed(pa.table(parts), (Post(columns=columns),))
+    if reason is None:
+        assert table.column_names == ["r"]
+        return
+    assert table["r_low"].null_count == table["r_high"].null_count == 2
+    assert reason in table.schema.metadata[b"streamveil.note"].decode()
+
+
+def test_a_mean_alone_keeps_its_interval():
+    parts = {"m": [2.0, 4.0], "m_sd": [0.1, 0.2], "m_low": [1.0, 3.5], "m_high": [3.0, 4.1]}
+    columns = (PostColumn(name="r", expression="10 - m / 2"),)
+    table = processed(pa.table(parts), (Post(columns=columns),))
+    assert table["r_low"].to_pylist() == [8.5, 7.95]
+    assert table["r_high"].to_pylist() == [9.5, 8.25]
+    assert table["r_sd"].to_pylist() == [0.05, 0.1]
+
+
+def test_nulls_are_least_and_equal_rows_stay_in_order():
+    table = pa.table({"k": ["a", "b", "c", "d"], "x": [2, None, 2, 1]})
+    ask = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, privacy_unit_column = u) COUNT(*)"
+    plan = sv.sql(f"{ask} AS n FROM t ORDER BY n DESC", {"t": TABLE}).plan
+    order = plan.post[0].order[0]
+    for descending, expected in ((False, "bdac"), (True, "acdb")):
+        one = type(order)(expression="x", descending=descending, nulls_first=not descending)
+        assert "".join(processed(table, (Post(order=(one,)),))["k"].to_pylist()) == expected
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("SELECT c, SUM(n) FROM ({}) GROUP BY c", "not grouped or aggregated again"),
+    ("SELECT SUM(n) FROM ({})", "not grouped or aggregated again"),
+    ("SELECT nn FROM ({})", "unknown column 'nn' of the released rows; did you mean 'n'?"),
+    ("SELECT ROW_NUMBER() OVER (ORDER BY n) FROM ({})", "window functions"),
+    ("SELECT n FROM ({}) ORDER BY 2", "between 1 and 1"),
+    ("SELECT n, c AS n FROM ({})", "two columns are called 'n'"),
+    ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "a join of released rows"),
+    ("SELECT n, b.c FROM ({}) AS a", "no such table in FROM"),
+    ("WITH p AS ({}) SELECT u FROM t", "is no private answer"),
+])  # fmt: skip
+def test_refusals_of_outer_selects(text, message):
+    inner = f"{PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c"
+    with pytest.raises(PlanError) as caught:
+        sv.sql(text.format(inner), {"t": TABLE})
+    assert message in str(caught.value)
+
+
+def test_wrong_types_are_refused_before_anything_is_charged(tmp_path):
+    text = f"{PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c HAVING c > 5"
+    with pytest.raises(PlanError):
+        sv.sql(text, {"t": TABLE}).run(state=str(tmp_path / "state"))
+    assert not (tmp_path / "state").exists()
+
+
+def test_explain_says_what_is_done_and_that_it_is_free():
+    text = f"{PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c HAVING n > 5 ORDER BY n DESC LIMIT 3"
+    words = str(sv.sql(text, {"t": TABLE}).explain())
+    assert "it costs nothing" in words
+    assert "rows where n > 5; ordered by n DESC; the first 3 of each release" in words
+
+
+def test_corrected_intervals_are_not_taken_for_those_of_noise_alone():
+    """Groups that a Gaussian selection shows for the first time, near its threshold."""
+    facts = {"function": "count", "lanes": [0]}
+    wide = {
+        "n": [100.0, 30.0], "n_sd": [1.0, 1.0], "n_low": [98.04, 20.0], "n_high": [101.96, 31.0],
+        "m": [9.0, 9.0], "m_sd": [1.0, 1.0], "m_low": [7.04, 7.04], "m_high": [10.96, 10.96],
+    }  # fmt: skip
+    answers = {"n": facts, "m": {"function": "count", "lanes": [1]}}
+    answered = combine_intervals.Answered(pa.table(wide), answers)
+    span = combine_intervals.interval_of(parse_text("n - m"), answered)
+    assert np.isfinite(span.low).tolist() == [True, False]
+    assert np.isinf(span.high).tolist() == [False, True]
+
+
+def test_python_spells_the_same():
+    ask = f"{PRIVATE} c, COUNTIF(x > 5) AS a, COUNT(*) AS n FROM t GROUP BY c"
+    base = sv.sql(ask, {"t": TABLE})
+    made = (
+        base.having("n > 10").select("c", share="a / n").order_by("share DESC", "c").limit(2)
+    ).plan  # fmt: skip
+    text = (
+        f"SELECT * FROM (SELECT * FROM (SELECT c, a / n AS share FROM (SELECT * FROM ({ask})"
+        " WHERE n > 10)) ORDER BY share DESC, c) LIMIT 2"
+    )
+    assert made == sv.sql(text, {"t": TABLE}).plan
+    assert made.fingerprint == base.plan.fingerprint
+    with pytest.raises(PlanError, match="did you mean 'n'"):
+        base.having("nn > 1")
