@@ -25,9 +25,9 @@ import numpy as np
 
 from noise import cpu_seconds
 from streamveil.core.counters.skip import skip_with
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.counters import BltCounter
-from streamveil.dataflow.gaussian_selection import FINE, Address, GaussianSelection
+from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 
 HORIZONS = (16, 100, 1000, 10_000)
 BETA = 1e-9

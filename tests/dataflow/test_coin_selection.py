@@ -7,8 +7,7 @@ import pytest
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.geometric_wait import NEVER
-from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.dataflow.gaussian_selection import Address
+from streamveil.core.noise.keyed import Address, SeededNoise, SilentNoise
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import compiled
 

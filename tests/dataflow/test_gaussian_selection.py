@@ -5,14 +5,14 @@ import pytest
 
 from streamveil.core.counters import kernels as blt_kernels
 from streamveil.core.counters.skip import skip_with
-from streamveil.core.noise.keyed import Place, SeededNoise
+from streamveil.core.noise.keyed import Address, Place, SeededNoise
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
     Counter,
     HonakerCounter,
 )
-from streamveil.dataflow.gaussian_selection import FINE, Address, GaussianSelection
+from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from tests.counters.oracle import factors
 from tests.statistics import DETECTABLE, SAMPLES, assert_rate, assert_rejects_rate
 

@@ -13,8 +13,7 @@ from streamveil.batch import Batch
 from streamveil.calendars.cells import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SilentNoise
-from streamveil.core.sensitivity import lane_move
-from streamveil.dataflow.rows import Lane, within_reach
+from streamveil.core.sensitivity import Lane, lane_move, within_reach
 from streamveil.dataflow.windows import fixed_schedule, periods_apart
 from streamveil.engines.spark import stages
 from streamveil.errors import PlanError

@@ -6,11 +6,10 @@ import pytest
 
 import streamveil as sv
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.core.noisy import values
 from streamveil.dataflow.aggregate import KeyRows, add_rows, key_stage
 from streamveil.dataflow.dp_sqlp import RoundTotalling
-from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.release import new_window, release_stage
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, LOOSE, compiled

@@ -13,12 +13,10 @@ from streamveil.api import builder as sv
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.kernels import Coefficients
-from streamveil.core.noise.keyed import SeededNoise
-from streamveil.core.sensitivity import Bounds
+from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import BltCounter
-from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.key_weights import WeightRule
-from streamveil.dataflow.rows import Lane
 from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, batches, compiled, run

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.calendars.cells import Cells
+from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.rows import Lane, RowProgram
+from streamveil.dataflow.rows import RowProgram
 
 FAR = 1e9  # times beyond every bound
 MOST = 1500  # rows of the added unit

@@ -16,14 +16,14 @@ from streamveil.compiler.sizing import Sizing, is_open
 from streamveil.connectors.base import micros
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SECRET_BYTES
-from streamveil.core.sensitivity import Bounds
+from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.gaussian_selection import FINE
 from streamveil.dataflow.group_by import Default, GroupBy
 from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import LaneBook, Output
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.release import Totalling, driver
-from streamveil.dataflow.rows import Bind, Lane, RowFunction, RowProgram, require_number
+from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.true_intervals import COVERED
 from streamveil.dataflow.windows import Schedule, hopping, periods_met
 from streamveil.errors import PlanError, nearest

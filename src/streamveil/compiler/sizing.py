@@ -36,10 +36,10 @@ from streamveil.core.accounting.calibrate import (
     zcdp_rho,
 )
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.fit import fit, short
 from streamveil.core.counters.protocol import Counter
-from streamveil.core.sensitivity import Bounds, lane_move
+from streamveil.core.sensitivity import Bounds, Lane, lane_move
 from streamveil.counters import COUNTERS, HonakerCounter
+from streamveil.counters.fit import fit, short
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.cut_rows import BANDS, MOVED, CutCounter
 from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
@@ -47,7 +47,6 @@ from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from streamveil.dataflow.group_by import COLLISION_BITS
 from streamveil.dataflow.key_weights import WeightRule, blt_of, weighted_loss
 from streamveil.dataflow.release import Totalling, driver
-from streamveil.dataflow.rows import Lane
 from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.plan import options

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamveil.core.counters.anytime import AnytimeBltCounter
     from streamveil.core.counters.blt import BltCounter
-    from streamveil.core.counters.fit import fit
-    from streamveil.core.counters.inputs import Quanta, VectorCounter
     from streamveil.core.counters.protocol import Counter, CounterState
     from streamveil.core.counters.rational import Blt, best_blt
     from streamveil.core.counters.skip import skip
     from streamveil.core.counters.stream import CounterStream
-    from streamveil.core.counters.toeplitz import SqrtToeplitzCounter
     from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
     from streamveil.counters.dense import DenseCounter
+    from streamveil.counters.fit import fit
     from streamveil.counters.haar import HaarCounter
     from streamveil.counters.hybrid import HybridCounter
+    from streamveil.counters.inputs import Quanta, VectorCounter
     from streamveil.counters.kary import KaryTreeCounter
     from streamveil.counters.participation import Participation, moved_by
     from streamveil.counters.smooth import SmoothTreeCounter
+    from streamveil.counters.toeplitz import SqrtToeplitzCounter
     from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
 
 _CORE, _HERE = "streamveil.core.counters", "streamveil.counters"
@@ -48,14 +48,14 @@ _HOMES = {
     "HybridCounter": f"{_HERE}.hybrid",
     "KaryTreeCounter": f"{_HERE}.kary",
     "Participation": f"{_HERE}.participation",
-    "Quanta": f"{_CORE}.inputs",
+    "Quanta": f"{_HERE}.inputs",
     "SmoothTreeCounter": f"{_HERE}.smooth",
-    "SqrtToeplitzCounter": f"{_CORE}.toeplitz",
-    "VectorCounter": f"{_CORE}.inputs",
+    "SqrtToeplitzCounter": f"{_HERE}.toeplitz",
+    "VectorCounter": f"{_HERE}.inputs",
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
     "compare": f"{_HERE}.choice",
-    "fit": f"{_CORE}.fit",
+    "fit": f"{_HERE}.fit",
     "moved_by": f"{_HERE}.participation",
     "skip": f"{_CORE}.skip",
 }

@@ -11,17 +11,17 @@ import numpy as np
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.fit import fit
 from streamveil.core.counters.protocol import Counter
-from streamveil.core.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.dense import DenseCounter
+from streamveil.counters.fit import fit
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.hybrid import HybridCounter
 from streamveil.counters.kary import KaryTreeCounter
 from streamveil.counters.participation import Participation, moved_by
 from streamveil.counters.smooth import SmoothTreeCounter
+from streamveil.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
 from streamveil.errors import fitting
 from streamveil.types import Array, Int64

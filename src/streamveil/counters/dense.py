@@ -22,8 +22,8 @@ from streamveil.core.counters.protocol import (
 )
 from streamveil.core.counters.schedule import check_horizon
 from streamveil.core.counters.stream import Stepping
-from streamveil.core.counters.toeplitz import weighted_history
 from streamveil.core.noise.keyed import Draws
+from streamveil.counters.toeplitz import weighted_history
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 

@@ -17,9 +17,10 @@ from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.correlated_noise import UP
 from streamveil.core.counters.protocol import Counter
-from streamveil.core.counters.toeplitz import SqrtToeplitzCounter, root_coefficients
+from streamveil.core.counters.rational import root_coefficients
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.haar import HaarCounter, column_weights
+from streamveil.counters.toeplitz import SqrtToeplitzCounter
 from streamveil.counters.tree import BinaryTreeCounter, HonakerCounter
 from streamveil.types import Array, Float64
 

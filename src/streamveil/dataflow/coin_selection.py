@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.noise.keyed import Address
 from streamveil.core.selection.selection_table import FINE, TableSelection
-from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.release_kernels import put_times, take_asked, take_units
 from streamveil.types import Array, Int32, Int64, UInt64
 

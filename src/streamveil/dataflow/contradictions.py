@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from streamveil.core.sensitivity import Bounds
+from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
 from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.grouping import Grouping
 from streamveil.dataflow.release import Totalling
-from streamveil.dataflow.rows import Lane
 
 
 def require_agreement(operator: Grouping) -> None:

@@ -17,11 +17,10 @@ from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.portable import portable
 from streamveil.core.release import count
-from streamveil.dataflow.gaussian_selection import Address
 from streamveil.types import Array, Float64, Int64, UInt64
 
 BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024

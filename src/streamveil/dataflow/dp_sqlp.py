@@ -13,11 +13,11 @@ from scipy.special import ndtr, ndtri
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.counters.restarting_trees import Grove, restart
+from streamveil.core.noise.keyed import Address
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.portable import portable
 from streamveil.core.selection.thresholds import SAFETY
 from streamveil.counters import HonakerCounter
-from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.outputs import Totals
 from streamveil.dataflow.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
 from streamveil.types import Array, Float64, Int64, UInt64

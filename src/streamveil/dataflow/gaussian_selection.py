@@ -13,20 +13,11 @@ from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter, CounterState
 from streamveil.core.counters.skip import skip_with
-from streamveil.core.noise.keyed import Noise, Place
+from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a window's noise lives: every draw adds its trigger."""
-
-    noise: Noise
-    job: bytes
-    window: int
 
 
 class Selection(Protocol):

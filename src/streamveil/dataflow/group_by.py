@@ -16,9 +16,9 @@ from streamveil.batch import Batch, Release
 from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
-from streamveil.core.noise.keyed import Noise
+from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
-from streamveil.core.sensitivity import Bounds, lane_move
+from streamveil.core.sensitivity import Bounds, Lane, lane_move
 from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
@@ -26,7 +26,6 @@ from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.contradictions import require_agreement
 from streamveil.dataflow.cut_rows import odds_of, with_share
 from streamveil.dataflow.dp_sqlp import RoundTotalling
-from streamveil.dataflow.gaussian_selection import Address
 from streamveil.dataflow.group_metadata import constant_facts, heading
 from streamveil.dataflow.key_weights import blt_of, weighted_loss
 from streamveil.dataflow.keys import Types, encode_keys
@@ -46,13 +45,7 @@ from streamveil.dataflow.release import (
     to_columns,
     to_table,
 )
-from streamveil.dataflow.rows import (
-    Bind,
-    Lane,
-    Prepared,
-    RowProgram,
-    names_of,
-)
+from streamveil.dataflow.rows import Bind, Prepared, RowProgram, names_of
 from streamveil.dataflow.state import (
     State,
     parts,

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from streamveil.core.portable import portable
+from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.release_kernels import plain_cells
-from streamveil.dataflow.rows import Lane
 from streamveil.types import Array, Float64, Int32, Int64
 
 TINY = 1e-300
@@ -335,7 +335,7 @@ class LaneBook:
     def nodes_last(self) -> list[int]:
         """Puts the nodes of trees behind all other lanes; returns the new number of each lane.
 
-        >>> from streamveil.dataflow.rows import Lane
+        >>> from streamveil.core.sensitivity import Lane
         >>> node = Lane(kind="node", high=1.0, level=1, fan=2)
         >>> book = LaneBook([node, Lane(kind="rows")], [1, 2])
         >>> book.nodes_last(), [lane.kind for lane in book.lanes], book.uses

@@ -12,19 +12,19 @@ import pyarrow as pa
 
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.release import count, count_weighted
+from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.coin_selection import withdrawn
 from streamveil.dataflow.cut_rows import CutBands, CutCounter
-from streamveil.dataflow.gaussian_selection import Address, GaussianSelection, Selection, join
+from streamveil.dataflow.gaussian_selection import GaussianSelection, Selection, join
 from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.published_keys import ShownKeys
 from streamveil.dataflow.release_kernels import take_lanes
-from streamveil.dataflow.rows import Lane
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.true_intervals import since_shown, with_cut
 from streamveil.release_metadata import FACTS, TIME, completed

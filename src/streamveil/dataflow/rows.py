@@ -7,18 +7,16 @@ aggregate out, as in SQL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
-from math import isfinite
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.batch import RejectNotes
+from streamveil.core.sensitivity import Lane, whole
 from streamveil.dataflow.hashing import (
     as_integers,
     first_words,
@@ -33,10 +31,6 @@ from streamveil.errors import PlanError, SourceError
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
 RowFunction = Callable[[pa.Table], pa.Array]
-LaneKind = Literal["rows", "units", "valid", "sum", "square", "node", "distinct"]
-FIRSTS = 2  # one first appearance more at a step, one less later; see `dataflow.distinct`
-ADDED = ("sum", "square")  # lanes whose increments are values; those of all others are 0 or 1
-MOST_QUANTA = 2**62  # no increment and no sum of them reaches it
 
 
 @dataclass(frozen=True)
@@ -52,101 +46,6 @@ class RowProgram:
 
 
 Bind = Callable[[pa.Schema], RowProgram]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lane:
-    """One integer that is summed per key. A row moves its stream by at most `reach` quanta.
-
-    Proof: `ends` are computed in fractions from the numbers that `quanta` clamps to, and `quanta`
-        cuts what it computed in float64 to them, as integers. So an increment is inside, however
-        float64 rounds, overflows or casts.
-
-    >>> lane = Lane(kind="sum", value=0, low=0.0, high=60_000.0, quantum=Fraction(1))
-    >>> lane.reach, lane.quanta(np.array([-7.0, 2.5, 1e300])).tolist()
-    (60000, [0, 2, 60000])
-    """
-
-    kind: LaneKind
-    value: int = -1  # which value function; -1: none
-    low: float = 0.0
-    high: float = 0.0
-    centre: float = 0.0  # subtracted before summing
-    quantum: Fraction = Fraction(1)
-    level: int = 0  # of a quantile tree, 1 below the root; its `place`-th of `fan`**level nodes
-    place: int = 0
-    fan: int = 0
-
-    def __post_init__(self) -> None:
-        if not (isfinite(self.low) and isfinite(self.high) and isfinite(self.centre)):
-            raise PlanError("bounds must be finite numbers")
-        if self.low > self.high or self.quantum <= 0:
-            raise PlanError("a lane needs low <= high and a quantum above 0")
-        if self.kind != "node" and (self.level or self.place or self.fan):
-            raise ValueError("only nodes of trees have a level and a place")
-        placed = self.level >= 1 and self.fan > 1 and 0 <= self.place < self.fan**self.level
-        if self.kind == "node" and not (placed and self.low < self.high):
-            raise ValueError("a node of a tree has a level, a place in it and bounds")
-        if self.kind in ADDED and self.reach >= MOST_QUANTA:
-            raise PlanError(
-                f"the bounds ({self.low:g}, {self.high:g}) are 2**62 quanta of"
-                f" {float(self.quantum):g} or more.\n"
-                "  to fix  tighter bounds, or a coarser quantum"
-            )
-
-    @cached_property
-    def ends(self) -> tuple[int, int]:
-        """The least and the largest increment of a row, quanta."""
-        if self.kind not in ADDED:
-            return 0, 1
-        low, high = (Fraction(end) - Fraction(self.centre) for end in (self.low, self.high))
-        if self.kind == "square":
-            inside = Fraction(0) if low <= 0 <= high else min(low**2, high**2)
-            low, high = inside, max(low**2, high**2)
-        return round(low / self.quantum), round(high / self.quantum)
-
-    @cached_property
-    def reach(self) -> int:
-        """How far one row moves the stream of its key, the sum over time of the differences.
-
-        Mostly its increment; where it takes over a first appearance, two (`dataflow.distinct`).
-        """
-        if self.kind == "distinct":
-            return FIRSTS
-        return max(1, *(abs(end) for end in self.ends))
-
-    def quanta(self, values: Float64[Array, " rows"]) -> Int64[Array, " rows"]:
-        """Clamped, centred (and squared) values on the lattice; monotone in |value - centre|."""
-        moved = np.clip(values, self.low, self.high) - self.centre
-        scaled = (moved * moved if self.kind == "square" else moved) / float(self.quantum)
-        return whole(np.rint(scaled), *self.ends)
-
-
-def whole(numbers: Float64[Array, "*shape"], low: int, high: int) -> Int64[Array, "*shape"]:
-    """Float64 as int64, cut to two integers below 2**62: whatever the number is, the cast is safe.
-
-    >>> whole(np.array([-np.inf, 1.7, 1e300, np.nan]), -(2**61), 5).tolist()
-    [-2305843009213693952, 1, 5, -2305843009213693952]
-    """
-    inside = np.fmin(np.fmax(numbers, float(low)), float(high)).astype(np.int64)
-    return np.clip(inside, low, high, out=inside)
-
-
-def within_reach(
-    lanes: Sequence[Lane], columns: Int64[Array, "rows lanes"]
-) -> Int64[Array, "rows lanes"]:
-    """Cuts the increments of accepted rows, in place, to what noise is charged for.
-
-    The last gate before totals, in every engine: it asks nothing of how increments were made. Lanes
-    of ADDED values alone: all others count rows by a bool, or nodes by their places (`lane_hits`).
-
-    >>> within_reach([Lane(kind="sum", high=3.0)], np.array([[-(2**62)], [2]])).tolist()
-    [[-3], [2]]
-    """
-    for place, lane in enumerate(lanes):
-        if lane.kind in ADDED:
-            np.clip(columns[:, place], -lane.reach, lane.reach, out=columns[:, place])
-    return columns
 
 
 @dataclass(repr=False)  # secret

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from streamveil.batch import Batch
 from streamveil.core.noise.keyed import Noise
+from streamveil.core.sensitivity import Lane, within_reach
 from streamveil.dataflow.aggregate import (
     KINDS,
     KeyRows,
@@ -36,16 +37,7 @@ from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
 from streamveil.dataflow.reject_counts import BOUNDED, count
-from streamveil.dataflow.rows import (
-    Lane,
-    Prepared,
-    groups_of,
-    lane_hits,
-    lane_quanta,
-    leave_out,
-    prepare,
-    within_reach,
-)
+from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta, leave_out, prepare
 from streamveil.dataflow.state import (
     BatchScratch,
     Index,

@@ -10,14 +10,12 @@ import numpy as np
 
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import CounterState as CounterState
-from streamveil.core.noise.keyed import Place
+from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.portable import portable
 from streamveil.core.release import count_weighted
 from streamveil.core.selection.thresholds import SAFETY, reaches
-from streamveil.core.sensitivity import Bounds
-from streamveil.dataflow.gaussian_selection import Address
+from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
-from streamveil.dataflow.rows import Lane
 from streamveil.types import Array, Float64, Int64, UInt64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many

@@ -21,7 +21,6 @@ from scipy.signal import fftconvolve, lfilter
 
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.restarting_trees import refined_variances
-from streamveil.core.counters.toeplitz import inverse_coefficients
 from streamveil.counters import (
     AnytimeBltCounter,
     AnytimeHaarCounter,
@@ -40,6 +39,7 @@ from streamveil.counters.haar import haar_path
 from streamveil.counters.hybrid import epoch_of
 from streamveil.counters.kary import blocks_of
 from streamveil.counters.smooth import word_at
+from streamveil.counters.toeplitz import inverse_coefficients
 from streamveil.types import Array, Float64, Int64
 
 ROUNDING = 1 / 12  # variance of rounding to an integer

@@ -233,3 +233,10 @@ def rounded_blt(x: Array) -> Blt:
 def quadratic(weights: Array, sums: Array) -> Array:
     """Weights times sums times weights."""
     return np.asarray(np.einsum("...i,...ij,...j->...", weights, sums, weights))
+
+
+@lru_cache(maxsize=16)
+def root_coefficients(n: int) -> Float64[Array, " n"]:
+    """c_k = binom(2k, k) / 4^k."""
+    k = np.arange(1, n)
+    return np.concatenate([[1.0], np.cumprod(1 - 1 / (2 * k))])

@@ -72,6 +72,15 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True, repr=False)  # secret
+class Address:
+    """Where a window's noise lives: every draw adds its trigger."""
+
+    noise: Noise
+    job: bytes
+    window: int
+
+
+@dataclass(frozen=True, repr=False)  # secret
 class KeyedDraws:
     """AES-256 keystreams under a subkey.
 

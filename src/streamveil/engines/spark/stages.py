@@ -18,6 +18,7 @@ import pyarrow as pa
 from streamveil.batch import Batch, Release
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process
+from streamveil.core.sensitivity import within_reach
 from streamveil.dataflow.aggregate import (
     KeyRows,
     KeyTable,
@@ -32,7 +33,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.keys import encode_keys
 from streamveil.dataflow.reject_counts import BOUNDED
 from streamveil.dataflow.release import WindowState
-from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta, within_reach
+from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta
 from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units, pass_witnessed
 from streamveil.dataflow.state import Index, State, parts
 from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of

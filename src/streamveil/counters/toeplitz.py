@@ -21,6 +21,7 @@ from streamveil.core.counters.protocol import (
     next_step,
     zeros,
 )
+from streamveil.core.counters.rational import root_coefficients
 from streamveil.core.counters.schedule import MARGIN, check_horizon
 from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
@@ -124,13 +125,6 @@ class SqrtToeplitzCounter(Stepping):
     def scales(self) -> Float64[Array, " horizon"]:
         """By how much the noise of each step is scaled before it is correlated."""
         return column_scales(self.horizon, self.weighting)
-
-
-@lru_cache(maxsize=16)
-def root_coefficients(n: int) -> Float64[Array, " n"]:
-    """c_k = binom(2k, k) / 4^k."""
-    k = np.arange(1, n)
-    return np.concatenate([[1.0], np.cumprod(1 - 1 / (2 * k))])
 
 
 @lru_cache(maxsize=16)
