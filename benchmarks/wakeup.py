@@ -26,8 +26,9 @@ import numpy as np
 from noise import cpu_seconds
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.selection.gaussian import FINE, GaussianSelection
+from streamveil.core.sensitivity import Bounds
 from streamveil.counters import BltCounter
-from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 
 HORIZONS = (16, 100, 1000, 10_000)
 BETA = 1e-9
@@ -42,7 +43,7 @@ def names(keys: int) -> np.ndarray:
 def sweep(horizon: int, keys: int) -> float:
     """CPU seconds of one trigger that tests all keys; none of them has new rows."""
     counter = BltCounter(horizon=horizon, sigma=5 * FINE)
-    chosen = GaussianSelection(counter=counter, groups=1, hidden=1, beta=BETA)
+    chosen = GaussianSelection(counter=counter, bounds=Bounds(max_rows=1), beta=BETA)
     own, nothing = names(keys), np.zeros(keys, np.int64)
     state, _ = chosen.step(chosen.init(1), nothing, own, 1, AT)
     repeat = max(1, 20_000 // keys)

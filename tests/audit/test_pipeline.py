@@ -10,9 +10,10 @@ from streamveil.api import builder as sv
 from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.dataflow import rows
-from streamveil.dataflow.gaussian_selection import GaussianSelection
+from tests.planting import forced
 
 COPIES = 20_000
 HOUR = 3_600_000_000
@@ -107,7 +108,7 @@ def test_halved_noise_is_found():
 
 def test_a_sensitivity_without_the_root_of_the_number_of_rows_is_found():
     operator = query(BUDGET, max_rows=1, total_tests=0)
-    faulty = replace(operator, bounds=replace(operator.bounds, max_rows=9))
+    faulty = forced(operator, bounds=replace(operator.bounds, max_rows=9))
     scenario = replace(
         MANY_KEYS, background=crowd(range(9), 14), added=lone(*[(k, 2) for k in range(9)])
     )

@@ -1,7 +1,6 @@
 """Planted faults, each in the code that runs and not in what it claims: every one is caught."""
 
-import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,12 +15,12 @@ from streamveil.core.counters import kernels
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.schedule import BltSchedule
 from streamveil.core.noise.keyed import Place, SilentNoise
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.selection_table import TableSelection
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import cut_rows, group_by, release, rows, stages
 from streamveil.dataflow.bounding import UnitRows
-from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
@@ -29,6 +28,7 @@ from streamveil.errors import PlanError, ReusedNoiseError
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, Window
 from tests.audit.queries import BUDGETS, EVERY, KEYS
 from tests.dataflow.streams import plan_of
+from tests.planting import forced
 
 PAIRS = 24
 CLOCK = Clock(kind="event", every=EVERY, start_us=0, end_us=4 * EVERY)
@@ -62,17 +62,6 @@ HOPS = query(window=Window(kind="hop", size_us=20, slide_us=10))
 DAYS = query(window=Window(kind="tumble", size_us=20), period_us=20)
 CUT = query(options={"cut_share": 0.2})
 WHOLE_PERIOD = query(period_us=20)
-
-
-def forced(one, **changes):
-    """A frozen object with other values, unchecked."""
-    made = copy.copy(one)
-    names = {f.name for f in fields(one)}
-    for name in [name for name in vars(made) if name not in names]:
-        del vars(made)[name]
-    for name, value in changes.items():
-        object.__setattr__(made, name, value)
-    return made
 
 
 def caught(operator, change=lambda one: one, pairs=PAIRS, seed=3):
@@ -121,15 +110,15 @@ def half_noise(one):
 
 def coins_of(shift):
     def change(one):
-        coins = one.table.coins
+        coins = one.coins
         made = forced(coins, coins=tuple(min(2 * coin + shift, 2**64) for coin in coins.coins))
-        return forced(one, table=forced(one.table, coins=made))
+        return forced(one, coins=made)
 
     return change
 
 
 def flatter_shift(one):
-    return forced(one, table=forced(one.table, shift_epsilon=one.table.shift_epsilon * 2))
+    return forced(one, shift_epsilon=one.shift_epsilon * 2)
 
 
 def cut_noise(one):

@@ -28,7 +28,7 @@ from streamveil.compiler.table_design import design_selection
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.dataflow.gaussian_selection import GaussianSelection
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals
 from streamveil.datasets import drawn, repeated
 from streamveil.errors import PlanError

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.selection.coins import TableOpening
 from streamveil.dataflow.bounding import UnitRows
-from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.windows import period_closes
 from streamveil.plan.plan import (
     Aggregate,

@@ -12,12 +12,14 @@ import pytest
 import streamveil as sv
 from streamveil.calendars.cells import Cells
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.cut_rows import CutCounter
 
 ROWS = pa.schema(
     [("u", pa.int64()), ("k", pa.int64()), ("t", pa.timestamp("us", tz="UTC")), ("v", pa.float64())]
 ).empty_table()
 DELTA = Fraction(1, 10**9)
+ONE = Bounds(max_rows=1)
 
 
 def operator(period=None, keys=None, bounds=None, measures=None, steps=100, **options):
@@ -81,21 +83,21 @@ def of_five(made, place):
 
 
 REFUSED = {
-    "one group although bounds allow six": lambda: selection(GAUSSIAN, groups=1),
-    "one hidden group although bounds allow six": lambda: selection(GAUSSIAN, hidden=1),
-    "one group of a shared counter": lambda: selection(SHARED, groups=1, hidden=1),
+    "one group although bounds allow six": lambda: selection(GAUSSIAN, bounds=ONE),
+    "one group of a shared counter": lambda: selection(SHARED, bounds=ONE),
+    "one slot more than bounds know": lambda: selection(
+        TABLE, bounds=replace(TABLE.bounds, slots=TABLE.bounds.slots + 1)
+    ),
+    "no slot in the bounds of a table": lambda: selection(TABLE, bounds=ONE),
+    "coins that begin below no unit": lambda: selection(TABLE, offset=-1),
     "more rows than the selection knows": lambda: bounds(GAUSSIAN, max_rows=7),
     "more rows than the rounds know": lambda: bounds(ROUNDS, max_rows=7),
-    "fewer rows of a round": lambda: selection(ROUNDS, rows=1),
+    "fewer rows of a round": lambda: selection(ROUNDS, bounds=ONE),
+    "rounds without a bound on rows": lambda: selection(ROUNDS, bounds=Bounds(quadratic=9)),
     "more slots than the table has": lambda: bounds(TABLE, slots=TABLE.bounds.slots + 1),
     "no slots beside a table": lambda: bounds(TABLE, slots=None),
     "slots without a table": lambda: bounds(PUBLIC, slots=1),
-    "a table of other bounds": lambda: selection(
-        TABLE, table=replace(TABLE.totalling.selection.table, keys_per_unit=1)
-    ) if TABLE.bounds.slots != 1 else bounds(TABLE, slots=2),
-    "a table for fewer triggers": lambda: selection(
-        TABLE, table=operator(selection="table", steps=50).totalling.selection.table
-    ),
+    "a table for fewer triggers": lambda: selection(TABLE, horizon=50),
     "a horizon of five for a hundred triggers": lambda: of_five(PUBLIC, 0),
     "a horizon of five beside a table": lambda: of_five(TABLE, 1),
     "fewer triggers than are released": lambda: totalling(PUBLIC, horizon=5),
@@ -152,7 +154,7 @@ def of_short():
 
 @pytest.mark.parametrize("planted", REFUSED.values(), ids=REFUSED.keys())
 def test_parts_that_disagree_cannot_be_put_together(planted):
-    with pytest.raises(ValueError, match=r"disagree|made for other"):
+    with pytest.raises(ValueError, match=r"disagree|made for other|some slots|rounds need"):
         planted()
 
 
@@ -198,4 +200,4 @@ def test_what_is_compiled_agrees():
     """And the test can fail: nothing above is refused for another reason."""
     for made in (TABLE, GAUSSIAN, SHARED, PUBLIC, ROUNDS, TREES, DAILY, WEIGHTED, COUNTED):
         assert replace(made) == made
-    assert selection(GAUSSIAN, groups=GAUSSIAN.totalling.selection.groups) == GAUSSIAN
+    assert selection(GAUSSIAN, bounds=GAUSSIAN.bounds) == GAUSSIAN

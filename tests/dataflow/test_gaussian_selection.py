@@ -6,13 +6,14 @@ import pytest
 from streamveil.core.counters import kernels as blt_kernels
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, Place, SeededNoise
+from streamveil.core.selection.gaussian import FINE, GaussianSelection
+from streamveil.core.sensitivity import Bounds
 from streamveil.counters import (
     AnytimeBltCounter,
     BltCounter,
     Counter,
     HonakerCounter,
 )
-from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from tests.counters.oracle import factors
 from tests.statistics import DETECTABLE, SAMPLES, assert_rate, assert_rejects_rate
 
@@ -26,7 +27,7 @@ COUNTERS = {
 
 
 def selection(counter: Counter) -> GaussianSelection:
-    return GaussianSelection(counter=counter, groups=1, hidden=1, beta=BETA)
+    return GaussianSelection(counter=counter, bounds=Bounds(max_rows=1), beta=BETA)
 
 
 def run(chosen: GaussianSelection, arrivals: list[int], seed: int = 5, save: bool = False):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.core.selection.coins import TableOpening
 from streamveil.dataflow.hashing import name_column
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import groups_of

@@ -15,8 +15,8 @@ from streamveil.batch import Batch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.calibrate import zcdp_rho
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import lane_move
-from streamveil.dataflow.gaussian_selection import FINE
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec
 from streamveil.results.noise import weighted_covariance
 from tests.dataflow.streams import (

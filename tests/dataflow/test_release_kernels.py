@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamveil.core.selection.kernels import put_times, take_asked, take_units
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.keys import decode_keys, encode_keys, sort_keys
 from streamveil.dataflow.outputs import Output, Totals
@@ -16,12 +17,9 @@ from streamveil.dataflow.release_kernels import (
     interleave,
     mark_keys,
     plain_cells,
-    put_times,
-    take_asked,
     take_cells,
     take_lanes,
     take_names,
-    take_units,
 )
 
 FAR = 2**31 - 1

@@ -16,6 +16,7 @@ from streamveil.engines.embedded.group_by import within
 from streamveil.errors import StoreError
 from streamveil.runtime.calibration import calibration, words
 from streamveil.runtime.run import run
+from tests.planting import forced
 
 ROWS = pa.table({"u": [1], "k": [2], "v": [0.5], "op": ["insert"], "id": [1], "c": ["Oslo"]})
 UNIT, LIMIT = "privacy_unit_column = u, ", "max_rows_contributed = 4, "
@@ -105,7 +106,7 @@ def test_noise_bounds_and_schedules_are(tmp_path):
     counter = plain.totalling.counters[-1]
     noisier = replace(counter, sigma=counter.sigma * Fraction(101, 100))
     others = [
-        replace(plain, bounds=replace(plain.bounds, max_rows=5)),
+        forced(plain, bounds=replace(plain.bounds, max_rows=5)),
         operator_of(replace(plan, clock=replace(plan.clock, steps=9))),
         replace(plain, max_units=10**9),
         replace(plain, totalling=replace(

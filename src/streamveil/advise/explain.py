@@ -25,8 +25,8 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.sketch import compile_sketch
 from streamveil.compiler.tables import Design
 from streamveil.core.accounting.guarantee import rounded_up
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.bounding import Shape
-from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.windows import Schedule, better_start

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from streamveil.dataflow.gaussian_selection import FINE
+from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
 
 

@@ -28,9 +28,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
+from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import lane_move
-from streamveil.dataflow.coin_selection import TableOpening
-from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.key_weights import weighted_loss
 from streamveil.types import Array, Float64

@@ -23,9 +23,9 @@ from streamveil.batch import Batch
 from streamveil.core.accounting.geometric_wait import waits
 from streamveil.core.counters.kernels import blt_run, blt_step
 from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
+from streamveil.core.selection.coins import FAR, TableOpening
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.selection_table import TableSelection
-from streamveil.dataflow.coin_selection import FAR, TableOpening
-from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.types import Array

@@ -20,8 +20,8 @@ from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, u
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import KeyedNoise
-from streamveil.dataflow.coin_selection import TableOpening
-from streamveil.dataflow.gaussian_selection import GaussianSelection
+from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
 from streamveil.errors import PlanError

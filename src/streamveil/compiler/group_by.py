@@ -16,8 +16,8 @@ from streamveil.compiler.sizing import Sizing, is_open
 from streamveil.connectors.base import micros
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SECRET_BYTES
+from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow.gaussian_selection import FINE
 from streamveil.dataflow.group_by import Default, GroupBy
 from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import LaneBook, Output

@@ -37,13 +37,13 @@ from streamveil.core.accounting.calibrate import (
 )
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
-from streamveil.core.sensitivity import Bounds, Lane, lane_move
+from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.gaussian import FINE, GaussianSelection
+from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move
 from streamveil.counters import COUNTERS, HonakerCounter
-from streamveil.counters.fit import fit, short
-from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.counters.fitting import fit, short
 from streamveil.dataflow.cut_rows import BANDS, MOVED, CutCounter
 from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
-from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from streamveil.dataflow.group_by import COLLISION_BITS
 from streamveil.dataflow.key_weights import WeightRule, blt_of, weighted_loss
 from streamveil.dataflow.release import Totalling, driver
@@ -159,7 +159,7 @@ class Sizing:
         per_tree = Budget(mu=root_down(2 * rho / rows))
         selection = RoundSelection(
             counter=fit(tree, per_tree, FINE, 1),
-            rows=rows,
+            bounds=bounds,
             beta=float(third / rows) * (1 - 1e-12),
             floor=max(1, self.plan.key_set.min_units),
             thresholds=thresholds,
@@ -186,15 +186,7 @@ class Sizing:
         threshold = self._left(Fraction(0)) * share
         mu = self._mu(threshold)
         beta = float(threshold / bounds.hidden_groups) * (1 - 1e-12)
-        once = bounds.per_group == 1 or bounds.l2_squared == 1
-        shared = next(
-            (
-                place
-                for place, lane in enumerate(lanes)
-                if lane.kind == "units" or (lane.kind == "rows" and once)
-            ),
-            None,
-        )
+        shared = next((p for p, lane in enumerate(lanes) if is_units(lane, bounds)), None)
         rest = tuple(lane for place, lane in enumerate(lanes) if place != shared)
         forecast = None if chosen.share == 1 else 1 - chosen.share
         part = Fraction(1) if not rest else self._selection_share(shared, len(rest), forecast)
@@ -202,8 +194,7 @@ class Sizing:
         moved = Fraction(FINE) * root_up(Fraction(groups))
         selection = GaussianSelection(
             counter=self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None),
-            groups=groups,
-            hidden=bounds.hidden_groups,
+            bounds=bounds,
             beta=beta,
             floor=max(1, self.plan.key_set.min_units),
         )
@@ -246,7 +237,10 @@ class Sizing:
         scale = 1 if rule is None else rule.scale
         bounds = replace(self._bounds(rule, chosen), slots=slots, scale=scale)
         selection = TableOpening(
-            table=design.selection,
+            bounds=bounds,
+            horizon=self.horizon,
+            coins=design.selection.coins,
+            shift_epsilon=design.selection.shift_epsilon,
             epsilon=budget.epsilon,
             offset=max(1, self.plan.key_set.min_units) - 1,
             half=design.half,

@@ -222,6 +222,12 @@ def within_reach(
     return columns
 
 
+def is_units(lane: Lane, bounds: Bounds) -> bool:
+    """Whether a lane holds what a count of distinct units holds: a unit has one row in a group."""
+    once = bounds.per_group == 1 or bounds.l2_squared == 1
+    return lane.kind == "units" or (lane.kind == "rows" and once)
+
+
 def lane_move(lane: Lane, bounds: Bounds) -> tuple[Fraction, int]:
     """How far one unit moves a lane in L2 over all groups (rounded up), and how many groups.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streamveil.counters.anytime_haar import AnytimeHaarCounter
     from streamveil.counters.choice import Comparison, CounterChoice, choose, compare
     from streamveil.counters.dense import DenseCounter
-    from streamveil.counters.fit import fit
+    from streamveil.counters.fitting import fit
     from streamveil.counters.haar import HaarCounter
     from streamveil.counters.hybrid import HybridCounter
     from streamveil.counters.inputs import Quanta, VectorCounter
@@ -55,7 +55,7 @@ _HOMES = {
     "best_blt": f"{_CORE}.rational",
     "choose": f"{_HERE}.choice",
     "compare": f"{_HERE}.choice",
-    "fit": f"{_HERE}.fit",
+    "fit": f"{_HERE}.fitting",
     "moved_by": f"{_HERE}.participation",
     "skip": f"{_CORE}.skip",
 }

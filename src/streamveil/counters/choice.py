@@ -15,7 +15,7 @@ from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.counters.anytime_haar import AnytimeHaarCounter
 from streamveil.counters.dense import DenseCounter
-from streamveil.counters.fit import fit
+from streamveil.counters.fitting import fit
 from streamveil.counters.haar import HaarCounter
 from streamveil.counters.hybrid import HybridCounter
 from streamveil.counters.kary import KaryTreeCounter

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow.coin_selection import TableOpening
+from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.core.sensitivity import Bounds, Lane, is_units
 from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
-from streamveil.dataflow.gaussian_selection import GaussianSelection
 from streamveil.dataflow.grouping import Grouping
 from streamveil.dataflow.release import Totalling
 
@@ -70,25 +70,15 @@ def selected(totalling: Totalling, bounds: Bounds, triggers: int | None) -> Iter
     """A selection counts a unit in as many groups as bounding lets it."""
     selection: Any = totalling.selection
     if isinstance(selection, TableOpening):
-        table = selection.table
-        if table.keys_per_unit != bounds.slots:
-            yield f"the table is for {table.keys_per_unit} groups of a unit, not {bounds.slots}"
-        if table.horizon != triggers:
-            yield f"the table is for {table.horizon} triggers, not {triggers}"
-        if selection.offset < 0:
-            yield "a table cannot begin below no unit"
+        if selection.bounds != bounds:
+            yield "the table is made for other bounds"
+        if selection.horizon != triggers:
+            yield f"the table is for {selection.horizon} triggers, not {triggers}"
         return
     if bounds.slots is not None:
         yield "hidden groups have slots with a table alone"
-    if isinstance(selection, GaussianSelection):
-        groups = bounds.units_l2_squared, bounds.hidden_groups
-        if (selection.groups, selection.hidden) != groups:
-            yield (
-                f"the selection counts a unit in {selection.groups} groups, {selection.hidden} of "
-                f"them hidden, and bounding lets it enter {groups[0]} and {groups[1]}"
-            )
-    if isinstance(selection, RoundSelection) and selection.rows != bounds.max_rows:
-        yield f"rounds are for {selection.rows} rows of a unit, not {bounds.max_rows}"
+    if isinstance(selection, GaussianSelection | RoundSelection) and selection.bounds != bounds:
+        yield "the selection is made for other bounds"
     if isinstance(selection, RoundSelection) != isinstance(totalling, RoundTotalling):
         yield "rounds select and count together"
 
@@ -102,8 +92,7 @@ def read_twice(totalling: Totalling, bounds: Bounds) -> Iterator[str]:
     if not isinstance(selection, GaussianSelection) or not 0 <= place < len(lanes):
         yield "there is no counter to read a lane from"
         return
-    once = bounds.per_group == 1 or bounds.l2_squared == 1
-    if lanes[place].kind != "units" and not (lanes[place].kind == "rows" and once):
+    if not is_units(lanes[place], bounds):
         yield f"a lane of {lanes[place].kind} is read from a counter of units"
     if totalling.counters[place] != selection.counter:
         yield "a lane is read from another counter than the selection's"

@@ -17,6 +17,7 @@ from streamveil.core.noise.keyed import Address
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.portable import portable
 from streamveil.core.selection.thresholds import SAFETY
+from streamveil.core.sensitivity import Bounds
 from streamveil.counters import HonakerCounter
 from streamveil.dataflow.outputs import Totals
 from streamveil.dataflow.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
@@ -47,7 +48,7 @@ class RoundSelection:
         Every trigger of every key is executed with the noise of its own address, so what
         Algorithm 4 would simulate ahead and what is used later are the same numbers.
     Protects: all rows of one unit, which adds at most 1 to a (key, round) and enters at most
-        `rows` of them.
+        `rows` of them: `max_rows` of the bounds.
     Guarantee: a Gaussian of mu^2 = rows * levels / sigma^2 and delta = rows * (failure of a round).
     Proof: as `GaussianSelection`, with (key, round) in place of keys: which round it is, is public.
         A round that holds u alone has count 1; it is shown by chance with probability at most
@@ -61,10 +62,19 @@ class RoundSelection:
 
     once: ClassVar[bool] = False
     counter: HonakerCounter  # in quanta of 1 / FINE
-    rows: int  # C
+    bounds: Bounds
     beta: float
     floor: int = 1
     thresholds: Thresholds = "rigorous"
+
+    def __post_init__(self) -> None:
+        if self.bounds.max_rows is None:
+            raise ValueError("rounds need a bound on the rows of a unit")
+
+    @property
+    def rows(self) -> int:
+        """(key, round) pairs that one unit enters, at most."""
+        return self.bounds.max_rows or 0
 
     @property
     def loss(self) -> Loss:

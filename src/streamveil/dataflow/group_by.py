@@ -18,11 +18,11 @@ from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
+from streamveil.core.selection.coins import TableOpening
 from streamveil.core.sensitivity import Bounds, Lane, lane_move
 from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.contradictions import require_agreement
 from streamveil.dataflow.cut_rows import odds_of, with_share
 from streamveil.dataflow.dp_sqlp import RoundTotalling

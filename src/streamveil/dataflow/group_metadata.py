@@ -19,10 +19,10 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.rational import Blt
 from streamveil.core.portable import portable
+from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.counters import COUNTERS, kind_of
-from streamveil.dataflow.coin_selection import TableOpening
 from streamveil.dataflow.dp_sqlp import RoundSelection
-from streamveil.dataflow.gaussian_selection import FINE, GaussianSelection
 from streamveil.dataflow.grouping import Grouping
 from streamveil.release_metadata import VERSION, Facts
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.dataflow.probing import (
-    AHEAD,
     DONE,
     GROW_POOL,
     GROW_TABLE,
@@ -20,8 +19,8 @@ from streamveil.dataflow.probing import (
     SOON,
     WORD,
     home,
-    prefetch,
 )
+from streamveil.prefetch import AHEAD, prefetch
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt16, UInt64
 
 ENDLESS = 1 << 40

@@ -15,11 +15,12 @@ from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.release import count, count_weighted
+from streamveil.core.selection.coins import withdrawn
+from streamveil.core.selection.gaussian import GaussianSelection, join
+from streamveil.core.selection.protocol import Selection
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.aggregate import KeyTable
-from streamveil.dataflow.coin_selection import withdrawn
 from streamveil.dataflow.cut_rows import CutBands, CutCounter
-from streamveil.dataflow.gaussian_selection import GaussianSelection, Selection, join
 from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Estimate, Output, Totals

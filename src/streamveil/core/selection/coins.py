@@ -1,17 +1,20 @@
-"""The table selection of `core.selection.selection_table` as a selection of the group-by."""
+"""Keys shown by coins on their numbers of units: `selection_table` as a selection."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from streamveil.core.accounting.above_threshold import Coins
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise.keyed import Address
+from streamveil.core.selection.kernels import put_times, take_asked, take_units
 from streamveil.core.selection.selection_table import FINE, TableSelection
-from streamveil.dataflow.release_kernels import put_times, take_asked, take_units
+from streamveil.core.sensitivity import Bounds
 from streamveil.types import Array, Int32, Int64, UInt64
 
 FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
@@ -37,11 +40,29 @@ class TableOpening:
     Memory: 12 bytes per key. A key's shift is drawn when it first matters: it has an address.
     """
 
-    table: TableSelection
+    bounds: Bounds  # whose `slots` are the keys of a unit
+    horizon: int  # triggers of a window
+    coins: Coins
+    shift_epsilon: Fraction
     epsilon: Fraction  # at which the guarantee of the whole job is stated
     offset: int = 0  # units that do not count: keys need that many more
     half: float = 0.0  # units beyond the offset with which half of all keys are shown
     places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `loss`
+
+    def __post_init__(self) -> None:
+        if self.bounds.slots is None or self.offset < 0:
+            raise ValueError("coins count a unit in some slots, from its first on or later")
+
+    @cached_property
+    def table(self) -> TableSelection:
+        """The coins of one key, and what those of all keys of one unit cost."""
+        assert self.bounds.slots is not None  # noqa: S101  (a type narrowing, never data)
+        return TableSelection(
+            horizon=self.horizon,
+            keys_per_unit=self.bounds.slots,
+            shift_epsilon=self.shift_epsilon,
+            coins=self.coins,
+        )
 
     @property
     def loss(self) -> Loss:

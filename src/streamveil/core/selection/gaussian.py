@@ -1,11 +1,11 @@
-"""Which discovered keys may be shown, and from when. A key once shown stays shown."""
+"""Keys shown by a continual Gaussian count of their units. A key once shown stays shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,39 +15,10 @@ from streamveil.core.counters.protocol import Counter, CounterState
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.core.sensitivity import Bounds
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible
-
-
-class Selection(Protocol):
-    """Decides at each trigger which keys of a window become public."""
-
-    once: ClassVar[bool]  # a key passes at one trigger only
-
-    @property
-    def loss(self) -> Loss:
-        """What all tests of all keys cost, beside the releases."""
-
-    def threshold(self, trigger: int) -> float:
-        """Units above which a key passes at a trigger, for forecasts and for the silent test."""
-
-    def init(self, trigger: int) -> dict[str, Array]:
-        """The state of a window with no keys, before its given trigger."""
-
-    def step(
-        self,
-        state: dict[str, Array],
-        units: Int64[Array, " keys"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
-    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
-        """Takes the new distinct units of every key seen so far; which rows pass at this trigger.
-
-        Units are cleared where they are taken. Keys beyond the state's are new: they must get the
-        law they would have had from the window's first trigger.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +27,8 @@ class GaussianSelection:
 
     Algorithm: design of DP-SQLP's key selection (Zhang et al. 2023, arXiv:2303.18086) with one
         Gaussian counter, no restarts, and thresholds that hold at all triggers together.
-    Protects: all rows of one unit, which adds at most 1 to each of at most `groups` keys.
+    Protects: all rows of one unit, which adds at most 1 to each of at most `groups` keys; `groups`
+        and `hidden`, how many of them may not be shown yet, follow from the bounds.
     Guarantee: `counter.loss(sqrt(groups))` plus delta = `hidden` * `beta`.
     Proof: Let G run the counter for every key of the universe from the start, and let Post open a
         key at the first trigger with at least one accepted row whose estimate exceeds the
@@ -82,11 +54,20 @@ class GaussianSelection:
 
     once: ClassVar[bool] = False
     counter: Counter  # of units, in quanta of 1 / FINE
-    groups: int  # groups one unit may be counted in
-    hidden: int  # of those, not yet shown
+    bounds: Bounds
     beta: float  # that a key of one unit alone is shown at any trigger, at most
     floor: int = 1  # keys need well above this many units
     last: Exact | float = Fraction(1, 2)  # of beta, for the last trigger of a window
+
+    @property
+    def groups(self) -> int:
+        """Groups that one unit may be counted in."""
+        return self.bounds.units_l2_squared
+
+    @property
+    def hidden(self) -> int:
+        """Of those, not yet shown."""
+        return self.bounds.hidden_groups
 
     @cached_property
     def thresholds(self) -> GaussianThresholds:

@@ -1,0 +1,39 @@
+"""What every selection offers: which discovered keys of a window become public, and when."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.noise.keyed import Address
+from streamveil.types import Array, Int64, UInt64
+
+
+class Selection(Protocol):
+    """Decides at each trigger which keys of a window become public."""
+
+    once: ClassVar[bool]  # a key passes at one trigger only
+
+    @property
+    def loss(self) -> Loss:
+        """What all tests of all keys cost, beside the releases."""
+
+    def threshold(self, trigger: int) -> float:
+        """Units above which a key passes at a trigger, for forecasts and for the silent test."""
+
+    def init(self, trigger: int) -> dict[str, Array]:
+        """The state of a window with no keys, before its given trigger."""
+
+    def step(
+        self,
+        state: dict[str, Array],
+        units: Int64[Array, " keys"],
+        names: UInt64[Array, "keys 2"],
+        trigger: int,
+        at: Address,
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+        """Takes the new distinct units of every key seen so far; which rows pass at this trigger.
+
+        Units are cleared where they are taken. Keys beyond the state's are new: they must get the
+        law they would have had from the window's first trigger.
+        """
