@@ -67,6 +67,8 @@ gets `'` put before it in CSV |
 | `INSERT INTO sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there |
 | `SELECT ... FROM (SELECT WITH DIFFERENTIAL_PRIVACY ...) WHERE ... ORDER BY ... LIMIT n` | what \
 is done with released rows, free of charge: [post-processing.md](post-processing.md) |
+| `CREATE VIEW name AS SELECT ...` | a name for a query in what follows, private or not; a private \
+one names its job, so several queries over it are one job in one state |
 | `EXPLAIN PRIVACY [INSERT INTO sink] SELECT ...` | describes the query instead of running it |
 
 Statements end with `;`. Names are matched without case where that is unambiguous.

@@ -1,16 +1,24 @@
 """Post-processing of releases: what it gives, what its intervals cover, what it may see."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import streamveil as sv
+from streamveil import cli
 from streamveil.errors import PlanError, SourceError
 from streamveil.expressions.dialect import parse_text
+from streamveil.plan.plan import SourceSpec
 from streamveil.plan.post import Post, PostColumn
 from streamveil.results import combine_intervals
 from streamveil.results.post import CHOSEN, post_processed, processed
 from streamveil.runtime.published import of_state
+from streamveil.sql.sql import parse_script
 from tests.released import made
 from tests.results.streams import KEYS, released, truth
 from tests.statistics import assert_rate, assert_rejects_rate
@@ -303,3 +311,54 @@ def test_python_spells_the_same():
     assert made.fingerprint == base.plan.fingerprint
     with pytest.raises(PlanError, match="did you mean 'n'"):
         base.having("nn > 1")
+
+
+VIEWS = f"""
+CREATE VIEW adults AS SELECT u, c, x FROM t WHERE x > 0;
+CREATE VIEW daily AS {PRIVATE.replace(", name = 'job'", "")} c, COUNTIF(x > 5) AS a, COUNT(*) AS n
+  FROM adults GROUP BY c;
+CREATE SINK shares WITH (sink = 'files', path = 'out', format = 'csv');
+CREATE SINK top WITH (sink = 'files', path = 'out/top', format = 'csv');
+INSERT INTO shares SELECT c, a / n AS share FROM daily;
+INSERT INTO top WITH few AS (SELECT c, n FROM Daily ORDER BY n DESC LIMIT 1) SELECT * FROM few;
+"""
+
+
+def test_views_name_private_and_public_queries():
+    shares, top = parse_script(VIEWS, {"t": SourceSpec(name="t", kind="memory")}).queries
+    assert (shares.name, top.name) == ("shares", "top")
+    assert shares.plan.name == top.plan.name == "daily"
+    assert shares.plan.fingerprint == top.plan.fingerprint  # one job: what follows is free
+    assert shares.plan.where == "x > 0"
+    assert [column.name for column in shares.plan.post[0].columns] == ["c", "share"]
+    assert [post.limit for post in top.plan.post] == [1]
+
+
+def test_a_script_of_views_runs_at_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(TABLE, "t.parquet")
+    Path("script.sql").write_text(VIEWS)
+    given = ["script.sql", "--table", "t=t.parquet", "--query"]
+    for name in ("shares", "top"):
+        done = CliRunner().invoke(cli.app, ["run", *given, name, "--state", "s", "--quiet"])
+        assert done.exit_code == 0, done.output
+    told = CliRunner().invoke(cli.app, ["explain", *given, "top"])
+    assert "the first 1 of each release" in told.output
+    charges = json.loads(CliRunner().invoke(cli.app, ["ledger", "export", "s"]).stdout)["charges"]
+    assert len(charges) == 1
+    [first] = Path("out/daily").rglob("trigger=*.csv")
+    [last] = Path("out/top").rglob("trigger=*.csv")
+    assert first.read_text().startswith('"c","share","share_sd"')
+    assert len(last.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("CREATE VIEW a AS SELECT u FROM t; CREATE VIEW A AS SELECT u FROM t", "declared twice"),
+    ("CREATE VIEW a AS COUNT(*)", "followed by a SELECT"),
+    ("CREATE VIEW a AS SELECT u FROM t", "the query is empty"),
+    ("CREATE VIEW a (SELECT u FROM t)", "expected AS"),
+])  # fmt: skip
+def test_refusals_of_views(text, message):
+    with pytest.raises(PlanError) as caught:
+        parse_script(text)
+    assert message in str(caught.value)

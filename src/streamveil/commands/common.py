@@ -89,9 +89,10 @@ def _table(item: str) -> tuple[str, SourceSpec]:
 
 
 def _named(script: Script, wanted: str) -> Planned:
-    found = [query for query in script.queries if query.plan.name == wanted]
+    named = [query for query in script.queries if wanted in (query.name, query.plan.name)]
+    found = [query for query in named if query.name == wanted] or named
     if len(found) != 1:
-        known = ", ".join(query.plan.name for query in script.queries)
+        known = ", ".join(query.name for query in script.queries)
         raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
     return found[0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from sqlglot import exp
@@ -23,7 +24,7 @@ NAMES = {TokenType.VAR, TokenType.IDENTIFIER}
 STARTS = ("CREATE", "INSERT", "SELECT", "EXPLAIN", "ASK", "WITH")
 _AFTER_A_COLUMN = "AND AS BETWEEN DIV EMIT FROM GROUP HAVING IN IS LIKE LIMIT NOT OR ORDER WHERE"
 AFTER_A_COLUMN = frozenset(_AFTER_A_COLUMN.split())  # tells a column emit from the word EMIT
-KINDS = ("STREAM", "TABLE", "SINK")
+KINDS = ("STREAM", "TABLE", "SINK", "VIEW")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Private:
     sink: str | None = None
     explain: bool = False
     outer: exp.Expr | None = None  # the SELECTs around it, which read from `PRIVATE`
+    view: str | None = None  # that holds it; it names the job
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,21 @@ class Ask:
     condition: exp.Expr | None
 
 
+@dataclass(frozen=True)
+class View:
+    """CREATE VIEW name AS SELECT ...: a name for a query, private or not."""
+
+    name: str
+    tokens: tuple[Token, ...]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a private SELECT is in it."""
+        return any(_private_spans(self.tokens))
+
+
 Statement = Create | Private | Ask
+Views = dict[str, View]  # by name in small letters
 
 
 class Cursor:
@@ -123,13 +139,14 @@ def split_script(source: str) -> list[Statement]:
     """All statements of a script, in order."""
     if not isinstance(source, str):
         raise PlanError(f"a query must be SQL text, not {type(source).__name__}")
-    statements, current = [], []
+    statements, current, views = list[Statement](), list[Token](), Views()
     for token in [*tokenize(source, "the query"), None]:
         if token is not None and token.token_type != TokenType.SEMICOLON:
             current.append(token)
             continue
         if current:
-            statements.append(_statement(Cursor(current, source)))
+            made = _statement(Cursor(current, source), views)
+            statements += [] if made is None else [made]
         current = []
     if not statements:
         raise PlanError(
@@ -139,22 +156,22 @@ def split_script(source: str) -> list[Statement]:
     return statements
 
 
-def _statement(cursor: Cursor) -> Statement:
+def _statement(cursor: Cursor, views: Views) -> Statement | None:
+    """A statement; None for a view, which is only kept."""
     if cursor.take("CREATE"):
-        return _create(cursor)
+        return _create(cursor, views)
     if cursor.take("ASK"):
         name = cursor.name("the name of a changing table")
         return Ask(name, _question(cursor))
-    if cursor.take("EXPLAIN"):
+    explain = cursor.take("EXPLAIN")
+    if explain:
         cursor.take("PRIVACY")
-        sink = _target(cursor)
-        return _private(cursor, sink, explain=True)
     sink = _target(cursor)
-    if cursor.peek() not in ("SELECT", "WITH"):
+    if not explain and cursor.peek() not in ("SELECT", "WITH"):
         word = cursor.peek()
         hint = nearest(word[:30], STARTS)
         raise PlanError(f"a statement starts with {', '.join(STARTS)}{hint}{cursor.place()}")
-    return _private(cursor, sink, explain=False)
+    return _private(cursor, views, sink, explain=explain)
 
 
 def read_question(text: str) -> exp.Expr | None:
@@ -180,9 +197,47 @@ def _target(cursor: Cursor) -> str | None:
     return cursor.name("the name of a sink")
 
 
-def _create(cursor: Cursor) -> Create:
+def _view(cursor: Cursor, views: Views) -> None:
+    """Keeps a named query for the statements that follow."""
+    name = cursor.name("a name")
+    cursor.need("AS")
+    if name.lower() in views:
+        raise PlanError(f"'{shown(name)}' is declared twice")
+    if cursor.peek() not in ("SELECT", "WITH"):
+        raise PlanError(f"CREATE VIEW {shown(name)} AS is followed by a SELECT{cursor.place()}")
+    views[name.lower()] = View(name, tuple(cursor.tokens[cursor.at :]))
+
+
+def _with_views(
+    tokens: list[Token], views: Views, source: str
+) -> tuple[list[Token], tuple[View, ...]]:
+    """A SELECT with the views that it names as named subqueries, and these views."""
+    used, todo = dict[str, View](), [*pairwise(tokens)]
+    while todo:
+        before, token = todo.pop()
+        found = views.get(str(token.text).lower())
+        if found is None or found.name.lower() in used:
+            continue
+        if str(before.text).upper() in ("FROM", "JOIN", "TABLE"):
+            used[found.name.lower()] = found
+            todo += pairwise(found.tokens)
+    if not used:
+        return tokens, ()
+    with_, comma, open_, close, as_ = tokenize("WITH , ( ) AS", "the query")
+    added = [with_]
+    for view in [view for name, view in views.items() if name in used]:  # as declared
+        name = tokenize(f"`{view.name}`", "the query")
+        added += [*name, as_, open_, *view.tokens, close, comma]
+    is_with = bool(tokens) and tokens[0].token_type == TokenType.WITH
+    return [*added, *tokens[1:]] if is_with else [*added[:-1], *tokens], tuple(used.values())
+
+
+def _create(cursor: Cursor, views: Views) -> Create | None:
     cursor.take("OR", "REPLACE")
     kind = cursor.peek()
+    if cursor.take("VIEW"):
+        _view(cursor, views)
+        return None
     if kind not in KINDS:
         raise PlanError(f"CREATE is followed by {', '.join(KINDS)}{nearest(kind[:30], KINDS)}")
     cursor.at += 1
@@ -242,10 +297,11 @@ def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
     return pairs
 
 
-def _private(cursor: Cursor, sink: str | None, *, explain: bool) -> Private:
+def _private(cursor: Cursor, views: Views, sink: str | None, *, explain: bool) -> Private:
     """Takes the private SELECT out of a statement, and out of it the privacy clause and EMIT."""
     source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
+    rest, used = _with_views(rest, views, source)
     spans = list(_private_spans(rest))
     if not spans:
         raise PlanError(
@@ -271,7 +327,8 @@ def _private(cursor: Cursor, sink: str | None, *, explain: bool) -> Private:
     stand_in = tokenize(STAND_IN, "the query")
     outer = parse_query([*rest[:start], *stand_in, *rest[end:]], source, "the query")
     _hand_down(outer, tree)
-    return Private(tree, pairs, emit or own, sink, explain, outer)
+    view = next((view.name for view in used if view.is_private), None)
+    return Private(tree, pairs, emit or own, sink, explain, outer, view)
 
 
 def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:

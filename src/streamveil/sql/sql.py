@@ -20,7 +20,7 @@ from typing import Any
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.expr import conjunction
-from streamveil.plan.options import PUBLIC_GROUPS
+from streamveil.plan.options import NAME, PUBLIC_GROUPS
 from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.assemble import assemble
 from streamveil.sql.options import constant, flag, read_options, text, word
@@ -41,6 +41,11 @@ class Planned:
     explain: bool = False  # EXPLAIN PRIVACY: describe it, do not run it
     asks: tuple[str, ...] = ()  # ASK: questions to its table, for the end of a run
 
+    @property
+    def name(self) -> str:
+        """What tells it from others in its script: its sink's name, else its job's."""
+        return self.plan.name if self.plan.sink is None else self.plan.sink.name
+
 
 @dataclass(frozen=True)
 class Script:
@@ -54,7 +59,7 @@ class Script:
     def query(self) -> Planned:
         """The only query; PlanError when there are none or several."""
         if len(self.queries) != 1:
-            names = ", ".join(query.plan.name for query in self.queries)
+            names = ", ".join(query.name for query in self.queries)
             raise PlanError(
                 f"the script holds {len(self.queries)} queries ({names}); exactly one is wanted.\n"
                 "  to fix  --query NAME; names come from INSERT INTO, or OPTIONS (name = '...')"
@@ -120,6 +125,8 @@ def _planned(
             hint = nearest(statement.sink, sinks) if sinks else "; declare it with CREATE SINK"
             raise PlanError(f"unknown sink '{shown(statement.sink)}'{hint}")
     values = read_options(statement.pairs)
+    if statement.view is not None and NAME.of(values) is None:
+        values[NAME.name] = statement.view
     groups = take_public_join(statement.tree, sources)
     draft = read_select(statement.tree, sources, values, statement.emit, source, sink)
     values |= draft.named
