@@ -226,7 +226,7 @@ MISTAKES = [
     ("no option 'sep'", lambda: done(sv.files("x.csv", sep=";").protect("u")).run(FOLDER)),
     ("event_time must be the name", lambda: done(sv.files("x.csv", event_time=5).protect("u"))),
     (
-        "read on Spark alone",
+        "source 'kafka' needs 'servers', 'columns'",
         lambda: done(sv.source("kafka", name="x", topic="t").protect("u")).run(FOLDER),
     ),
     ("unknown sink 'fils'", lambda: done(stream.to("fils", path="out").protect("u")).explain()),

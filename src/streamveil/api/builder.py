@@ -222,7 +222,7 @@ RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
 
 def endless(source: SourceSpec) -> bool:
     """Whether more rows may always come."""
-    return source.options.get("follow") is True or source.kind == "kafka"
+    return source.options.get("follow", source.kind == "kafka") is True
 
 
 @fitting('files("clicks/*.parquet", event_time="ts")')

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, TypeVar
 
 from streamveil.connectors.base import Chunk, Sink, Source
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.files import FilesSource
+from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.memory import MemorySource
 from streamveil.connectors.rate import RateSource
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
@@ -15,6 +17,7 @@ from streamveil.errors import SourceError, nearest
 
 SOURCES: dict[str, Callable[..., Source]] = {
     "files": FilesSource,
+    "kafka": KafkaSource,
     "memory": MemorySource,
     "rate": RateSource,
 }
@@ -24,7 +27,6 @@ SINKS: dict[str, Callable[..., Sink]] = {
     "delta": DeltaSink,
     "memory": MemorySink,
 }
-SPARK_ONLY = ("kafka",)
 
 
 def open_source(kind: str, options: dict[str, Any], *times: str | None) -> Source:
@@ -48,18 +50,19 @@ T = TypeVar("T")
 
 def opened(what: str, known: dict[str, Callable[..., T]], kind: str, options: dict[str, Any]) -> T:
     """Builds one connector from its registry."""
-    if what == "source" and kind in SPARK_ONLY:
-        raise SourceError(
-            f"source '{kind}' is read on Spark alone.\n"
-            f"  to fix  streamveil run --engine spark, in Python run(state, "
-            "engine=streamveil.spark(session))"
-        )
     if kind not in known:
         raise SourceError(f"unknown {what} '{kind}'{nearest(kind, known)}")
     allowed = known[kind].__init__.__annotations__.keys() - {"return"}
     for name in options:
         if name not in allowed:
             raise SourceError(f"{what} '{kind}' has no option '{name}'{nearest(name, allowed)}")
+    asked = signature(known[kind]).parameters.values()
+    missing = [f"'{p.name}'" for p in asked if p.default is p.empty and p.name not in options]
+    if missing:
+        raise SourceError(
+            f"{what} '{kind}' needs {', '.join(missing)}.\n"
+            "  to fix  give them among its options, and columns by their names and types"
+        )
     return known[kind](**options)
 
 

@@ -29,7 +29,7 @@ from streamveil.plan.value_bounds import VALUED, is_open
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors; kafka is Spark's
+SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors
 SINKS = ("files", "console", "delta", "memory")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (

@@ -22,7 +22,10 @@ from streamveil.errors import require_file_name
 from streamveil.plan.post import Post
 
 MICROS = 1_000_000
-PLACES = {"files": ("path",), "kafka": ("config",)}  # source -> options that say where it lies
+PLACES = {
+    "files": ("path",),
+    "kafka": ("servers", "config"),
+}  # source -> options that say where it lies
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]
 WindowKind = Literal["whole", "tumble", "hop", "cumulate"]

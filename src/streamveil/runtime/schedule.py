@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.batch import Batch
-from streamveil.connectors import Source
+from streamveil.connectors import Chunk, Source
 from streamveil.connectors.arrival import Arrivals, arrivals
 from streamveil.connectors.base import micros, slices
 from streamveil.connectors.checksum import crc32
@@ -29,6 +29,7 @@ from streamveil.plan.plan import Clock
 from streamveil.runtime.spill_buffer import SpillBuffer
 from streamveil.types import Array, Int64
 
+PAUSE = 0.5  # seconds between two looks for more rows
 SPILL_BYTES = 1 << 30  # a replay larger than this is sorted on disk
 
 
@@ -62,7 +63,7 @@ class MicroBatches:
             at.get("source"),
             at.get("skip", 0),
         )
-        for chunk in self.source.read(place, self.max_rows, self.columns):
+        for chunk in self._chunks(place):
             rejected, total = {} if skip else chunk.rejected, chunk.rows.num_rows
             rejected_rows = () if skip else chunk.rejected_rows
             if rejected and not total and (last is None or step <= last):
@@ -81,9 +82,23 @@ class MicroBatches:
                 yield Batch(part, step - closes, closes, after, rejected, rejected_rows)
                 rejected, rejected_rows = {}, ()
             place, skip = chunk.position, max(0, skip - total)  # a resumed read may cut finer
+            if last is not None and step > last:
+                return
+        if not self.source.bounded:
+            return  # stopped for now: more rows may come, and a step is whole when it has all
         if taken or (every is None and not at.get("done")):
             after = json.dumps({"step": step + 1, "source": place, "done": True})
             yield Batch(self._nothing(), step, True, after)  # noqa: FBT003
+
+    def _chunks(self, place: str | None) -> Iterator[Chunk]:
+        """What the source holds from a place on; of one without an end also what comes."""
+        while True:
+            for chunk in self.source.read(place, self.max_rows, self.columns):
+                place = chunk.position
+                yield chunk
+            if self.source.bounded or self.once or self.sleep is None:
+                return
+            self.sleep(PAUSE)
 
     def _event(self, at: dict[str, Any]) -> Iterator[Batch]:
         """A replay: rows in order of (step of their own arrival, position).

@@ -25,11 +25,12 @@ from streamveil.compiler import compile
 from streamveil.compiler.group_by import check_public
 from streamveil.connectors import open_sink, open_source
 from streamveil.connectors.base import Sink, declared_schema, signed
+from streamveil.connectors.kafka import Topic
 from streamveil.connectors.rate import RateSource
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.state import types_to_bytes
 from streamveil.engines.spark import stages, state_cache, tasks
-from streamveil.engines.spark.kafka import KafkaReading, Topic
+from streamveil.engines.spark.kafka import KafkaReading
 from streamveil.engines.spark.session import require_callbacks
 from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.shuffle import total

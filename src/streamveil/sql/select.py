@@ -289,7 +289,7 @@ def _check_selected(
 
 def read_emit(tokens: list[Token], text: str, source: SourceSpec) -> Ticks:
     """EMIT EVERY INTERVAL n UNIT, EMIT EVERY n ROWS, or nothing: a one-shot query."""
-    unbounded = source.options.get("follow") is True or source.kind == "kafka"
+    unbounded = source.options.get("follow", source.kind == "kafka") is True
     if not tokens:
         return Ticks(unbounded=unbounded)
     cursor = Cursor(tokens, text)

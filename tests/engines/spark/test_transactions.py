@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from streamveil.engines.spark.kafka import KafkaReading, Range, Topic
+from streamveil.connectors.kafka import Range, Topic
+from streamveil.engines.spark.kafka import KafkaReading
 from streamveil.errors import SourceError
 
 MESSAGE, MARKER, NOTHING = "message", "marker", "nothing"
@@ -47,7 +48,7 @@ class Partition:
     def __init__(self, log, lost=()):
         self.log, self.lost, self.waited = log, lost, 0.0
 
-    def __call__(self, settings):
+    def __call__(self, settings, **_):
         self.ends = settings.get("enable.partition.eof", False)
         return self
 
@@ -82,7 +83,7 @@ def read(monkeypatch):
     """Reads a range of a log: the values of its rows, and the seconds waited."""
     now = SimpleNamespace(partition=None)
     clock = SimpleNamespace(monotonic=lambda: now.partition.waited)
-    monkeypatch.setattr("streamveil.engines.spark.kafka.time", clock, raising=False)
+    monkeypatch.setattr("streamveil.connectors.kafka.time", clock, raising=False)
 
     def rows(log, start, stop, lost=()):
         now.partition = Partition(log, lost)

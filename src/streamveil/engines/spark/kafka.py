@@ -8,81 +8,20 @@ to Spark's log before any message is read. The canonical order is (partition, of
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
 from streamveil.connectors.fit import fit
 from streamveil.connectors.json_lines import json_messages
+from streamveil.connectors.kafka import AT_ONCE, WAIT, Range, Topic, messages
 from streamveil.connectors.rejected_rows import MALFORMED
 from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
-from streamveil.errors import MissingExtraError, PlanError, SourceError
+from streamveil.errors import SourceError
 from streamveil.plan.plan import Clock
 
 PARTITION_BITS = 44  # of an offset in a place: 2^44 messages a partition
-WAIT = 30.0  # seconds without an answer before a step fails, to be repeated
-POLL = 0.1  # seconds between two looks at how far a range is read
-AT_ONCE = 50_000  # messages
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topic:
-    """Where the messages are. `config` names a JSON file of further librdkafka settings."""
-
-    servers: str
-    topic: str
-    columns: dict[str, str] = field(default_factory=dict)
-    config: str | None = None  # read where a task runs: credentials travel with no task
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> Topic:
-        """From the options of a source."""
-        for name in ("servers", "topic", "columns"):
-            if not options.get(name):
-                raise PlanError(f"the source 'kafka' needs '{name}'")
-        unknown = options.keys() - {"servers", "topic", "columns", "config"}
-        if unknown:
-            raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}'")
-        return cls(**options)
-
-    def consumer(self) -> Any:
-        """A consumer that never skips a lost range in silence."""
-        try:
-            from confluent_kafka import Consumer
-        except ImportError:
-            raise MissingExtraError("reading Kafka", "kafka") from None
-        return Consumer({
-            **self._settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
-            "enable.auto.commit": False, "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-        })  # fmt: skip
-
-    def _settings(self) -> dict[str, Any]:
-        """What the file of settings says. Its content appears in no message."""
-        try:
-            more = {} if self.config is None else json.loads(Path(self.config).read_text())
-        except (OSError, ValueError):
-            more = None
-        if not isinstance(more, dict):
-            raise SourceError(
-                f"config='{self.config}' of the source 'kafka' is no readable JSON object of"
-                " librdkafka settings.\n"
-                "  to fix  put that file where the driver and every executor can read it"
-            )
-        return more
-
-
-@dataclass(frozen=True)
-class Range:
-    """The messages [start, stop) of a partition."""
-
-    partition: int
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -154,48 +93,10 @@ class KafkaReading:
         return Read(table, (part.partition << PARTITION_BITS) + part.start, rejected)
 
     def _messages(self, part: Range) -> Iterator[bytes]:
-        """The values of a range.
-
-        Not every offset holds a message: markers of transactions, aborted and compacted messages
-        do not. So a range ends when the consumer's position, which moves past markers, or the
-        partition's end has reached its stop, not when so many messages have come.
-        """
-        from confluent_kafka import TopicPartition
-
+        """The values of a range."""
         consumer = self.topic.consumer()
         try:
-            here = TopicPartition(self.topic.topic, part.partition, part.start)
-            consumer.assign([here])
-            place, late = part.start, time.monotonic() + WAIT
-            while place < part.stop:
-                messages = consumer.consume(min(AT_ONCE, part.stop - place), timeout=POLL)
-                yield from (
-                    message.value() or b"null"
-                    for message in messages
-                    if not at_end(message) and message.offset() < part.stop
-                )
-                reached = max(
-                    consumer.position([here])[0].offset,  # negative before the first message
-                    *(message.offset() for message in messages if at_end(message)),
-                    place,
-                )
-                if reached > place:
-                    place, late = reached, time.monotonic() + WAIT
-                elif time.monotonic() > late:
-                    raise SourceError("the brokers do not answer; the step will be repeated")
+            for found, _ in messages(consumer, self.topic, part, AT_ONCE):
+                yield from (message.value() or b"null" for message in found)
         finally:
             consumer.close()
-
-
-def at_end(message: Any) -> bool:
-    """Whether it tells, instead of a message, that the partition ends at its offset."""
-    from confluent_kafka import KafkaError
-
-    if not message.error():
-        return False
-    if message.error().code() == KafkaError._PARTITION_EOF:
-        return True
-    raise SourceError(
-        "a range of the topic cannot be read; was it deleted by retention?\n"
-        "  to fix  keep messages longer than a job may stand still"
-    )

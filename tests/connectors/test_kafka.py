@@ -1,0 +1,199 @@
+"""A topic is read once and in one order, whatever happens to readers, brokers and transactions."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.connectors.kafka import KafkaSource, Range, Topic, left
+from streamveil.connectors.rejected_rows import traced
+from streamveil.errors import SourceError
+from streamveil.runtime.run import Pace, run
+from tests.servers import kafka
+
+COLUMNS = {"u": "INT64", "page": "STRING"}
+needs_broker = pytest.mark.skipif(
+    kafka.jars() is None, reason=f"no Apache Kafka: {kafka.JARS} names no folder with its jars"
+)
+
+
+def message(u):
+    return json.dumps({"u": u, "page": "ab"[u % 2]}).encode()
+
+
+def sent(users, partitions=2):
+    return [(u % partitions, message(u)) for u in users]
+
+
+def test_ranges_begin_with_the_partition_that_a_position_names():
+    topic, ends = Topic(servers="", topic="t"), {0: (2, 5), 1: (3, 9), 2: (0, 0)}
+    assert [part.partition for part in left(topic, {}, ends, 1)] == [1, 0]
+    assert list(left(topic, {0: 5, 1: 4}, ends, 0)) == [Range(1, 4, 9)]
+
+
+@pytest.mark.parametrize("known", [{0: 1}, {0: 6}, {3: 0}], ids=["deleted", "beyond", "no such"])
+def test_what_is_gone_is_said(known):
+    with pytest.raises(SourceError, match="topic 't' are gone"):
+        list(left(Topic(servers="", topic="t"), known, {0: (2, 5)}, 0))
+
+
+def test_a_declared_column_is_none_of_every_topic():
+    with pytest.raises(SourceError, match="kafka_key"):
+        KafkaSource("x:1", "t", {"kafka_key": "STRING"})
+
+
+def test_brokers_that_do_not_answer_are_named(monkeypatch):
+    pytest.importorskip("confluent_kafka")
+    monkeypatch.setattr("streamveil.connectors.kafka.WAIT", 0.3)
+    port = kafka.free_port()
+    with pytest.raises(SourceError, match=rf"127.0.0.1:{port}' do not answer"):
+        list(KafkaSource(f"127.0.0.1:{port}", "t", COLUMNS).read(None, 10))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    made = kafka.Broker(tmp_path_factory.mktemp("kafka") / "broker")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def topic(broker, request):
+    name = request.node.name.translate(str.maketrans("[]", "..")).lower()[:80]
+    broker.make(name, 2)
+    return name
+
+
+def rows_of(chunks):
+    return [row for chunk in chunks for row in chunk.rows.to_pylist()]
+
+
+def places(rows):
+    return [(row["kafka_partition"], row["kafka_offset"]) for row in rows]
+
+
+@needs_broker
+def test_every_position_goes_on_with_the_same_rows(broker, topic):
+    broker.send(topic, sent(range(20)))
+    broker.send(topic, sent(range(-9, 0)), "aborted")
+    broker.send(topic, [*sent(range(20, 30)), (0, b"no row"), (1, b"[]")], "committed")
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    chunks = list(source.read(None, 4))
+    rows = rows_of(chunks)
+    assert sorted(row["u"] for row in rows) == list(range(30)), "aborted messages are no rows"
+    assert sum(chunk.rejected.get("malformed row", 0) for chunk in chunks) == 2
+    assert {row["kafka_key"] for row in rows} == {str(len(message(u))) for u in range(30)}
+    broker.send(topic, [(0, message(99))])  # comes after every position of what was there before
+    for at, chunk in enumerate(chunks):
+        for most in (1, 100):
+            follows = rows_of(source.read(chunk.position, most))
+            after = places(rows_of(chunks[at + 1 :]))
+            mine = [place for place in places(follows) if place in set(after)]
+            assert mine == after
+            following = places(rows_of(chunks[at + 1 : at + 2]))
+            assert places(follows)[: min(len(following), most)] == following[:most]
+            assert len(follows) == len(after) + 1
+
+
+@needs_broker
+def test_an_open_transaction_is_not_read_and_not_waited_for(broker, topic):
+    from confluent_kafka import Producer
+
+    broker.send(topic, sent(range(6)))
+    producer = Producer({"bootstrap.servers": broker.servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, message(100), partition=0)
+    producer.flush()
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    chunks = list(source.read(None, 50))
+    assert sorted(row["u"] for row in rows_of(chunks)) == list(range(6))
+    producer.commit_transaction(30)
+    assert [row["u"] for row in rows_of(source.read(chunks[-1].position, 50))] == [100]
+
+
+@needs_broker
+def test_messages_that_retention_deleted_unread_stop_the_job_in_words(broker, topic):
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    broker.send(topic, sent(range(10)))
+    source = KafkaSource(broker.servers, topic, COLUMNS)
+    position = next(chunk for chunk in source.read(None, 2) if chunk.rows.num_rows).position
+    client = AdminClient({"bootstrap.servers": broker.servers})
+    for done in client.delete_records([TopicPartition(topic, 0, 4)]).values():
+        done.result(30)
+    with pytest.raises(SourceError, match="retention deleted them"):
+        list(source.read(position, 2))
+
+
+@needs_broker
+def test_rejected_messages_are_kept_with_their_offsets(broker, topic):
+    broker.send(topic, [(0, message(1)), (0, b"no row"), (1, b'{"u": "x", "page": "a"}')])
+    chunks = list(traced(KafkaSource(broker.servers, topic, COLUMNS)).read(None, 50))
+    kept = pa.concat_tables([table for chunk in chunks for table in chunk.rejected_rows])
+    assert kept["file"].to_pylist() == [f"{topic}/0", f"{topic}/1"]
+    assert kept["number"].to_pylist() == [1, 0]
+    assert kept["line"].to_pylist()[0] == b"no row"
+
+
+def query(broker, topic, **more):
+    return (
+        sv.source("kafka", topic, servers=broker.servers, topic=topic, columns=COLUMNS,
+                  follow=more.pop("follow", True))
+        .protect("u").group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count())
+        .bound(max_rows=1).release(budget=sv.Budget(epsilon=2000, delta=1e-9), **more)
+    )  # fmt: skip
+
+
+@needs_broker
+def test_a_topic_answers_one_question(broker, topic):
+    broker.send(topic, sent(range(500)))
+    assert counts(query(broker, topic, follow=False).answer().table) == {"a": 250, "b": 250}
+
+
+def counts(table):
+    return dict(zip(table["page"].to_pylist(), np.rint(table["n"]).astype(int), strict=True))
+
+
+@needs_broker
+def test_a_job_that_is_cut_off_at_any_commit_counts_every_message_once(
+    broker, topic, tmp_path, monkeypatch
+):
+    """Stopped after each commit, while messages come and the broker dies: as if never stopped."""
+    asked = query(broker, topic, every=sv.rows(40), steps=5)
+    found, users, state = [], iter(range(10_000)), str(tmp_path / "s")
+    for turn in range(60):
+        broker.send(topic, [(turn % 2, message(next(users))) for _ in range(7)])
+        if turn in (20, 40):
+            broker.stop()
+            monkeypatch.setattr("streamveil.connectors.kafka.WAIT", 1.0)
+            cut_off = run(asked.plan, state=state, pace=Pace(max_rows=3, once=True))
+            with pytest.raises(SourceError):
+                list(cut_off)
+            monkeypatch.undo()
+            broker.start()
+        job = run(asked.plan, state=state, pace=Pace(max_rows=3, once=True))
+        for _ in range(2):  # commits
+            release = next(job, None)
+            found += [release] if release is not None else []
+        job.close()
+        if len({one.step for one in found}) == 5:
+            break
+    by_step = {one.step: sum(counts(one.table).values()) for one in found}
+    assert by_step == {1: 40, 2: 80, 3: 120, 4: 160, 5: 200}
+    shutil.rmtree(tmp_path / "s")
+
+
+@needs_broker
+def test_a_live_job_takes_what_is_there_when_a_step_closes(broker, topic, tmp_path):
+    asked = query(broker, topic, every="1 hour", start="2026-01-01", end="2026-01-03", clock="wall")
+    totals = []
+    for step in range(1, 4):
+        broker.send(topic, sent(range(100 * step, 100 * step + 100)))
+        made = list(run(asked.plan, state=str(tmp_path / "s"), pace=Pace(once=True)))
+        totals += [sum(counts(one.table).values()) for one in made if one.step == step]
+    assert totals == [100, 200, 300]

@@ -1,0 +1,140 @@
+"""Apache Kafka from its published jars: one broker in KRaft mode on loopback.
+
+`python -m tests.servers.kafka FOLDER`: puts the jars into FOLDER, by Maven. Tests use a broker
+where STREAMVEIL_KAFKA_JARS names that folder; elsewhere they are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+VERSION = "3.9.1"
+JARS = "STREAMVEIL_KAFKA_JARS"
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>tests</groupId><artifactId>broker</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
+      <version>{VERSION}</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId>
+      <version>1.7.36</version></dependency>
+  </dependencies>
+</project>
+"""
+
+
+def fetch(folder: Path) -> None:
+    """Puts the jars of the broker into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pom.xml").write_text(POM)
+    subprocess.run(
+        ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies",
+         f"-DoutputDirectory={folder}"],
+        check=True,
+    )  # fmt: skip
+
+
+def jars() -> Path | None:
+    """Where the jars are, if they are there and Java is."""
+    named = os.environ.get(JARS)
+    found = None if named is None else Path(named)
+    return found if found and shutil.which("java") and list(found.glob("kafka_*.jar")) else None
+
+
+class Broker:
+    """A broker with its files in `home`. It can be stopped, and started again at its address."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir(parents=True)
+        self.port, controller = free_port(), free_port()
+        self.servers = f"127.0.0.1:{self.port}"
+        settings = {
+            "process.roles": "broker,controller", "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.servers}",
+            "controller.listener.names": "CONTROLLER", "log.dirs": home / "log",
+            "offsets.topic.replication.factor": 1, "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1, "group.initial.rebalance.delay.ms": 0,
+            "offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1,
+            "log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 500,
+        }  # fmt: skip
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (home / "server.properties").write_text(text)
+        self._java("kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c").wait(60)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = ["java", "-Xmx512m", "-cp", f"{jars()}/*", main, *arguments]
+        with (self.home / "broker.log").open("ab") as log:
+            return subprocess.Popen(
+                [*command, str(self.home / "server.properties")], stdout=log, stderr=log
+            )
+
+    def start(self) -> None:
+        """Starts the broker, and waits until it answers."""
+        from confluent_kafka.admin import AdminClient
+
+        self.process = self._java("kafka.Kafka")
+        client = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                client.list_topics(timeout=2)
+                return
+            except Exception:
+                time.sleep(0.2)
+        raise TimeoutError((self.home / "broker.log").read_text()[-2000:])
+
+    def stop(self, *, hard: bool = True) -> None:
+        """Stops it, by default as a power failure would."""
+        assert self.process is not None
+        (self.process.kill if hard else self.process.terminate)()
+        self.process.wait(30)
+
+    def make(self, topic: str, partitions: int = 1, **settings: object) -> None:
+        """Makes a topic."""
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        client = AdminClient({"bootstrap.servers": self.servers})
+        config = {name.replace("_", "."): str(value) for name, value in settings.items()}
+        (made,) = client.create_topics([NewTopic(topic, partitions, 1, config=config)]).values()
+        made.result(30)
+
+    def send(self, topic: str, messages: list[tuple[int, bytes]], how: str = "plain") -> None:
+        """Sends messages (partition, value): plain, or in a transaction that ends so."""
+        from confluent_kafka import Producer
+
+        more = {} if how == "plain" else {"transactional.id": str(uuid.uuid4())}
+        producer = Producer({"bootstrap.servers": self.servers, **more})
+        if more:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        for partition, value in messages:
+            producer.produce(topic, value, key=str(len(value)).encode(), partition=partition)
+            producer.poll(0)
+        producer.flush(30)
+        if how == "committed":
+            producer.commit_transaction(30)
+        elif how == "aborted":
+            producer.abort_transaction(30)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+if __name__ == "__main__":
+    fetch(Path(sys.argv[1]))
