@@ -194,6 +194,8 @@ AGGREGATE_NOTES = {
     "COUNT": "`COUNT(*)`, `COUNT(x)` (x not null), `COUNT(DISTINCT unit)` (privacy units), "
     "`COUNT(DISTINCT x)` (different values, twice the noise)",
     "COUNTIF": "`COUNTIF(condition)`",
+    "LOGICAL_OR": "`LOGICAL_OR(condition)`: whether certainly any row has it",
+    "LOGICAL_AND": "`LOGICAL_AND(condition)`: whether no row certainly lacks it",
     "SUM": "`SUM(x, contribution_bounds_per_row => (low, high))`",
     "AVG": "mean; both noisy parts are used, interval by Fieller's method",
     "VARIANCE": "same as VAR_SAMP",
@@ -219,12 +221,13 @@ SIGNATURES = {  # every function a row expression may call
     "texts": "CONCAT(...) LOWER(s) UPPER(s) TRIM(s[,chars]) LTRIM(s[,chars]) RTRIM(s[,chars]) "
     "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) LEFT(s,n) "
     "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) STARTS_WITH(s,part) "
-    "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern)",
+    "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern) "
+    "REGEXP_EXTRACT(s,pattern) REGEXP_SUBSTR(s,pattern) REGEXP_REPLACE(s,pattern,new)",
     "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) DATE_TRUNC(d,UNIT) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
     "DATE_SUB(d,INTERVAL) TIMESTAMP_DIFF(a,b,UNIT) DATE_DIFF(a,b,UNIT) TIMESTAMP_SECONDS(n) "
     "TIMESTAMP_MILLIS(n) TIMESTAMP_MICROS(n) UNIX_SECONDS(t) UNIX_MILLIS(t) UNIX_MICROS(t) "
-    "UNIX_DATE(d)",
+    "UNIX_DATE(d) FORMAT_TIMESTAMP(format,t[,zone]) FORMAT_DATE(format,d)",
 }
 
 EXPRESSIONS = """\
@@ -261,7 +264,11 @@ DIFFERENCES = """\
 - `report_format` is DEFAULT only: every number comes with its interval as columns.
 - HAVING, ORDER BY, LIMIT and a SELECT over a private answer work within each release, on released
   rows, and cost nothing: [post-processing.md](post-processing.md).
-- `WITH ANONYMIZATION` and the `ANON_` functions are old names, refused with the new ones.
+- `WITH ANONYMIZATION`, `kappa` and the `ANON_` functions with `CLAMPED BETWEEN` are old names of
+  the same; [googlesql.md](googlesql.md) lists statements of all kinds.
+- `max_groups_contributed = NULL` is the number of public groups, and refused where there are none.
+- `LOGICAL_OR(x)` is whether the count of rows with x is certainly above 0 (its interval is);
+  `LOGICAL_AND(x)` is NOT LOGICAL_OR(NOT x).
 - `k_threshold` is refused: a fixed k has no proof over many releases.
 """
 

@@ -263,7 +263,8 @@ COUNTED = "COUNT(*) AS n FROM t"
          "2**62 quanta"),
         ("MAX(x) AS m FROM t", CLAUSE, "", "PERCENTILE_CONT"),
         ("ANY_VALUE(x) AS m FROM t", CLAUSE, "", "somebody's value"),
-        ("ANON_COUNT(*) AS m FROM t", CLAUSE, "", "drop ANON_"),
+        ("ANON_COUNTS(*) AS m FROM t", CLAUSE, "", "unknown aggregate 'ANON_COUNTS'"),
+        ("u, COUNT(*) AS m FROM t GROUP BY CUBE (u)", CLAUSE, "", "for changing tables only"),
         ("SUM(x, contribution_bounds_per_row => (0, 1), report_format => JSON) AS m FROM t", CLAUSE,
          "", "NAME_sd"),
         ("url, COUNT(*) AS n FROM t", CLAUSE, "", "publish rows"),
@@ -325,7 +326,7 @@ def test_refusals(select, options, emit, message):
         ("ASK t SELECT 1", "COUNT(*) WHERE"),
         ("", "empty"),
         (";;", "empty"),
-        ("SELECT WITH ANONYMIZATION OPTIONS (epsilon = 1) COUNT(*) FROM t", "old name"),
+        ("SELECT WITH ANONYMITY OPTIONS (epsilon = 1) COUNT(*) FROM t", "DIFFERENTIAL_PRIVACY"),
         ("SELECT WITH DIFFERENTIAL_PRIVCY OPTIONS (epsilon = 1) COUNT(*) FROM t", "did you mean"),
         (f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) COUNT(*) FROM (SELECT WITH "
          f"DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) x FROM t)", "with a budget and releases"),

@@ -7,6 +7,7 @@ the query is fixed before any row is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -301,6 +302,93 @@ def _regexp(kernel: Callable[[Column, str], Column]) -> Rule:
     return rule
 
 
+def _regexp_extract(name: str, arguments: Sequence[Argument]) -> Bound:
+    """The first match of a pattern, or of its only group; null where there is none."""
+    _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments)
+    pattern = constant(name, arguments, 1, "string")
+    groups = group_places(pattern)
+    if len(groups) > 1:
+        raise PlanError(
+            f"argument 2 of {name} has {len(groups)} groups, and one is extracted.\n"
+            "  to fix  write the others as (?:...)"
+        )
+    named = f"(?P<found>{pattern})"
+    if groups:
+        named = f"{pattern[: groups[0]]}(?P<found>{pattern[groups[0] + 1 :]}"
+
+    def kernel(column: Column) -> Column:
+        return pc.struct_field(pc.extract_regex(column, pattern=named), "found")
+
+    return Bound("string", ("string", None), kernel)
+
+
+def group_places(pattern: str) -> list[int]:
+    r"""Where the groups of a regular expression begin that have no name and are extracted.
+
+    >>> group_places(r"a\((b)[(](?:c)(d)")
+    [3, 14]
+    """
+    found, inside, at = [], False, 0
+    while at < len(pattern):
+        letter = pattern[at]
+        if letter == "\\":
+            at += 1
+        elif letter == "[":
+            inside = True
+        elif letter == "]":
+            inside = False
+        elif letter == "(" and not inside and pattern[at + 1 : at + 2] != "?":
+            found.append(at)
+        at += 1
+    return found
+
+
+def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 3)
+    _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments[:2])
+    old, new = (constant(name, arguments, place, "string") for place in (1, 2))
+
+    def kernel(column: Column) -> Column:
+        return pc.replace_substring_regex(column, pattern=old, replacement=new)
+
+    try:
+        kernel(pa.array(["a"]))
+    except pa.ArrowInvalid:
+        raise PlanError(
+            f"argument 3 of {name} names a group that its pattern does not have"
+        ) from None
+    return Bound("string", ("string", None, None), kernel)
+
+
+def _format(kind: Kind) -> Rule:
+    """FORMAT_TIMESTAMP(format, time[, zone]) and FORMAT_DATE(format, date)."""
+
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        if kind == "date":
+            arity(name, arguments, 2)
+        zone = _zone(name, arguments, 2)
+        pattern = constant(name, arguments, 0, "string")
+        unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - FORMATS
+        if unknown:
+            raise PlanError(
+                f"argument 1 of {name}: '%{min(unknown)}' is not available; known:"
+                f" {' '.join(f'%{letter}' for letter in sorted(FORMATS))} %%"
+            )
+        clocks = times.on_clocks(zone) if zone else times.to_instant if kind == "date" else _same
+
+        def kernel(column: Column) -> Column:
+            whole = pc.floor_temporal(clocks(column), unit="second").cast(pa.timestamp("s", "UTC"))
+            return pc.strftime(whole, format=pattern, locale="C")
+
+        wanted = (None, kind, None) if zone else (None, kind)
+        return Bound("string", wanted, kernel)
+
+    return rule
+
+
+FORMATS = frozenset("YmdHMSFTjaAbByVGuDReIp")  # letters of formats, as strftime has them
+
+
 def _position(column: Column, text: str) -> Column:
     found = pc.find_substring(column, pattern=text)
     return pc.add(found.cast(pa.int64()), 1)  # bytes: exact for ASCII, documented
@@ -429,6 +517,11 @@ FUNCTIONS: dict[str, Rule] = {
         lambda c, text: pc.match_substring(pc.utf8_lower(c), pattern=text.lower())
     ),
     "REGEXP_CONTAINS": _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text)),
+    "REGEXP_EXTRACT": _regexp_extract,
+    "REGEXP_SUBSTR": _regexp_extract,
+    "REGEXP_REPLACE": _regexp_replace,
+    "FORMAT_TIMESTAMP": _format("timestamp"),
+    "FORMAT_DATE": _format("date"),
     "DATE": _to_date,
     "TIMESTAMP": _to_instant,
     "TIMESTAMP_TRUNC": _truncate("timestamp"),

@@ -99,6 +99,25 @@ def _count_if(call: Call) -> list[Aggregate]:
     return [call.plan("count", f"IF({call.column()}, TRUE, NULL)")]
 
 
+def _any_row(negation: str) -> Form:
+    """Counts the rows that decide: whether there are any is read off the interval."""
+
+    def form(call: Call) -> list[Aggregate]:
+        return [call.plan("count", f"IF({negation}({call.column()}), TRUE, NULL)")]
+
+    return form
+
+
+def decided(name: str, column: str) -> exp.Expr | None:
+    """What LOGICAL_OR and LOGICAL_AND say, from the count of rows that decide."""
+    if name not in ("LOGICAL_OR", "LOGICAL_AND"):
+        return None
+    certain = exp.GT(
+        this=exp.column(f"{column}_low", quoted=True), expression=exp.Literal.number(0)
+    )
+    return exp.Paren(this=certain if name == "LOGICAL_OR" else exp.Not(this=certain))
+
+
 def _one(function: str) -> Form:
     def form(call: Call) -> list[Aggregate]:
         return [call.plan(function, call.column())]
@@ -145,6 +164,8 @@ FORMS: dict[str, tuple[Form, frozenset[str]]] = {
     "APPROX_FREQUENCY": (_sketch("approx_frequency"), frozenset({"memory"})),
     "COUNT": (_count, frozenset({BOUNDS[1], "report_format"})),
     "COUNTIF": (_count_if, frozenset({BOUNDS[1], "report_format"})),
+    "LOGICAL_OR": (_any_row(""), frozenset()),
+    "LOGICAL_AND": (_any_row("NOT "), frozenset()),
     "SUM": (_one("sum"), VALUED),
     "AVG": (_one("avg"), VALUED),
     "VARIANCE": (_one("variance"), ROWWISE),
@@ -164,12 +185,6 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("ANY_VALUE", "ARRAY_AGG", "STRING_AGG", "MAX_BY", "MIN_BY", "ARRAY_CONCAT_AGG"),
         "it would publish somebody's value as it is",
-    ),
-    **dict.fromkeys(
-        ("ANON_COUNT", "ANON_SUM", "ANON_AVG", "ANON_QUANTILES", "ANON_PERCENTILE_CONT",
-         "ANON_VAR_POP", "ANON_STDDEV_POP"),
-        "the ANON_ names belong to WITH ANONYMIZATION; drop ANON_, and write CLAMPED BETWEEN as "
-        "contribution_bounds_per_row => (low, high)",
     ),
 }  # fmt: skip
 

@@ -227,6 +227,21 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
     )
 
 
+def all_groups(draft: Draft, values: Mapping[str, Any]) -> int:
+    """max_groups_contributed = NULL: how many groups there are, where that is public."""
+    if draft.window.kind == "whole" and not draft.keys:
+        return 1
+    public = _key_set(draft, values).public
+    if draft.window.kind != "whole" or not public:
+        raise PlanError(
+            "max_groups_contributed = NULL bounds nothing here.\n"
+            "  why     a unit that is in every group moves every number, and how many groups there"
+            " are is known for public groups without windows only\n"
+            "  to fix  a number such as max_groups_contributed = 4, or public_groups = [...]"
+        )
+    return len(public)
+
+
 def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
     public = options.PUBLIC_GROUPS.of(values)
     strategy = options.STRATEGY.of(values)

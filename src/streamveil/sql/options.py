@@ -10,7 +10,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.nodes import interval_of
-from streamveil.plan.options import OPTIONS, Kind
+from streamveil.plan.options import MAX_GROUPS, OPTIONS, Kind
 from streamveil.sql.parts import UNIT_MONTHS, UNIT_US, Length, require_months
 
 Value = Any
@@ -173,23 +173,29 @@ READERS: dict[Kind, Reader] = {
 REFUSED_OPTIONS: dict[str, str] = {
     "k_threshold": "a fixed k does not come with a proof over releases; give delta, and "
     "min_privacy_units_per_group = k if groups need at least k units",
-    "kappa": "WITH ANONYMIZATION's kappa is called max_groups_contributed now",
     "contribution_bounding_rows": "use max_rows_contributed",
     "privacy_budget_weight": "not available: aggregates share the budget by forecast",
 }
+
+
+OLD_NAMES = {"kappa": MAX_GROUPS.name}
+ALL_GROUPS = "all_groups"  # max_groups_contributed = NULL: as many as there are
 
 
 def read_options(pairs: list[tuple[str, exp.Expr]]) -> dict[str, Value]:
     """The values of a clause by option name; unknown names fail with the nearest known one."""
     found: dict[str, Value] = {}
     for written, tree in pairs:
-        name = written.lower()
+        name = OLD_NAMES.get(written.lower(), written.lower())
         if name in REFUSED_OPTIONS:
             raise PlanError(f"option '{name}' is not supported: {REFUSED_OPTIONS[name]}")
         if name not in OPTIONS:
             raise PlanError(f"unknown option '{shown(name)}'{nearest(name, OPTIONS)}")
         if name in found:
             raise PlanError(f"option '{name}' is given twice")
+        if name == MAX_GROUPS.name and isinstance(tree, exp.Null):
+            found |= {name: None, ALL_GROUPS: True}
+            continue
         found[name] = READERS[OPTIONS[name].kind](tree, name)
     return found
 

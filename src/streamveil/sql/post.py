@@ -46,7 +46,7 @@ class PostScope:
 
     columns: tuple[str, ...]
     qualifiers: frozenset[str] = frozenset()  # names of the table
-    stands_for: Mapping[str, str] = field(default_factory=dict)  # text of a call -> its column
+    stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> what it is
     aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
 
     def column(self, name: str) -> str | None:
@@ -80,7 +80,7 @@ class PostScope:
         """What stands for a tree as a whole."""
         known = self.stands_for.get(canonical(tree))
         if known is not None:
-            return exp.column(known, quoted=True)
+            return known.copy()
         if is_aggregate(tree):
             raise PlanError(f"{shown(canonical(tree))}: {_AGAIN}")
         if isinstance(tree, exp.Window):

@@ -370,7 +370,7 @@ def _without_clause(tokens: Sequence[Token], source: str) -> tuple[exp.Expr, Pai
     """A private SELECT without the words that no parser of SQL knows, and its options."""
     kept: list[Token] = []
     pairs: Pairs = []
-    cursor = Cursor(tokens, source)
+    cursor = Cursor(_renamed(tokens), source)
     while cursor.at < len(cursor.tokens):
         token = cursor.tokens[cursor.at]
         if cursor.peek() == "SELECT" and cursor.peek(1) == "WITH":
@@ -384,11 +384,54 @@ def _without_clause(tokens: Sequence[Token], source: str) -> tuple[exp.Expr, Pai
     return parse_query(kept, source, "the query"), pairs
 
 
+ANON = {  # old names of functions -> their names, and what CLAMPED BETWEEN bounds in them
+    "ANON_COUNT": ("COUNT", "contribution_bounds_per_group"),
+    "ANON_SUM": ("SUM", "contribution_bounds_per_group"),
+    "ANON_AVG": ("AVG", "contribution_bounds_per_group"),
+    "ANON_VAR_POP": ("VAR_POP", "contribution_bounds_per_row"),
+    "ANON_STDDEV_POP": ("STDDEV_POP", "contribution_bounds_per_row"),
+    "ANON_PERCENTILE_CONT": ("PERCENTILE_CONT", "contribution_bounds_per_row"),
+    "ANON_QUANTILES": ("APPROX_QUANTILES", "contribution_bounds_per_row"),
+}
+
+
+def _renamed(tokens: Sequence[Token]) -> list[Token]:
+    """The functions of WITH ANONYMIZATION under the names that they have now."""
+    found: list[Token] = []
+    cursor = Cursor(tokens, "")
+    while cursor.at < len(tokens):
+        name = cursor.peek()
+        if name not in ANON or cursor.peek(1) != "(":
+            found.append(tokens[cursor.at])
+            cursor.at += 1
+            continue
+        new, bounds = ANON[name]
+        cursor.at += 1
+        opening, inside = tokens[cursor.at], cursor.inside(name)
+        found += [*tokenize(new, name), opening, *_clamped(inside, bounds), tokens[cursor.at - 1]]
+    return found
+
+
+def _clamped(arguments: list[Token], bounds: str) -> list[Token]:
+    """`x CLAMPED BETWEEN a AND b` as `x, bounds => (a, b)`."""
+    words = [str(token.text).upper() for token in arguments]
+    if "CLAMPED" not in words:
+        return arguments
+    place = words.index("CLAMPED")
+    rest = words[place:]
+    if rest[1:2] != ["BETWEEN"] or "AND" not in rest:
+        raise PlanError("CLAMPED is followed by BETWEEN low AND high")
+    middle = place + rest.index("AND")
+    comma, arrow, opening, closing = tokenize(", => ( )", "CLAMPED")
+    return [
+        *arguments[:place], comma, *tokenize(bounds, "CLAMPED"), arrow, opening,
+        *arguments[place + 2 : middle], comma, *arguments[middle + 1 :], closing,
+    ]  # fmt: skip
+
+
 def _clause(cursor: Cursor) -> Pairs:
     word = cursor.peek()
-    if word == "ANONYMIZATION":
-        raise PlanError("WITH ANONYMIZATION is the old name: write WITH DIFFERENTIAL_PRIVACY")
-    if word != "DIFFERENTIAL_PRIVACY":
+    if word not in ("DIFFERENTIAL_PRIVACY", "ANONYMIZATION"):  # the second is an old name
         raise PlanError(
             f"SELECT WITH is followed by DIFFERENTIAL_PRIVACY"
             f"{nearest(word[:30], ['DIFFERENTIAL_PRIVACY'])}{cursor.place()}"

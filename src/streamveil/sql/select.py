@@ -18,7 +18,7 @@ from streamveil.plan import options
 from streamveil.plan.check import HABITS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.post import RESERVED, SUFFIXES, Post, PostColumn
-from streamveil.sql.aggregates import FORMS, is_aggregate, read_aggregate
+from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
 from streamveil.sql.options import length, whole
 from streamveil.sql.parts import Ticks
@@ -95,6 +95,7 @@ class Chosen:
     calls: dict[str, list[str]] = field(default_factory=dict)  # text of a call -> its columns
     plain: dict[str, exp.Expr] = field(default_factory=dict)  # by output name
     computed: dict[str, exp.Expr] = field(default_factory=dict)  # by output name
+    decisions: dict[str, exp.Expr] = field(default_factory=dict)  # text of LOGICAL_OR -> what it is
     order: list[tuple[str, exp.Expr]] = field(default_factory=list)  # all items, as written
 
     def add(self, call: exp.Expr, scope: From, alias: str | None) -> None:
@@ -118,6 +119,9 @@ class Chosen:
         stem = made[0].name
         free = next(name for name in _names(stem) if name.lower() not in taken)
         self.add(call, scope, free)
+        decision = decided(function_name(call), free)
+        if decision is not None:
+            self.decisions[canonical(call)] = decision
 
 
 def _names(stem: str) -> Iterator[str]:
@@ -127,7 +131,9 @@ def _names(stem: str) -> Iterator[str]:
 
 def is_computed(value: exp.Expr) -> bool:
     """Whether an expression computes with aggregates."""
-    return not is_aggregate(value) and any(map(is_aggregate, value.find_all(exp.Anonymous)))
+    if is_aggregate(value):
+        return decided(function_name(value), "") is not None
+    return any(map(is_aggregate, value.find_all(exp.Anonymous)))
 
 
 def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
@@ -141,7 +147,7 @@ def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
         value, alias = item.unalias(), item.alias or None
         if isinstance(value, exp.Star):
             raise PlanError("SELECT * is not available in a private query: name the columns")
-        if is_aggregate(value):
+        if is_aggregate(value) and not is_computed(value):
             before = len(chosen.aggregates)
             chosen.add(value, scope, alias)
             added = chosen.aggregates[before:]
@@ -168,8 +174,17 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
     released = PostScope(
         (*columns, *(RESERVED if scope.window.kind != "whole" else RESERVED[2:])),
         frozenset(scope.names),
-        {text: names[0] for text, names in chosen.calls.items() if len(names) == 1}
-        | {canonical(chosen.plain[name]): name for name in grouped if name in chosen.plain},
+        {
+            text: exp.column(names[0], quoted=True)
+            for text, names in chosen.calls.items()
+            if len(names) == 1
+        }
+        | chosen.decisions
+        | {
+            canonical(chosen.plain[name]): exp.column(name, quoted=True)
+            for name in grouped
+            if name in chosen.plain
+        },
     )
     items = dict[str, exp.Expr]()
     for name, value in chosen.order:
@@ -177,6 +192,9 @@ def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -
             raise PlanError(
                 f"two output columns are called '{shown(name)}'; give one another name with AS"
             )
+        called = function_name(value) if isinstance(value, exp.Anonymous) else ""
+        if called and name in chosen.plain and name not in grouped and called not in FUNCTIONS:
+            raise not_grouped(name, value)  # a misspelled aggregate
         try:
             items[name] = released.rewritten(
                 exp.column(name, quoted=True) if name in grouped else value
@@ -202,7 +220,7 @@ def is_new(name: str, value: exp.Expr) -> bool:
 def named_calls(tree: exp.Expr, chosen: Chosen) -> Iterator[str]:
     """The columns of the aggregates that are selected as they are."""
     for item in tree.expressions:
-        if is_aggregate(item.unalias()):
+        if is_aggregate(item.unalias()) and not is_computed(item.unalias()):
             yield from chosen.calls[canonical(item.unalias())]
 
 
@@ -218,6 +236,12 @@ def _group_by(tree: exp.Expr, scope: From, chosen: Chosen) -> dict[str, str]:
     keys: dict[str, str] = {}
     windows: set[str] = set()
     for item in items:
+        if isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets):
+            raise PlanError(
+                "ROLLUP, CUBE and GROUPING SETS are there for changing tables only: of rows that "
+                "arrive, each set of groups is an answer with noise of its own.\n"
+                "  to fix  a query for each set, with a part of the budget"
+            )
         name, value = _group_item(item, tree, plain)
         read = {column.name for column in value.find_all(exp.Column)}
         if read and read <= {*WINDOW_COLUMNS} and scope.window.kind != "whole":

@@ -20,10 +20,10 @@ from typing import Any
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.expr import conjunction
-from streamveil.plan.options import NAME, PUBLIC_GROUPS
+from streamveil.plan.options import MAX_GROUPS, NAME, PUBLIC_GROUPS
 from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
-from streamveil.sql.assemble import assemble
-from streamveil.sql.options import constant, flag, read_options, text, word
+from streamveil.sql.assemble import all_groups, assemble
+from streamveil.sql.options import ALL_GROUPS, constant, flag, read_options, text, word
 from streamveil.sql.post import read_outer
 from streamveil.sql.public_join import only_groups, take_public_join
 from streamveil.sql.script import Ask, Create, Private, split_script, values_of
@@ -132,6 +132,8 @@ def _planned(
     values |= draft.named
     if groups is not None:
         values[PUBLIC_GROUPS.name] = only_groups(groups, draft, values)
+    if values.pop(ALL_GROUPS, False):
+        values[MAX_GROUPS.name] = all_groups(draft, values)
     plan = assemble(draft, values)
     if statement.outer is not None:
         plan = replace(plan, post=(*plan.post, *read_outer(statement.outer, plan)))
