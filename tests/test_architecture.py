@@ -46,7 +46,7 @@ ARROWS = {
     "advise": {"engines", "compiler", "changing_tables", "sketches", "dataflow", "core", "plan",
                "expressions", CALENDARS},  # reads plans
     "datasets": set(),
-    "audit": {"compiler", "dataflow", "core", "plan", CALENDARS},
+    "audit": {"compiler", "dataflow", "linear", "core", "plan", CALENDARS},
     "api": {"advise", "runtime", "results", "compiler", "core", "sql", "plan", FRAMES, CALENDARS},
 }  # fmt: skip
 INSIDE_CORE = {  # its own rooms, in the order in which to read them
@@ -329,6 +329,7 @@ MAKERS = {
     },
     "values": {
         "batch.py",  # rows of a release
+        "audit/laid_open_measures.py",  # what both of two runs are told
         "results/releases.py",
         "dataflow/release.py", "dataflow/dp_sqlp.py",  # into the state
         "sketches/lazy.py", "sketches/heavy_hitters.py",  # what they show their user

@@ -1,0 +1,313 @@
+"""The exact account of the library's mechanisms: what enters each measurement, choice, comparison.
+
+Mechanisms for tables and questions meet noise in the functions of `core.measure` alone. These are
+replaced by ones that note what they are given; a second run, on a neighbouring input, is told what
+the first was told. From the two notes follows what the neighbours lose along that transcript:
+
+- a Gaussian about a centre that moves by d: mu^2 = |d / sigma|^2;
+- Laplace noise: the sum of |d| / scale, which some outcome reaches;
+- a choice by the exponential mechanism: the ratio of the chances of what was chosen;
+- a run of comparisons with one noisy threshold: the ratio of the chances of all its answers, summed
+  over the noise of the threshold.
+
+What is compared are yes and no, not numbers, so the first run may be told any answers: who plays it
+looks for those that lose most. Nothing here knows bounds, shares, meters or horizons.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from streamveil.audit.laid_open import OpenDraws, method, replaced
+from streamveil.core import measure
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.noisy import Noisy, values
+from streamveil.linear.sparse_vector import AboveState, AboveThreshold
+from streamveil.types import Array, Float64
+
+LAWS = ("with_laplace", "with_gaussian", "rows_with_noise", "sums_with_noise", "about", "chosen")
+TAILS = 60  # scales of the noise of a threshold that are summed over
+SLACK = 1 + 1e-9
+Address = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Entered:
+    """What entered one draw."""
+
+    law: str  # 'laplace', 'gaussian' or 'choice'
+    centre: Float64[Array, " n"]  # of a choice: scores times its rate
+    scale: Float64[Array, " n"]
+    outcome: Any
+
+
+@dataclass
+class Comparisons:
+    """One noisy threshold and what was compared with it."""
+
+    address: Address
+    centre: float  # of the noise of the threshold: 0
+    scale: float
+    counts: list[int] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    answers: list[bool] = field(default_factory=list)
+    state: AboveState | None = None
+
+    def log_chance(self) -> float:
+        """Of exactly these answers."""
+        gap = np.array(self.limits, np.float64) - np.array(self.counts)
+        reach = int(TAILS * self.scale + float(np.abs(gap).max(initial=0.0))) + 1
+        noise = np.arange(-reach, reach + 1, dtype=np.float64)
+        law = np.log(np.tanh(0.5 / self.scale)) - np.abs(noise - self.centre) / self.scale
+        for one, scale, yes in zip(gap, self.scales, self.answers, strict=True):
+            law = law + log_tail(one + noise if yes else 1 - one - noise, scale)
+        return float(logsumexp(law))
+
+
+def log_tail(least: Float64[Array, " n"], scale: float) -> Float64[Array, " n"]:
+    """The logarithm of P(noise >= least), discrete Laplace; P(noise < k) = P(noise >= 1 - k)."""
+    decay = 1 / scale
+    whole = np.log1p(np.exp(-decay))
+    far = -np.maximum(least, 0) * decay - whole
+    near = np.log1p(-np.exp(-(1 - np.minimum(least, 0)) * decay - whole))
+    return np.asarray(np.where(least >= 1, far, near))
+
+
+Policy = Callable[[Comparisons, int], int | None]
+
+
+@dataclass
+class MeasureTranscript:
+    """What the first of two runs was told; it chooses how comparisons end, if it likes."""
+
+    policy: Policy = lambda _, __: None  # (run, questions) -> the first that is above; None: honest
+    told: dict[Address, Any] = field(default_factory=dict)
+    leads: bool = True
+
+
+@dataclass
+class MeasuresSeen:
+    """What entered the draws of one run."""
+
+    draws: dict[Address, Entered] = field(default_factory=dict)
+    runs: dict[Address, Comparisons] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Realised:
+    """What one pair of neighbours loses along one transcript."""
+
+    epsilon: float  # of all that is not Gaussian
+    rho: float
+    mu_squared: float  # of what is Gaussian
+    faults: tuple[str, ...] = ()
+
+    def tightness(self, claim: Loss) -> float:
+        """The part of a claim that was realised, in the claim's currency."""
+        if not claim.zcdp and not claim.gaussian:
+            return infinite_ratio(self.epsilon, float(claim.pure_total), free=self.mu_squared)
+        if not claim.zcdp and not claim.pure:
+            return infinite_ratio(self.mu_squared, float(claim.gaussian), free=self.epsilon)
+        return infinite_ratio(self.rho, claim.rho())
+
+    def stands(self, claim: Loss) -> bool:
+        """Whether a claim covers it."""
+        return not self.faults and self.tightness(claim) <= SLACK
+
+
+def infinite_ratio(part: float, whole: float, *, free: float = 0.0) -> float:
+    """How much of the whole a part is; infinite if nothing pays for it."""
+    if free > 0 or (part > 0 and not whole):
+        return float("inf")
+    return part / whole if whole else 0.0
+
+
+def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
+    """The losses of two runs that were told the same."""
+    faults = [*one.faults, *other.faults]
+    if {*one.draws, *one.runs} != {*other.draws, *other.runs}:
+        faults.append("what is drawn depends on the data")
+    epsilon = rho = mu = signed = 0.0
+    for address in {*one.draws} & {*other.draws}:
+        a, b = one.draws[address], other.draws[address]
+        if a.law != b.law or a.scale.shape != b.scale.shape or (a.scale != b.scale).any():
+            faults.append(f"{address[0]}: the noise depends on the data")
+            continue
+        if a.law == "choice":
+            ratios = log_chances(a.centre) - log_chances(b.centre)
+            signed += float(ratios[a.outcome])
+            rho += float(ratios.max() - ratios.min()) ** 2 / 8
+        elif a.law == "laplace":
+            lost = float((np.abs(a.centre - b.centre) / a.scale).sum())
+            epsilon, rho = epsilon + lost, rho + lost**2 / 2
+        else:
+            lost = float((((a.centre - b.centre) / a.scale) ** 2).sum())
+            mu, rho = mu + lost, rho + lost / 2
+    for address in {*one.runs} & {*other.runs}:
+        ratio = one.runs[address].log_chance() - other.runs[address].log_chance()
+        signed, rho = signed + ratio, rho + ratio**2 / 2
+    return Realised(epsilon + abs(signed), rho, mu, tuple(sorted({*faults})))
+
+
+def log_chances(scores: Float64[Array, " n"]) -> Float64[Array, " n"]:
+    """Of all outcomes of a choice."""
+    return np.asarray(scores - logsumexp(scores))
+
+
+@contextmanager
+def measures_laid_open(seen: MeasuresSeen, script: MeasureTranscript) -> Iterator[None]:
+    """Replaces the functions at which the library's mechanisms meet noise; ends the lead."""
+    spy = MeasureSpy(seen, script)
+    with ExitStack() as stack:
+        for name in LAWS:
+            honest = getattr(measure, name)
+            for module in users_of_measure(name, honest, len(sys.modules)):
+                spied = partial(getattr(spy, name), honest)
+                stack.enter_context(replaced(module, name, spied))
+        for name, noting in (("init", spy.above_init), ("ask_many", spy.above_ask)):
+            honest = getattr(AboveThreshold, name)
+            stack.enter_context(replaced(AboveThreshold, name, method(noting, honest)))
+        yield
+    script.leads = False
+
+
+@lru_cache(maxsize=32)
+def users_of_measure(name: str, honest: Any, modules: int) -> tuple[Any, ...]:
+    """The modules of this package that call a drawing function by its name."""
+    return tuple(
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("streamveil.")
+        and vars(module).get(name) is honest
+    )
+
+
+class MeasureSpy:
+    """The functions that note."""
+
+    def __init__(self, seen: MeasuresSeen, script: MeasureTranscript) -> None:
+        self.seen, self.script = seen, script
+        self.comparing = False  # inside a comparison: its numbers are not released
+        self.heard: list[tuple[Address, Entered]] = []
+
+    def _noted(self, law: str, given: tuple[Any, Any], draws: Any, made: Noisy[Any]) -> Any:
+        if draws.silent or not isinstance(draws, OpenDraws):
+            self.seen.faults.append("numbers are released without noise")
+            return made
+        address = (draws.purpose, *draws.path)
+        if self.script.leads:
+            self.script.told[address] = made
+        made = self.script.told.get(address, made)
+        centre = np.atleast_1d(np.asarray(given[0], np.float64))
+        scale = np.broadcast_to(np.asarray(given[1], np.float64), centre.shape)
+        entered = Entered(law, centre, scale, values(made))
+        if self.comparing:
+            self.heard.append((address, entered))
+        elif address in self.seen.draws:
+            self.seen.faults.append(f"{draws.purpose}: one draw serves two releases")
+        else:
+            self.seen.draws[address] = entered
+        return made
+
+    def with_laplace(self, honest: Any, exact: Any, scale: Any, draws: Any) -> Any:
+        """See `core.measure`."""
+        return self._noted("laplace", (exact, float(scale)), draws, honest(exact, scale, draws))
+
+    def with_gaussian(self, honest: Any, exact: Any, sigma: Any, draws: Any) -> Any:
+        """See `core.measure`."""
+        return self._noted("gaussian", (exact, float(sigma)), draws, honest(exact, sigma, draws))
+
+    def rows_with_noise(
+        self, honest: Any, exact: Any, scales: Any, draws: Any, *, laplace: bool
+    ) -> Any:
+        """See `core.measure`."""
+        law, made = law_name(laplace), honest(exact, scales, draws, laplace=laplace)
+        return self._noted(law, (exact, scales), draws, made)
+
+    def sums_with_noise(self, honest: Any, whole: Any, rest: Any, scales: Any, draws: Any) -> Any:
+        """See `core.measure`."""
+        made = honest(whole, rest, scales, draws)
+        return self._noted("gaussian", (whole + rest, scales), draws, made)
+
+    def about(
+        self, honest: Any, centre: Any, scale: Any, draws: Any, *, laplace: bool = False
+    ) -> Any:
+        """See `core.measure`."""
+        made = honest(centre, scale, draws, laplace=laplace)
+        wide = np.asarray(scale, np.float64) if isinstance(scale, np.ndarray) else float(scale)
+        return self._noted(law_name(laplace), (centre, wide), draws, made)
+
+    def chosen(self, honest: Any, scores: Any, epsilon: Any, sensitivity: float, draws: Any) -> Any:
+        """See `core.measure`."""
+        made = honest(scores, epsilon, sensitivity, draws)
+        rated = np.asarray(scores, np.float64) * (float(epsilon) / (2 * sensitivity))
+        return self._noted("choice", (rated, 1.0), draws, made)
+
+    # ---- comparisons
+
+    @contextmanager
+    def _inside(self) -> Iterator[list[tuple[Address, Entered]]]:
+        self.comparing, self.heard = True, []
+        try:
+            yield self.heard
+        finally:
+            self.comparing = False
+
+    def above_init(self, honest: Any, _: Any, place: Any) -> AboveState:
+        """A new noisy threshold."""
+        with self._inside() as heard:
+            state: AboveState = honest(place)
+        if len(heard) != 1 or heard[0][1].law != "laplace":
+            self.seen.faults.append("a threshold has no noise of its own")
+            return state
+        address, entered = heard[0]
+        if address in self.seen.runs:
+            self.seen.faults.append("one noise serves two thresholds")
+        if state.offset != int(entered.outcome[0]):
+            self.seen.faults.append("a threshold is another than was drawn")
+        centre, scale = float(entered.centre[0]), float(entered.scale[0])
+        self.seen.runs[address] = Comparisons(address, centre, scale, state=state)
+        return state
+
+    def above_ask(
+        self, honest: Any, _: Any, state: Any, counts: Array, limits: Array, place: Any
+    ) -> int:
+        """Questions to a run, with the answers that the script wants."""
+        run = next((one for one in self.seen.runs.values() if one.state is state), None)
+        asked, offset = state.asked, state.offset
+        with self._inside() as heard:
+            first = honest(state, counts, limits, place)
+        if run is None or len(heard) != 1 or heard[0][1].law != "laplace":
+            self.seen.faults.append("a comparison without noise or threshold of its own")
+            return int(first)
+        address, entered = heard[0]
+        above = np.flatnonzero(entered.outcome >= np.asarray(limits) + offset)
+        if first != (int(above[0]) if len(above) else len(counts)):
+            self.seen.faults.append("an answer is not that of the noisy comparison")
+        key = ("answer", *address)
+        if self.script.leads:
+            wanted = self.script.policy(run, len(counts))
+            self.script.told[key] = first if wanted is None else wanted
+        first = min(int(self.script.told.get(key, first)), len(counts))
+        state.halted, taken = first < len(counts), min(first + 1, len(counts))
+        state.asked = asked + taken
+        run.counts += entered.centre[:taken].astype(int).tolist()
+        run.limits += np.asarray(limits)[:taken].tolist()
+        run.scales += entered.scale[:taken].tolist()
+        run.answers += [False] * (taken - state.halted) + [True] * state.halted
+        return first
+
+
+def law_name(laplace: bool) -> str:  # noqa: FBT001  (as the functions it stands for)
+    """The law of noise."""
+    return "laplace" if laplace else "gaussian"

@@ -1,0 +1,297 @@
+"""The library's mechanisms as scripts: each takes an input and a source of noise and releases."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from streamveil.audit.laid_open import OpenNoise
+from streamveil.audit.laid_open_measures import (
+    MeasuresSeen,
+    MeasureTranscript,
+    measures_laid_open,
+    realised,
+)
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.noise.keyed import Place
+from streamveil.dynamic import (
+    BBImprover,
+    BBScheduler,
+    ContinualMwem,
+    DisjointDoubling,
+    FullyDynamic,
+    InsertionOnly,
+    LivePmw,
+    LiveTable,
+    NoisyGradientDescent,
+    OutputPerturbation,
+    Pmwg,
+    Rerun,
+    Reruns,
+    SignedCounter,
+    SnapshotDelta,
+    TreeCounter,
+    TriggeredSnapshots,
+    TwoStream,
+    growing,
+)
+from streamveil.dynamic.pmwg import first_share
+from streamveil.linear import (
+    Dense,
+    Direct,
+    Marginals,
+    Matrix,
+    Mwem,
+    Pmw,
+    Share,
+    SmallDb,
+    hierarchy,
+    noisy_queries,
+)
+from streamveil.linear.additive import Additive
+
+N = 4
+CELLS = Marginals((N,), ((0,),))
+WAYS = Marginals.ways((2, 2), 2)
+PURE, ZCDP, GDP = Share("pure", 2), Share("zcdp", Fraction(1, 2)), Share("gdp", Fraction(1, 2))
+
+
+def told(release, one, other, policy=lambda run, n: None, seed=1):
+    """What two inputs lose that are told the same; their releases must be equal."""
+    script, seen, found = MeasureTranscript(policy), [], []
+    for given in (one, other):
+        seen.append(MeasuresSeen())
+        with measures_laid_open(seen[-1], script):
+            found.append(release(given, OpenNoise(seed)))
+    if not all(np.array_equal(a, b) for a, b in zip(*found, strict=True)):
+        seen[0].faults.append("releases differ although all noise is the same")
+    return realised(*seen)
+
+
+def random_policy(seed, chance):
+    """Comparisons end where coins say."""
+    rng = np.random.default_rng(seed)
+
+    def policy(run, questions):
+        above = np.flatnonzero(rng.random(questions) < chance)
+        return int(above[0]) if len(above) else questions
+
+    return policy
+
+
+# ---- tables that change
+
+
+def table(mechanism, matching="ids"):
+    """Releases after each step of updates (sign, id, label)."""
+
+    def release(steps, noise):
+        live = LiveTable.open(mechanism, noise, "t", matching=matching)
+        found = []
+        for updates in steps:
+            columns = np.array(updates, np.int64).reshape(-1, 3).T
+            live.change(*columns)
+            live.tick()
+            found.append(np.array(live.answers().values))
+        return found
+
+    return release
+
+
+def updates(rng, steps, *, grows, most=4):
+    """Records that come and, unless the table grows only, go; ids are used once."""
+    alive, fresh, found = [], 0, []
+    for _ in range(steps):
+        here = []
+        for _ in range(int(rng.integers(0, most + 1))):
+            if grows or not alive or rng.random() < 0.6:
+                alive.append((fresh, int(rng.integers(N))))
+                here.append((1, *alive[-1]))
+                fresh += 1
+            else:
+                here.append((-1, *alive.pop(int(rng.integers(len(alive))))))
+        found.append(here)
+    return found
+
+
+def neighbour(rng, steps, kind):
+    """The stream without one record, one update or one insertion; or with a record replaced."""
+    places = [(t, i) for t, here in enumerate(steps) for i in range(len(here))]
+    t, i = places[int(rng.integers(len(places)))]
+    one = steps[t][i]
+    if kind == "record":
+        return [[row for row in here if row[1] != one[1]] for here in steps]
+    if kind == "event-change":
+        other = (1, one[1], (one[2] + 1) % N)
+        return [[other if row == one else row for row in here] for here in steps]
+    return [[row for j, row in enumerate(here) if (s, j) != (t, i)] for s, here in enumerate(steps)]
+
+
+def tables(steps):
+    """Name -> (mechanism, how updates are matched)."""
+    for kind, share in (("pure", PURE), ("zcdp", ZCDP)):
+        statics = {
+            "queries": noisy_queries(CELLS), "ways": noisy_queries(WAYS),
+            "tree": Additive(Dense(Matrix.of(np.eye(N)), hierarchy(N))),
+            "mwem": Mwem(queries=CELLS, rounds=2), "small": SmallDb(queries=CELLS, records=2),
+        }  # fmt: skip
+        for name, static in statics.items():
+            known = f"{name} {kind}"
+            for public in (True, False):
+                seen = "" if public else " hidden steps"
+                for horizon in (steps, None):
+                    yield (
+                        f"fully dynamic {horizon} {known}{seen}",
+                        (
+                            FullyDynamic.repaired(
+                                static, share, horizon=horizon, public_steps=public
+                            ),
+                            "ids",
+                        ),
+                    )
+                yield (
+                    f"fully dynamic labels {known}{seen}",
+                    (
+                        FullyDynamic.repaired(
+                            static, share, horizon=None, public_steps=public, matching="labels"
+                        ),
+                        "labels",
+                    ),
+                )
+            yield f"published {known}", (FullyDynamic.published(static, share), "ids")
+            yield f"published finite {known}", (
+                FullyDynamic.published(static, share, finite=True), "ids",
+            )  # fmt: skip
+            yield (
+                f"two streams {known}",
+                (TwoStream(static=static, share=share, horizon=steps), "ids"),
+            )
+            yield f"rerun {known}", (Rerun(static=static, share=share, steps=steps), "ids")
+            yield f"snapshots {known}", (
+                SnapshotDelta(static=static, share=share, horizon=steps, every=3), "ids",
+            )  # fmt: skip
+            yield f"triggered {known}", (
+                TriggeredSnapshots(static=static, share=share, most=3), "ids",
+            )  # fmt: skip
+            yield f"insertions {known}", (InsertionOnly.dense(static, share, steps), "ids")
+            yield f"insertions for ever {known}", (InsertionOnly.dense(static, share), "ids")
+            yield f"sparse insertions {known}", (InsertionOnly.sparse(static, share), "ids")
+            yield f"growing {known}", (growing(static, share, steps=steps), "ids")
+        yield f"continual mwem {kind}", (
+            ContinualMwem(queries=CELLS, share=share, horizon=steps), "ids",
+        )  # fmt: skip
+        for only in (False, True):
+            yield (
+                f"tree counter {kind} {only}",
+                (
+                    TreeCounter(
+                        strategy=Direct(CELLS), share=share, horizon=steps, only_grows=only
+                    ),
+                    "ids",
+                ),
+            )
+    for only in (False, True):
+        yield f"signed counter {only}", (
+            SignedCounter(strategy=Direct(CELLS), share=GDP, horizon=steps, only_grows=only), "ids",
+        )  # fmt: skip
+
+
+# ---- questions
+
+
+def questions(rng, count):
+    return (rng.random((count, N)) < 0.5).astype(float)
+
+
+def pmwg(share, asked=12, halts=3):
+    """A growing table that is asked between arrivals; an input is the points in their order."""
+    start = 8
+    made = Pmwg(
+        share=share, start=start, domain=N, first=first_share(share, halts, halts, 0.5),
+        threshold=0.1, step=None,
+    )  # fmt: skip
+
+    def release(points, noise):
+        rng, place, found = np.random.default_rng(5), Place(noise, "pmwg"), []
+        state = made.init(np.bincount(points[:start], minlength=N), place)
+        for at in range(start, len(points) + 1):
+            for query in questions(rng, asked):
+                answer = made.ask(state, query, place)
+                found.append([len(answer.kind), answer.value])
+            if at < len(points):
+                made.arrive(state, points[at : at + 1], place)
+        return found
+
+    return made.loss, release
+
+
+def live_pmw(share, asked=4):
+    """A changing table; an input is a histogram's births for every step."""
+    made = LivePmw(share=share, start=8, domain=N, halts=3)
+
+    def release(births, noise):
+        from streamveil.dynamic import Changes
+
+        rng, place, found = np.random.default_rng(5), Place(noise, "live"), []
+        state = made.init(place)
+        for step in births:
+            made.step(state, Changes(np.array(step, np.int64)), 8, place)
+            for query in questions(rng, asked):
+                answer = made.ask(state, query, place)
+                found.append([len(answer.kind), answer.value])
+        return found
+
+    return made.loss, release
+
+
+def pmw(share, asked=30):
+    """A static table; an input is its histogram."""
+    made = Pmw.practical(share, 12, N, halts=3)
+
+    def release(histogram, noise):
+        rng, place = np.random.default_rng(5), Place(noise, "pmw")
+        state = made.init(np.array(histogram, np.int64), place)
+        answers = [made.ask(state, query, place) for query in questions(rng, asked)]
+        return [[len(one.kind), one.value] for one in answers]
+
+    return share.loss, release
+
+
+# ---- reruns and training
+
+
+def reruns(schedule):
+    """A released histogram at each scheduled size; an input is the points in their order."""
+
+    def release(points, noise):
+        def black_box(data, share, place):
+            histogram = np.bincount(data, minlength=N)
+            return noisy_queries(CELLS, replaced=True).release(histogram, share, place).values
+
+        made = Reruns(schedule, black_box, lambda a, b: points[a:b], Place(noise, "reruns"))
+        return [np.array(made.answer) for _ in points if made.arrive()]
+
+    return schedule.loss, release
+
+
+def schedules():
+    for budget in (Budget(epsilon=1), Budget(rho=Fraction(1, 2))):
+        yield BBScheduler.tuned(start=4, budget=budget, power=0.5, factor=1.0)
+        yield BBImprover(start=4, budget=budget)
+        yield DisjointDoubling(start=4, budget=budget)
+
+
+def training(trainer, share):
+    """Coefficients; an input is rows with labels."""
+
+    def release(data, noise):
+        x, y = data
+        return [trainer.train(x, y, share, Place(noise, "train"))]
+
+    return share.loss, release
+
+
+TRAINERS = (
+    (NoisyGradientDescent(max_steps=5), ZCDP),
+    (OutputPerturbation(strength=0.1), PURE),
+    (OutputPerturbation(strength=0.1), ZCDP),
+)

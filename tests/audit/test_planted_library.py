@@ -1,0 +1,331 @@
+"""Faults planted in the library's mechanisms: each is caught by the account of the honest claim."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamveil.core.noise.keyed import SeededNoise, SilentDraws
+from streamveil.core.noisy import restored
+from streamveil.counters import tree
+from streamveil.dynamic import (
+    DisjointDoubling,
+    Pmwg,
+    TreeCounter,
+    TriggeredSnapshots,
+    TwoStream,
+    pmwg,
+    signed_counter,
+)
+from streamveil.dynamic.trees import Tree
+from streamveil.linear import sparse_vector
+from streamveil.linear.additive import Additive
+from streamveil.linear.budget_shares import Meter, Share
+from streamveil.linear.protocol import QueryAnswers
+from streamveil.linear.sparse_vector import AboveThreshold
+from tests.audit import library
+from tests.audit.library import random_policy, told
+from tests.audit.test_library import (
+    STEPS,
+    asked_pairs,
+    rerun_pairs,
+    table_input,
+    tightness_of,
+    worst_of_comparisons,
+)
+from tests.counters.examples import NAMES, examples
+
+SEEDS = 24
+
+
+def everything(subject, seed):
+    """The pair of inputs of a subject with its honest claim, made before a fault is planted."""
+    for name, (mechanism, matching) in library.tables(STEPS):
+        if name == subject:
+            stream, other = table_input(name, mechanism, seed)
+            release = library.table(mechanism, matching)
+            policy = random_policy(seed, (0.2, 0.5, 1.0)[seed % 3])
+            return mechanism.guarantee.loss, release, stream, other, policy
+    pairs = [*asked_pairs(seed), *rerun_pairs(seed)]
+    return next(rest for name, *rest in pairs if name == subject)
+
+
+def caught(subject, plant):
+    """What the account says of a fault; None if it sees none."""
+    for seed in range(SEEDS):
+        claim, *given = everything(subject, seed)
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch)
+            lost = told(*given, seed)
+        if not lost.stands(claim):
+            return lost.faults or lost.tightness(claim)
+    return None
+
+
+def instead(owner, name, make):
+    """Replaces an attribute by what `make` makes of the honest one."""
+
+    def plant(patch):
+        honest = owner.__dict__[name]
+        if isinstance(honest, property):
+            patch.setattr(owner, name, property(make(honest.fget)))
+        else:
+            patch.setattr(owner, name, make(honest))
+
+    return plant
+
+
+def times(factor):
+    """A number or share times a factor."""
+
+    def make(honest):
+        def changed(*given, **named):
+            found = honest(*given, **named)
+            return found.scale(factor) if isinstance(found, Share) else found * factor
+
+        return changed
+
+    return make
+
+
+def other(value):
+    return lambda honest: lambda *given, **named: value
+
+
+def free(honest):
+    return lambda self, share: share
+
+
+def unpaid_correction(honest):
+    def measure(self, state, *given):
+        before = state.meter.spent
+        found = honest(self, state, *given)
+        state.meter.spent = before
+        return found
+
+    return measure
+
+
+def exact_comparison(honest):
+    def ask_many(self, state, counts, thresholds, place):
+        above = np.flatnonzero(counts >= thresholds + state.offset)
+        first = int(above[0]) if len(above) else len(counts)
+        state.halted = first < len(counts)
+        state.asked += min(first + 1, len(counts))
+        return first
+
+    return ask_many
+
+
+def leaking(honest):
+    def release(self, histogram, share, place, size_hat=None):
+        honest(self, histogram, share, place, size_hat)
+        return QueryAnswers(restored(self.queries.answers(histogram.astype(float))))
+
+    return release
+
+
+def rich(honest):
+    def noisy(self, *given):
+        return honest(Share(self.kind, self.amount * 60), *given)
+
+    return noisy
+
+
+def one_draw(honest):
+    return lambda draws, ids, keys, rows, sigma: honest(
+        SeededNoise(1).at("always"), ids, keys, rows, sigma
+    )
+
+
+def quiet_later(honest):
+    asked = []
+
+    def rows(draws, *given):
+        asked.append(1)
+        return honest(SilentDraws() if len(asked) > 4 else draws, *given)
+
+    return rows
+
+
+def whole_parts(*places):
+    """Parts of a share that are paid once and spent several times."""
+
+    def make(honest):
+        def parts(self):
+            found = list(honest(self))
+            for place in places:
+                found[place] = found[place].scale(4)
+            return tuple(found)
+
+        return parts
+
+    return make
+
+
+def from_the_start(honest):
+    return lambda self, index: replace(honest(self, index), start=0)
+
+
+def full_parts(honest):
+    return lambda self, factor: self if factor < 1 else honest(self, factor)
+
+
+FAULTS = {
+    "a meter that forgets what was charged": ("pmwg pure", instead(Meter, "charge", free)),
+    "a meter that forgets, for ever": ("live pure", instead(Meter, "charge", free)),
+    "corrections of PMWG are free": ("pmwg pure", instead(Pmwg, "_measure", unpaid_correction)),
+    "a run of PMWG costs a fortieth": (
+        "pmwg pure",
+        instead(pmwg, "pure_cost", times(Fraction(1, 40))),
+    ),
+    "a run of live questions costs a fortieth": (
+        "live pure",
+        instead(pmwg, "pure_cost", times(Fraction(1, 40))),
+    ),
+    "a run of comparisons costs a fortieth": (
+        "pmw pure",
+        instead(sparse_vector, "pure_cost", times(Fraction(1, 40))),
+    ),
+    "answers are compared without noise": (
+        "pmw pure",
+        instead(AboveThreshold, "ask_many", exact_comparison),
+    ),
+    "answers leave without noise": ("growing queries pure", instead(Additive, "release", leaking)),
+    "a ninth of the noise of comparisons": (
+        "fully dynamic labels queries pure hidden steps",
+        instead(AboveThreshold, "width", other(Fraction(1, 9))),
+    ),
+    "half the noise of every row": (
+        "insertions for ever queries pure",
+        instead(Additive, "scales", times(0.5)),
+    ),
+    "half the noise of every row, in zCDP": (
+        "growing queries zcdp",
+        instead(Additive, "scales", times(0.5)),
+    ),
+    "a replaced record moves rows once": (
+        "growing queries pure",
+        instead(Additive, "sensitivity", other(1.0)),
+    ),
+    "every level of a tree has all of the share": (
+        "insertions queries pure",
+        instead(Tree, "node", lambda _: lambda self: self.share),
+    ),
+    "levels of a known horizon, in zCDP": (
+        "insertions ways zcdp",
+        instead(Tree, "node", lambda _: lambda self: self.share),
+    ),
+    "a tree counter pays a deletion nothing": (
+        "tree counter pure False",
+        instead(
+            TreeCounter,
+            "inner",
+            lambda _: (
+                lambda self: Tree(Additive(self.strategy), self.share, self.horizon, self.arity)
+            ),
+        ),
+    ),
+    "insertions and deletions have eight times their share": (
+        "two streams queries pure",
+        instead(
+            TwoStream,
+            "_side",
+            lambda _: lambda self: Tree(self.static, self.share.scale(4), self.horizon, self.arity),
+        ),
+    ),
+    "every rerun spends all": ("rerun queries pure", instead(Share, "scale", full_parts)),
+    "snapshots are free": ("snapshots queries zcdp", instead(Share, "scale", full_parts)),
+    "triggered snapshots have four times their share": (
+        "triggered queries pure",
+        instead(TriggeredSnapshots, "parts", whole_parts(0, 1, 2, 3, 4)),
+    ),
+    "a signed record moves one step": (
+        "signed counter True",
+        instead(signed_counter, "root_sensitivity", other(1.0)),
+    ),
+    "a deletion moves nothing": (
+        "signed counter False",
+        instead(signed_counter, "root_sensitivity", other(1.0)),
+    ),
+    "a choice at ten times its epsilon": (
+        "insertions for ever mwem pure",
+        instead(Share, "choice_epsilon", times(10)),
+    ),
+    "measurements at many times their share": ("growing mwem pure", instead(Share, "noisy", rich)),
+    "a small table is chosen at ten times its epsilon": (
+        "growing small pure",
+        instead(Share, "choice_epsilon", times(10)),
+    ),
+    "disjoint batches that start at nothing": (
+        "DisjointDoubling pure",
+        instead(DisjointDoubling, "run", from_the_start),
+    ),
+    "gradient steps that share no budget": (
+        "NoisyGradientDescent zcdp",
+        instead(Share, "scale", full_parts),
+    ),
+    "coefficients with a tenth of the noise": (
+        "OutputPerturbation pure",
+        instead(Share, "spread", times(Fraction(1, 10))),
+    ),
+    "a fourth of the noise of buckets": (
+        "fully dynamic 7 queries pure hidden steps",
+        instead(Share, "spread", times(Fraction(1, 4))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_mechanism_is_caught(name):
+    subject, plant = FAULTS[name]
+    assert caught(subject, plant)
+
+
+# ---- comparisons and segments: every small input
+
+
+def half_threshold_noise(honest):
+    def init(self, place):
+        return honest(replace(self, epsilon1=2 * Fraction(self.epsilon1)), place)
+
+    return init
+
+
+COMPARED = {
+    "the noise of thresholds is halved": instead(AboveThreshold, "init", half_threshold_noise),
+    "answers have a third of the noise": instead(AboveThreshold, "width", other(Fraction(1, 3))),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_fault_in_comparisons_is_caught(monkeypatch, name):
+    above = AboveThreshold.general(1)
+    COMPARED[name](monkeypatch)
+    worst = [worst_of_comparisons(above, (-1, 0, 1), np.array(limits))[0]
+             for limits in ([2] * 4, [40, 40, 40, 2])]  # fmt: skip
+    assert max(worst) > 1
+
+
+# ---- counters
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quarter_less_noise_of_a_counter_is_caught(name):
+    honest = examples(STEPS)[name]
+    less = replace(honest, sigma=Fraction(honest.sigma) * Fraction(3, 4))
+    assert tightness_of(less, claimed=honest) > 1
+
+
+@pytest.mark.parametrize("fault", [one_draw, quiet_later])
+def test_a_tree_whose_nodes_share_or_lack_noise_is_caught(monkeypatch, fault):
+    counter = examples(STEPS)["binary-tree"]
+    monkeypatch.setattr(tree, "gaussian_rows", fault(tree.gaussian_rows))
+    assert tightness_of(counter) > 1
+
+
+def test_the_page_for_reviewers_lists_every_fault():
+    page = (Path(__file__).parents[2] / "docs" / "review-mechanisms.md").read_text()
+    assert [name for name in (*FAULTS, *COMPARED) if f"| {name} |" not in page] == []
