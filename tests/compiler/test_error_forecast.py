@@ -253,3 +253,16 @@ def test_a_sum_alone_carries_weights_by_its_own_size():
     assert sized.tolist() == [100.0, 10.0, 1.0]  # in rows of the largest value
     assert operator.totalling.rule is not None
     assert operator.guarantee.epsilon(1e-9) <= 6
+
+
+def test_a_known_share_of_repeats_has_a_law_in_which_all_of_them_are_in_large_groups():
+    """Without it, repeats that are in large groups were taken for repeats in all alike."""
+    from streamveil.compiler.error_forecast import repeated_by_chance
+
+    outlook = Outlook(units=30_000, rows=6.0, groups=3_600, most=44.0, again=0.05)
+    steep = max(outlook.family(), key=lambda one: one.steep)
+    assert 0 < steep.steep < 1.6
+    assert repeated_by_chance(steep) == pytest.approx(0.05, rel=0.1)
+    assert steep.repeats < 0.01
+    quiet = replace(outlook, again=0.002).family()
+    assert {one.steep for one in quiet} == {0.0}

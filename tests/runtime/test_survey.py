@@ -13,8 +13,8 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
 from streamveil.runtime.survey import (
-    REPEAT_EDGES,
     ROW_EDGES,
+    SHARE_QUANTA,
     VAGUE,
     Survey,
     histograms,
@@ -35,7 +35,8 @@ def asked(table):
 
 def moved(table, without):
     both = [histograms(usable_rows(asked(t), t, 1.0), valued=True) for t in (table, without)]
-    return sum(float(((a - b) ** 2).sum()) for a, b in zip(*both, strict=True))
+    each = (1, SHARE_QUANTA, 1)  # what a unit may add at most
+    return [float((((a - b) / one) ** 2).sum()) for a, b, one in zip(*both, each, strict=True)]
 
 
 @pytest.mark.parametrize("unit", [0, 7, 33, 149])
@@ -43,7 +44,9 @@ def test_one_unit_moves_each_histogram_by_one(unit):
     table = clicks(150)
     user = table["user"].to_numpy()
     without = table.filter(pa.array(user != unit))
-    assert moved(table, without) == (3 if (user == unit).any() else 0)
+    rows, shares, values = moved(table, without)
+    assert rows == values == (user == unit).any()
+    assert 0 <= shares <= rows
     loss = Survey(PRICE, 3, Neighbours(unit="user"))
     assert loss.guarantee.loss.gaussian >= Fraction(3) / loss.sigma**2
     assert loss.guarantee.epsilon(1e-9) <= 1
@@ -61,20 +64,21 @@ def test_no_time_of_one_unit_moves_another(tmp_path):
     both = [histograms(usable_rows(query.plan, t, 1.0), valued=True)
             for t in (table, pa.concat_tables([table, odd]))]  # fmt: skip
     assert both[0][0][0] == 300  # each unit has one row
-    for without, whole in zip(*both, strict=True):
-        assert np.abs(whole - without).sum() == 2  # one for each period of the odd unit
+    moves = [np.abs(whole - without).sum() for without, whole in zip(*both, strict=True)]
+    assert moves == [2, 0, 2]  # one for each period of the odd unit, which repeats nothing
 
 
 def test_bins_are_fixed_and_hold_every_unit():
     table = clicks(400)
     rows, repeats, values = histograms(usable_rows(asked(table), table, 1.0), valued=True)
     per_unit = np.bincount(np.unique(table["user"].to_numpy(), return_inverse=True)[1])
-    assert rows.sum() == repeats.sum() == values.sum() == len(per_unit)
+    assert rows.sum() == values.sum() == len(per_unit)
     assert rows[0] == (per_unit == 1).sum()
-    assert repeats[0] >= rows[0]  # a unit with one row repeats nothing
+    assert repeats[0] == 0 < repeats.sum()  # a unit with one row repeats nothing
+    assert (repeats <= rows * SHARE_QUANTA).all()
     assert len(rows) == len(ROW_EDGES)
     nothing = histograms(None, valued=False)
-    assert [len(one) for one in nothing] == [len(ROW_EDGES), len(REPEAT_EDGES)]
+    assert [len(one) for one in nothing] == [len(ROW_EDGES), len(ROW_EDGES)]
 
 
 def test_without_noise_it_says_what_is_there():
@@ -85,11 +89,17 @@ def test_without_noise_it_says_what_is_there():
     assert learned.sure
     assert learned.units.value == pytest.approx(len(per_unit), rel=0.01)
     assert learned.most.value == pytest.approx(np.quantile(per_unit, 0.99), rel=0.35)
-    assert (
-        0.1 < learned.repeats.value < 0.5
-    )  # of a unit with few rows and a favourite among 12 groups
+    groups = np.array([len(np.unique(pages_of(table, one))) for one in np.unique(user)])
+    capped = np.minimum(per_unit, learned.cap)
+    truth = (capped * (1 - groups / per_unit)).sum() / capped.sum()
+    assert learned.repeats.low <= truth <= learned.repeats.high
+    assert learned.repeats.value == pytest.approx(truth, abs=0.05)
     high = np.quantile(table["ms"].to_numpy().clip(0, 100), 0.99)
     assert high <= learned.high.value <= 2 * high
+
+
+def pages_of(table, unit):
+    return table["key"].to_numpy(zero_copy_only=False)[table["user"].to_numpy() == unit]
 
 
 def test_the_ledger_pays_before_anything_is_drawn():
@@ -119,12 +129,13 @@ def test_a_quiet_survey_says_nothing_and_data_raise_nothing():
 def test_the_noise_has_the_declared_scale():
     sigma = float(Survey(PRICE, 2, Neighbours(unit="user")).sigma)
     table, made = clicks(5), plan(clicks(5))
-    exact = np.concatenate(histograms(usable_rows(made, table, 1.0), valued=False))
+    each = np.repeat([1, SHARE_QUANTA], len(ROW_EDGES))  # what a unit may add at most
+    exact = np.concatenate(histograms(usable_rows(made, table, 1.0), valued=False)) / each
     found: list[np.ndarray] = []
     import streamveil.runtime.survey as module
 
     def keep(noisy, scale):
-        found.append(np.concatenate(noisy))
+        found.append(np.concatenate(noisy) / each)
         return learn(noisy, scale)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,9 +173,11 @@ def rows_of_units(kind, units, rng):
 def binned(rows, rng, sigma):
     """The noisy histograms of units with so many rows, of which a third repeat."""
     exact = [np.bincount(np.searchsorted(ROW_EDGES, rows, side="right") - 1,
-                         minlength=len(ROW_EDGES)), np.zeros(len(REPEAT_EDGES))]  # fmt: skip
-    exact[1][4] = len(rows)
-    return [np.round(one + rng.normal(0, sigma, len(one))).astype(np.int64) for one in exact]
+                         minlength=len(ROW_EDGES))]  # fmt: skip
+    exact.append(0.35 * exact[0])
+    noisy = [one + rng.normal(0, sigma, len(one)) for one in exact]
+    return [np.round(one * each).astype(np.int64) for one, each in zip(noisy, (1, SHARE_QUANTA),
+                                                                      strict=True)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["tail", "heavy", "alike"])
@@ -212,8 +225,8 @@ def test_a_bin_of_noise_alone_does_not_make_rows_many():
     of them with probability below 2e-5.
     """
     rng, sigma = np.random.default_rng(5), 20.0
-    exact = [np.zeros(len(ROW_EDGES)), np.zeros(len(REPEAT_EDGES))]
-    exact[0][:3], exact[1][0] = (5000, 3000, 2000), 10_000
+    exact = [np.zeros(len(ROW_EDGES)), np.zeros(len(ROW_EDGES))]
+    exact[0][:3] = (5000, 3000, 2000)
     means = [
         likely([np.round(bins + sigma * rng.normal(size=len(bins))) for bins in exact], sigma)[
             "expected_rows"
@@ -221,3 +234,15 @@ def test_a_bin_of_noise_alone_does_not_make_rows_many():
         for _ in range(400)
     ]
     assert sum(not 1.5 < mean < 2.0 for mean in means) <= 5
+
+
+def test_repeats_are_a_share_of_rows_and_not_a_mean_over_units():
+    """Half of the units have one row; the other half eight, of which three quarters repeat."""
+    users = np.r_[np.arange(5_000), np.repeat(np.arange(5_000, 10_000), 8)]
+    pages = np.r_[np.zeros(5_000, int), np.tile([0, 0, 0, 0, 1, 1, 1, 1], 5_000)]
+    table = pa.table({"user": users, "page": pages})
+    query = sv.memory(table, name="t").protect("user").group_by("page").agg(n=sv.count())
+    made = query.release(every=sv.rows(1), steps=1, budget=PRICE).plan
+    found, _ = survey(made, table, sv.Budget(mu=5, delta=1e-9), SeededNoise(2))
+    assert found.likely["expected_repeats"] == pytest.approx(2 / 3, abs=0.03)
+    assert found.repeats.low <= 2 / 3 <= found.repeats.high

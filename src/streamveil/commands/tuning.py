@@ -126,7 +126,7 @@ def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> N
 
 
 def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None) -> None:
-    """Three noisy histograms over units, and what they recommend."""
+    """Noisy histograms over units, and what they recommend."""
     from dataclasses import replace
 
     from streamveil.accounts.ledger import Ledger

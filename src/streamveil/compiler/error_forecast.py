@@ -38,6 +38,8 @@ CAUTION = 2.0  # deviations by which totals are taken too low where groups are p
 ROUNDS = 3  # of bounding and of when groups open, each from the other
 GOLDEN = 0x9E3779B97F4A7C15
 STEEP, HEAVY, REPEATS = (0.0, 1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `Outlook.family`
+TOLD_REPEATS = 0.01  # fewer are lost in the noise of a look: no law of groups is made of them
+STEEPEST = 1.61  # of laws that a share of repeats is compared with; none of its halves is 1
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
 MOST_REPEATS = 0.95
 SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
@@ -68,7 +70,9 @@ class Outlook:
 
         Shapes are rarely known beforehand: settings are chosen for all of these together. A share
         of repeats that is known tells of the groups as well: where some are so large that units
-        meet them again by chance, more rows than that would repeat.
+        meet them again by chance, more rows than that would repeat. For the steepest, the steepest
+        that it allows stands in: there all repeats are in large groups, which a bound per group
+        cuts.
         """
         tails = HEAVY if self.most is None else (tail_of(self.rows, self.most),)
         shapes = [
@@ -79,11 +83,25 @@ class Outlook:
             return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
         by_chance = [repeated_by_chance(one) for one in shapes]
         most = max(self.again * SPREAD_OF_REPEATS, min(by_chance))
+        if max(by_chance) > most and self.again >= TOLD_REPEATS:
+            shapes += [steepest(one, self.again) for one in shapes[: len(tails)]]
+            by_chance += [self.again] * len(tails)
         return tuple(
             replace(one, repeats=min(max(0.0, (self.again - part) / (1 - part)), MOST_REPEATS))
             for one, part in zip(shapes, by_chance, strict=True)
             if part <= most
         )
+
+
+@lru_cache(maxsize=64)
+def steepest(outlook: Outlook, again: float) -> Outlook:
+    """The outlook with groups so unequal that units meet them again by chance as often as known."""
+    low, high = 0.0, STEEPEST
+    for _ in range(8):
+        middle = (low + high) / 2
+        less = repeated_by_chance(replace(outlook, steep=middle)) < again
+        low, high = (middle, high) if less else (low, middle)
+    return replace(outlook, steep=low)
 
 
 def repeated_by_chance(outlook: Outlook) -> float:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
+from streamveil.compiler.error_forecast import MOST_REPEATS
 from streamveil.compiler.group_by import protected
 from streamveil.compiler.numbered_rows import (
     Sample,
@@ -40,7 +41,8 @@ from streamveil.plan.value_bounds import LEAST, MOST, is_open, open_values
 from streamveil.types import Array, Bool, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
-REPEAT_EDGES = np.array([0.0, 1e-9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+SHARES = 1  # which histogram holds shares; 0 holds units by rows
+SHARE_QUANTA = 256  # of the share of rows that repeat a group
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
 POWERS = 2.0 ** (np.arange(2 * LEAST, 2 * MOST + 1) / 2)  # by which values without bounds differ
 SIGNED_EDGES = np.concatenate([-POWERS[::-1], [0.0], POWERS])
@@ -58,17 +60,20 @@ VAGUE = 2.5  # a mean whose upper end is so many times its lower one is no groun
 class Survey:
     """Histograms over privacy units, with noise.
 
-    Algorithm: every unit (in every scope) enters one bin of each: its number of rows, the share of
-        its rows that repeat a group it had, the size of its first value (where values are summed),
-        one value of each expression without bounds by sign and power of the root of 2 (Wilson et
-        al. 2020, doi:10.2478/popets-2020-0025, approximate bounds). Bins are fixed, counts get
-        Gaussian noise. What is said of them comes with an interval, but for bounds.
+    Algorithm: every unit (in every scope) adds 1 to the bin of its number of rows; to the same bin
+        of a second histogram the share of its rows that repeat a group it had; 1 to the bin of the
+        size of its first value (where values are summed), and of one value of each expression
+        without bounds, by sign and power of the root of 2 (Wilson et al. 2020,
+        doi:10.2478/popets-2020-0025, approximate bounds). Bins are fixed, counts get Gaussian
+        noise. What is said of them comes with an interval, but for bounds.
     Protects: all rows of one unit within one scope.
     Guarantee: a Gaussian of mu^2 = histograms / sigma^2.
-    Proof: a unit more adds 1 to one bin of each histogram and touches nothing else, as bins depend
-        on that unit's rows alone: sqrt(histograms) in L2. Means, quantiles and what a forecast
-        makes of them are post-processing, and so is what is not said when the noise is too large.
-    Numerics: integer counts, exactly rounded noise.
+    Proof: a unit more adds at most 1 to one bin of each histogram and touches nothing else, as bins
+        depend on that unit's rows alone: sqrt(histograms) in L2. Means, quantiles and what a
+        forecast makes of them are post-processing, and so is what is not said when the noise is too
+        large.
+    Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
+        rounded noise.
     """
 
     budget: Budget
@@ -153,11 +158,16 @@ def survey(
     counts = histograms(sample, valued=valued)
     counts += [signed_bins(one_value_of_each(plan, text, table)) for text in expressions]
     noisy = [
-        about(counted.astype(np.float64), asked.sigma, noise.at("survey", place))
+        about(counted.astype(np.float64), asked.sigma * quanta_at(place), noise.at("survey", place))
         for place, counted in enumerate(counts)
     ]
     sigma = float(asked.sigma)
     return values(post_process(learned, sigma, expressions, *noisy)), asked.guarantee
+
+
+def quanta_at(place: int) -> int:
+    """What a histogram counts 1 as: the most that a unit adds to it."""
+    return SHARE_QUANTA if place == SHARES else 1
 
 
 def counted_plan(plan: Plan) -> Plan:
@@ -203,23 +213,28 @@ def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, fl
 
 
 def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bins"]]:
-    """Exact counts of units: by rows, by share of repeats, by size of the first value."""
-    edges = [ROW_EDGES, REPEAT_EDGES] + [np.concatenate([[-np.inf], VALUE_EDGES])] * valued
+    """Exact: units by rows, quanta of their shares of repeats by rows, units by first value."""
+    above = np.concatenate([[-np.inf], VALUE_EDGES])
     if sample is None:
+        edges = [ROW_EDGES, ROW_EDGES] + [above] * valued
         return [np.zeros(len(edge), np.int64) for edge in edges]
     rows = np.bincount(sample.scope)
     again = np.bincount(sample.scope[ranks(row_pairs(sample)) > 0], minlength=len(rows))
     order = np.argsort(sample.scope, kind="stable")
     first = order[np.concatenate([[0], np.cumsum(rows)[:-1]])]
-    sizes = [rows, again / rows, np.abs(sample.value[first])]
-    return [_binned(size, edge) for size, edge in zip(sizes[: len(edges)], edges, strict=True)]
+    sizes = np.abs(sample.value[first])
+    counts = [_binned(rows, ROW_EDGES), _binned(rows, ROW_EDGES, SHARE_QUANTA * again // rows)]
+    return counts + [_binned(sizes, above)] * valued
 
 
 def _binned(
-    sizes: Float64[Array, " units"], edges: Float64[Array, " bins"]
+    sizes: Float64[Array, " units"],
+    edges: Float64[Array, " bins"],
+    each: Int64[Array, " units"] | None = None,
 ) -> Int64[Array, " bins"]:
-    place = np.searchsorted(edges, sizes, side="right") - 1
-    return np.bincount(place, minlength=len(edges)).astype(np.int64)
+    place, counted = np.searchsorted(edges, sizes, side="right") - 1, np.zeros(len(edges), np.int64)
+    np.add.at(counted, place, 1 if each is None else each)
+    return counted
 
 
 def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
@@ -230,8 +245,9 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
         by more than DEVIATIONS of its own noise with probability 0.05 / LOOKS, so none does with
         95 %, whichever places the noise chose. A ratio w / n lies between r and s when w - r n and
         w - s n, sums of bins again, have opposite signs beyond their noise. The ends also allow for
-        sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more:
-        what few units have beyond that drowns in the noise of bins that are empty.
+        sizes anywhere within their bins. Means cap rows where at most 1 of 100 units has more, and
+        so does the share of rows that repeat a group: what few units have beyond that drowns in the
+        noise of bins that are empty.
     """
     total = float(noisy[0].sum())
     if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
@@ -244,12 +260,10 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
     if len(noisy) > 2:
         above = np.append(VALUE_EDGES, 2 * VALUE_EDGES[-1])
         high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), sigma)
-    repeats = _mean(noisy[1], REPEAT_EDGES, np.append(REPEAT_EDGES[1:], 1.0), sigma)
-    if repeats is not None:
-        repeats = Measured(round(min(repeats.value, 0.95), 2), repeats.low, min(repeats.high, 1.0))
     if most is None:
-        return Learned(units=units, repeats=repeats, high=high)
+        return Learned(units=units, high=high)
     low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ends, most.high)
+    repeats = _share(noisy[0], noisy[SHARES] / SHARE_QUANTA, (low, top), sigma)
     rows = _mean(noisy[0], low, top, sigma)
     if rows is not None:
         rows = Measured(round(max(rows.value, 1.0), 2), max(rows.low, 1.0), max(rows.high, 1.0))
@@ -262,21 +276,25 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]
     An estimate for a choice, not a statement: it has no interval, and leaves out what few units
     have. Empty where no bin stands out.
 
-    >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(REPEAT_EDGES), np.int64)]
-    >>> bins[0][:3], bins[1][0] = (500, 300, 200), 1000
-    >>> found = likely(bins, 10.0)
-    >>> found["expected_units"], found["expected_rows"], found["expected_most_rows"]
-    (1000.0, 1.7, 3.0)
+    >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
+    >>> bins[0][:3], bins[1][2] = (500, 300, 200), 40 * SHARE_QUANTA
+    >>> for name, value in likely(bins, 10.0).items():
+    ...     print(name, value)
+    expected_units 1000.0
+    expected_rows 1.7
+    expected_most_rows 3.0
+    expected_repeats 0.0706
     """
-    rows, again = (np.where(outstanding(bins, sigma), bins, 0) for bins in noisy[:2])
-    if not rows.any() or not again.any():
+    standing = outstanding(noisy[0], sigma)
+    rows = np.where(standing, noisy[0], 0)
+    again = np.where(standing, noisy[SHARES] / SHARE_QUANTA, 0.0)
+    if not standing.any():
         return {}
     ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
     units, middle = float(rows.sum()), (ROW_EDGES + ends) / 2
     most = ends[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
-    shares = (REPEAT_EDGES + np.append(REPEAT_EDGES[1:], 1.0)) / 2
     mean = max(1.0, float((rows * middle).sum()) / units)
-    repeated = float((again * shares).sum() / again.sum())
+    repeated = min(float((again * middle).sum() / (rows * middle).sum()), MOST_REPEATS)
     found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
     return {
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
@@ -299,6 +317,32 @@ def outstanding(
         beside = np.append(standing[1:], False) | np.append(False, standing[:-1])
         standing = standing | (may & beside)
     return np.asarray(standing)
+
+
+def _share(
+    units: Int64[Array, " bins"],
+    shares: Float64[Array, " bins"],
+    ends: tuple[Array, Array],
+    sigma: float,
+) -> Measured | None:
+    """The share of rows that repeat, of units whose rows lie between the ends of their bin.
+
+    The r for which sum(size * shares) - r * sum(size * units) may be noise (Fieller 1954), at both
+    ends of the sizes.
+    """
+    found, (low, top) = [], ends
+    for over, under in ((low, top), (top, low)):
+        off = (DEVIATIONS * sigma) ** 2
+        above, below = float((shares * over).sum()), float((units * under).sum())
+        moved = off * float((over**2).sum()), off * float((under**2).sum())
+        a, b, c = below**2 - moved[1], above * below, above**2 - moved[0]
+        if a <= 0 or below <= 0:
+            return None
+        root = max(b * b - a * c, 0.0) ** 0.5
+        found.append(((b - root) / a, (b + root) / a))
+    least, largest = max(found[0][0], 0.0), min(found[1][1] + 1 / SHARE_QUANTA, 1.0)
+    middle = float((shares * (low + top)).sum() / (units * (low + top)).sum())
+    return Measured(round(min(max(middle, least), largest, MOST_REPEATS), 2), least, largest)
 
 
 def _mean(noisy: Int64[Array, " bins"], low: Array, high: Array, sigma: float) -> Measured | None:

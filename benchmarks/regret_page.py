@@ -1,0 +1,133 @@
+"""Writes docs/regret.md and its picture from results/regret.json: no figure there is typed.
+
+python benchmarks/regret_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parents[1]
+PAGE, FIGURE = ROOT / "docs" / "regret.md", ROOT / "docs" / "figures" / "regret.png"
+NAMED = ("preset", "gaussian-1", "gaussian-c", "flat", "weighted")
+TRIED = (*NAMED, "default", "blind", "expected")
+ERRORS = {"l1": "l1", "l2": "l2", "linf": "largest error"}
+GOAL = 1.05
+Cell = tuple[float, int, str]  # budget, releases, stream
+
+
+def cells(rows: list[dict[str, Any]]) -> dict[Cell, dict[str, dict[str, Any]]]:
+    """Measured arms by where they were measured; whole ones only."""
+    found: dict[Cell, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        cell = row["budget"][0], row["triggers"], row["stream"]
+        found.setdefault(cell, {})[row["arm"]] = row
+    return {cell: arms for cell, arms in sorted(found.items()) if set(TRIED) <= set(arms)}
+
+
+def ratio(arms: dict[str, dict[str, Any]], error: str, others: tuple[str, ...] = NAMED) -> float:
+    """The default's error as a multiple of the best one of the others."""
+    best = min(arms[name][error] for name in others if error in arms[name])
+    return float(arms["default"][error] / max(best, 1e-9))
+
+
+def best_of(arms: dict[str, dict[str, Any]]) -> str:
+    """The named alternative with the least l1 error."""
+    return min((name for name in NAMED if "l1" in arms[name]), key=lambda name: arms[name]["l1"])
+
+
+def draw(found: dict[Cell, dict[str, dict[str, Any]]]) -> None:
+    """One point for each stream: budget by shape, releases across, errors in three panels."""
+    times = sorted({cell[1] for cell in found})
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    for axis, (error, name) in zip(axes, ERRORS.items(), strict=True):
+        for (budget, at, _), arms in found.items():
+            x = times.index(at) + (0.12 if budget == 6 else -0.12)
+            colour = "#1a73e8" if budget == 6 else "#f29900"
+            axis.plot(x, ratio(arms, error), "o", ms=4, alpha=0.6, color=colour, mec="none")
+        axis.axhline(1, color="#5f6368", lw=0.8)
+        axis.axhline(GOAL, color="#d93025", lw=0.8, ls=":")
+        axis.set_yscale("log")
+        axis.set_xticks(range(len(times)), [f"{at:,}" for at in times])
+        axis.set_xlabel("releases")
+        axis.set_title(name)
+    for colour, epsilon in (("#1a73e8", 6), ("#f29900", 1)):
+        axes[0].plot([], [], "o", ms=4, color=colour, label=f"epsilon = {epsilon}")
+    axes[0].legend(frameon=False, fontsize=8)
+    axes[0].set_ylabel("default / best named alternative")
+    figure.tight_layout()
+    figure.savefig(FIGURE, dpi=130)
+
+
+def table(found: dict[Cell, dict[str, dict[str, Any]]], budget: float) -> list[str]:
+    """l1, l2 and largest error of every stream (down) and number of releases (across)."""
+    mine = {cell: arms for cell, arms in found.items() if cell[0] == budget}
+    times, streams = sorted({c[1] for c in mine}), dict.fromkeys(sorted(c[2] for c in mine))
+    head = "| stream | " + " | ".join(f"{at:,}" for at in times) + " |"
+    lines = [head, "|---" * (len(times) + 1) + "|"]
+    for stream in streams:
+        shown = []
+        for at in times:
+            arms = mine.get((budget, at, stream))
+            worse = [] if arms is None else [ratio(arms, error) for error in ERRORS]
+            text = " / ".join(f"{one:.2f}" for one in worse)
+            shown.append(f"{text} ({best_of(arms)})" if arms else "")
+        lines.append(f"| {stream} | " + " | ".join(shown) + " |")
+    return lines
+
+
+def summary(found: dict[Cell, dict[str, dict[str, Any]]]) -> list[str]:
+    """How often the goal is met, and the middle and the worst ratio, for each error."""
+    lines = ["| error | within 1.05 | median | worst | of the best of all tried: median | worst |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for error, name in ERRORS.items():
+        named = [ratio(arms, error) for arms in found.values()]
+        tried = [ratio(arms, error, TRIED) for arms in found.values()]
+        within = sum(one <= GOAL for one in named)
+        lines.append(f"| {name} | {within} of {len(named)} | {median(named):.2f} |"
+                     f" {max(named):.2f} | {median(tried):.2f} | {max(tried):.2f} |")  # fmt: skip
+    return lines
+
+
+def render(content: dict[str, Any]) -> str:
+    """The page."""
+    found = cells(content["rows"])
+    budgets = sorted({cell[0] for cell in found}, reverse=True)
+    times = ", ".join(f"{at:,}" for at in sorted({cell[1] for cell in found}))
+    deltas = {row["budget"][0]: row["budget"][1] for row in content["rows"]}
+    named = ", ".join(f"`{name}`" for name in NAMED)
+    parts = [
+        "# Regret: how far is the default from the best settings?",
+        "This page is written by `python benchmarks/regret_page.py` from"
+        " `benchmarks/results/regret.json`, which `python benchmarks/regret.py` measures"
+        f" (seed {content['seed']}; one run of each setting).",
+        f"Streams of `benchmarks/regret_streams.py` at {times} releases; error of a count per"
+        " discovered group at the end, over all groups of the stream; a group that is not released"
+        " counts as 0. The default looks at the rows first, as a job over files does. Named"
+        f" alternatives: {named}; each but the first two is the best of several settings, for each"
+        " error by itself, chosen with the truth in hand.",
+        "![default over best named alternative](figures/regret.png)",
+        "\n".join(summary(found)),
+    ]
+    for budget in budgets:
+        parts += [
+            f"## epsilon = {budget:g}, delta = {deltas[budget]:g}",
+            "Default over best named alternative: l1 / l2 / largest error, with the alternative"
+            " whose l1 is least, by number of releases.",
+            "\n".join(table(found, budget)),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    measured = json.loads((ROOT / "benchmarks" / "results" / "regret.json").read_text())
+    draw(cells(measured["rows"]))
+    PAGE.write_text(render(measured))
