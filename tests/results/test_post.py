@@ -1,6 +1,7 @@
 """Post-processing of releases: what it gives, what its intervals cover, what it may see."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from streamveil.errors import PlanError, SourceError
 from streamveil.expressions.dialect import parse_text
 from streamveil.plan.plan import SourceSpec
 from streamveil.plan.post import Post, PostColumn
-from streamveil.results import combine_intervals
-from streamveil.results.post import CHOSEN, post_processed, processed
+from streamveil.results import answer_sums, combine_intervals
+from streamveil.results.post import CHOSEN, post_processed, processed, require_post
 from streamveil.runtime.published import of_state
 from streamveil.sql.sql import parse_script
 from tests.released import made
 from tests.results.streams import KEYS, released, truth
+from tests.sql.mutate import mutated
 from tests.statistics import assert_rate, assert_rejects_rate
 
 TABLE = pa.table({
@@ -133,6 +135,10 @@ def test_it_is_no_part_of_the_query_and_may_change_at_no_cost(tmp_path):
     if ledger is not None:
         assert (state / "ledger").read_bytes() == ledger
     assert run(plain, state).table == first  # the state keeps what was drawn
+    few = sv.sql(others[0], {"t": TABLE}).read(str(state))
+    assert few.table.num_rows == 1
+    assert few.table.to_pylist() == run(others[0], state).table.to_pylist()
+    assert few.trigger == 1
     releases = of_state(state)
     assert releases.table(releases.moments[-1]) == first
 
@@ -144,6 +150,7 @@ def test_a_state_keeps_private_answers_where_the_sink_has_what_was_made_of_them(
     )
     state = tmp_path / "state"
     assert run(text, state).table.num_rows == 1
+    assert run(text, state).table.num_rows == 1  # sent again after a restart: the same bytes
     assert sv.read(tmp_path / "out").table.num_rows == 1
     assert sv.read(state).table.num_rows == 3
     with pytest.raises(SourceError, match="changed post-processing"):
@@ -200,9 +207,9 @@ def covered(expression, exact, design="public"):
 def test_intervals_of_sums_and_ratios_cover_as_often_as_they_say(expression, monkeypatch):
     """False alarms: ALPHA of `tests.statistics` for each."""
     assert_rate(*covered(expression, EXPRESSIONS[expression]), 0.95)
-    real = combine_intervals.Answered.covariance
+    real = answer_sums.Answered.covariance
     monkeypatch.setattr(  # planted: half of the deviation
-        combine_intervals.Answered, "covariance",
+        answer_sums.Answered, "covariance",
         lambda self, a, b: tuple(end / 4 for end in real(self, a, b)),
     )  # fmt: skip
     assert_rejects_rate(*covered(expression, EXPRESSIONS[expression]), 0.95)
@@ -291,7 +298,7 @@ def test_corrected_intervals_are_not_taken_for_those_of_noise_alone():
         "m": [9.0, 9.0], "m_sd": [1.0, 1.0], "m_low": [7.04, 7.04], "m_high": [10.96, 10.96],
     }  # fmt: skip
     answers = {"n": facts, "m": {"function": "count", "lanes": [1]}}
-    answered = combine_intervals.Answered(pa.table(wide), answers)
+    answered = answer_sums.Answered(pa.table(wide), answers)
     span = combine_intervals.interval_of(parse_text("n - m"), answered)
     assert np.isfinite(span.low).tolist() == [True, False]
     assert np.isinf(span.high).tolist() == [False, True]
@@ -344,6 +351,12 @@ def test_a_script_of_views_runs_at_the_command_line(tmp_path, monkeypatch):
         assert done.exit_code == 0, done.output
     told = CliRunner().invoke(cli.app, ["explain", *given, "top"])
     assert "the first 1 of each release" in told.output
+    read = ["read", "s", "--sql", *given]
+    done = CliRunner().invoke(cli.app, [*read, "shares", "--out", "again.csv"])
+    assert done.exit_code == 0, done.output
+    assert (
+        Path("again.csv").read_text() == next(Path("out/daily").rglob("trigger=*.csv")).read_text()
+    )
     charges = json.loads(CliRunner().invoke(cli.app, ["ledger", "export", "s"]).stdout)["charges"]
     assert len(charges) == 1
     [first] = Path("out/daily").rglob("trigger=*.csv")
@@ -362,3 +375,34 @@ def test_refusals_of_views(text, message):
     with pytest.raises(PlanError) as caught:
         parse_script(text)
     assert message in str(caught.value)
+
+
+CLAUSE = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9, privacy_unit_column = u)"
+)
+SEEDS = (
+    f"WITH s AS (SELECT u, c, x FROM t WHERE x > 0), p AS ({CLAUSE} c, COUNTIF(x > 5) AS a, "
+    "COUNT(*) AS n, AVG(x, contribution_bounds_per_row => (0, 9)) AS m FROM s GROUP BY c) SELECT *"
+    ", a / NULLIF(n, 0) AS share, CASE WHEN n > 5 THEN a ELSE -n END AS z, ROUND(m, 2) AS r, "
+    "CAST(n AS STRING) || c AS w FROM p WHERE NOT n < 3 AND c LIKE 'a%' ORDER BY share DESC, 2, "
+    "LOWER(c) NULLS LAST LIMIT 5 OFFSET 2",
+    f"{CLAUSE} UPPER(c) AS k, COUNTIF(x > 5) / COUNT(*) AS share, SQRT(ABS(COUNT(*) - 5)) AS d,"
+    " LOGICAL_OR(x > 2) AS b FROM t GROUP BY c HAVING COUNT(*) > 10 AND share < 2 ORDER BY 1 DESC",
+    f"CREATE VIEW v AS SELECT u, c FROM t; CREATE VIEW w AS {CLAUSE} c, COUNT(*) AS n FROM v GROUP"
+    " BY c; SELECT c, IF(n > 3, n, NULL) AS k, COALESCE(n / 3, 0) AS q FROM (SELECT * FROM w) y;",
+)
+
+
+def test_broken_queries_are_refused_in_words():
+    """Whatever is typed: PlanError alone, and what is accepted has columns of known types."""
+    rng, accepted, told = random.Random(7), 0, [""]
+    known = {"t": SourceSpec(name="t", kind="memory")}
+    for text in [*SEEDS, *(mutated(rng, rng.choice(SEEDS)) for _ in range(600))]:
+        try:
+            for query in parse_script(text, known).queries:
+                require_post(query.plan, TABLE.schema)
+                accepted += 1
+        except PlanError as error:
+            told.append(str(error))
+    assert max(map(len, told)) < 2_000
+    assert 3 < accepted < 1_000

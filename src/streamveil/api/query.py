@@ -54,6 +54,20 @@ class Query:
         items += [f"{text} AS {quoted(name)}" for name, text in computed.items()]
         return self._then("", ", ".join(items))
 
+    @fitting('read("clicks.veil")')
+    def read(
+        self, state: str, window: int | str | None = None, trigger: int | None = None
+    ) -> Release:
+        """A release that was made before, after the post-processing of this query; it is free.
+
+        `state` is the state of a job that asked the same of the data, whatever it did with it.
+        """
+        from streamveil.results.post import post_processed
+        from streamveil.runtime.published import read  # loaded when it is needed
+
+        release = read(state, window=window, trigger=trigger)
+        return post_processed(release, self.plan.post)
+
     def _then(self, clauses: str, items: str = "*") -> Query:
         steps = read_step(items, clauses, self.plan)
         return Query(replace(self.plan, post=(*self.plan.post, *steps)))

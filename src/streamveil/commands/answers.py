@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamveil.commands.common import Out, Releases, Sql, query_of, show_or_write
+from streamveil.commands.common import (
+    Out,
+    Releases,
+    Sql,
+    Tables,
+    Wanted,
+    query_of,
+    read_query,
+    show_or_write,
+)
 from streamveil.errors import PlanError
 from streamveil.terminal import say
 
@@ -47,9 +56,16 @@ def read(
     listing: Annotated[
         bool, typer.Option("--list", help="Which releases there are, instead.")
     ] = False,
+    sql: Annotated[
+        Path | None,
+        typer.Option(help="Show it after the post-processing of this query, whatever ran."),
+    ] = None,
+    table: Tables = None,
+    name: Wanted = None,
     out: Out = None,
 ) -> None:
     """A release that was made before: the same bytes, nothing drawn, nothing charged."""
+    from streamveil.results.post import post_processed
     from streamveil.runtime import published
 
     releases = published.opened(source)
@@ -60,6 +76,8 @@ def read(
         return
     wanted = dict(pair(item) for item in key or [])
     release = published.pick(releases, window, trigger, wanted)
+    if sql is not None:
+        release = post_processed(release, read_query(sql, table, name).plan.post)
     show_or_write(release.table, f"window {release.window}, trigger {release.trigger}", out, MOST)
 
 

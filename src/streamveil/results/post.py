@@ -29,12 +29,8 @@ from streamveil.expressions.kernels import NO
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.plan.post import KEPT, RESERVED, SUFFIXES, Post, PostColumn, PostOrder
 from streamveil.release_metadata import FACTS, NOTE, Facts, read_facts, read_note
-from streamveil.results.combine_intervals import (
-    Answered,
-    NoIntervalError,
-    interval_of,
-    names_in,
-)
+from streamveil.results.answer_sums import Answered, names_in
+from streamveil.results.combine_intervals import NoIntervalError, interval_of
 
 CHOSEN = (
     "rows were chosen by their noisy numbers, which tends to those with high noise: intervals hold"

@@ -1,0 +1,234 @@
+"""What is known of the answers of one release, and the sums and ratios of them in an expression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from sqlglot import exp
+
+from streamveil.expressions.dialect import canonical
+from streamveil.expressions.expr import compile_expression
+from streamveil.release_metadata import Facts
+from streamveil.results.intervals import deviations
+from streamveil.types import Array
+
+LINEAR = ("count", "count_units", "count_distinct", "sum")
+SUFFIXES = ("_sd", "_low", "_high")
+SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
+ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A constant and answers times factors; numbers of all rows, or of each."""
+
+    factors: Mapping[str, Array]
+    constant: Array
+
+    def times(self, number: Array) -> Sum:
+        """The sum of all parts times a number."""
+        return Sum({name: number * one for name, one in self.factors.items()},
+                   number * self.constant)  # fmt: skip
+
+    def plus(self, other: Sum) -> Sum:
+        """Both together."""
+        names = dict.fromkeys([*self.factors, *other.factors])
+        none = np.zeros(1)
+        both = {n: self.factors.get(n, none) + other.factors.get(n, none) for n in names}
+        return Sum(both, self.constant + other.constant)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The rows of a release and what is known of the noise of its answers."""
+
+    table: pa.Table
+    answers: Mapping[str, Facts]  # by column; no facts: nothing but the interval is known
+    confidence: float = 0.95
+    is_correlated: bool = False  # noise of different answers may go together, nobody knows how
+
+    def column(self, name: str) -> Array:
+        """A column as numbers, nulls as NaN."""
+        return as_numbers(self.table.column(name))
+
+    def reads(self, tree: exp.Expr) -> set[str]:
+        """The answers that an expression computes with."""
+        return {name for name in names_in(tree) if name in self.answers}
+
+    @cached_property
+    def ends(self) -> set[str]:
+        """Columns that go with answers."""
+        return {name + suffix for name in self.answers for suffix in SUFFIXES}
+
+    @property
+    def z(self) -> float:
+        """Deviations of the released intervals."""
+        return deviations(self.confidence)
+
+    def centre(self, name: str) -> Array:
+        """A number before post-processing; NaN where its interval is not that of its noise alone.
+
+        Where an interval was cut at 0 its other end tells; where nothing is left of it, the number
+        is at most the one taken, which is nearer to the truth.
+        """
+        low, high, sd = (self.column(name + end) for end in ("_low", "_high", "_sd"))
+        reach, facts = self.z * sd, self.answers[name]
+        off = SLACK * sd + ROUNDED * np.maximum(np.abs(low), np.abs(high))
+        whole = np.abs(high - low - 2 * reach) <= off
+        found = np.where(whole, (low + high) / 2, np.nan)
+        if not facts.get("non_negative"):
+            return np.asarray(found)
+        cut = (low == 0) & (high <= 2 * reach) & ~self._may_be_new
+        return np.where(cut & ~whole, np.where(high > 0, high - reach, -reach), found)
+
+    @property
+    def _may_be_new(self) -> Array:
+        """Groups whose intervals may have been corrected for being shown for the first time."""
+        if {"opened", "trigger"} <= set(self.table.column_names):
+            return np.asarray(self.column("opened") == self.column("trigger"))
+        return np.ones(self.table.num_rows, np.bool_)
+
+    def covariance(self, one: str, two: str) -> tuple[Array, Array]:
+        """Between which ends the covariance of the noise of two answers lies."""
+        most = self.column(one + "_sd") * self.column(two + "_sd")
+        if one == two:
+            return most, most
+        if self.is_correlated:
+            return -most, most
+        if self.answers[one]["lanes"] == self.answers[two]["lanes"]:
+            return most, most  # the same total under two names
+        return 0 * most, 0 * most
+
+    def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
+        """The same of two sums."""
+        low = high = np.zeros(self.table.num_rows)
+        for one, a in left.factors.items():
+            for two, b in right.factors.items():
+                ends = [a * b * end for end in self.covariance(one, two)]
+                low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        return low, high
+
+    def noise_of(self, part: Sum) -> tuple[Array, Array]:
+        """Value and variance of a sum."""
+        value = part.constant + np.zeros(self.table.num_rows)
+        for name, factor in part.factors.items():
+            value = value + factor * self.centre(name)
+        return value, self.joint(part, part)[1]
+
+
+def names_in(tree: exp.Expr) -> Iterator[str]:
+    """The columns it names."""
+    return (column.name for column in tree.find_all(exp.Column))
+
+
+def leaves_in(tree: exp.Expr, answered: Answered) -> Iterator[exp.Expr]:
+    """The largest parts whose intervals are known at once."""
+    if not answered.reads(tree):
+        return
+    if is_leaf(tree, answered):
+        yield tree
+        return
+    for part in operands(tree):
+        yield from leaves_in(part, answered)
+
+
+def is_leaf(tree: exp.Expr, answered: Answered) -> bool:
+    """Whether an expression is an answer, a sum of several or a ratio of sums."""
+    part = sum_of(tree, answered)
+    return (
+        answer_of(tree, answered) is not None
+        or ratio_of(tree, answered) is not None
+        or (part is not None and len(part.factors) > 1)
+    )
+
+
+def operands(tree: exp.Expr) -> list[exp.Expr]:
+    """The parts that a value is made of; conditions are none of them."""
+    if isinstance(tree, exp.If):
+        return [part for part in (tree.args["true"], tree.args.get("false")) if part is not None]
+    if isinstance(tree, exp.Case):
+        last = tree.args.get("default")
+        return [one.args["true"] for one in tree.args["ifs"]] + ([] if last is None else [last])
+    if isinstance(tree, exp.Anonymous):
+        return list(tree.expressions)
+    parts = (tree.args.get("this"), tree.args.get("expression"))
+    return [part for part in parts if isinstance(part, exp.Expr)]
+
+
+def answer_of(tree: exp.Expr, answered: Answered) -> str | None:
+    """The answer that an expression is, if it is nothing more."""
+    tree = tree.unnest()
+    return tree.name if isinstance(tree, exp.Column) and tree.name in answered.answers else None
+
+
+def sum_of(tree: exp.Expr, answered: Answered) -> Sum | None:
+    """An expression as a sum of answers whose noise is Gaussian; None where it is none."""
+    tree = tree.unnest()
+    if not answered.reads(tree):
+        return constant(tree, answered)
+    one = answer_of(tree, answered)
+    if one is not None:
+        known = answered.answers[one].get("function") in LINEAR
+        return Sum({one: np.ones(1)}, np.zeros(1)) if known else None
+    parts = [sum_of(part, answered) for part in operands(tree)]
+    if any(part is None for part in parts):
+        return None
+    left, right = (parts[0], parts[-1])
+    assert left is not None and right is not None  # noqa: S101, PT018  (looked at above)
+    if isinstance(tree, exp.Neg):
+        return left.times(-np.ones(1))
+    if isinstance(tree, exp.Add):
+        return left.plus(right)
+    if isinstance(tree, exp.Sub):
+        return left.plus(right.times(-np.ones(1)))
+    return product_of(tree, left, right)
+
+
+def product_of(tree: exp.Expr, left: Sum, right: Sum) -> Sum | None:
+    """A sum times or divided by a number."""
+    if isinstance(tree, exp.Mul) and not right.factors:
+        return left.times(right.constant)
+    if isinstance(tree, exp.Mul) and not left.factors:
+        return right.times(left.constant)
+    if isinstance(tree, exp.Div) and not right.factors:
+        with np.errstate(divide="ignore"):
+            return left.times(1 / right.constant)
+    return None
+
+
+def ratio_of(tree: exp.Expr, answered: Answered) -> tuple[Sum, Sum] | None:
+    """Two sums of answers of which an expression is the ratio: a / b, SAFE_DIVIDE(a, b)."""
+    tree = tree.unnest()
+    if not isinstance(tree, exp.Div) and called(tree) != "SAFE_DIVIDE":
+        return None
+    top, bottom = operands(tree)
+    if called(bottom.unnest()) == "NULLIF":  # of 0: there is no ratio then either
+        bottom = operands(bottom.unnest())[0]
+    parts = sum_of(top, answered), sum_of(bottom, answered)
+    if parts[0] is None or parts[1] is None or not (parts[0].factors and parts[1].factors):
+        return None
+    return parts[0], parts[1]
+
+
+def called(tree: exp.Expr) -> str:
+    """The function that an expression calls, in capitals."""
+    return str(tree.this).upper() if isinstance(tree, exp.Anonymous) else ""
+
+
+def constant(tree: exp.Expr, answered: Answered) -> Sum | None:
+    """Numbers in which no answer has a part."""
+    compiled = compile_expression(canonical(tree), answered.table.schema)
+    if compiled.kind not in ("int", "float"):
+        return None
+    return Sum({}, as_numbers(compiled(answered.table)))
+
+
+def as_numbers(column: pa.Array | pa.ChunkedArray) -> Array:
+    """A column as floating-point numbers, nulls as NaN."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), float)
