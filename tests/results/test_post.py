@@ -406,3 +406,27 @@ def test_broken_queries_are_refused_in_words():
             told.append(str(error))
     assert max(map(len, told)) < 2_000
     assert 3 < accepted < 1_000
+
+
+def test_answers_across_post_processed_releases(tmp_path):
+    """Facts that are left say what columns are keys, and no more of the noise than is known."""
+    ask = (
+        PRIVATE[:-1].replace("'job'", "'j'")
+        + ", steps = 6) {} FROM t GROUP BY c {} EMIT EVERY 500 ROWS"
+    )
+
+    def answers(columns, post=""):
+        query = sv.sql(ask.format(f"{columns}, COUNT(*) AS n", post), {"t": TABLE})
+        found = list(query.run(state=str(tmp_path / "state")))
+        releases = [query.read(str(tmp_path / "state"), trigger=t) for t in range(1, 7)]
+        return sv.answers(releases) if found else None
+
+    whole, few = answers("c"), answers("c", "ORDER BY n DESC LIMIT 2")
+    renamed, merged = answers("UPPER(c) AS k"), answers("LENGTH(c) AS k")
+    assert renamed.releases.key_names == ["k"]
+    sds = [one.difference("n", 6, 1).table["n_sd"][0].as_py() for one in (whole, renamed)]
+    assert sds[0] < sds[1]  # as if noise of any two releases went together
+    top = few.top("n", 1).table  # a group that is not shown may come first
+    assert not any(top["certain"].to_pylist())
+    with pytest.raises(PlanError, match="have the same key columns"):
+        merged.difference("n", 6, 1)

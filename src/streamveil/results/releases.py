@@ -162,13 +162,24 @@ class Releases:
         if moment not in self._keys:
             table = self.table(moment)
             columns = [table.column(name).combine_chunks() for name in self.key_names]
-            self._keys[moment] = encode_keys(columns, table.num_rows)
+            self._keys[moment] = require_distinct(encode_keys(columns, table.num_rows))
         return self._keys[moment]
 
     def column(self, moment: Moment, name: str) -> np.ndarray[Any, Any]:
         """One column of a release, nulls as NaN."""
         column = self.table(moment).column(name).combine_chunks()
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
+
+
+def require_distinct(keys: pa.Array) -> pa.Array:
+    """Keys, if they tell rows apart: columns that were computed of them may not."""
+    if len(keys.unique()) < len(keys):
+        raise PlanError(
+            "several rows of a release have the same key columns, so they cannot be followed from"
+            " one release to another.\n"
+            "  to fix  select the columns that are grouped by, or answer from the state directory"
+        )
+    return keys
 
 
 def of_releases(releases: Iterable[Release], operator: GroupBy | None = None) -> Releases:
