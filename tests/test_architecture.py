@@ -4,6 +4,9 @@ Every import counts: at the top, inside functions, and for typing alone.
 """
 
 import ast
+import io
+import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -23,26 +26,27 @@ ARROWS = {
     "core": set(),
     DISPLAY: set(),
     BATCH: {"core", DISPLAY},  # a release is made of what the core drew
+    "calibrate": {"core"},  # a budget to a noise scale: what core then charges
     "accounts": {"core"},
-    "counters": {"core"},
-    "linear": {"core"},
+    "counters": {"core", "calibrate"},
+    "linear": {"core", "calibrate"},
     "dynamic": {"linear", "core"},
     "expressions": {CALENDARS},
-    "plan": {"expressions", "core", CALENDARS},
+    "plan": {"expressions", "core", "calibrate", CALENDARS},
     "sql": {"plan", "expressions", "core", CALENDARS},
     "dataflow": {"counters", "core", CALENDARS},
-    "sketches": {"dataflow", "core", CALENDARS},
+    "sketches": {"dataflow", "core", "calibrate", CALENDARS},
     "changing_tables": {"dataflow", "dynamic", "linear", "core"},
     "results": {"dataflow", "counters", "plan", "expressions", "core", CALENDARS},  # of releases
     TERMINAL: set(),
     FRAMES: set(),
     "connectors": {TERMINAL, FRAMES, CALENDARS, "core"},  # of the core: the type of what may leave
     "compiler": {"changing_tables", "sketches", "dataflow", "dynamic", "linear", "counters", "core",
-                 "connectors", "sql", "plan", "expressions", CALENDARS},
+                 "calibrate", "connectors", "sql", "plan", "expressions", CALENDARS},
     "engines": {"changing_tables", "sketches", "dataflow", "core", "connectors", "plan",
                 "expressions", FRAMES, CALENDARS},
     "runtime": {"accounts", "engines", "compiler", "connectors", "dataflow", "results", "core",
-                "sql", "plan", "expressions", CALENDARS},
+                "calibrate", "sql", "plan", "expressions", CALENDARS},
     "advise": {"engines", "compiler", "changing_tables", "sketches", "dataflow", "core", "plan",
                "expressions", CALENDARS},  # reads plans
     "datasets": set(),
@@ -58,6 +62,7 @@ INSIDE_CORE = {  # its own rooms, in the order in which to read them
     "sensitivity": {"accounting"},
     "counters": {"accounting", "noise", "portable", "noisy"},
     "selection": {"accounting", "noise", "portable", "noisy", "sensitivity", "counters"},
+    "mechanism": {"accounting", "sensitivity", "counters", "selection"},
     "measure": {"noise", "noisy"},
     "release": {"noise", "noisy", "counters"},
 }
@@ -114,6 +119,38 @@ def test_rooms_of_the_core_import_those_read_before(path):
         if name.startswith("streamveil.core.")
     }
     assert found <= INSIDE_CORE[own] | {own}
+
+
+MOST_LINES = 5_000  # of code in the core, so that one person can read it in a day
+
+
+def code_lines(text):
+    """Lines of code: without blanks, comments and docstrings."""
+    tree, said = ast.parse(text), set()
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            said |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    found = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped | {tokenize.ENDMARKER}:
+            found |= set(range(token.start[0], token.end[0] + 1))
+    return len(found - said)
+
+
+def test_the_core_is_a_days_reading():
+    assert sum(code_lines(path.read_text()) for path in CORE) <= MOST_LINES
+    assert code_lines('"""A.\n\nB."""\n\nx = 1  # c\n# d\ny = (\n    2\n)\n') == 4
+
+
+def test_the_page_of_the_core_names_every_file_of_it():
+    page = (ROOT.parents[1] / "docs" / "core.md").read_text()
+    named = re.findall(r"^\| `core/([\w/]+\.py)` \|", page, re.MULTILINE)
+    own = [path.relative_to(ROOT / "core").as_posix() for path in CORE]
+    assert sorted(named) == sorted(name for name in own if not name.endswith("__init__.py"))
+    parts = [name.split("/")[0].removesuffix(".py") for name in named]
+    assert list(dict.fromkeys(parts)) == list(INSIDE_CORE)  # in the order in which to read them
 
 
 PLANTED = {

@@ -48,9 +48,9 @@ from scipy.stats import norm
 
 from streamveil.api import builder as sv
 from streamveil.batch import Batch
+from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.noise.keyed import SeededNoise
 
 RESULTS = Path(__file__).parents[1] / "results"

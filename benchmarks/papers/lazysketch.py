@@ -46,6 +46,7 @@ from streamveil.core.noise.bulk.gaussian import (
 from streamveil.core.noise.bulk.keystream import GROUP, fill, key_schedule
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.sketches import CountMin, CountSketch
+from streamveil.sketches.cell_noise import row_norm
 
 RESULTS = Path(__file__).parents[1] / "results" / "lazysketch.json"
 KILOBYTES = (24, 72, 240, 720, 2400)
@@ -300,8 +301,8 @@ def figure_rounds(trials: int) -> dict:
 def figure_counters(trials: int) -> dict:
     sizes = [2**k for k in range(5, 15)]
     lines = {
-        name: [(n, float(CellCounter(name, n).column_norm * CellCounter(name, n).row_norm(
-            np.arange(1, n + 1)).max()), 0.0) for n in sizes]
+        name: [(n, float(CellCounter(name, n).column_norm * row_norm(
+            CellCounter(name, n), np.arange(1, n + 1)).max()), 0.0) for n in sizes]
         for name in ("tree", "blt-1", "blt-2")
     }  # fmt: skip
     draw(lines, "counters", "pushes of a cell", "largest sd / noise of one release",

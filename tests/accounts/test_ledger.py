@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from streamveil.accounts import deployment, spending
 from streamveil.accounts.ledger import Charge, Ledger
+from streamveil.calibrate import gaussian_mu
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.accounting.guarantee import Approx, Gdp, Guarantee, Loss, Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, StoreError

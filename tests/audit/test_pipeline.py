@@ -135,9 +135,8 @@ def test_a_threshold_without_the_union_over_triggers_is_found():
             honest = selection.thresholds
             return Each(**given(honest))
 
-    faulty = replace(
-        operator, totalling=replace(operator.totalling, selection=OneTrigger(**given(selection)))
-    )
+    wrong = OneTrigger(**given(selection))
+    faulty = forced(operator, totalling=forced(operator.totalling, selection=wrong))
     scenario = replace(NEW_KEYS, added=lone((5, 1)), steps=64)
     assert not audit(operator, scenario, NOISES, 4000).violates(operator.guarantee.epsilon)
     assert audit(faulty, scenario, NOISES, 4000).violates(operator.guarantee.epsilon)

@@ -10,6 +10,7 @@ import pytest
 from streamveil.audit.worst import accounts
 from streamveil.compiler import sizing
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core import mechanism
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import kernels
 from streamveil.core.counters.blt import BltCounter
@@ -441,7 +442,7 @@ CLAIMS = {
     "the selection's counter is free": (THRESHOLD, lambda patch: patch.setattr(
         GaussianSelection, "loss", no_gaussian(GaussianSelection.loss))),
     "the test of totals is free": (TABLE, lambda patch: patch.setattr(
-        TotalTest, "delta", property(lambda self: Fraction(0)))),
+        mechanism.TotalTesting, "loss", property(lambda self: Loss()))),
     "groups of one unit are free": (THRESHOLD, lambda patch: patch.setattr(
         GaussianSelection, "loss", property(lambda self: self.counter.loss(
             Fraction(1024) * 2, self.groups)))),
@@ -454,7 +455,7 @@ CLAIMS = {
         BltCounter, "sensitivity", property(lambda self: self.schedule.norm * 0.9))),
     "a unit moves one group": (DEEP, lambda patch: [patch.setattr(
         module, "lane_move", lambda lane, bounds: (Fraction(lane.reach), 1))
-        for module in (sizing, group_by)]),
+        for module in (sizing, mechanism)]),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from streamveil.audit.pipeline import Scenario, audit, restarted, unbroken
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
 from tests.audit.test_pipeline import EMPTY, crowd, lone
+from tests.planting import forced
 
 COPIES, NOISES = 2_500, (SeededNoise(21), SeededNoise(22))
 KEYS = sv.public([1000 * copy + key for copy in range(COPIES) for key in range(3)])
@@ -49,7 +50,7 @@ def test_the_claim_stands(measures, scenario, run):
 @pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
 def test_rows_that_are_not_charged_are_found(measures):
     operator = weighted(measures)
-    faulty = replace(operator, bounds=replace(operator.bounds, quadratic=64))
+    faulty = forced(operator, bounds=replace(operator.bounds, quadratic=64))
     scenario = replace(SMALL, added=lone(*[(0, 1)] * 16))
     assert audit(faulty, scenario, NOISES, COPIES).violates(operator.guarantee.epsilon)
 

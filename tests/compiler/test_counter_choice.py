@@ -6,9 +6,9 @@ import pytest
 import streamveil as sv
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
+from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.noise.keyed import SilentNoise
 from streamveil.counters import COUNTERS
-from streamveil.dataflow.key_weights import WeightRule, blt_of, weighted_loss
 from streamveil.errors import PlanError
 
 ROWS = pa.table({"u": [1, 2, 3], "k": ["a", "a", "b"]})

@@ -11,6 +11,7 @@ import pytest
 import streamveil as sv
 from streamveil.advise.explain_forecast import as_settings
 from streamveil.batch import Batch
+from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.design_choice import Given, Problem, choose
 from streamveil.compiler.error_forecast import (
     MOST_ROWS,
@@ -26,7 +27,6 @@ from streamveil.compiler.error_forecast import (
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.table_design import design_selection
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.outputs import Totals

@@ -11,15 +11,10 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamveil.calibrate import gaussian_mu, gaussian_sigma, split, zcdp_rho
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import (
-    gaussian_mu,
-    gaussian_sigma,
-    root_up,
-    split,
-    zcdp_rho,
-)
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
+from streamveil.core.sensitivity import root_up
 
 BUDGETS = [
     Budget(epsilon=epsilon, delta=delta)

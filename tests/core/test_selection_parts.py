@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import stats
 
+from streamveil.compiler.coin_tables import TableShape, law_near
 from streamveil.core.accounting.above_threshold import (
     COIN,
     Coins,
-    TableShape,
     curve_with,
     curve_without,
     worst_openings,
@@ -31,7 +31,7 @@ from streamveil.core.accounting.coin_table import CoinTable
 from streamveil.core.accounting.convert import gaussian_delta, nothing_delta
 from streamveil.core.accounting.geometric_wait import NEVER, UNCLEAR, doubt, wait_word, waits
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure
-from streamveil.core.accounting.pld import LONGEST, RARE, CurvePoints, LossLaw, law_near, law_under
+from streamveil.core.accounting.pld import LONGEST, RARE, CurvePoints, LossLaw, law_under
 from streamveil.core.noise.keyed import SeededNoise
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 

@@ -186,7 +186,7 @@ def bounded(operator, rows, public=None):
                     if (window, key) not in shown and enough:
                         shown[window, key] = 1 if rule is None else rule.entry
                     if (window, key) in shown and rule is not None:
-                        forecast = max(len(mine) * totalling.horizon / trigger, rule.reference)
+                        forecast = max(len(mine) * totalling.triggers / trigger, rule.reference)
                         wanted = int(rule.entry * np.cbrt(rule.reference / forecast))
                         shown[window, key] = max(1, min(shown[window, key], wanted))
         history[step] = dict(shown)

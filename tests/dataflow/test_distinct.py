@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.batch import Batch
+from streamveil.core.counters.weights import weighted_loss
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.sensitivity import FIRSTS, lane_move
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.distinct import first_seen
-from streamveil.dataflow.key_weights import weighted_loss
 from streamveil.dataflow.rows import lane_quanta
 from streamveil.errors import PlanError
 from streamveil.plan.plan import Aggregate, Bounding, Window

@@ -222,12 +222,13 @@ def test_rows_of_a_unit_move_no_lane_further_than_its_noise_hides(kind, mixed, v
         assert values[nodes].sum() == count
 
 
-def test_nodes_before_other_lanes_are_refused():
+def test_the_nodes_of_trees_are_the_last_lanes():
     operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
-    totalling = operator.totalling
-    swapped = replace(totalling, lanes=totalling.lanes[::-1], counters=totalling.counters[::-1])
-    with pytest.raises(ValueError, match="last lanes"):
-        replace(operator, totalling=swapped)
+    nodes = [lane.kind == "node" for lane in operator.totalling.lanes]
+    assert nodes == sorted(nodes)
+    assert nodes.index(True) == operator.trees[0][0] == len(operator.design.plain)
+    with pytest.raises(ValueError, match="no plain lanes"):
+        replace(operator.design, plain=operator.totalling.lanes[::-1])
 
 
 @settings(max_examples=15)

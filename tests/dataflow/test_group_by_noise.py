@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamveil.batch import Batch
+from streamveil.calibrate import zcdp_rho
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import zcdp_rho
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import lane_move

@@ -13,13 +13,14 @@ from streamveil.api import builder as sv
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.kernels import Coefficients
+from streamveil.core.counters.weights import WeightRule
 from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import BltCounter
-from streamveil.dataflow.key_weights import WeightRule
 from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, batches, compiled, run
+from tests.planting import forced
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value
 
 ROWS = Lane(kind="rows")
@@ -104,7 +105,7 @@ def test_one_units_keys_are_shown_no_more_often_than_beta(bounds, rule):
             shown = np.union1d(shown, test.passing(totals, names, trigger, at))
             totals += 2 * int(test.deviation(trigger))
             lower = np.union1d(lower, test.passing(totals, names, trigger, at))
-        limit = float(test.delta) / alike
+        limit = float(test.beta) / alike
         assert len(shown) / keys <= limit or rate_p_value(len(shown), keys, limit) > ALPHA
         assert_rejects_rate(len(lower), keys, limit)
 
@@ -131,20 +132,25 @@ def test_totals_that_fall_or_that_one_unit_fills_are_not_tested():
         made(few, lane=falling)
 
 
-def test_a_test_for_other_bounds_is_refused():
+def test_a_test_is_made_for_the_query_that_runs():
     operator = compiled(
         bounding=Bounding(max_rows=4), budget=Budget(epsilon=6, delta=1e-6),
         options={"selection": "table"}, aggregates=AGGREGATES[:1],
     )  # fmt: skip
-    test = operator.totalling.test
-    changes = (
-        {"bounds": Bounds(max_rows=1)}, {"least_units": 3}, {"lane": Lane(kind="valid", value=0)},
-        {"counter": replace(test.counter, sigma=1)},
-        {"rule": WeightRule(scale=9, entry=1, reference=1.0)},
-    )  # fmt: skip
-    for change in changes:
-        with pytest.raises(ValueError, match="test of totals"):
-            replace(operator, totalling=replace(operator.totalling, test=replace(test, **change)))
+    design = operator.design
+    fewer = replace(design, limits=replace(design.limits, max_rows=1))
+    later = replace(design, selection=replace(design.selection, offset=2))
+    quiet = replace(design, noises=(1,))
+    for changed, name, value in (
+        (fewer, "bounds", replace(operator.bounds, max_rows=1)),
+        (later, "least_units", 3),
+        (quiet, "counter", replace(operator.totalling.counters[0], sigma=1)),
+    ):
+        test = replace(operator, design=changed).totalling.test
+        assert getattr(test, name) == value != getattr(operator.totalling.test, name)
+        assert test.threshold(test.triggers[-1]) != operator.totalling.test.threshold(
+            test.triggers[-1]
+        )
 
 
 # ---- what one unit can do: the whole law, exactly
@@ -233,7 +239,7 @@ def test_no_neighbouring_streams_are_told_apart_further_than_claimed():
     assert test.triggers == (1, 2)
     claimed = operator.loss.delta_at(EPSILON)
     assert 0 < worst(operator) <= claimed <= 0.02 + 1e-12
-    planted = replace(operator, totalling=replace(operator.totalling, test=Low(**vars_of(test))))
+    planted = forced(operator, totalling=forced(operator.totalling, test=Low(**vars_of(test))))
     assert worst(planted) > claimed  # thresholds that one unit passes
 
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from streamveil.core.counters.weights import blt_of
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.core.noisy import values
 from streamveil.core.release import count_weighted
 from streamveil.counters import BltCounter
 from streamveil.dataflow.group_metadata import counter_facts, counter_from
-from streamveil.dataflow.key_weights import Spread, blt_of
+from streamveil.dataflow.key_weights import Spread
 from streamveil.results.noise import covariance, weighted_covariance
 from tests.counters.examples import NAMES, SIGMA, examples
 from tests.counters.oracle import factors

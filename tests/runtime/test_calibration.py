@@ -16,7 +16,6 @@ from streamveil.engines.embedded.group_by import within
 from streamveil.errors import StoreError
 from streamveil.runtime.calibration import calibration, words
 from streamveil.runtime.run import run
-from tests.planting import forced
 
 ROWS = pa.table({"u": [1], "k": [2], "v": [0.5], "op": ["insert"], "id": [1], "c": ["Oslo"]})
 UNIT, LIMIT = "privacy_unit_column = u, ", "max_rows_contributed = 4, "
@@ -103,14 +102,14 @@ def test_a_memory_limit_is_no_mechanism(tmp_path):
 
 def test_noise_bounds_and_schedules_are(tmp_path):
     plan, plain = planned("bounded"), operator("bounded")
-    counter = plain.totalling.counters[-1]
-    noisier = replace(counter, sigma=counter.sigma * Fraction(101, 100))
+    noises = plain.design.noises
+    noisier = (*noises[:-1], noises[-1] * Fraction(101, 100))
     others = [
-        forced(plain, bounds=replace(plain.bounds, max_rows=5)),
+        replace(plain, design=replace(
+            plain.design, limits=replace(plain.design.limits, max_rows=5))),
         operator_of(replace(plan, clock=replace(plan.clock, steps=9))),
-        replace(plain, max_units=10**9),
-        replace(plain, totalling=replace(
-            plain.totalling, counters=(*plain.totalling.counters[:-1], noisier))),
+        replace(plain, design=replace(plain.design, max_units=10**9)),
+        replace(plain, design=replace(plain.design, noises=noisier)),
     ]  # fmt: skip
     assert calibration(plain) not in {calibration(other) for other in others}
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from streamveil.core.counters.cells import FITS, GRID, CellCounter, blt_row_norms
+from streamveil.core.counters.cells import FITS, GRID, CellCounter
+from streamveil.sketches.cell_noise import blt_row_norms, row_norm
 
 
 def dense(name, n):
@@ -36,7 +37,7 @@ def test_norms_are_those_of_the_dense_matrices(name, n):
     assert np.allclose(decode @ encode, np.tril(np.ones((n, n))))
     largest = np.sqrt((encode**2).sum(axis=0)).max()
     assert largest <= counter.column_norm <= largest * (1.5 if "tree" in name else 1 + 1e-9)
-    assert np.allclose(counter.row_norm(np.arange(1, n + 1)), np.sqrt((decode**2).sum(axis=1)))
+    assert np.allclose(row_norm(counter, np.arange(1, n + 1)), np.sqrt((decode**2).sum(axis=1)))
 
 
 def test_tree_of_seven_pushes_publishes_the_three_expected_nodes():
@@ -80,7 +81,7 @@ def test_unbounded_tree_has_epochs():
     counter = CellCounter("tree", None)
     assert counter.column_norm == 1.0
     # pushes 1 | 2 3 | 4 5 6 7: finished epochs, then the open nodes, each with its own scale
-    assert np.allclose(counter.row_norm([1, 2, 3, 4, 5, 6, 7]) ** 2, [1, 3, 3, 6, 6, 9, 6])
+    assert np.allclose(row_norm(counter, [1, 2, 3, 4, 5, 6, 7]) ** 2, [1, 3, 3, 6, 6, 9, 6])
 
 
 def test_rounding_adds_little_and_grows_with_the_unit():

@@ -350,7 +350,7 @@ def test_rows(test: TotalTest | None) -> list[Row]:
     kind = {"rows": "rows", "valid": "values", "units": "units"}.get(test.lane.kind, "sum")
     return [
         ("", f"also shown at releases {at} if the noisy number of {kind} is large, at the last"),
-        ("", f"above {level:,.4g}; delta {float(test.delta):.3g}"),
+        ("", f"above {level:,.4g}; delta {float(test.beta):.3g}"),
     ]
 
 

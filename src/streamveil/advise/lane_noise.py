@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
+from streamveil.compiler.coin_tables import opening_chance
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
 
@@ -38,6 +39,8 @@ def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
     if not hasattr(selection, "table"):  # at this very trigger: a little less
         sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
         return float(ndtr((units - selection.threshold(trigger)) / sd))
-    steps = np.arange(1, selection.table.horizon + 1)
+    steps = np.arange(1, selection.horizon + 1)
     arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)
-    return float(selection.table.opening_chance(np.maximum(arrived, 0)))
+    return opening_chance(
+        selection.coins.chances, float(selection.shift_epsilon), np.maximum(arrived, 0)
+    )

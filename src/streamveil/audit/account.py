@@ -28,11 +28,11 @@ import numpy as np
 from scipy.special import ndtr
 
 from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
+from streamveil.core.counters.weights import weighted_loss
 from streamveil.core.selection.coins import TableOpening
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import lane_move
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.key_weights import weighted_loss
 from streamveil.types import Array, Float64
 
 SLACK = 1 + 1e-9

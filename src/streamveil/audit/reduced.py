@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import ceil, copysign, isqrt
 from typing import Any
 
@@ -21,9 +22,8 @@ from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.core.selection.coins import TableOpening
-from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.core.selection.gaussian import GaussianSettings
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.total_test import TotalTest
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.options import SELECTION
@@ -195,24 +195,11 @@ def extremes(plan: Plan) -> tuple[float, float | None]:
 
 def halved(operator: GroupBy) -> GroupBy:
     """The same query with half of its noise: what an audit must catch."""
-    totalling = operator.totalling
-
-    def half(counter: Any) -> Any:
-        return replace(counter, sigma=counter.sigma / 2)
-
-    counters = tuple(half(counter) for counter in totalling.counters)
-    totalling = replace(totalling, counters=counters)
-    if totalling.test is not None:
-        totalling = replace(totalling, test=half_test(totalling.test, counters))
-    if isinstance(totalling.selection, GaussianSelection):
-        selection = replace(totalling.selection, counter=half(totalling.selection.counter))
-        totalling = replace(totalling, selection=selection)
-    return replace(operator, totalling=totalling)
-
-
-def half_test(test: TotalTest, counters: tuple[Any, ...]) -> TotalTest:
-    """The test of the totals of a lane whose counter has half of its noise."""
-    return replace(test, counter=counters[test.place])
+    design, chosen = operator.design, operator.design.selection
+    if isinstance(chosen, GaussianSettings):
+        chosen = replace(chosen, noise=Fraction(chosen.noise, 2))
+    noises = tuple(Fraction(noise, 2) for noise in design.noises)
+    return replace(operator, design=replace(design, noises=noises, selection=chosen))
 
 
 def around(operator: GroupBy) -> int:

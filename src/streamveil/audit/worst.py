@@ -12,10 +12,10 @@ import numpy as np
 from streamveil.audit.account import TOGETHER, MechanismLoss, QueryAccount, account
 from streamveil.audit.laid_open import Key, Seen, Transcript, run
 from streamveil.audit.neighbours import Pair, World, drawn, varied
+from streamveil.core.counters.weights import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.key_weights import blt_of
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from fractions import Fraction
 from math import floor, log2
 from typing import Any
@@ -14,15 +13,14 @@ import pyarrow as pa
 from streamveil.compiler.design_choice import OPEN_BOUND
 from streamveil.compiler.sizing import Sizing, is_open
 from streamveil.connectors.base import micros
-from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.group_by import Default, GroupBy
-from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import LaneBook, Output
 from streamveil.dataflow.protocol import Operator
-from streamveil.dataflow.release import Totalling, driver
+from streamveil.dataflow.release import driver
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.true_intervals import COVERED
 from streamveil.dataflow.windows import Schedule, hopping, periods_met
@@ -45,7 +43,6 @@ PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
 SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
 MOST_LEVELS = 12
 MOST_LOOKED = Fraction(1, 2)
-MICRO = timedelta(microseconds=1)
 
 
 def check_public(operator: Operator, schema: pa.Schema) -> None:
@@ -62,14 +59,6 @@ def compile_plan(plan: Plan) -> GroupBy:
         )
     check_compiled(plan)
     return Compiler(plan).compile()
-
-
-def protected(plan: Plan, bound: int = 1) -> Neighbours:
-    """Who is protected, and the shortest time in which they are."""
-    periods = plan.periods
-    period = None if periods is None else periods.shortest_us * MICRO
-    words = "" if periods is None else periods.words
-    return Neighbours(unit=plan.unit, bound=bound, period=period, calendar=words)
 
 
 @dataclass
@@ -110,6 +99,7 @@ class Compiler:
         sizing = Sizing(
             plan=plan,
             lanes=tuple(self.book.lanes),
+            trees=tuple((lane, levels) for _, lane, levels in self.trees),
             uses=tuple(self.book.uses),
             bounds=bounds,
             horizon=schedule.triggers,
@@ -119,34 +109,32 @@ class Compiler:
         )
         public = self._public()
         if plan.preset == "dp-sqlp":
-            totalling, bounds = sizing.published()
+            design = sizing.published()
         elif public is None:
-            totalling, bounds = sizing.discovered()
+            design = sizing.discovered()
         else:
-            totalling, bounds = sizing.public()
+            design = sizing.public()
         if is_open(plan):
             self._note(
-                options.MAX_SQUARED.name, bounds.quadratic, "of rows times weights: by forecast"
+                options.MAX_SQUARED.name,
+                design.limits.quadratic,
+                "of rows times weights: by forecast",
             )
         largest = max((lane.reach for lane in self.book.lanes), default=1)
         prove_no_overflow(max(largest, FINE), rows_of_a_group(plan))
         confidence = float(self._option(options.CONFIDENCE))
         return GroupBy(
             job=plan.name,
-            protects=protected(plan),
+            unit=plan.unit,
             bind=binder(plan, tuple(self.values), self._adds(), self._named()),
             schedule=schedule,
             periods=plan.periods,
-            bounds=bounds,
+            design=replace(design, look=look),
             key_names=tuple(key.name for key in plan.keys),
             public=public,
-            totalling=totalling,
-            trees=tuple(self.trees),
             outputs=outputs,
             confidence=confidence,
-            max_units=max_units,
-            true_intervals=self._true_intervals(outputs, totalling),
-            look=look,
+            true_intervals=self._true_intervals(outputs, design),
             defaults=tuple(self.defaults),
         )
 
@@ -164,7 +152,7 @@ class Compiler:
         self.plan = replace(self.plan, budget=rest)
         return Look(stated(looking), tuple(self.plan.options.get(LOOKED, {}).get("said", ())))
 
-    def _true_intervals(self, outputs: tuple[Output, ...], totalling: Totalling) -> bool:
+    def _true_intervals(self, outputs: tuple[Output, ...], design: MechanismDesign) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""
         wanted = self._option(options.INTERVALS)
         if wanted not in ("noise", "true"):
@@ -180,7 +168,7 @@ class Compiler:
                     " way the rows over the bound would move it is not known.\n"
                     "  to fix  ask for counts and sums of one sign, or intervals = 'noise'"
                 )
-        if totalling.cut is None or driver(totalling.lanes) < 0:
+        if design.cut is None or driver(design.plain) < 0:
             raise PlanError(
                 "intervals = 'true' needs the private count of cut rows.\n"
                 "  to fix  give cut_share, a part of the budget, and ask for a count or sum"

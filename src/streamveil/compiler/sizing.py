@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import sqrt
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
+from streamveil.calibrate import PRECISION, gaussian_mu, root_down, zcdp_rho
 from streamveil.compiler.design_choice import (
     UNKNOWN_OPENING,
     Given,
@@ -28,26 +29,16 @@ from streamveil.compiler.error_forecast import (
 )
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import (
-    PRECISION,
-    gaussian_mu,
-    root_down,
-    root_up,
-    zcdp_rho,
-)
-from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import Counter
-from streamveil.core.selection.coins import TableOpening
-from streamveil.core.selection.gaussian import FINE, GaussianSelection
-from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move
+from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
+from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, MechanismDesign, TotalTesting
+from streamveil.core.selection.coins import TableSettings
+from streamveil.core.selection.gaussian import FINE, GaussianSettings
+from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS, HonakerCounter
 from streamveil.counters.fitting import fit, short
-from streamveil.dataflow.cut_rows import BANDS, MOVED, CutCounter
-from streamveil.dataflow.dp_sqlp import RoundSelection, RoundTotalling
-from streamveil.dataflow.group_by import COLLISION_BITS
-from streamveil.dataflow.key_weights import WeightRule, blt_of, weighted_loss
+from streamveil.dataflow.dp_sqlp import RoundSettings
 from streamveil.dataflow.release import Totalling, driver
-from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
+from streamveil.dataflow.total_test import can_test
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.plan import options
 from streamveil.plan.look import expectations
@@ -78,7 +69,8 @@ class Sizing:
     """The question: lanes and how often each is read, bounds, triggers, budget, options."""
 
     plan: Plan
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Lane, ...]  # the nodes of trees last
+    trees: tuple[tuple[Lane, int], ...]
     uses: tuple[int, ...]
     bounds: Bounds
     horizon: int | None
@@ -96,7 +88,7 @@ class Sizing:
         """The chance that one unit shares its fingerprint with another."""
         return Fraction(self.max_units, 2**COLLISION_BITS)
 
-    def public(self) -> tuple[Totalling, Bounds]:
+    def public(self) -> MechanismDesign:
         """Every key shown from the start: the whole budget goes to the values."""
         mu = self._mu(Fraction(0))
         forecast = self.outlook is not None or is_open(self.plan)
@@ -104,12 +96,13 @@ class Sizing:
         weighable = chosen is not None or options.WEIGHT_REFERENCE.given_in(self.plan.options)
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
         rule = None if rule is None else replace(rule, caution=CAUTION)
-        bounds = replace(self._bounds(rule, chosen), scale=1 if rule is None else rule.scale)
-        counters = self._counters(self.lanes, bounds, mu**2, rule)
-        return replace(self._totalling(counters), rule=rule, cut=self._cut(mu**2)), bounds
+        limits = self._bounds(rule, chosen)
+        bounds = replace(limits, scale=1 if rule is None else rule.scale)
+        noises = self._noises(self.lanes, bounds, mu**2, rule)
+        return replace(self._design(limits, noises), rule=rule, cut=self._cut(mu**2))
 
-    def discovered(self) -> tuple[Totalling, Bounds]:
-        """Keys shown by a private test, and the bounds that test asks for."""
+    def discovered(self) -> MechanismDesign:
+        """Keys shown by a private test."""
         if self.plan.budget.delta is None:
             raise PlanError(
                 "discovered keys need a delta: it bounds the chance of showing a key that one"
@@ -134,7 +127,7 @@ class Sizing:
 
     # ---- the published system
 
-    def published(self) -> tuple[Totalling, Bounds]:
+    def published(self) -> MechanismDesign:
         """DP-SQLP: half of epsilon each for selection and values, a third of delta for values."""
         budget, rows = self.plan.budget, self.bounds.max_rows
         if budget.epsilon is None or budget.delta is None or self.horizon is None or rows is None:
@@ -154,29 +147,23 @@ class Sizing:
             raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
         half, third = budget.epsilon / 2, budget.delta / 3
         rho = Fraction(zcdp_rho(Budget(epsilon=half, delta=third)))
-        bounds = replace(self.bounds, per_group=None, quadratic=None)
+        limits = replace(self.bounds, per_group=None, quadratic=None)
         tree = HonakerCounter(horizon=self.horizon, sigma=1)
         per_tree = Budget(mu=root_down(2 * rho / rows))
-        selection = RoundSelection(
-            counter=fit(tree, per_tree, FINE, 1),
-            bounds=bounds,
+        selection = RoundSettings(
+            noise=Fraction(fit(tree, per_tree, FINE, 1).sigma),
             beta=float(third / rows) * (1 - 1e-12),
             floor=max(1, self.plan.key_set.min_units),
             thresholds=thresholds,
         )
-        charged = sum(lane.place == 0 for lane in self.lanes)  # a tree level is charged as one
-        per_lane, counters = Budget(mu=root_down(2 * rho / charged)), []
-        for lane in self.lanes:
-            moved, groups = lane_move(lane, bounds)
-            counters.append(fit(tree, per_lane, moved, groups))
-        totalling = RoundTotalling(
-            lanes=self.lanes, counters=tuple(counters), selection=selection, horizon=self.horizon
-        )
-        return totalling, bounds
+        charged = [lane for lane in self.lanes if lane.place == 0]  # a tree level is one
+        per_lane = Budget(mu=root_down(2 * rho / len(charged)))
+        noises = [Fraction(fit(tree, per_lane, *lane_move(lane, limits)).sigma) for lane in charged]
+        return replace(self._design(limits, tuple(noises)), counter=tree, selection=selection)
 
     # ---- one Gaussian counter of units for selection, and for release where it is the answer
 
-    def _by_counter(self, chosen: Settings) -> tuple[Totalling, Bounds]:
+    def _by_counter(self, chosen: Settings) -> MechanismDesign:
         if chosen.kind != "gaussian":
             chosen = self._chosen(("gaussian",))
         bounds, lanes = self._bounds(None, chosen), self.lanes
@@ -192,17 +179,13 @@ class Sizing:
         part = Fraction(1) if not rest else self._selection_share(shared, len(rest), forecast)
         groups = bounds.units_l2_squared
         moved = Fraction(FINE) * root_up(Fraction(groups))
-        selection = GaussianSelection(
-            counter=self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None),
-            bounds=bounds,
+        selection = GaussianSettings(
+            noise=self._fitted(moved, groups, mu**2 * part * (1 - self._cut_share), None),
             beta=beta,
             floor=max(1, self.plan.key_set.min_units),
         )
-        counters = self._counters(rest, bounds, mu**2 * (1 - part), None)
-        if shared is not None:
-            counters = (*counters[:shared], selection.counter, *counters[shared:])
-        totalling = replace(self._totalling(counters), cut=self._cut(mu**2))
-        return replace(totalling, selection=selection, shared=shared), bounds
+        noises = self._noises(rest, bounds, mu**2 * (1 - part), None)
+        return replace(self._design(bounds, noises), cut=self._cut(mu**2), selection=selection)
 
     def _selection_share(self, shared: int | None, others: int, forecast: float | None) -> Fraction:
         default = 0.5 if shared is None else 1 / (1 + others)
@@ -216,7 +199,7 @@ class Sizing:
 
     # ---- a table of coins for selection, weighted counters for release
 
-    def _by_table(self, chosen: Settings) -> tuple[Totalling, Bounds] | None:
+    def _by_table(self, chosen: Settings) -> MechanismDesign | None:
         """The table design, if the budget allows one."""
         budget = self.plan.budget
         if budget.epsilon is None or self.horizon is None:
@@ -234,11 +217,10 @@ class Sizing:
         except NoTableError:
             return None
         rule = self._rule(float(design.half), chosen)
-        scale = 1 if rule is None else rule.scale
-        bounds = replace(self._bounds(rule, chosen), slots=slots, scale=scale)
-        selection = TableOpening(
-            bounds=bounds,
-            horizon=self.horizon,
+        limits, scale = self._bounds(rule, chosen), 1 if rule is None else rule.scale
+        bounds = replace(limits, slots=slots, scale=scale)
+        selection = TableSettings(
+            slots=slots,
             coins=design.selection.coins,
             shift_epsilon=design.selection.shift_epsilon,
             epsilon=budget.epsilon,
@@ -246,31 +228,27 @@ class Sizing:
             half=design.half,
             places=design.places,
         )
-        counters = self._counters(self.lanes, bounds, design.mu**2, rule)
-        totalling = replace(self._totalling(counters), cut=self._cut(design.mu**2))
-        totalling = replace(totalling, selection=selection, rule=rule)
-        return replace(totalling, test=self._test(totalling, bounds, tests, beta)), bounds
+        noises = self._noises(self.lanes, bounds, design.mu**2, rule)
+        made = replace(self._design(limits, noises), cut=self._cut(design.mu**2))
+        made = replace(made, selection=selection, rule=rule)
+        return replace(made, test=self._test(made, tests, beta))
 
-    def _test(
-        self, totalling: Totalling, bounds: Bounds, tests: int, beta: Fraction
-    ) -> TotalTest | None:
+    def _test(self, design: MechanismDesign, tests: int, beta: Fraction) -> TotalTesting | None:
         """The test of totals by the lane whose threshold is lowest, if any lane can be tested."""
-        if not tests:
+        made = Totalling(design=design, triggers=self.horizon)
+        found = {
+            place: replace(
+                made, design=replace(design, test=TotalTesting(place=place, tests=tests, beta=beta))
+            ).test
+            for place, (lane, counter) in enumerate(zip(made.lanes, made.counters, strict=True))
+            if tests and can_test(counter, lane, made.bounds, made.rule)
+        }
+        every = [test for test in found.values() if test is not None]
+        counting, last = [test for test in every if test.lane.kind != "sum"] or every, self.horizon
+        if not counting:
             return None
-        found = [
-            TotalTest(
-                counter=cast(BltCounter, counter), lane=lane, place=place, bounds=bounds,
-                rule=totalling.rule, triggers=grid_of_tests(self.horizon or 1, tests), beta=beta,
-                least_units=max(1, self.plan.key_set.min_units),
-            )
-            for place, (lane, counter) in enumerate(
-                zip(totalling.lanes, totalling.counters, strict=True)
-            )
-            if can_test(counter, lane, bounds, totalling.rule)
-        ]  # fmt: skip
-        counting = [test for test in found if test.lane.kind != "sum"] or found
-        last = self.horizon or 1
-        return min(counting, key=lambda test: test.threshold(last) / test.lane.reach, default=None)
+        best = min(counting, key=lambda test: test.threshold(last or 1) / test.lane.reach)
+        return TotalTesting(place=best.place, tests=tests, beta=beta)
 
     def _rule(self, opening: float, chosen: Settings | None) -> WeightRule | None:
         """Weights, where they make sense."""
@@ -367,42 +345,35 @@ class Sizing:
             raise PlanError("cut_share must be at least 0 and below 1")
         return share
 
-    def _cut(self, mu_squared: Fraction) -> CutCounter | None:
-        """The counter of cut rows, from the mu squared of all lanes."""
+    def _cut(self, mu_squared: Fraction) -> Exact | None:
+        """The noise of the count of cut rows, from the mu squared of all lanes."""
         if not self._cut_share:
             return None
         part = mu_squared * self._cut_share
-        return CutCounter(counter=self._fitted(Fraction(MOVED), BANDS, part, None))
+        return self._fitted(Fraction(MOVED), BANDS, part, None)
 
     # ---- counters
 
-    def _counters(
+    def _noises(
         self,
         lanes: tuple[Lane, ...],
         bounds: Bounds,
         mu_squared: Fraction,
         rule: WeightRule | None,
-    ) -> tuple[Counter, ...]:
-        weights = [Fraction(self.uses[self.lanes.index(lane)]) for lane in lanes]
-        total = sum(
-            (w for lane, w in zip(lanes, weights, strict=True) if lane.place == 0), Fraction(0)
+    ) -> tuple[Exact, ...]:
+        """The noise of each lane; a tree level is one."""
+        charged = [lane for lane in lanes if lane.place == 0]
+        weights = [Fraction(self.uses[self.lanes.index(lane)]) for lane in charged]
+        total, left = sum(weights, Fraction(0)), mu_squared * (1 - self._cut_share)
+        return tuple(
+            self._fitted(*lane_move(lane, bounds), left * weight / total, rule)
+            for lane, weight in zip(charged, weights, strict=True)
         )
-        made: dict[tuple[Fraction, int, Fraction], Counter] = {}
-        counters, mu_squared = [], mu_squared * (1 - self._cut_share)
-        for lane, weight in zip(lanes, weights, strict=True):
-            moved, groups = lane_move(lane, bounds)
-            key = moved, groups, mu_squared * weight / total
-            if key not in made:
-                made[key] = self._fitted(*key, rule)
-            counters.append(made[key])
-        return tuple(counters)
 
     def _fitted(
         self, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
-    ) -> Counter:
-        counter: Any = self._unscaled()
-        sigma = least_sigma(counter, moved, groups, mu_squared, rule)
-        return cast("Counter", replace(counter, sigma=sigma))
+    ) -> Exact:
+        return least_sigma(self._unscaled(), moved, groups, mu_squared, rule)
 
     def _unscaled(self) -> Any:
         kind = self.plan.counter
@@ -429,8 +400,17 @@ class Sizing:
                 "  to fix  use counter = 'auto', or fewer triggers"
             ) from None
 
-    def _totalling(self, counters: tuple[Counter, ...]) -> Totalling:
-        return Totalling(lanes=self.lanes, counters=counters, selection=None, horizon=self.horizon)
+    def _design(self, limits: Bounds, noises: tuple[Exact, ...]) -> MechanismDesign:
+        """A design of public groups, without weights."""
+        plain = tuple(lane for lane in self.lanes if lane.kind != "node")
+        return MechanismDesign(
+            limits=limits,
+            plain=plain,
+            trees=self.trees,
+            counter=self._unscaled(),
+            noises=noises,
+            max_units=self.max_units,
+        )
 
     # ---- budget
 

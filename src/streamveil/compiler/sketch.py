@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from streamveil.compiler.group_by import Compiler, binder, protected
+from streamveil.compiler.group_by import Compiler, binder
 from streamveil.connectors.base import declared_schema
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
 from streamveil.expressions.names import key_name
 from streamveil.plan.check import check_compiled
@@ -39,7 +40,7 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     if bounding.max_rows is None or bounding.max_rows_per_group or bounding.quadratic:
         raise PlanError("a sketch is bounded by max_rows_contributed, and by nothing else")
     schedule = Compiler(plan).schedule()
-    protects = protected(plan, bounding.max_rows)
+    protects = protected(plan.unit, plan.periods, bounding.max_rows)
     options = dict(aggregate.options)
     memory = int(options.pop("memory", MEMORY))
     searched = aggregate.function == "heavy_hitters"

@@ -17,23 +17,21 @@ from typing import TypeAlias
 
 import numpy as np
 
+from streamveil.calibrate import gaussian_mu
+from streamveil.compiler.coin_tables import TableShape, law_near, opening_chance
 from streamveil.core.accounting import convert
 from streamveil.core.accounting.above_threshold import (
     Coins,
-    TableShape,
     curve_with,
     curve_without,
-    opening_chance,
     reach_of,
     worst_near,
     worst_openings,
 )
 from streamveil.core.accounting.budget import Budget, Number, exact_between
-from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.accounting.coin_table import DRAWS, REACH
 from streamveil.core.accounting.geometric_wait import doubt
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.accounting.pld import law_near
 from streamveil.core.selection.selection_table import FINE, TableSelection
 from streamveil.errors import require_positive
 from streamveil.plan.options import MU_SHARE

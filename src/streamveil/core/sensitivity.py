@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from streamveil.core.accounting.calibrate import root_up
 from streamveil.errors import PlanError
 from streamveil.types import Array, Float64, Int64
 
@@ -220,6 +219,19 @@ def within_reach(
         if lane.kind in ADDED:
             np.clip(columns[:, place], -lane.reach, lane.reach, out=columns[:, place])
     return columns
+
+
+def root_up(square: Fraction) -> Fraction:
+    """A fraction not below the square root, within 2^-60 of its size.
+
+    >>> root_up(Fraction(9, 4))
+    Fraction(3, 2)
+    """
+    shift = max(0, 64 - (square.numerator.bit_length() - square.denominator.bit_length()) // 2)
+    scaled = square * 4**shift
+    whole = -(-scaled.numerator // scaled.denominator)
+    root = isqrt(whole)
+    return Fraction(root + (root * root < whole), 2**shift)
 
 
 def is_units(lane: Lane, bounds: Bounds) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
+from streamveil.calibrate import PRECISION
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import PRECISION
 from streamveil.core.counters.correlated_noise import check_moved
 from streamveil.core.counters.protocol import Counter
 from streamveil.errors import BudgetError

@@ -7,57 +7,21 @@ A small share of the budget pays for a private count of the rows that were over 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
-from streamveil.core.accounting.calibrate import root_up
-from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.mechanism import BANDS, BASE, CutCounter
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.portable import portable
 from streamveil.core.release import count
 from streamveil.types import Array, Float64, Int64, UInt64
 
-BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024
-REACH = BASE ** (BANDS - 1)  # quanta by which one unit moves any band: a row counts 4^(5 - j) in it
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
 QUIET = 2.0  # deviations below which a band counts as empty, with all above it
-MOVED = REACH * root_up(Fraction(BANDS))  # in L2, of one unit over all bands and windows
-
-
-@dataclass(frozen=True, kw_only=True)
-class CutCounter:
-    """A continual private count of cut rows, in bands of how many of its rows a unit lost.
-
-    Algorithm: the i-th cut row of a unit (in its scope) belongs to band j with
-        (4^j - 1) / 3 < i <= (4^(j+1) - 1) / 3, of the window that the row is in. A row counts
-        4^(5 - j) quanta, so that a unit that fills a band moves it by `REACH`, whichever band: many
-        units that lose a row and one unit that loses a thousand are both seen, each with the noise
-        that hides one unit. One continual counter per band and window.
-    Protects: all rows of one unit within its scope.
-    Guarantee: `counter.loss(MOVED, BANDS)`.
-    Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
-        and its cut rows are numbered through all windows of its scope: it adds at most 4^j rows of
-        4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order. So
-        the streams of all bands and windows move by at most REACH sqrt(BANDS) in the norm of
-        `Counter.loss`, and the bands compose with all other lanes as one Gaussian mechanism. Cut
-        rows beyond the 1,365th of a unit are not counted.
-    Error: band j has the counter's deviation / 4^(5 - j) rows.
-    Memory: 16 bytes for each unit with a cut row.
-    Numerics: those of the counter.
-    """
-
-    counter: Counter
-
-    @property
-    def loss(self) -> Loss:
-        """Of all bands."""
-        return self.counter.loss(MOVED, BANDS)
 
 
 @dataclass(repr=False)  # secret

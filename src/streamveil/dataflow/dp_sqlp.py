@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.counters.restarting_trees import Grove, restart
 from streamveil.core.noise.keyed import Address
@@ -21,7 +23,7 @@ from streamveil.core.sensitivity import Bounds
 from streamveil.counters import HonakerCounter
 from streamveil.dataflow.outputs import Totals
 from streamveil.dataflow.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
-from streamveil.types import Array, Float64, Int64, UInt64
+from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible
@@ -150,6 +152,32 @@ class RoundSelection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """Rounds discover groups: what bounds and triggers do not imply."""
+
+    noise: Exact  # of a tree
+    beta: float
+    floor: int = 1
+    thresholds: Thresholds = "rigorous"
+
+    @property
+    def slots(self) -> None:
+        """A unit is counted in every round that it enters."""
+
+    def over(
+        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
+    ) -> RoundSelection:
+        """See `core.mechanism.Discovery`."""
+        counter = counted(self.noise)
+        if not isinstance(counter, HonakerCounter):
+            raise ValueError("rounds are counted by Honaker's trees")
+        return RoundSelection(
+            counter=counter, bounds=bounds, beta=self.beta, floor=self.floor,
+            thresholds=self.thresholds,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundTotalling(Totalling):
     """Algorithm 3: one Honaker tree per key and lane, whose leaves are the key's releases.
 
@@ -158,6 +186,11 @@ class RoundTotalling(Totalling):
         one draw each, which tells no more.
     Error: keys between two releases keep the value of their last one.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(lane.kind == "units" for lane in self.lanes):
+            raise ValueError("a unit is new in every round: rounds count no units")
 
     def release(self, state: WindowState, at: Address) -> Released:
         """One trigger: selects, gives the buffers of selected keys to their trees."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,20 +15,18 @@ from streamveil.batch import Batch, Release
 from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.selection.coins import TableOpening
-from streamveil.core.sensitivity import Bounds, Lane, lane_move
+from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.contradictions import require_agreement
 from streamveil.dataflow.cut_rows import odds_of, with_share
-from streamveil.dataflow.dp_sqlp import RoundTotalling
+from streamveil.dataflow.dp_sqlp import RoundSettings, RoundTotalling
 from streamveil.dataflow.group_metadata import constant_facts, heading
-from streamveil.dataflow.key_weights import blt_of, weighted_loss
 from streamveil.dataflow.keys import Types, encode_keys
-from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import (
     Released,
@@ -51,13 +48,11 @@ from streamveil.dataflow.state import (
     parts,
     to_bytes,
 )
-from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
-from streamveil.dataflow.windows import Schedule, period_closes, periods_apart
+from streamveil.dataflow.windows import Schedule, period_closes, periods_apart, protected
 from streamveil.errors import PlanError
 from streamveil.types import Array, Bool, Int64, UInt64
 
-COLLISION_BITS = 64
 INSTANT = pa.timestamp("us", "UTC")
 
 
@@ -78,8 +73,8 @@ class GroupBy:
         and at each trigger feed continual counters, show keys that pass a private test, and decode.
     Protects: all rows of one unit (within each period, if there is one), added or removed; steps,
         triggers and source ranges fixed.
-    Guarantee: the sum of the losses of the selection and of every lane's counter, plus the chance
-        that two units share a 64-bit fingerprint.
+    Guarantee: `core.mechanism.Mechanism.loss`: the sum of the losses of the selection and of every
+        lane's counter, plus the chance that two units share a 64-bit fingerprint.
     Proof: A unit moves lane l of group k by at most reach_l n_k over all triggers, and
         sum over k of n_k^2 is at most `bounds.l2_squared` over all windows of the unit's scope
         (`Bounds`), so the streams of lane l move by at most reach_l sqrt(l2_squared) in the norm of
@@ -106,74 +101,71 @@ class GroupBy:
     kind: str = "group-by"
     version: int = 15  # of its state; 14: rows without a slot count, 15: triggers by the calendar
     job: str
-    protects: Neighbours
+    unit: str
     bind: Bind = field(compare=False, repr=False)
     schedule: Schedule
     periods: Cells | None  # of units; None: the whole stream
-    bounds: Bounds
+    design: MechanismDesign
     key_names: tuple[str, ...]
     public: tuple[tuple[Any, ...], ...] | None  # None: keys are discovered
-    totalling: Totalling
-    trees: tuple[tuple[int, Lane, int], ...]  # first lane, a lane of it, levels; the last lanes
     outputs: tuple[Output, ...]
     confidence: float
-    max_units: int
     true_intervals: bool = False  # intervals cover the rows over the bound as well
-    look: Look | None = None  # at the rows, before the first release
     defaults: tuple[Default, ...] = ()
 
     def __post_init__(self) -> None:
-        require_agreement(self)
-        nodes = [lane.kind == "node" for lane in self.totalling.lanes]
-        if nodes != sorted(nodes):  # else rows would be added to lanes that others' noise hides
-            raise ValueError("the nodes of trees are the last lanes")
-        units = any(lane.kind == "units" for lane in self.totalling.lanes)
-        if units and isinstance(self.totalling, RoundTotalling):
-            raise ValueError("a unit is new in every round: rounds count no units")
-        if self.totalling.test is not None:
-            self._check_test(self.totalling.test)
+        if (self.public is None) == (self.design.selection is None):
+            raise ValueError("groups are either public or selected")
+        if not 0 < self.confidence < 1:
+            raise ValueError("confidence is above 0 and below 1")
+        _ = self.totalling.counters, self.totalling.test  # refuses what cannot be sized
 
-    def _check_test(self, test: TotalTest) -> None:
-        """Refuses a test of totals that is made for another query than this one."""
-        totalling, selection = self.totalling, self.totalling.selection
-        counters = [blt_of(counter) for counter in totalling.counters]
-        made = replace(
-            test,
-            bounds=self.bounds,
-            lane=totalling.lanes[test.place],
-            counter=counters[test.place] or test.counter,
-            rule=totalling.rule,
-            least_units=selection.offset + 1 if isinstance(selection, TableOpening) else 0,
-        )
-        if test != made or None in counters:
-            raise ValueError("the test of totals is made for other bounds, lanes or counters")
+    @cached_property
+    def totalling(self) -> Totalling:
+        """The design over the triggers of a window: all that noise depends on."""
+        rounds = isinstance(self.design.selection, RoundSettings)
+        made = RoundTotalling if rounds else Totalling
+        return made(design=self.design, triggers=self.schedule.triggers)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """How much one unit may contribute."""
+        return self.totalling.bounds
+
+    @property
+    def loss(self) -> Loss:
+        """See `core.mechanism.Mechanism`."""
+        return self.totalling.loss
+
+    @property
+    def look(self) -> Look | None:
+        """At the rows, before the first release."""
+        return self.design.look
+
+    @property
+    def max_units(self) -> int:
+        """Units whose fingerprints may meet, at most."""
+        return self.design.max_units
+
+    @cached_property
+    def protects(self) -> Neighbours:
+        """All rows of one unit, within each of its periods."""
+        return protected(self.unit, self.periods)
+
+    @cached_property
+    def trees(self) -> tuple[tuple[int, Lane, int], ...]:
+        """First lane, a lane of it, levels; their nodes are the last lanes."""
+        found, first = [], len(self.design.plain)
+        for lane, levels in self.design.trees:
+            found.append((first, lane, levels))
+            first += sum(lane.fan**level for level in range(1, levels + 1))
+        return tuple(found)
 
     @property
     def guarantee(self) -> Guarantee:
         """What all releases together promise."""
         steps, apart = self.schedule.steps, self._separate
         return Guarantee(self.protects, self.loss, steps, apart, given_past=True)
-
-    @cached_property
-    def loss(self) -> Loss:
-        """The sum of all parts; see the class."""
-        totalling = self.totalling
-        loss = Loss(chance=Fraction(self.max_units, 2**COLLISION_BITS))
-        if self.look is not None:
-            loss += self.look.loss
-        for place, (lane, counter) in enumerate(
-            zip(totalling.lanes, totalling.counters, strict=True)
-        ):
-            if place != totalling.shared and lane.place == 0:  # a tree level is charged as one
-                moved = lane_move(lane, self.bounds)
-                loss += weighted_loss(counter, *moved, totalling.rule)
-        if totalling.cut is not None:
-            loss += totalling.cut.loss
-        if totalling.selection is not None:
-            loss += totalling.selection.loss
-        if totalling.test is not None:
-            loss += Loss(delta=totalling.test.delta)
-        return loss
 
     @property
     def _separate(self) -> bool:

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.mechanism import Look
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable
 from streamveil.dataflow.keys import Types
-from streamveil.dataflow.look import Look
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import Totalling, WindowState
 from streamveil.dataflow.rows import RowProgram

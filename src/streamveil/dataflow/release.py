@@ -10,23 +10,23 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.counters.weights import blt_of
+from streamveil.core.mechanism import Mechanism
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.release import count, count_weighted
-from streamveil.core.selection.coins import withdrawn
+from streamveil.core.selection.coins import TableOpening, withdrawn
 from streamveil.core.selection.gaussian import GaussianSelection, join
-from streamveil.core.selection.protocol import Selection
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.aggregate import KeyTable
-from streamveil.dataflow.cut_rows import CutBands, CutCounter
-from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
+from streamveil.dataflow.cut_rows import CutBands
+from streamveil.dataflow.key_weights import Spread
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.published_keys import ShownKeys
 from streamveil.dataflow.release_kernels import take_lanes
-from streamveil.dataflow.total_test import TotalTest
+from streamveil.dataflow.total_test import TotalTest, grid_of_tests
 from streamveil.dataflow.true_intervals import since_shown, with_cut
 from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
@@ -60,8 +60,8 @@ class KeySize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Totalling:
-    """How the lanes of a query are counted and when keys are shown.
+class Totalling(Mechanism):
+    """How the lanes of a query are counted and when keys are shown: a mechanism as it runs.
 
     `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
     is read from the selection's own counter, which then holds the whole of its budget. With `rule`,
@@ -70,14 +70,25 @@ class Totalling:
     hidden keys are also shown by the noisy total of a lane.
     """
 
-    lanes: tuple[Lane, ...]
-    counters: tuple[Counter, ...]  # one for each lane
-    selection: Selection | None
-    shared: int | None = None
-    rule: WeightRule | None = None
-    horizon: int | None = None  # triggers of a window
-    test: TotalTest | None = None
-    cut: CutCounter | None = None  # tells how many rows were over the bound
+    @cached_property
+    def test(self) -> TotalTest | None:
+        """The test of totals, for the bounds, lanes and counters that there are."""
+        asked, blts = self.design.test, tuple(map(blt_of, self.counters))
+        if asked is None:
+            return None
+        counter = blts[asked.place]
+        if counter is None or None in blts or not isinstance(self.selection, TableOpening):
+            raise ValueError("totals are tested beside coins, where every counter is a BLT")
+        return TotalTest(
+            counter=counter,
+            lane=self.lanes[asked.place],
+            place=asked.place,
+            bounds=self.bounds,
+            rule=self.rule,
+            triggers=grid_of_tests(counter.horizon, asked.tests),
+            beta=asked.beta,
+            least_units=self.selection.offset + 1,
+        )
 
     @property
     def tracks_units(self) -> bool:
@@ -233,7 +244,7 @@ def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Rele
         return Released(rows, totals)
     weights = restored(state.weights)  # in force since the last release
     share = post_process(np.divide, weights, totalling.rule.scale)
-    over = trigger / (totalling.horizon or trigger)
+    over = trigger / (totalling.triggers or trigger)
     sizes = post_process(totalling.size_of_keys.of, totals)
     state.weights = values(post_process(totalling.rule.next, weights, sizes, over))
     return Released(rows, totals, share)

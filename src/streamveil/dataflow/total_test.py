@@ -10,12 +10,13 @@ import numpy as np
 
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.counters.weights import WeightRule, blt_of
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.portable import portable
 from streamveil.core.release import count_weighted
 from streamveil.core.selection.thresholds import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow.key_weights import Spread, WeightRule, blt_of
+from streamveil.dataflow.key_weights import Spread
 from streamveil.types import Array, Float64, Int64, UInt64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
@@ -37,7 +38,8 @@ class TotalTest:
         and from the trigger that shows it at each: what was tested is what is released. Noise has
         an address, so nothing is kept of a key that was not shown.
     Protects: all rows of one unit.
-    Guarantee: `delta` = beta, beside the selection and the Gaussian loss of the lanes.
+    Guarantee: delta = `beta`, beside the selection and the Gaussian loss of the lanes; charged by
+        `core.mechanism.TotalTesting`.
     Proof: Let G run the counters of every key of the universe at t_1 .. t_J, and from the trigger
         that shows it at each; with the coins of the selection, where there are any. D has one unit
         u more than D'. Let X be the pairs (key, j) of hidden keys whose total at t_j is below
@@ -89,11 +91,6 @@ class TotalTest:
             raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
         if not can_test(self.counter, self.lane, self.bounds, self.rule):
             raise ValueError("this lane's total does not tell one unit from many")
-
-    @property
-    def delta(self) -> Fraction:
-        """See the class."""
-        return self.beta
 
     @property
     def entry(self) -> int:

@@ -9,6 +9,7 @@ one person's clock drop other people's rows).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from math import gcd
 
@@ -17,6 +18,7 @@ import numpy as np
 from streamveil.batch import RejectNotes
 from streamveil.calendars.cells import END_US, Cells, clock_of, common
 from streamveil.calendars.names import begins_days, instant_named, name_of
+from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import PlanError
 from streamveil.release_metadata import ReleaseTime, kept_time
 from streamveil.types import Array, Bool, Int64
@@ -440,3 +442,10 @@ def better_start(schedule: Schedule) -> tuple[int, int] | None:
 
 def _or_never(step: int | None) -> int:
     return np.iinfo(np.int64).max if step is None else step
+
+
+def protected(unit: str, periods: Cells | None, bound: int = 1) -> Neighbours:
+    """Who is protected, and the shortest time in which they are."""
+    period = None if periods is None else timedelta(microseconds=periods.shortest_us)
+    words = "" if periods is None else periods.words
+    return Neighbours(unit=unit, bound=bound, period=period, calendar=words)

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from streamveil.calibrate import gaussian_mu, zcdp_rho
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import gaussian_mu, zcdp_rho
 from streamveil.core.accounting.guarantee import Gdp, Loss, Pure, Zcdp
 from streamveil.core.measure import chosen, with_gaussian, with_laplace
 from streamveil.core.noise.keyed import Draws

@@ -11,8 +11,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from streamveil.calibrate import root_down
 from streamveil.core.accounting.budget import Budget, exact
-from streamveil.core.accounting.calibrate import root_down
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.errors import PlanError
 from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE

@@ -11,8 +11,8 @@ import pyarrow as pa
 from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
+from streamveil.calibrate import gaussian_sigma
 from streamveil.compiler.error_forecast import MOST_REPEATS
-from streamveil.compiler.group_by import protected
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,
@@ -22,12 +22,13 @@ from streamveil.compiler.numbered_rows import (
     usable_rows,
 )
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import gaussian_sigma, root_up
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.measure import about
 from streamveil.core.noise.keyed import Noise
 from streamveil.core.noisy import post_process, values
+from streamveil.core.sensitivity import root_up
+from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
 from streamveil.plan.look import COUNTED
 from streamveil.plan.options import (
@@ -151,7 +152,7 @@ def survey(
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
     expressions, counted = open_values(plan), counted_plan(plan)
     valued = first_counted(counted).function == "sum"
-    asked = Survey(budget, 2 + valued + len(expressions), protected(plan))
+    asked = Survey(budget, 2 + valued + len(expressions), protected(plan.unit, plan.periods))
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
     sample = usable_rows(counted, table, 1.0)  # without rows it draws as well

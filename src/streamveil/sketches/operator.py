@@ -46,6 +46,7 @@ from streamveil.sketches import (
     text_words,
     words_text,
 )
+from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.keys import key_words
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import SketchTable
@@ -148,7 +149,7 @@ class SketchQuery:
 
     def sd(self, trigger: int) -> float:
         """Standard deviation of the noise shown at a trigger."""
-        norms = self.tables[0].counter.row_norm(trigger)
+        norms = row_norm(self.tables[0].counter, trigger)
         return float(self.tables[0].sigma * norms[0])
 
     # ---- the operator protocol

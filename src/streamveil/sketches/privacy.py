@@ -8,12 +8,13 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
+from streamveil.calibrate import gaussian_mu
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.calibrate import gaussian_mu
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import LONGEST, UP, CellCounter
 from streamveil.core.noise.bulk.gaussian import SMALLEST_SIGMA, distance
+from streamveil.sketches.cell_noise import buffer_norm
 from streamveil.sketches.hashing import Layout
 
 Calibration = Literal["analytic", "textbook"]
@@ -168,7 +169,7 @@ class NoisePlan:
         """Binary places kept in a buffer: as many as fit above TAIL standard deviations."""
         if self.counter.is_tree:
             return 0
-        size = 1.25 * self._exact / mu * self.counter.buffer_norm() * TAIL
+        size = 1.25 * self._exact / mu * buffer_norm(self.counter) * TAIL
         bits = BUFFER_BITS[self.word_bytes] - math.ceil(math.log2(max(size, 1.0)))
         if bits < 0:
             raise ValueError(f"the noise needed is too large for {8 * self.word_bytes}-bit buffers")

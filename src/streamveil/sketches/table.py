@@ -21,6 +21,7 @@ from streamveil.core.counters.cells import LONGEST, CellCounter
 from streamveil.core.noisy import Noisy, post_process, public
 from streamveil.errors import HorizonError, StoreError
 from streamveil.sketches import kernels
+from streamveil.sketches.cell_noise import row_norm
 from streamveil.sketches.hashing import Layout
 from streamveil.sketches.keys import Words
 from streamveil.sketches.published import PublishedSketch
@@ -181,7 +182,7 @@ class SketchTable:
     def _snapshot(self, cells: ReleasedCells) -> PublishedSketch:
         """Post-processing: released cells, and the noise that is in them."""
         columns = np.arange(self.layout.width) // self.schedule.block
-        norms = self.counter.row_norm(np.arange(int(cells.pushes.max(initial=0)) + 1))
+        norms = row_norm(self.counter, np.arange(int(cells.pushes.max(initial=0)) + 1))
         sds = np.sqrt(self.sigma**2 + 1 / 12) * norms[cells.pushes]
         return PublishedSketch(
             self.layout,

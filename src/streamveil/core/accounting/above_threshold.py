@@ -10,14 +10,10 @@ make any set of opening times; `selection.TableSelection` proves what follows fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from itertools import islice, pairwise
-from math import log
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,7 +23,6 @@ from streamveil.errors import require_positive
 from streamveil.types import Array, Float64, Int64
 
 COIN = 1 << 64
-STEEPEST = 6  # the largest fall of ln(pi) per gap
 THIN = 8  # rows kept per unit of ln(pi / (1 - pi)), where a search compares tables
 UP = 1 + 2.0**-49
 
@@ -71,61 +66,6 @@ class Coins:
     def reach(self, step: float, most: float) -> float:
         """See `reach_of`."""
         return reach_of(self.chances, step, most)
-
-
-@dataclass(frozen=True)
-class TableShape:
-    """A family of tables: ln(pi) falls by `slope` per gap, and faster where openings are rare.
-
-    With rare = ln(1 / (horizon pi)) > 0 it falls by slope + bend * rare^power, at most by STEEPEST.
-    The table ends with the first coin of at most floor / horizon. Every coin is rounded once to
-    2^-64; the guarantee is computed from the rounded coins.
-    """
-
-    horizon: int  # tests of one key
-    slope: Fraction
-    bend: Fraction  # how fast the fall grows beyond that point
-    power: Fraction
-    floor: Fraction  # what an opening at the last gap may cost in delta
-
-    def coins(self) -> Coins:
-        """The table. Decimal arithmetic: the same on every machine."""
-        with localcontext() as context:
-            context.prec = 50
-            log_horizon, floor = Decimal(self.horizon).ln(), _decimal(self.floor) / self.horizon
-            numbers = (_decimal(number) for number in (self.slope, self.bend, self.power))
-            coins = []
-            for log_pi in _logs(log_horizon, *numbers):
-                chance = log_pi.exp()
-                coins.append(int(chance * COIN + Decimal("0.5")))
-                if chance <= floor:
-                    return Coins(tuple(coins))
-        raise AssertionError("chances fall below any floor")
-
-    def near(self, longest: int) -> Float64[Array, " gaps"] | None:
-        """About `Coins.chances`; None for a table of more than `longest` gaps."""
-        last = log(self.floor) - log(self.horizon)
-        numbers = (float(number) for number in (self.slope, self.bend, self.power))
-        logs = [0.0]
-        for log_pi in islice(_logs(log(self.horizon), *numbers), longest):
-            logs.append(log_pi)
-            if log_pi <= last:
-                return np.append(np.exp(logs), 0.0)
-        return None
-
-
-def _logs(log_horizon: Any, slope: Any, bend: Any, power: Any) -> Iterator[Any]:
-    """ln(pi) at gap 1, 2, ..., see `TableShape`; in decimals or in floats."""
-    log_pi = -0 * slope
-    while True:
-        rare = -(log_horizon + log_pi)
-        fall = slope + bend * rare**power if rare > 0 else slope
-        log_pi -= min(STEEPEST, fall)
-        yield log_pi
-
-
-def _decimal(number: Fraction) -> Decimal:
-    return Decimal(number.numerator) / Decimal(number.denominator)
 
 
 @lru_cache(maxsize=16)
@@ -253,30 +193,6 @@ def _iterate(horizon: int, nodes: Array, rows: Array, jump: Array, beyond: Array
             later[count + j] = later[count - 1] * beyond[j]
         worst, later = later, worst
     return worst[:count].copy()
-
-
-def opening_chance(
-    chances: Float64[Array, " gaps"], shift_epsilon: float, units: Int64[Array, " horizon"]
-) -> float:
-    """The chance that a key with this path of units has opened by its end; for forecasts.
-
-    Given Z, every test adds ln(1 - pi) at its gap: for all Z at once, the sum of a slice of these
-    for each number of units that the path has, as often as it has it.
-    """
-    threshold = len(chances)
-    shifts = np.arange(int(40 / shift_epsilon) + 2)
-    often = np.bincount(np.minimum(units, threshold + len(shifts)))
-    shifts = shifts[: len(often)]  # with a larger one no gap is inside the table
-    gaps = threshold + np.arange(1 - len(often), len(shifts))
-    with np.errstate(divide="ignore"):
-        closed = np.maximum(np.log1p(-chances), -1e3)[np.clip(gaps, 0, threshold - 1)]
-    never = np.zeros(len(shifts))
-    for count in np.flatnonzero(often):  # few: a path has one number of units for each test
-        first = len(often) - 1 - count
-        never += often[count] * closed[first : first + len(shifts)]
-    never = np.exp(never)
-    law = -np.expm1(-shift_epsilon) * np.exp(-shift_epsilon * shifts)
-    return float(law @ (1 - never))
 
 
 def curve_with(worst: Float64[Array, " nodes"], step: float, shift_places: int) -> CurvePoints:

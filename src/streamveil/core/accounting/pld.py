@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streamveil.compiled import njit
 from streamveil.core.accounting.convert import Curve
 from streamveil.types import Array, Float64, Int64
 
@@ -199,38 +198,3 @@ def hull(gammas: list[int], heights: list[int], one: int) -> tuple[list[int], li
         rises.append(rise)
         left, level = gamma, height
     return nodes, runs, rises
-
-
-def law_near(points: CurvePoints, step: float) -> LossLaw:
-    """About `law_under`, in floats: for searches, whose result is then certified by that."""
-    order = np.argsort(points.gammas)
-    gammas, heights = points.gammas[order], points.heights[order]
-    nodes, found = hull_near(gammas, heights)
-    places = points.places[order][nodes]
-    masses = np.zeros(int(places[-1] - places[0]) + 1)
-    masses[places - places[0]] = found
-    return LossLaw(step, int(places[0]), masses, float(heights[nodes[-1]]))
-
-
-@njit(cache=True)
-def hull_near(
-    gammas: Float64[Array, " n"], heights: Float64[Array, " n"]
-) -> tuple[Int64[Array, " nodes"], Float64[Array, " nodes"]]:
-    """The nodes of `hull` and their masses, in floats."""
-    nodes = np.empty(len(gammas), np.int64)
-    slopes = np.zeros(len(gammas) + 1)
-    count = 0
-    for place in range(len(gammas)):
-        slope = (heights[place] - 1.0) / gammas[place]
-        while count:
-            before = nodes[count - 1]
-            slope = (heights[place] - heights[before]) / (gammas[place] - gammas[before])
-            if slopes[count - 1] < slope:
-                break
-            count -= 1
-            slope = (heights[place] - 1.0) / gammas[place]
-        nodes[count], slopes[count] = place, slope
-        count += 1
-    slopes[count] = 0.0
-    kept = nodes[:count].copy()
-    return kept, gammas[kept] * np.diff(slopes[: count + 1])

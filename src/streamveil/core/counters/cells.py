@@ -14,14 +14,13 @@ is the column norm of C. Chosen by name from `COUNTERS`:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import sqrt
 
 import numpy as np
-from scipy.signal import lfilter
 
 from streamveil.errors import require_one_of
-from streamveil.types import Array, Float64, Int64
+from streamveil.types import Array, Float64
 
 COUNTERS = ("blt-1", "blt-2", "tree", "tree-prf")
 GRID = 2**20  # omega and theta are multiples of 1/GRID, so their products with states are exact
@@ -53,8 +52,8 @@ FITS: dict[int, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] = {
 class CellCounter:
     """One counter of a cell, for `pushes` pushes or (None) for any number up to `LONGEST`.
 
-    Error: push k has standard deviation `sigma * row_norm(k)`, sigma being `column_norm` times the
-        noise that a single release would need.
+    Error: push k has standard deviation `sigma` times `sketches.cell_noise.row_norm` of k, sigma
+        being `column_norm` times the noise that a single release would need.
     Memory: `words` integers per cell besides the pending and the shown count.
 
     >>> round(CellCounter("tree", 128).column_norm ** 2, 9)
@@ -131,36 +130,6 @@ class CellCounter:
             return np.ones(1)
         return np.sqrt(np.arange(1, LONGEST.bit_length() + 1)) * UP
 
-    def row_norm(self, push: Int64[Array, " pushes"] | int) -> Float64[Array, " pushes"]:
-        """||B_k||: standard deviation shown at push k (0: none yet) for noise of scale 1."""
-        k = np.atleast_1d(np.asarray(push, np.int64))
-        if not self.is_tree:
-            return blt_row_norms(self.name, self.pushes, _grown(int(k.max(initial=0))))[k]
-        if self.pushes is not None:
-            return np.sqrt(np.bitwise_count(k.astype(np.uint64)).astype(np.float64))
-        return np.array([self._epoch_norm(int(one)) for one in k])
-
-    def _epoch_norm(self, k: int) -> float:
-        """Totals of the finished epochs, then the nodes of the open one."""
-        if k == 0:
-            return 0.0
-        epoch = k.bit_length() - 1
-        finished = sum(e + 1 for e in range(epoch))
-        local = k - (1 << epoch) + 1
-        return sqrt(finished + local.bit_count() * (epoch + 1))
-
-    def buffer_norm(self) -> float:
-        """Largest standard deviation of a buffer for noise of scale 1 (tree: of a total)."""
-        if self.is_tree:
-            return sqrt(self.levels)
-        size = min(_grown(self.pushes or DESIGN * 64), 2**16)
-        omega, theta = self.coefficients
-        impulse = np.zeros(size)
-        impulse[0] = 1
-        numerator, denominator = polynomials(omega, theta)
-        inverse = lfilter(denominator, numerator, impulse)
-        return max(float(np.linalg.norm(lfilter([1.0], [1.0, -t], inverse))) for t in theta)
-
     def rounding_norm(self, unit: float) -> float:
         """Largest extra change of the encoder in one cell because buffers are kept in units.
 
@@ -178,36 +147,3 @@ class CellCounter:
         each = float((omega * unit / (1 - theta)).sum()) * (1 + 2.0**-16)
         each *= 1 if self.pushes else 2
         return sqrt(self.pushes or LONGEST) * each * UP
-
-
-def polynomials(
-    omega: Float64[Array, " buffers"], theta: Float64[Array, " buffers"]
-) -> tuple[Float64[Array, " terms"], Float64[Array, " terms"]]:
-    """C as a rational function: numerator and denominator in powers of the delay."""
-    denominator = np.ones(1)
-    for t in theta:
-        denominator = np.convolve(denominator, [1.0, -t])
-    numerator = denominator.copy()
-    for i, w in enumerate(omega):
-        rest = np.ones(1)
-        for j, t in enumerate(theta):
-            if j != i:
-                rest = np.convolve(rest, [1.0, -t])
-        numerator[1 : 1 + len(rest)] += w * rest
-    return numerator, denominator
-
-
-@lru_cache(maxsize=64)
-def blt_row_norms(name: str, pushes: int | None, size: int) -> Float64[Array, " size_plus_1"]:
-    """||B_k|| for k = 0..size."""
-    omega, theta = CellCounter(name, pushes).coefficients
-    impulse = np.zeros(size)
-    impulse[0] = 1
-    numerator, denominator = polynomials(omega, theta)
-    inverse = lfilter(denominator, numerator, impulse)
-    return np.asarray(np.sqrt(np.concatenate([[0.0], np.cumsum(np.cumsum(inverse) ** 2)])))
-
-
-def _grown(size: int) -> int:
-    """The next power of two, so that few sizes are ever computed."""
-    return 1 << max(size, 1).bit_length()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
@@ -11,11 +12,12 @@ import numpy as np
 
 from streamveil.core.accounting.above_threshold import Coins
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Address
 from streamveil.core.selection.kernels import put_times, take_asked, take_units
 from streamveil.core.selection.selection_table import FINE, TableSelection
 from streamveil.core.sensitivity import Bounds
-from streamveil.types import Array, Int32, Int64, UInt64
+from streamveil.types import Array, Exact, Int32, Int64, UInt64
 
 FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
 UNDRAWN = np.int32(-1)
@@ -135,6 +137,28 @@ class TableOpening:
         ids, (units, shift) = _asked(names, (state["units"], state["shift"]), rows)
         found = self.table.next_opening(draws, ids, units - self.offset, shift, trigger)
         return soon[: put_times(state["opens"], rows, found, int(FAR), soon)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSettings:
+    """Coins discover groups: what bounds and triggers do not imply."""
+
+    slots: int  # hidden groups in which a unit is counted
+    coins: Coins
+    shift_epsilon: Fraction
+    epsilon: Fraction
+    offset: int = 0
+    half: float = 0.0
+    places: int = field(default=FINE, compare=False)
+
+    def over(
+        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
+    ) -> TableOpening:
+        """See `core.mechanism.Discovery`."""
+        if triggers is None:
+            raise ValueError("coins need to know the number of triggers")
+        own = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "slots"}
+        return TableOpening(bounds=bounds, horizon=triggers, **own)
 
 
 def withdrawn(

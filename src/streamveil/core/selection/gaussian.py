@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -9,13 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from streamveil.core.accounting.calibrate import root_up
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter, CounterState
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.selection.thresholds import GaussianThresholds
-from streamveil.core.sensitivity import Bounds
+from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 FINE = 1024  # quanta per privacy unit in a selection counter: rounding becomes negligible
@@ -123,6 +123,26 @@ class GaussianSelection:
     def counts(self, state: dict[str, Array]) -> Float64[Array, " keys"]:
         """The latest estimates, in units."""
         return np.asarray(state["estimate"] / FINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianSettings:
+    """A count of units discovers groups: what bounds and triggers do not imply."""
+
+    noise: Exact  # of the counter
+    beta: float
+    floor: int = 1
+
+    @property
+    def slots(self) -> None:
+        """A unit is counted in every group that it enters."""
+
+    def over(
+        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
+    ) -> GaussianSelection:
+        """See `core.mechanism.Discovery`."""
+        counter = counted(self.noise)
+        return GaussianSelection(counter=counter, bounds=bounds, beta=self.beta, floor=self.floor)
 
 
 def join(left: CounterState, right: CounterState) -> CounterState:

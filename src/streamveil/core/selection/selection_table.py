@@ -32,9 +32,9 @@ import mpmath
 import numpy as np
 
 from streamveil.core.accounting import convert
-from streamveil.core.accounting.above_threshold import COIN, Coins, opening_chance
+from streamveil.core.accounting.above_threshold import COIN, Coins
 from streamveil.core.accounting.budget import Number, exact
-from streamveil.core.accounting.coin_table import CoinTable, Laws
+from streamveil.core.accounting.coin_table import CoinTable
 from streamveil.core.accounting.geometric_wait import NEVER, PRECISION, WORDS, waits
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.noise.keyed import Draws
@@ -75,12 +75,12 @@ class TableSelection:
         Gaussian one (Vadhan & Zhang 2023, arXiv:2207.08335; Lyu 2022, arXiv:2207.10635; adaptively
         opened: Haney et al. 2023, arXiv:2309.05901), and loses at most what the product of the
         dominating pairs does, in each direction (`pld`).
-    Error: see `opening_chance`.
+    Error: see `compiler.coin_tables.opening_chance`.
     Memory: one Z and one opening time per unopened key.
     Numerics: coins are integers over 2^64; what 128-bit draws leave undecided is charged, see
         `CoinTable`.
 
-    >>> from streamveil.core.accounting.above_threshold import TableShape
+    >>> from streamveil.compiler.coin_tables import TableShape
     >>> numbers = (Fraction(text) for text in ("0.55", "0.1172", "1", "1e-10"))
     >>> coins = TableShape(100, *numbers).coins()
     >>> selection = TableSelection(
@@ -127,10 +127,6 @@ class TableSelection:
         at = convert.exact_below(exact("epsilon", epsilon))
         return self.loss(epsilon, mu, places).delta_at(at)
 
-    def losses(self, places: int = FINE, reach: int = 16) -> Laws:
-        """The losses of all keys of one unit: (with, without) and (without, with)."""
-        return self.certificate(0, places).laws(reach)
-
     def shift(self, draws: Draws, ids: UInt64[Array, "keys 2"]) -> Int64[Array, " keys"]:
         """Z of each key, drawn once when it is first seen."""
         count = len(ids)
@@ -166,23 +162,9 @@ class TableSelection:
         found[found != NEVER] += step
         return found
 
-    def opens(self, words: UInt64[Array, " keys"], gap: Int64[Array, " keys"]) -> Array:
-        """One coin per key: the same law as `next_opening`, trigger by trigger."""
-        row = (COIN, *self.coins.coins, 0)
-        return np.array(
-            [
-                int(word) < row[min(max(int(a), 0), len(row) - 1)]
-                for word, a in zip(words, gap, strict=True)
-            ]
-        )
-
     @cached_property
     def _rates(self) -> tuple[Float64[Array, " gaps"], list[Any]]:
         with mpmath.workprec(PRECISION):
             inner = [-mpmath.log1p(-mpmath.mpf(coin) / COIN) for coin in self.coins.coins]
         rates = [mpmath.inf, *inner, mpmath.mpf(0)]
         return np.array([float(rate) for rate in rates]), rates
-
-    def opening_chance(self, units: Int64[Array, " horizon"]) -> float:
-        """The chance that a key with this path of units has opened by the last trigger."""
-        return opening_chance(self.coins.chances, float(self.shift_epsilon), units)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from math import isqrt
 
 from streamveil.core.accounting.budget import Budget, Number, exact, exact_between
 from streamveil.core.accounting.guarantee import Gdp, Loss, Zcdp
+from streamveil.core.sensitivity import root_up
 from streamveil.errors import PlanError
 
 SCALE_BITS = 40  # scales are multiples of 2^-40 of their size
@@ -103,19 +103,6 @@ def _round_up(scale: Fraction) -> Fraction:
     bits = SCALE_BITS - (scale.numerator.bit_length() - scale.denominator.bit_length())
     unit = Fraction(2) ** bits
     return Fraction(-(-(scale * unit) // 1)) / unit
-
-
-def root_up(square: Fraction) -> Fraction:
-    """A fraction not below the square root, within 2^-60 of its size.
-
-    >>> root_up(Fraction(9, 4))
-    Fraction(3, 2)
-    """
-    shift = max(0, 64 - (square.numerator.bit_length() - square.denominator.bit_length()) // 2)
-    scaled = square * 4**shift
-    whole = -(-scaled.numerator // scaled.denominator)
-    root = isqrt(whole)
-    return Fraction(root + (root * root < whole), 2**shift)
 
 
 def root_down(square: Fraction) -> Fraction:

@@ -1,0 +1,241 @@
+"""The one place that composes: from bounds, shapes and noise scales to a mechanism and its loss.
+
+A compiler decides a `MechanismDesign`: what is summed, what limits a unit, how much noise each sum
+gets, how groups are discovered. A `Mechanism` is that design over the triggers of a window.
+Whatever noise depends on is derived here: how far one unit moves each sum and in how many groups,
+for how many triggers each counter is made, in how many hidden groups a unit is counted, which sum
+is read from the counter that discovers groups, and what all of it loses. None of these is a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Protocol, cast
+
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
+from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.core.selection.protocol import Selection
+from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
+from streamveil.types import Exact
+
+COLLISION_BITS = 64  # of the fingerprint of a unit
+BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024
+REACH = BASE ** (BANDS - 1)  # quanta by which one unit moves any band: a row counts 4^(5 - j) in it
+MOVED = REACH * root_up(Fraction(BANDS))  # in L2, of one unit over all bands and windows
+
+
+class Discovery(Protocol):
+    """How groups are discovered: settings that bounds and triggers do not imply."""
+
+    @property
+    def slots(self) -> int | None:
+        """Hidden groups in which a unit is counted; None: as many as bounds let it enter."""
+
+    def over(
+        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
+    ) -> Selection:
+        """The selection for such bounds and triggers; `counted` makes a counter of a noise."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A survey of the rows that chose the settings of everything after it.
+
+    Proof: the survey loses `loss` (`runtime.survey`, `plan.look.divided`), and the rest of the
+        operator keeps what is left of the budget whatever the survey said; see `GroupBy`.
+    """
+
+    loss: Loss
+    said: tuple[str, ...] = ()  # its numbers, each with an interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalTesting:
+    """Hidden groups are also shown by the noisy total of a lane (`dataflow.total_test`)."""
+
+    place: int  # of the lane
+    tests: int  # triggers at which totals are tested, at most
+    beta: Fraction  # that a test shows what only one unit lets pass, at most
+
+    @property
+    def loss(self) -> Loss:
+        """Of all tests, beside the selection and the lanes."""
+        return Loss(delta=self.beta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutCounter:
+    """A continual private count of cut rows, in bands of how many of its rows a unit lost.
+
+    Algorithm: the i-th cut row of a unit (in its scope) belongs to band j with
+        (4^j - 1) / 3 < i <= (4^(j+1) - 1) / 3, of the window that the row is in. A row counts
+        4^(5 - j) quanta, so that a unit that fills a band moves it by `REACH`, whichever band: many
+        units that lose a row and one unit that loses a thousand are both seen, each with the noise
+        that hides one unit. One continual counter per band and window.
+    Protects: all rows of one unit within its scope.
+    Guarantee: `counter.loss(MOVED, BANDS)`.
+    Proof: a unit's rows alone decide which of its rows are cut, given public outputs (`Bounds`),
+        and its cut rows are numbered through all windows of its scope: it adds at most 4^j rows of
+        4^(5 - j) quanta to band j over all windows and triggers, `REACH` in sum, in any order. So
+        the streams of all bands and windows move by at most REACH sqrt(BANDS) in the norm of
+        `Counter.loss`, and the bands compose with all other lanes as one Gaussian mechanism. Cut
+        rows beyond the 1,365th of a unit are not counted.
+    Error: band j has the counter's deviation / 4^(5 - j) rows.
+    Memory: 16 bytes for each unit with a cut row.
+    Numerics: those of the counter.
+    """
+
+    counter: Counter
+
+    @property
+    def loss(self) -> Loss:
+        """Of all bands."""
+        return self.counter.loss(MOVED, BANDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismDesign:
+    """What a compiler decides. No field follows from another."""
+
+    limits: Bounds  # on rows and on squared rows; no slots and no scale, which follow
+    plain: tuple[Lane, ...]  # sums that rows are added to
+    trees: tuple[tuple[Lane, int], ...] = ()  # a node and the levels of each
+    counter: Counter  # the shape of all counters, whatever its noise and its horizon
+    noises: tuple[Exact, ...]  # one for each sum with a counter of its own, a tree level being one
+    selection: Discovery | None = None  # None: groups are public
+    rule: WeightRule | None = None
+    cut: Exact | None = None  # noise of the count of cut rows
+    test: TotalTesting | None = None
+    look: Look | None = None  # at the rows, before the first release
+    max_units: int
+
+    def __post_init__(self) -> None:
+        if self.limits.slots is not None or self.limits.scale != 1:
+            raise ValueError("slots follow from the selection, the scale from the weights")
+        if any(lane.kind == "node" for lane in self.plain):
+            raise ValueError("nodes of trees are no plain lanes")
+        if any(lane.kind != "node" or levels < 1 for lane, levels in self.trees):
+            raise ValueError("a tree is made of nodes, in one level or more")
+        if self.rule is not None and blt_of(self.counter) is None:
+            raise ValueError("weights need a BLT: other counters do not draw noise by weight")
+        if self.test is not None and self.selection is None:
+            raise ValueError("totals of public groups are not tested")
+        if self.max_units < 1:
+            raise ValueError("max_units is at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """A design over the triggers of a window: everything that noise depends on, and the loss.
+
+    Protects: all rows of one unit within its scope.
+    Guarantee: `loss`.
+    Proof: one unit moves a lane by at most `lane_move` in L2 over all groups, windows and triggers
+        of its scope, so each counter in `counters` is one Gaussian mechanism, charged by
+        `weighted_loss` for exactly that move; the nodes of a tree level are one lane spread out,
+        under one counter, and all of them are there. A lane that holds what the counter of the
+        selection counts (`is_units`) is read from it and draws nothing, so it costs nothing more.
+        Every counter is made for `triggers` steps, and releases happen at no others. The selection
+        and the count of cut rows are sized from the same bounds, and prove their own losses. The
+        parts are composed adaptively (`Loss`); that two units share a fingerprint is a chance.
+        `GroupBy` proves what its stages must keep for this.
+    """
+
+    design: MechanismDesign
+    triggers: int | None  # of a window; None: no end
+
+    def __post_init__(self) -> None:
+        if len(self.design.noises) != len(self.charged):
+            raise ValueError(
+                f"{len(self.charged)} lanes draw noise, and {len(self.design.noises)} have some"
+            )
+
+    @cached_property
+    def rule(self) -> WeightRule | None:
+        """Of the weights of groups."""
+        return self.design.rule
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """The limits, with the slots of the selection and the scale of the weights."""
+        chosen, scale = self.design.selection, 1 if self.rule is None else self.rule.scale
+        slots = None if chosen is None else chosen.slots
+        return replace(self.design.limits, slots=slots, scale=scale)
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        """All sums: plain lanes, then the nodes of trees, level by level."""
+        nodes = (
+            replace(node, level=level, place=place)
+            for node, levels in self.design.trees
+            for level in range(1, levels + 1)
+            for place in range(node.fan**level)
+        )
+        return (*self.design.plain, *nodes)
+
+    @cached_property
+    def selection(self) -> Selection | None:
+        """What decides which groups are shown; None where they are public."""
+        chosen = self.design.selection
+        return None if chosen is None else chosen.over(self.counted, self.bounds, self.triggers)
+
+    @cached_property
+    def shared(self) -> int | None:
+        """The place of the lane that is read from the selection's counter of units."""
+        if not isinstance(self.selection, GaussianSelection):
+            return None
+        found = (p for p, lane in enumerate(self.design.plain) if is_units(lane, self.bounds))
+        return next(found, None)
+
+    @cached_property
+    def charged(self) -> tuple[int, ...]:
+        """Places of the lanes that draw noise; of a tree level its first node."""
+        return tuple(
+            place
+            for place, lane in enumerate(self.lanes)
+            if lane.place == 0 and place != self.shared
+        )
+
+    @cached_property
+    def counters(self) -> tuple[Counter, ...]:
+        """One for each lane; all nodes of a tree level have the same."""
+        noises = dict(zip(self.charged, self.design.noises, strict=True))
+        found: list[Counter] = []
+        for place in range(len(self.lanes)):
+            if place == self.shared:
+                found.append(cast(GaussianSelection, self.selection).counter)
+            else:
+                found.append(self.counted(noises[place]) if place in noises else found[-1])
+        return tuple(found)
+
+    def counted(self, noise: Exact) -> Counter:
+        """A counter of the design's shape, with such noise, for all triggers."""
+        shape: Any = self.design.counter
+        if all(part.name != "horizon" for part in fields(shape)):
+            return cast(Counter, replace(shape, sigma=noise))
+        if self.triggers is None:
+            raise ValueError("this counter needs to know the number of triggers")
+        return cast(Counter, replace(shape, sigma=noise, horizon=self.triggers))
+
+    @cached_property
+    def cut(self) -> CutCounter | None:
+        """Tells how many rows were over the bound."""
+        noise = self.design.cut
+        return None if noise is None else CutCounter(counter=self.counted(noise))
+
+    @cached_property
+    def loss(self) -> Loss:
+        """The sum of all parts; see the class."""
+        design = self.design
+        parts = [Loss(chance=Fraction(design.max_units, 2**COLLISION_BITS))]
+        others = design.look, self.cut, self.selection, design.test
+        parts += [one.loss for one in others if one is not None]
+        for place in self.charged:
+            moved = lane_move(self.lanes[place], self.bounds)
+            parts.append(weighted_loss(self.counters[place], *moved, self.rule))
+        return parts[0].compose(*parts[1:])
