@@ -11,9 +11,10 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from errno import ENOMEM
 from io import TextIOWrapper
@@ -208,6 +209,16 @@ def run(
             help="Keep so many of the newest releases in STATE, at least; default: all.", min=1
         ),
     ] = None,
+    log: Annotated[
+        str | None, typer.Option(help="Log lines on stderr, of public facts: text, or json.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Serve /metrics and /health at PORT of this machine, or at HOST:PORT."),
+    ] = None,
+    exact_metrics: Annotated[
+        bool, typer.Option("--exact-metrics", help="Also counts that depend on people's rows.")
+    ] = False,
 ) -> None:
     """Runs or resumes a query; releases go to its sink, progress to the terminal.
 
@@ -218,6 +229,7 @@ def run(
     from streamveil.compiled import ON_COMPILING
     from streamveil.runtime.run import Pace
     from streamveil.runtime.run import run as start
+    from streamveil.runtime.watch import Watch, logged, served
 
     if not quiet:
         ON_COMPILING.append(lambda: say("compiling for this machine, once: seconds", err=True))
@@ -242,9 +254,15 @@ def run(
     last = None
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
-    with stopping(seen), progress_bar(planned.plan, seen, quiet=quiet) as listen:
-        common = {"state": state, "secret": secret, "progress": listen, "ledger": shared,
-                  "rejects": rejects}  # fmt: skip
+    watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
+    bar = progress_bar(planned.plan, seen, quiet=quiet or log is not None)
+    serving = served(watch, metrics, exact=exact_metrics) if metrics else nullcontext()
+    with logged(log, watch), stopping(seen), serving, bar as show:
+        listen = both(show, watch.hear)
+        common: dict[str, Any] = {
+            "state": state, "secret": secret, "progress": listen, "ledger": shared,
+            "rejects": rejects,
+        }  # fmt: skip
         if engine == "spark":
             from streamveil.runtime.on_spark import spark
 
@@ -263,6 +281,16 @@ def run(
     show_last(last, planned.plan)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def both(*listeners: Callable[[Any], None]) -> Callable[[Any], None]:
+    """One listener that tells several."""
+
+    def tell(seen: Any) -> None:
+        for listener in listeners:
+            listener(seen)
+
+    return tell
 
 
 def require_read(engine: str, own: Mapping[str, Mapping[str, Any]]) -> None:

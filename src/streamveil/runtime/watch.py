@@ -1,0 +1,247 @@
+"""What an operator watches: log lines, metrics and health of a running job.
+
+By default all of it is public: steps, releases, the budget and how far the job is behind its public
+calendar. Counts of rows and sizes of the state depend on people's rows: they are shown where the
+operator asks for them, and never published. When a line or a figure appears depends on how long the
+work took, which everybody who watches a job sees (docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from streamveil.accounts.deployment import record
+from streamveil.accounts.ledger import Ledger
+from streamveil.errors import (
+    MissingExtraError,
+    PlanError,
+    SourceError,
+    StreamveilError,
+    visible_lines,
+)
+from streamveil.plan.plan import Clock, Plan
+from streamveil.runtime.progress import Progress
+from streamveil.runtime.store import LEDGER
+
+LOG = logging.getLogger("streamveil.job")
+LATE = 2  # steps behind its calendar from which on a job is not healthy
+TYPE = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is told of a job at one time."""
+
+    job: str
+    step: int  # of the last commit
+    steps: int | None  # of the job, where it ends
+    behind: int  # steps that ended by the public clock, and are not closed
+    releases: int  # of this run
+    epsilon: float | None  # charged to the ledger of the state
+    epsilon_limit: float | None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the job is less than `LATE` steps behind."""
+        return self.behind < LATE
+
+
+class Watch:
+    """Listens to a job and tells what it hears. `now`: seconds since 1970.
+
+    >>> from streamveil.api.builder import memory, Budget, count
+    >>> plan = memory({"u": [1]}).protect("u").agg(n=count()).bound(max_rows=1).release(
+    ...     budget=Budget(epsilon=1, delta=1e-9)).plan
+    >>> watch = Watch(plan, Path("no state"), now=lambda: 0.0)
+    >>> watch.hear(Progress(1, 1, 900, 1, 0.5, 0, 0))
+    >>> watch.figures().step, watch.figures().releases
+    (1, 1)
+    """
+
+    def __init__(self, plan: Plan, state: Path, *, now: Callable[[], float]) -> None:
+        self.plan, self.state, self.now = plan, state, now
+        self.last: Progress | None = None
+        self._ledger: tuple[int, tuple[float | None, float | None]] = 0, (None, None)
+
+    def hear(self, seen: Progress) -> None:
+        """Takes a report of the job, and logs the steps that it closed."""
+        before, self.last = self.last, seen
+        if before is None or (before.step, before.releases) != (seen.step, seen.releases):
+            told = {"job": self.plan.name, "step": seen.step, "releases": seen.releases}
+            LOG.info("step %d, %d releases of this run", seen.step, seen.releases, extra=told)
+
+    def figures(self) -> Figures:
+        """The public figures as they are now."""
+        step = 0 if self.last is None else self.last.step
+        spent, limit = self._charged()
+        return Figures(
+            job=self.plan.name, step=step, steps=self.plan.clock.steps,
+            behind=behind(self.plan.clock, step, self.now()),
+            releases=0 if self.last is None else self.last.releases,
+            epsilon=spent, epsilon_limit=limit,
+        )  # fmt: skip
+
+    def _charged(self) -> tuple[float | None, float | None]:
+        """See `charged`; read again when the ledger has changed."""
+        path = self.state / LEDGER
+        now = path.stat().st_mtime_ns if path.is_file() else 0
+        if now != self._ledger[0]:
+            self._ledger = now, charged(path)
+        return self._ledger[1]
+
+    def exact(self) -> dict[str, int]:
+        """Counts that depend on people's rows: for the operator alone."""
+        if self.last is None:
+            return {}
+        return {"rows": self.last.rows, **self.last.counters, **self.last.rejected}
+
+
+def behind(clock: Clock, step: int, now: float) -> int:
+    """How many steps ended by the public clock and are not closed; 0 where there is no such clock.
+
+    >>> hours = Clock(kind="wall", every=3_600_000_000, start_us=0, steps=24)
+    >>> behind(hours, 2, 5.5 * 3600), behind(hours, 24, 1e9)
+    (3, 0)
+    """
+    if clock.kind != "wall":
+        return 0
+    due = clock.ticks.number(int(now * 1e6))
+    return max(0, min(due, due if clock.steps is None else clock.steps) - step)
+
+
+def charged(path: Path) -> tuple[float | None, float | None]:
+    """Epsilon charged to a ledger and its limit, each where there is one."""
+    if not path.is_file():
+        return None, None
+    with Ledger.load(path) as ledger:
+        told = record(ledger)
+    limit = ledger.limit.epsilon
+    return told["epsilon"], None if limit is None else float(limit)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, event and public facts."""
+
+    def format(self, entry: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        told: dict[str, Any] = {
+            "time": self.formatTime(entry, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": entry.levelname.lower(),
+            "event": visible_lines(entry.getMessage()),
+        }
+        known = ("job", "step", "releases")
+        told |= {name: getattr(entry, name) for name in known if hasattr(entry, name)}
+        return json.dumps(told)
+
+
+@contextmanager
+def logged(form: str | None, watch: Watch) -> Iterator[None]:
+    """Log lines on stderr while a job runs; `form`: 'text', 'json', or None for none."""
+    if form is None:
+        yield
+        return
+    if form not in ("text", "json"):
+        raise PlanError(f"--log is text or json, not '{form[:20]}'.\n  to fix  --log json")
+    handler, level = logging.StreamHandler(), LOG.level
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonLines() if form == "json" else plain)
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    job = {"job": watch.plan.name}
+    LOG.info("starting", extra=job)
+    try:
+        yield
+        LOG.info("nothing is left to do", extra=job)
+    except StreamveilError as error:
+        LOG.error("stopped: %s", error, extra=job)
+        raise
+    except BaseException as error:  # a message that is not ours may show a row
+        LOG.error("stopped by %s", type(error).__name__, extra=job)
+        raise
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+
+
+def exposition(watch: Watch, *, exact: bool = False) -> bytes:
+    """The metrics as Prometheus reads them. `exact`: also what depends on people's rows.
+
+    Raises MissingExtraError where the package prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    except ImportError:
+        raise MissingExtraError("metrics", "metrics") from None
+    registry, told = CollectorRegistry(), watch.figures()
+    figures = {
+        "step": ("Steps closed, over all runs", told.step),
+        "steps": ("Steps of the job", told.steps),
+        "behind_steps": ("Steps due by the public clock and not closed", told.behind),
+        "releases": ("Releases of this run", told.releases),
+        "epsilon_charged": ("Epsilon charged to the ledger", told.epsilon),
+        "epsilon_limit": ("Limit of the ledger", told.epsilon_limit),
+    }
+    for name, (text, value) in figures.items():
+        if value is not None:
+            gauge = Gauge(f"streamveil_{name}", text, ["job"], registry=registry)
+            gauge.labels(told.job).set(value)
+    if exact:
+        text = "Private: exact counts, which depend on people's rows"
+        gauge = Gauge("streamveil_exact", text, ["job", "what"], registry=registry)
+        for what, value in watch.exact().items():
+            gauge.labels(told.job, what).set(value)
+    page: bytes = generate_latest(registry)
+    return page
+
+
+class Quiet(WSGIRequestHandler):
+    """A handler that logs no request."""
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def served(watch: Watch, address: str, *, exact: bool = False) -> Iterator[int]:
+    """Serves `/metrics` and `/health` at HOST:PORT while something runs; yields the port.
+
+    Without a host, to this machine alone. Raises SourceError where the address cannot be used.
+    """
+    exposition(watch)  # a missing package is said now
+    host, _, port = address.rpartition(":")
+
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path = request.get("PATH_INFO")
+        if path == "/metrics":
+            status, body = "200 OK", exposition(watch, exact=exact)
+        elif path == "/health":
+            told = watch.figures()
+            status = "200 OK" if told.healthy else "503 Service Unavailable"
+            body = f"{'ok' if told.healthy else f'{told.behind} steps behind'}\n".encode()
+        else:
+            status, body = "404 Not Found", b"there are /metrics and /health\n"
+        start(status, [("Content-Type", TYPE), ("Content-Length", str(len(body)))])
+        return [body]
+
+    try:
+        server = make_server(host or "127.0.0.1", int(port), answer, handler_class=Quiet)
+    except (OSError, ValueError, OverflowError):
+        raise SourceError(
+            f"metrics cannot be served at '{address}'.\n"
+            "  to fix  give a free PORT of this machine, or HOST:PORT, such as 127.0.0.1:9464"
+        ) from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,146 @@
+"""What an operator watches is the same for neighbours, unless exact counts are asked for."""
+
+import json
+import logging
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from streamveil.cli import app
+from streamveil.errors import MissingExtraError, PlanError, SourceError
+from streamveil.plan.plan import Clock
+from streamveil.runtime.progress import Progress
+from streamveil.runtime.watch import Watch, behind, exposition, logged, served
+from streamveil.sql.sql import parse_script
+
+HOUR = 3_600_000_000
+SQL = """
+CREATE STREAM clicks WITH (source = 'files', path = '{path}', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+         epsilon = 1, delta = 1e-9, privacy_unit_column = user, max_rows_contributed = 3,
+         public_groups = ['a', 'b'],
+         start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 04:00:00')
+       page, COUNT(*) AS n
+FROM clicks GROUP BY page EMIT EVERY INTERVAL 1 HOUR;
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A query over rows of some users; of neighbours, one has all rows of user 7."""
+
+    def made(name, users):
+        path = tmp_path / f"{name}.parquet"
+        user = np.repeat(users, 20)
+        pq.write_table(pa.table({
+            "user": user, "page": np.array(["a", "b"])[np.arange(len(user)) % 2],
+            "ts": pa.array(np.linspace(0, 4 * HOUR - 1, len(user)).astype(np.int64),
+                           pa.timestamp("us")),
+        }), path)  # fmt: skip
+        (tmp_path / f"{name}.sql").write_text(SQL.format(path=path))
+        return tmp_path / f"{name}.sql"
+
+    return made
+
+
+def run(script, state, *more):
+    result = CliRunner().invoke(app, ["run", str(script), "--state", str(state), *more])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
+
+
+def test_log_lines_are_the_same_for_neighbours(script, tmp_path):
+    told = []
+    for name, users in (("more", range(50)), ("less", [u for u in range(50) if u != 7])):
+        found = lines(run(script(name, list(users)), tmp_path / name, "--log", "json", "--quiet"))
+        assert all(re.fullmatch(r"[-\dT:+]+", line.pop("time")) for line in found)
+        told.append(found)
+    assert told[0] == told[1]
+    assert [line["step"] for line in told[0] if "step" in line] == [1, 2, 3, 4]
+    assert [told[0][0]["event"], told[0][-1]["event"]] == ["starting", "nothing is left to do"]
+
+
+def plan_of(script):
+    return parse_script(script.read_text(), {}).query.plan
+
+
+def test_metrics_are_the_same_for_neighbours_unless_exact(script, tmp_path):
+    watch = Watch(plan_of(script("q", list(range(50)))), tmp_path / "s", now=lambda: 0.0)
+    run(tmp_path / "q.sql", tmp_path / "s", "--quiet")
+    pages = []
+    for rows in (1000, 1020):
+        watch.hear(Progress(4, 4, rows, 4, 1.0, 0, 0, {"malformed row": rows}, {"units": rows}))
+        pages.append((exposition(watch), exposition(watch, exact=True)))
+    assert pages[0][0] == pages[1][0]
+    assert pages[0][1] != pages[1][1], "the operator asked for it"
+    text = pages[0][0].decode()
+    for line in ('streamveil_step{job="query"} 4.0', 'streamveil_steps{job="query"} 4.0',
+                 'streamveil_epsilon_limit{job="query"} 1.0'):  # fmt: skip
+        assert line in text
+    assert 0.9 < float(re.search(r"epsilon_charged\S+ (\S+)", text)[1]) <= 1
+
+
+def fetched(port, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_health_follows_the_public_calendar(script, tmp_path):
+    plan = plan_of(script("q", [1]))
+    clock = Clock(kind="wall", every=HOUR, start_us=0, steps=24)
+    object.__setattr__(plan, "clock", clock)
+    now = [2.5 * 3600]
+    watch = Watch(plan, tmp_path / "s", now=lambda: now[0])
+    watch.hear(Progress(1, 1, 0, 1, 0.0, 0, 0))
+    with served(watch, "0") as port:
+        assert fetched(port, "/health") == (200, "ok\n")
+        now[0] += 3600
+        assert fetched(port, "/health") == (503, "2 steps behind\n")
+        watch.hear(Progress(2, 3, 0, 3, 0.0, 0, 0))
+        assert fetched(port, "/health")[0] == 200
+        assert "streamveil_behind_steps" in fetched(port, "/metrics")[1]
+        assert fetched(port, "/rows")[0] == 404
+        with pytest.raises(SourceError, match="cannot be served at"), served(watch, str(port)):
+            pass
+    assert behind(Clock(kind="rows", every=9, steps=3), 1, now[0]) == 0
+
+
+def test_other_peoples_messages_are_not_logged(script, tmp_path, capsys):
+    watch = Watch(plan_of(script("q", [1])), tmp_path / "s", now=lambda: 0.0)
+    with pytest.raises(KeyError), logged("json", watch):
+        raise KeyError("a row of Ann's")
+    with pytest.raises(PlanError), logged("text", watch):
+        raise PlanError("told in words")
+    said = capsys.readouterr().err
+    assert "Ann" not in said
+    assert "stopped by KeyError" in said
+    assert "told in words" in said
+    assert logging.getLogger("streamveil.job").handlers == []
+
+
+@pytest.mark.parametrize("wrong", [["--log", "xml"], ["--metrics", "no port"]])
+def test_wrong_settings_are_refused_before_a_charge(script, tmp_path, wrong):
+    command = ["run", str(script("q", [1])), "--state", str(tmp_path / "s"), *wrong]
+    assert CliRunner().invoke(app, command).exit_code != 0
+    assert not Path(tmp_path / "s" / "ledger").exists()
+
+
+def test_the_missing_extra_is_named(script, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    watch = Watch(plan_of(script("q", [1])), tmp_path, now=lambda: 0.0)
+    with pytest.raises(MissingExtraError, match=r"streamveil\[metrics\]"), served(watch, "0"):
+        pass
