@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-GIVEN = {"confluent-kafka": "confluent_kafka", "pandas": "pyspark"}  # whose frames need pandas
+GIVEN = {
+    "confluent-kafka": "confluent_kafka",
+    "prometheus-client": "prometheus_client",
+    "pandas": "pyspark",  # whose frames need pandas
+}
 TOOLS = {"bench", "dev", "demo"}  # for those who work on the project
 CLIENT = """
 import streamveil as sv

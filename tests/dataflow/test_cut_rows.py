@@ -13,17 +13,9 @@ from streamveil.api import builder as sv
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.mechanism import MOVED, REACH
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.dataflow.cut_rows import (
-    BANDS,
-    COUNTED,
-    MOVED,
-    REACH,
-    CutUnits,
-    bands_of,
-    cut_in,
-    told,
-)
+from streamveil.dataflow.cut_rows import BANDS, COUNTED, CutUnits, bands_of, cut_in, told
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
 from streamveil.release_metadata import FACTS

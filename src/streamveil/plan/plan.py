@@ -24,7 +24,7 @@ from streamveil.plan.post import Post
 MICROS = 1_000_000
 PLACES = {
     "files": ("path",),
-    "kafka": ("servers", "config"),
+    "kafka": ("config", "servers"),
 }  # source -> options that say where it lies
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]
