@@ -4,7 +4,7 @@
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt
-CODE := src tests benchmarks tools
+CODE := src tests benchmarks examples tools
 export OPENBLAS_NUM_THREADS := 1
 
 demo: .venv/demo.ok
@@ -22,7 +22,7 @@ dev: .venv/dev.ok
 	touch $@
 
 .venv/dev.ok: .venv/base.ok pyproject.toml constraints.txt
-	$(PIP) -e ".[dev,bench,demo,spark]"
+	$(PIP) -e ".[dev,bench,demo,examples,spark]"
 	$(PY) -m streamveil.compiled
 	touch $@
 
@@ -54,4 +54,4 @@ docs/sql.md: dev
 	$(PY) tools/document_sql.py > $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist demo-out
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist demo-out out
