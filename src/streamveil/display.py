@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streamveil.errors import MissingExtraError, PlanError, nearest, visible
+from streamveil.release_metadata import ENDS, SUFFIXES, numbers_of
 
 if TYPE_CHECKING:
     import pandas
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 SHOWN = 20  # rows as text, HTML or picture
 DECIMALS = 3
 LABEL = 30  # characters of one column of a key
-ENDS = ("_low", "_high")
-SUFFIXES = ("_sd", *ENDS)
 RANKS = {"rank_best": "rank at best", "rank_worst": "rank at worst", "certain": "certain"}
 STYLE = (
     "<style scoped>table.streamveil{border-collapse:collapse;font-variant-numeric:tabular-nums}"
@@ -50,7 +49,7 @@ class AnswerTable:
     @property
     def numbers(self) -> list[str]:
         """The columns that hold noisy numbers: those with a standard deviation and an interval."""
-        return numbers_of(self.table)
+        return numbers_of(self.table.column_names)
 
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
@@ -104,15 +103,10 @@ class AnswerTable:
         return STYLE + html_of(self.table, self.notes, most=SHOWN)
 
 
-def numbers_of(table: pa.Table) -> list[str]:
-    """The columns that hold noisy numbers."""
-    names = table.column_names
-    return [name for name in names if all(name + end in names for end in SUFFIXES)]
-
-
 def keys_of(table: pa.Table) -> list[str]:
     """The columns before the first noisy number: the key of a group."""
-    numbers, names = numbers_of(table), list(table.column_names)
+    names = list(table.column_names)
+    numbers = numbers_of(names)
     return names[: names.index(numbers[0])] if numbers else names
 
 
@@ -139,7 +133,7 @@ def html_of(table: pa.Table, notes: Sequence[str], most: int | None = None) -> s
     '<table class="streamveil"><tr><th>page</th></tr><tr><td>&lt;a&gt;</td></tr></table>\
 <p class="note">noise.</p>'
     """
-    numbers = numbers_of(table)
+    numbers = numbers_of(table.column_names)
     hidden = {name + end for name in numbers for end in SUFFIXES}
     names = [name for name in table.column_names if name not in hidden]
     head = "".join(heading(name, name in numbers) for name in names)

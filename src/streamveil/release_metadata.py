@@ -6,6 +6,7 @@ Formats that keep no metadata (CSV, JSON lines) have them in a file beside the r
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,18 @@ FACTS = (
 NOTE = b"streamveil.note"  # a sentence that everything derived from a release must repeat
 TIME = b"streamveil.time"  # of a release in time, see `ReleaseTime`
 VERSION = 1
+ENDS = ("_low", "_high")  # columns of a number's interval
+SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
 Facts = dict[str, Any]
+
+
+def numbers_of(names: Sequence[str]) -> list[str]:
+    """Columns that hold noisy numbers: those with a deviation and an interval beside them.
+
+    >>> numbers_of(["page", "n", "n_sd", "n_low", "n_high"])
+    ['n']
+    """
+    return [name for name in names if all(name + end in names for end in SUFFIXES)]
 
 
 def read_facts(schema: pa.Schema) -> Facts | None:

@@ -46,7 +46,7 @@ def make_rows(seed, n, units, groups, scale):
 
 
 def cut(rows, start, end):
-    return UnitRows(*(column[start:end] for column in rows))
+    return rows.part(slice(start, end))
 
 
 FIRSTS = st.sampled_from(["none", "hidden", "all"])
@@ -131,9 +131,7 @@ def test_large_tables_grow_and_any_partition_by_unit_agrees(bounds):
     np.testing.assert_array_equal(whole.first > 0, first)
     for shard in range(3):
         mine = rows.unit % np.uint64(3) == shard
-        part = unit_stage(
-            UnitTable.empty(bounds, "all"), UnitRows(*(c[mine] for c in rows)), bounds
-        )
+        part = unit_stage(UnitTable.empty(bounds, "all"), rows.part(mine), bounds)
         np.testing.assert_array_equal(part.accepted, accepted[mine])
         np.testing.assert_array_equal(part.first > 0, first[mine])
 
@@ -145,7 +143,7 @@ def test_accepted_rows_alone_rebuild_the_same_table(bounds, seed, n):
     for i in range(0, n, 50):
         batch = cut(rows, i, i + 50)
         kept = unit_stage(one, batch, bounds).accepted
-        again = unit_stage(two, UnitRows(*(c[kept] for c in batch)), bounds)
+        again = unit_stage(two, batch.part(kept), bounds)
         assert again.accepted.all()
     for name in UnitTable.NAMES:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
@@ -188,7 +186,7 @@ def test_large_batches_rebuild_the_same_table(chunk):
     for i in range(0, 80_000, chunk):
         batch = cut(rows, i, i + chunk)
         kept = unit_stage(one, batch, bounds).accepted
-        unit_stage(two, UnitRows(*(c[kept] for c in batch)), bounds)
+        unit_stage(two, batch.part(kept), bounds)
     for name in UnitTable.NAMES:
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     assert one.units > 0.5 * one.capacity

@@ -252,20 +252,20 @@ def test_is_silent_in_the_embedded_engine(tmp_path, monkeypatch, large):
     assert isinstance(state.units[0], PartedTable) == (large == 1)
 
 
-def everything(operator, state, unit, known, periods):
-    return Passed(np.ones(len(unit), bool), np.full(len(unit), 3, np.uint8))
+def everything(operator, state, rows, periods):
+    return Passed(np.ones(len(rows.unit), bool), np.full(len(rows.unit), 3, np.uint8))
 
 
-def elsewhere(operator, state, unit, known, periods):
-    return PASS(operator, state, unit, known, periods + 1)
+def elsewhere(operator, state, rows, periods):
+    return PASS(operator, state, rows, periods + 1)
 
 
-def neighbour(operator, state, unit, known, periods):
-    return PASS(operator, state, np.roll(unit, 1), known, periods)
+def neighbour(operator, state, rows, periods):
+    return PASS(operator, state, rows._replace(unit=np.roll(rows.unit, 1)), periods)
 
 
-def shared(operator, state, unit, known, periods):
-    return PASS(operator, state, unit, known._replace(group=known.group * 0), periods)
+def shared(operator, state, rows, periods):
+    return PASS(operator, state, rows._replace(group=rows.group * 0), periods)
 
 
 PASS = stages.pass_units

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
-from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
 from streamveil.core.counters.noise import remembering_step
 from streamveil.core.counters.protocol import (
@@ -18,12 +16,10 @@ from streamveil.core.counters.protocol import (
     Increments,
     checked_times,
     next_step,
-    zeros,
 )
 from streamveil.core.counters.schedule import check_horizon
-from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
-from streamveil.counters.toeplitz import weighted_history
+from streamveil.counters.toeplitz import WholeHistory, weighted_history
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 
@@ -43,7 +39,7 @@ class Factorization:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseCounter(Stepping):
+class DenseCounter(WholeHistory):
     """Running totals with the least maximal error that any factorization has.
 
     Algorithm: alternating reweighting (see `best_factorization`), made lower triangular and run in
@@ -61,7 +57,6 @@ class DenseCounter(Stepping):
     1.7045
     """
 
-    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one noise draw, quanta
 
@@ -76,35 +71,14 @@ class DenseCounter(Stepping):
         return best_factorization(self.horizon).bound
 
     @property
-    def needs_horizon(self) -> bool:
-        """The matrix has as many rows."""
-        return True
-
-    @property
     def sensitivity(self) -> float:
         """See `Counter`."""
         return _prepared(self.horizon)[1]
 
-    def slack(self, moved: Exact | float) -> float:
-        """See `BltCounter.slack`."""
-        differences, norm, amplification = _prepared(self.horizon)
-        scales = np.diag(differences)
-        recursion = correlated_noise.Recursion(
-            amplification=amplification,
-            norm=norm,
-            terms=self.horizon,
-            rest=np.empty(0),
-            drain=np.empty(0),
-            smallest_column=float(scales.min()),
-            largest_noise=1.0,
-        )
-        return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
-
-    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(
-            self.sigma, self.sensitivity, moved, self.slack(moved), keys
-        )
+    def _encoding(self) -> tuple[float, float]:
+        """See `WholeHistory`."""
+        differences, _, amplification = _prepared(self.horizon)
+        return amplification, float(np.diag(differences).min())
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
@@ -114,15 +88,6 @@ class DenseCounter(Stepping):
         rounding = ((decoder / np.diag(decoder)) ** 2).sum(axis=1)
         variance = gaussian * float(self.sigma) ** 2 + rounding / 12
         return np.asarray(np.sqrt(variance[times - 1]))
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Counter`."""
-        return 8 * (self.horizon + 1)
-
-    def init(self, keys: int, t: int = 0) -> CounterState:
-        """See `Counter.init`."""
-        return zeros(t, keys, whole=1, real=self.horizon)
 
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None

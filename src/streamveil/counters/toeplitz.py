@@ -32,8 +32,59 @@ LARGEST_HORIZON = 2**16  # beyond, a BLT is as good at a thousandth of the memor
 WEIGHTINGS = ("none", "columns")
 
 
+class WholeHistory(Stepping):
+    """A feedback counter that keeps the noise of every step: what its `sensitivity` implies."""
+
+    keyed: ClassVar[bool] = False
+    horizon: int
+    sigma: Exact | float
+
+    @property
+    def sensitivity(self) -> float:
+        """See `Counter`."""
+        raise NotImplementedError
+
+    def _encoding(self) -> tuple[float, float]:
+        """(amplification of rounding by the encoder, the least of its columns' scales)."""
+        raise NotImplementedError
+
+    @property
+    def needs_horizon(self) -> bool:
+        """The state is as long as the horizon."""
+        return True
+
+    def slack(self, moved: Exact | float) -> float:
+        """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
+        amplification, smallest = self._encoding()
+        recursion = correlated_noise.Recursion(
+            amplification=amplification,
+            norm=self.sensitivity,
+            terms=self.horizon,
+            rest=np.empty(0),
+            drain=np.empty(0),
+            smallest_column=smallest,
+            largest_noise=1.0,
+        )
+        return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
+
+    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
+        """See `Counter.loss`."""
+        return correlated_noise.gaussian_loss(
+            self.sigma, self.sensitivity, moved, self.slack(moved), keys
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """See `Counter`."""
+        return 8 * (self.horizon + 1)
+
+    def init(self, keys: int, t: int = 0) -> CounterState:
+        """See `Counter.init`."""
+        return zeros(t, keys, whole=1, real=self.horizon)
+
+
 @dataclass(frozen=True, kw_only=True)
-class SqrtToeplitzCounter(Stepping):
+class SqrtToeplitzCounter(WholeHistory):
     """Running totals with C = B = the square root of the running-sum matrix.
 
     Algorithm: Bennett (1977); Fichtenberger, Henzinger & Upadhyay 2023, arXiv:2202.11205; with
@@ -52,7 +103,6 @@ class SqrtToeplitzCounter(Stepping):
     1.944
     """
 
-    keyed: ClassVar[bool] = False
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one noise draw, quanta
     weighting: Literal["none", "columns"] = "columns"
@@ -64,11 +114,6 @@ class SqrtToeplitzCounter(Stepping):
         require_one_of("weighting", self.weighting, WEIGHTINGS)
 
     @property
-    def needs_horizon(self) -> bool:
-        """The state is as long as the horizon."""
-        return True
-
-    @property
     def sensitivity(self) -> float:
         """See `Counter`."""
         c = root_coefficients(self.horizon)
@@ -78,39 +123,16 @@ class SqrtToeplitzCounter(Stepping):
             float(np.sqrt(square + 2.2 * relative * c.sum()) * (1 + relative)) * correlated_noise.UP
         )
 
-    def slack(self, moved: Exact | float) -> float:
-        """See `BltCounter.slack`; an offset is a sum of at most T terms of total weight below 1."""
-        recursion = correlated_noise.Recursion(
-            amplification=float(root_coefficients(self.horizon).sum()) * correlated_noise.EASE,
-            norm=self.sensitivity,
-            terms=self.horizon,
-            rest=np.empty(0),
-            drain=np.empty(0),
-            smallest_column=float(self.scales().min()),
-            largest_noise=1.0,
-        )
-        return float(2 * recursion.deviation(self.sigma, moved) * np.sqrt(self.horizon))
-
-    def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
-        """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(
-            self.sigma, self.sensitivity, moved, self.slack(moved), keys
-        )
+    def _encoding(self) -> tuple[float, float]:
+        """See `WholeHistory`."""
+        amplification = float(root_coefficients(self.horizon).sum()) * correlated_noise.EASE
+        return amplification, float(self.scales().min())
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
         times = checked_times(t, self.horizon)
         gaussian, rounding = _variances_of(self.horizon, self.weighting)[:, times - 1]
         return np.asarray(np.sqrt(gaussian * float(self.sigma) ** 2 + rounding / 12))
-
-    @property
-    def state_bytes(self) -> int:
-        """See `Counter`."""
-        return 8 * (self.horizon + 1)
-
-    def init(self, keys: int, t: int = 0) -> CounterState:
-        """See `Counter.init`."""
-        return zeros(t, keys, whole=1, real=self.horizon)
 
     def _advance(
         self, state: CounterState, increments: Increments, draws: Draws, ids: Ids | None

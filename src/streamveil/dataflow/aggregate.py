@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.kernels import (
     ENDLESS,
     add_given,
@@ -48,6 +49,10 @@ class Recognised(NamedTuple):
     def empty(cls, rows: int) -> Recognised:
         """Room for so many rows."""
         return cls(*(np.empty(rows, kind) for kind in KINDS))
+
+    def of_units(self, unit: UInt64[Array, " rows"]) -> UnitRows:
+        """What the unit stage sees of the rows."""
+        return UnitRows(unit, self.group, self.weight, self.hidden)
 
 
 class Strangers(NamedTuple):

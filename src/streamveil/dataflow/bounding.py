@@ -54,6 +54,10 @@ class UnitRows(NamedTuple):
     weight: UInt8[Array, " rows"]  # quanta of the public weight of the row's group
     hidden: Bool[Array, " rows"]  # whether the group is not yet public
 
+    def part(self, which: Array | slice) -> UnitRows:
+        """Some of the rows."""
+        return UnitRows(*(column[which] for column in self))
+
 
 class Passed(NamedTuple):
     """The unit stage's answer for each row."""

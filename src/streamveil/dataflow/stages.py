@@ -134,7 +134,7 @@ def accept(operator: Grouping, state: State, prepared: Prepared, pairs: Pairs) -
     source: Index = slice(None) if whole else pairs.rows
     unit, asked = prepared.unit[source], asked_keys(operator, prepared)[source]
     known, strangers = recognised(operator, state, asked, pairs.windows, prepared.name_key)
-    passed = pass_witnessed(operator, state, unit, known, pairs.periods)
+    passed = pass_witnessed(operator, state, known.of_units(unit), pairs.periods)
     fresh = enter_keys(state, prepared, pairs, strangers, (passed.accepted, known.rows))
     remember(state, asked, known, strangers)
     kept = keep(passed, unit, known.rows, state.scratch)
@@ -277,42 +277,32 @@ def in_rounds(
 
 
 def pass_witnessed(
-    operator: Grouping,
-    state: State,
-    unit: UInt64[Array, " pairs"],
-    known: Recognised,
-    periods: Int64[Array, " pairs"],
+    operator: Grouping, state: State, rows: UnitRows, periods: Int64[Array, " pairs"]
 ) -> Passed:
     """The unit stage, with sampled units bounded again by the specification."""
-    rows, watched = UnitRows(unit, known.group, known.weight, known.hidden), []
+    watched = []
     for period, mine in parts(periods):
         table_of = partial(operator.unit_table, state, period)
-        watched.append((mine, table_of, look_before(table_of, unit[mine], state.step)))
-    passed = pass_units(operator, state, unit, known, periods)
+        watched.append((mine, table_of, look_before(table_of, rows.unit[mine], state.step)))
+    passed = pass_units(operator, state, rows, periods)
     for mine, table_of, witnessed in watched:
         if witnessed.rows:
-            own = UnitRows(*(column[mine] for column in rows))
+            own = rows.part(mine)
             answer = Passed(passed.accepted[mine], passed.first[mine])
             check_after(witnessed, table_of, own, answer, operator.bounds)
     return passed
 
 
 def pass_units(
-    operator: Grouping,
-    state: State,
-    unit: UInt64[Array, " pairs"],
-    known: Recognised,
-    periods: Int64[Array, " pairs"],
+    operator: Grouping, state: State, rows: UnitRows, periods: Int64[Array, " pairs"]
 ) -> Passed:
     """The unit stage in every scope that pairs fall into."""
-    rows = UnitRows(unit, known.group, known.weight, known.hidden)
     found = [
-        (mine, operator.bound(state, period, UnitRows(*(column[mine] for column in rows))))
-        for period, mine in parts(periods)
+        (mine, operator.bound(state, period, rows.part(mine))) for period, mine in parts(periods)
     ]
     if len(found) == 1 and isinstance(found[0][0], slice):
         return found[0][1]
-    passed = Passed.none(len(unit))
+    passed = Passed.none(len(rows.unit))
     for mine, some in found:
         passed.accepted[mine], passed.first[mine] = some
     return passed
@@ -425,7 +415,7 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
     windows = spread_out(delta["window"], len(found))
     known = remembered(operator, state, found, windows)
     periods = spread_out(delta["period"], len(found))
-    pass_units(operator, state, delta["unit"], known, periods)
+    pass_units(operator, state, known.of_units(delta["unit"]), periods)
     kept = Kept(delta["unit"], found, unpacked_firsts(delta, len(found)))
     if "cut_unit" in delta:
         for period, mine in parts(delta["cut_period"]):

@@ -23,8 +23,9 @@ from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.plan import Aggregate, Clock, Plan, Window
-from streamveil.plan.post import RESERVED, SUFFIXES
+from streamveil.plan.post import RESERVED
 from streamveil.plan.value_bounds import VALUED, is_open
+from streamveil.release_metadata import SUFFIXES
 
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
-SUFFIXES = ("_sd", "_low", "_high")
 KEPT = RESERVED[:3]  # what every release carries, whatever is selected
 
 

@@ -12,12 +12,11 @@ from sqlglot import exp
 
 from streamveil.expressions.dialect import canonical
 from streamveil.expressions.expr import compile_expression
-from streamveil.release_metadata import Facts
+from streamveil.release_metadata import SUFFIXES, Facts
 from streamveil.results.intervals import deviations
 from streamveil.types import Array
 
 LINEAR = ("count", "count_units", "count_distinct", "sum")
-SUFFIXES = ("_sd", "_low", "_high")
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
 

@@ -27,8 +27,16 @@ from streamveil.expressions.dialect import parse_text, shown
 from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
 from streamveil.expressions.kernels import NO
 from streamveil.plan.plan import Plan, TableSource
-from streamveil.plan.post import KEPT, RESERVED, SUFFIXES, Post, PostColumn, PostOrder
-from streamveil.release_metadata import FACTS, NOTE, Facts, read_facts, read_note
+from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostOrder
+from streamveil.release_metadata import (
+    FACTS,
+    NOTE,
+    SUFFIXES,
+    Facts,
+    numbers_of,
+    read_facts,
+    read_note,
+)
 from streamveil.results.answer_sums import Answered, names_in
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
 
@@ -49,7 +57,7 @@ def post_processed(release: Release, posts: tuple[Post, ...]) -> Release:
 
 @dataclass(frozen=True)
 class PostRows:
-    """PostRows on their way: what is known of their answers, and what there is to say."""
+    """Rows between two steps of post-processing: what is known of their answers, and the notes."""
 
     answered: Answered
     facts: Facts | None
@@ -73,11 +81,9 @@ def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
     """The table of a release after post-processing."""
     facts = read_facts(table.schema)
     outputs = {one["name"]: one for one in (facts or {}).get("outputs", ())}
-    names = table.column_names
     answered = Answered(
         table,
-        {name: outputs.get(name, {}) for name in names
-         if all(name + end in names for end in SUFFIXES)},
+        {name: outputs.get(name, {}) for name in numbers_of(table.column_names)},
         float((facts or {}).get("confidence", 0.95)),
         bool((facts or {}).get("rounds", True)),
     )  # fmt: skip
@@ -109,7 +115,7 @@ def is_noisy(rows: PostRows, *expressions: str) -> bool:
 
 
 def unsaid(rows: PostRows) -> PostRows:
-    """PostRows that are missing may be groups that are shown: nothing is said of hidden ones."""
+    """Rows without facts on hidden groups: a group that a filter dropped may be published."""
     return replace(rows, facts=rows.facts and {**rows.facts, "hidden": {}})
 
 

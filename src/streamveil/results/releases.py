@@ -25,6 +25,7 @@ from streamveil.release_metadata import (
     ReleaseTime,
     from_json,
     metadata_file,
+    numbers_of,
     read_facts,
     read_time,
 )
@@ -37,7 +38,6 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
 NAME = re.compile(r"trigger=(\d+)\.(parquet|csv|json)$")
 NUMBER = re.compile(r"window=(-?\d+)$")  # of windows without a time
 KEPT = 16  # tables held in memory
-SUFFIXES = ("_sd", "_low", "_high")
 Load = Callable[[], Noisy[pa.Table]]
 
 
@@ -148,8 +148,7 @@ class Releases:
     @property
     def answers(self) -> list[str]:
         """The columns that hold noisy numbers."""
-        names = self.table(self.moments[0]).column_names
-        return [name for name in names if all(name + end in names for end in SUFFIXES)]
+        return numbers_of(self.table(self.moments[0]).column_names)
 
     def require_answer(self, name: str) -> str:
         """The name, if it is one of a noisy number."""

@@ -208,7 +208,7 @@ class SketchQuery:
         for period, mine in parts(periods):
             if period not in state.units:
                 state.units[period] = UnitTable.empty(self.bounds)
-            part = UnitRows(*(column[mine] for column in rows))
+            part = rows.part(mine)
             accepted[mine] = unit_stage(state.units[period], part, self.bounds).accepted
         return accepted
 

@@ -16,7 +16,8 @@ from streamveil.expressions.expr import normalize_expression
 from streamveil.expressions.names import is_unit_word, key_name
 from streamveil.plan.check import SKETCHES
 from streamveil.plan.plan import Plan
-from streamveil.plan.post import KEPT, RESERVED, SUFFIXES, Post, PostColumn, PostOrder
+from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostOrder
+from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import is_aggregate
 from streamveil.sql.options import whole
 from streamveil.sql.scope import only

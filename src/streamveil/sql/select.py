@@ -17,7 +17,8 @@ from streamveil.expressions.functions import FUNCTIONS
 from streamveil.plan import options
 from streamveil.plan.check import HABITS
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
-from streamveil.plan.post import RESERVED, SUFFIXES, Post, PostColumn
+from streamveil.plan.post import RESERVED, Post, PostColumn
+from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
 from streamveil.sql.options import length, whole

@@ -97,7 +97,7 @@ class PartedTable:
         """
         behind = self.ahead[rows.unit % np.uint64(PARTS)] < batch
         passed = Passed.none(len(behind))
-        here = self.bound(UnitRows(*(column[behind] for column in rows)), bounds)
+        here = self.bound(rows.part(behind), bounds)
         passed.accepted[behind], passed.first[behind] = here
         return passed
 
@@ -128,7 +128,7 @@ class PartedTable:
         for part, at in enumerate(np.split(order, ends[:-1])):
             if len(at):
                 held = self.take(part)
-                here = unit_stage(held, UnitRows(*(column[at] for column in rows)), bounds)
+                here = unit_stage(held, rows.part(at), bounds)
                 passed.accepted[at], passed.first[at] = here
                 self.put(part, held)
         return passed

@@ -27,6 +27,7 @@ from streamveil.dataflow.aggregate import (
     key_stage,
     recognise,
 )
+from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.group_by import GroupBy
@@ -98,7 +99,7 @@ def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
     """
     names, n = rows["names"], len(rows)
     known = shown.recognise(names, rows["window"])
-    accepted, first = pass_witnessed(operator, state, rows["unit"], known, rows["period"])
+    accepted, first = pass_witnessed(operator, state, known.of_units(rows["unit"]), rows["period"])
     kept = np.flatnonzero(accepted)
     lanes = np.ones((n, len(operator.plain_lanes)), np.int64)
     lanes[:, travelling(operator)] = rows["lanes"]
@@ -121,10 +122,9 @@ def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int
 def bound_again(operator: GroupBy, state: State, delta: Delta, step: int) -> None:
     """Does to a unit shard what `bound` and the end of a step did: rejected rows change nothing."""
     if delta:
-        unit, hidden = delta["unit"], delta["hidden"].astype(np.bool_)
-        rows = np.zeros(len(unit), np.int32)
-        known = Recognised(rows, delta["weight"], hidden, delta["group"])
-        pass_units(operator, state, unit, known, delta["period"])
+        hidden = delta["hidden"].astype(np.bool_)
+        rows = UnitRows(delta["unit"], delta["group"], delta["weight"], hidden)
+        pass_units(operator, state, rows, delta["period"])
     operator.expire(state, step)
 
 
