@@ -86,13 +86,16 @@ def read_note(schema: pa.Schema) -> str | None:
 
 def cut_sentence(schema: pa.Schema) -> str | None:
     """How many rows contribution bounding cut, as a release tells it; None where it does not."""
-    cut = (read_facts(schema) or {}).get("cut")
+    facts = read_facts(schema) or {}
+    cut = facts.get("cut")
     if cut is None:
         return None
+    units = {output["function"] for output in facts["outputs"]} == {"count_units"}
     part = f", {cut['share']:.1%} of the rows of these groups" if "share" in cut else ""
     return (
         f"about {cut['rows']:,.0f} rows were over the contribution bound and are in no number"
         f"{part} (with noise; at most {cut['high']:,.0f} with 95 % confidence)"
+        f"{'; a unit counts once in a group, whatever its rows' if units else ''}"
     )
 
 

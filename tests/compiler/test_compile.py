@@ -89,3 +89,25 @@ def test_a_counter_that_ends_before_the_triggers_do_is_refused_with_the_way_out(
     )  # fmt: skip
     with pytest.raises(PlanError, match=r"'dense' does not count 5,000 triggers.*\n.*to fix"):
         asked.explain()
+
+
+@pytest.mark.parametrize(("size", "rows"), [("1 month", 1), ("1 week", 6), ("1 quarter", 1)])
+def test_units_that_count_once_a_window_need_no_bound(size, rows):
+    """Active users per month had 26 times the noise of the bound that cuts nobody."""
+
+    def operator(*functions):
+        asked = (
+            sv.files("t.parquet", event_time="ts").protect("u", per="1 month")
+            .window(sv.tumble(size))
+            .agg(**{f"n{place}": function for place, function in enumerate(functions)})
+            .release(
+                every=size, start="2024-01-01", end="2024-04-01",
+                budget=sv.Budget(epsilon=1, delta=1e-6),
+            )
+        )  # fmt: skip
+        return compile_plan(asked.plan)
+
+    once = operator(sv.count_units())
+    assert once.bounds.l2_squared == rows
+    assert once.design.cut is None
+    assert operator(sv.count_units(), sv.count()).bounds.quadratic is not None

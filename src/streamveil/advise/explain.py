@@ -26,6 +26,7 @@ from streamveil.compiler.sketch import compile_sketch
 from streamveil.compiler.tables import Design
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Shape
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.total_test import TotalTest
@@ -295,7 +296,7 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     """Which noise is where, and what each part costs."""
     bounds, totalling = operator.bounds, operator.totalling
     rows: list[Row] = [
-        ("bounding", _bounding(plan, bounds.quadratic)),
+        ("bounding", _bounding(plan, bounds)),
         ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
     ]
     if operator.look is not None:
@@ -354,15 +355,16 @@ def test_rows(test: TotalTest | None) -> list[Row]:
     ]
 
 
-def _bounding(plan: Plan, quadratic: int | None) -> str:
-    bounding = plan.bounding
-    parts = ["all rows of a unit in one group are one contribution"] if bounding.combine else []
-    if bounding.max_rows is not None:
-        parts.append(f"the first {bounding.max_rows:,} rows of a unit")
-    if bounding.max_rows_per_group is not None:
-        parts.append(f"at most {bounding.max_rows_per_group:,} in one group")
-    if quadratic is not None:
-        parts.append(f"while the sum of squared rows per group, weighted, is at most {quadratic:,}")
+def _bounding(plan: Plan, bounds: Bounds) -> str:
+    combined = plan.bounding.combine
+    parts = ["all rows of a unit in one group are one contribution"] if combined else []
+    if bounds.max_rows is not None:
+        parts.append(f"the first {bounds.max_rows:,} rows of a unit")
+    if bounds.per_group is not None:
+        parts.append(f"at most {bounds.per_group:,} in one group")
+    if bounds.quadratic is not None:
+        most = f"{bounds.quadratic:,}"
+        parts.append(f"while the sum of squared rows per group, weighted, is at most {most}")
     scope = "" if plan.periods is None else f", in each {_cell(plan.periods)}"
     return ", ".join(parts) + scope
 

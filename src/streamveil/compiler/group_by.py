@@ -23,7 +23,7 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.release import driver
 from streamveil.dataflow.rows import Bind, RowFunction, RowProgram, require_number
 from streamveil.dataflow.true_intervals import COVERED
-from streamveil.dataflow.windows import Schedule, hopping, periods_met
+from streamveil.dataflow.windows import Schedule, hopping, most_windows, periods_met
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.expr import (
     column_named,
@@ -89,6 +89,7 @@ class Compiler:
                 "  to fix  bound values per row (contribution_bounds_per_row)"
             )
         schedule = self.schedule()
+        plan = self.plan = self._counted_once(plan, schedule)
         bounds = Bounds(
             max_rows=plan.bounding.max_rows,
             per_group=plan.bounding.max_rows_per_group,
@@ -137,6 +138,22 @@ class Compiler:
             true_intervals=self._true_intervals(outputs, design),
             defaults=tuple(self.defaults),
         )
+
+    def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:
+        """A bound of one row of a unit for each window, where that cuts nobody.
+
+        Privacy does not rest on the number of windows: bounding keeps to what is written here.
+        """
+        windows = most_windows(schedule, plan.periods)
+        open_bound = is_open(plan) and plan.preset == "default"
+        if not (open_bound and plan.counts_once and windows):
+            return plan
+        why = "a unit counts once in each window that its rows can fall into: nothing is cut"
+        self._note(options.MAX_ROWS.name, windows, why)
+        once = replace(
+            plan.bounding, max_rows=windows, max_rows_per_group=None if windows == 1 else 1
+        )
+        return replace(plan, bounding=once, options={options.CUT_SHARE.name: 0, **plan.options})
 
     def _look(self) -> Look | None:
         """What a look at the rows costs; the plan goes on with what is left of its budget."""

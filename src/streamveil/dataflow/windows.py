@@ -423,6 +423,16 @@ def periods_met(schedule: Schedule, periods: Cells | None) -> int | None:
     return max(1, cells.number(high - 1) // schedule.stride - schedule._first_after(low) + 1)
 
 
+def most_windows(schedule: Schedule, periods: Cells | None) -> int | None:
+    """At least as many windows, side by side, as any unit-period meets; None: no end."""
+    if periods is None or schedule.cells is None:
+        return periods_met(schedule, periods)
+    if periods.refines(schedule.cells):
+        return 1
+    longest = periods.length_us or periods.months * 31 * 86_400_000_000
+    return -(-longest // schedule.cells.shortest_us) + 1
+
+
 def better_start(schedule: Schedule) -> tuple[int, int] | None:
     """A start at which windows have fewer triggers, and how many; None if the start is as good.
 

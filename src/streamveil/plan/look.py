@@ -52,7 +52,7 @@ def with_look(plan: Plan) -> Plan:
     settled = EXPECTED_ROWS.name in plan.options or plan.periods is not None
     bounded = plan.bounding.max_rows is not None or plan.bounding.quadratic is not None
     public = plan.key_set.public is not None or not plan.keys
-    if settled or (public and bounded) or not can_look(plan):
+    if settled or (public and bounded) or plan.counts_once or not can_look(plan):
         return plan
     return replace(plan, options={**plan.options, LOOK_SHARE.name: DEFAULT_SHARE})
 

@@ -239,6 +239,12 @@ class Plan:
             origin_us=self.period_origin_us, zone=self.zone,
         )  # fmt: skip
 
+    @property
+    def counts_once(self) -> bool:
+        """Whether only a unit's first row in each window can change an answer."""
+        counted = all(agg.function == "count_units" for agg in self.aggregates)
+        return counted and not self.keys and self.window.kind in ("whole", "tumble")
+
     @cached_property
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released.
