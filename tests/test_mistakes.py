@@ -40,6 +40,19 @@ def done(made):
     return made.bound(max_rows=1).release(budget=sv.Budget(**BUDGET))
 
 
+PER_DAY = ", privacy_unit_period = INTERVAL 1 DAY, start = '2026-01-01', end = '2026-01-02'"
+
+
+def own(subquery, unit="u", emit="", more=""):
+    """A count of what a subquery makes of each unit's rows."""
+    return sv.sql(
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6, "
+        f"privacy_unit_column = {unit}, max_rows_contributed = 1{more}) COUNT(*) AS n "
+        f"FROM (SELECT {subquery}) {emit}",
+        {"t": stream},
+    )
+
+
 def unbounded(measure):
     """A query of which nobody chooses the bounds of values."""
     made = stream.protect("u").agg(x=measure).bound(max_rows=1)
@@ -252,6 +265,41 @@ MISTAKES = [
     ("horizon must be", lambda: sv.counters.choose(horizon=1.5, budget=sv.Budget(**BUDGET))),
     ("needs 'budget'", lambda: sv.counters.choose(horizon=10)),
     ("budget must be a Budget", lambda: sv.counters.choose(horizon=10, budget=1)),
+    ("PARTITION BY without", lambda: own("*, RANK() OVER (ORDER BY ms) AS k FROM t")),
+    ("GROUP BY without", lambda: own("url, MIN(ts) AS first FROM t GROUP BY url")),
+    ("DISTINCT without", lambda: own("DISTINCT url FROM t")),
+    ("made of several rows", lambda: own("ANY_VALUE(u) AS u, url FROM t GROUP BY url")),
+    ("nor in a total", lambda: own("u, ms FROM t GROUP BY u")),
+    (
+        "has a frame",
+        lambda: own("*, SUM(ms) OVER (PARTITION BY u ORDER BY ts ROWS 3 PRECEDING) AS s FROM t"),
+    ),
+    ("running totals are", lambda: own("*, MAX(ms) OVER (PARTITION BY u ORDER BY ts) AS s FROM t")),
+    (
+        "takes no bounds",
+        lambda: own("u, SUM(ms, contribution_bounds_per_row => (0, 1)) AS s FROM t GROUP BY u"),
+    ),
+    ("no function of a window", lambda: own("*, NTILE(4) OVER (PARTITION BY u) AS s FROM t")),
+    ("SELECT * with GROUP BY", lambda: own("* FROM t GROUP BY u")),
+    (
+        "computed from combined rows",
+        lambda: own("u, MIN(ts) AS first FROM t GROUP BY u", "LOWER(u)"),
+    ),
+    (
+        "here more may come",
+        lambda: own(
+            "u, MIN(ts) AS ts FROM t GROUP BY u", emit="EMIT EVERY 5 ROWS", more=", steps = 3"
+        ),
+    ),
+    (
+        "several periods",
+        lambda: own(
+            "u, MIN(ts) AS ts FROM t GROUP BY u", more=PER_DAY, emit="EMIT EVERY INTERVAL 1 DAY"
+        ),
+    ),
+    ("protect(...) first", lambda: stream.per_unit(first="MIN(ts)")),
+    ("one function each", lambda: stream.protect("u").per_unit(s="SUM(ms) / COUNT(*)")),
+    ("call it twice", lambda: stream.protect("u").per_unit("url", k="RANK() OVER (ORDER BY ts)")),
     ("did you mean 'tumble'", lambda: sv.tumbel("1 day")),
 ]
 

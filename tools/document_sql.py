@@ -30,6 +30,29 @@ GROUP BY country
 `streamveil run query.sql --state visits.veil` prints it. FROM takes the path of a file, a declared
 table, or a name given with `--table name=path`.
 
+## Each person's own rows
+A subquery that groups, or has windows, by the privacy unit combines rows of one person, before
+anything is bounded: first and last events, new and returning, totals of a person's day, sessions.
+```sql
+SELECT WITH DIFFERENTIAL_PRIVACY
+    OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = user_id, max_rows_contributed = 1)
+  visits, COUNT(*) AS people
+FROM (SELECT user_id, COUNT(*) AS visits FROM 'visits.parquet' GROUP BY user_id)
+GROUP BY visits
+```
+Groups: `COUNT`, `COUNT(DISTINCT x)`, `COUNTIF`, `SUM`, `AVG`, `MIN`, `MAX`, `LOGICAL_OR`,
+`LOGICAL_AND`, `ANY_VALUE` (of the first row), HAVING and DISTINCT. Windows
+(`OVER (PARTITION BY user_id ...)`, also in QUALIFY): the same, and `ROW_NUMBER`, `RANK`,
+`DENSE_RANK`, `LAG`, `LEAD`, `FIRST_VALUE`, and `COUNT` and `SUM` of integers up to a row
+(`ORDER BY`). Subqueries may be nested, and be the table of `TUMBLE`, whose time is then their own
+(the month of somebody's first visit). In Python
+`.protect("user_id").per_unit(visits="COUNT(*)")`, `.per_unit(k="ROW_NUMBER() OVER (ORDER BY ts)")`.
+
+All rows of the source are held in memory, so it must end: a one-shot query, or a replay by time.
+On live data, where a row to come would change what was released, `max_rows_contributed = 1` counts
+everybody's first row alone (new people), and `COUNT(DISTINCT user_id)` in windows those who came.
+What would let rows of two people meet is refused. Proof: `streamveil.plan.own_rows`.
+
 ## A continual query
 ```sql
 CREATE STREAM clicks WITH (source = 'files', path = 'clicks/*.parquet', event_time = 'ts');

@@ -49,7 +49,7 @@ LEAKY = {  # habit -> ways to ask for it in SQL
         sql(f"{COUNT} EMIT EVERY 100 ROWS", CLAUSE + ", steps = 9, rerun_on_growth = 2"),
     ],
     "dedupe": [
-        sql("COUNT(*) AS n FROM (SELECT DISTINCT u, url FROM t)"),
+        sql("COUNT(*) AS n FROM (SELECT DISTINCT url FROM t)"),
         sql("SUM(DISTINCT x) AS n FROM t"),
     ],
     "join": [
@@ -64,7 +64,7 @@ LEAKY = {  # habit -> ways to ask for it in SQL
     ],
     "sample": [sql("COUNT(*) AS n FROM t TABLESAMPLE SYSTEM (10 PERCENT)")],
     "other-rows": [
-        sql("COUNT(*) AS n FROM (SELECT u, COUNT(*) AS c FROM t GROUP BY u)"),
+        sql("COUNT(*) AS n FROM (SELECT url, COUNT(*) AS c FROM t GROUP BY url)"),
         sql("COUNT(*) AS n FROM (SELECT u, COUNT(*) AS c FROM t)"),
         sql("COUNT(*) AS n FROM (SELECT u FROM t QUALIFY ROW_NUMBER() OVER (ORDER BY ts) = 1)"),
     ],

@@ -1,5 +1,7 @@
 """contribution_bounds_per_group: without noise, a one-shot answer equals the two-step SQL."""
 
+from functools import partial
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -174,12 +176,18 @@ def test_a_hash_table_alone_would_not_keep_that_order():
 def test_a_resumed_read_refuses_other_rows():
     table = many(seed=5, rows=300)
     plan = sv.sql(QUERY, {"t": table}).plan
-    first, *rest = CombinedSource(MemorySource(table), plan).read(None, 100)
-    again = list(CombinedSource(MemorySource(table), plan).read(first.position, 37))
+    first, *rest = CombinedSource(MemorySource(table), partial(combine_rows, plan)).read(None, 100)
+    again = list(
+        CombinedSource(MemorySource(table), partial(combine_rows, plan)).read(first.position, 37)
+    )
     assert pa.concat_tables([c.rows for c in again]) == pa.concat_tables([c.rows for c in rest])
     for other in (table.slice(1), pa.concat_tables([table, many(seed=6, rows=1)])):
         with pytest.raises(SourceError, match="no longer the same"):
-            list(CombinedSource(MemorySource(other), plan).read(first.position, 100))
+            list(
+                CombinedSource(MemorySource(other), partial(combine_rows, plan)).read(
+                    first.position, 100
+                )
+            )
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -188,7 +196,9 @@ def test_rows_without_a_finite_number_are_counted_and_set_aside(traced):
                       "x": [1.0, float("nan"), 99.0, float("-inf")]})  # fmt: skip
     plan = sv.sql(QUERY, {"t": table}).plan
     source = MemorySource(table)
-    combined = CombinedSource(rejected_rows.traced(source) if traced else source, plan)
+    combined = CombinedSource(
+        rejected_rows.traced(source) if traced else source, partial(combine_rows, plan)
+    )
     (chunk,) = combined.read(None, 10)
     assert chunk.rows.num_rows == 1
     assert chunk.rejected == {NOT_FINITE: 1}  # of those that pass WHERE

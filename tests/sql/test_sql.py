@@ -145,10 +145,10 @@ SHIFTED = "SELECT user_id, ms, TIMESTAMP_ADD(ts, INTERVAL 1 DAY) AS ts FROM t"
 @pytest.mark.parametrize(
     ("select", "options", "emit", "with_", "message"),
     [
-        ("COUNT(*) AS n FROM (SELECT * EXCEPT (ms) FROM t)", CLAUSE, "", "", "only SELECT * alone"),
+        ("COUNT(*) AS n FROM (SELECT * EXCEPT (ms) FROM t)", CLAUSE, "", "", "name the columns"),
         ("COUNT(*) AS n FROM (SELECT * REPLACE (0 AS ms) FROM t)", CLAUSE, "", "", "name the col"),
         ("COUNT(*) AS n FROM (SELECT t.* FROM t)", CLAUSE, "", "", "'t.*' in a subquery"),
-        ("COUNT(*) AS n FROM (SELECT *, 1 AS one FROM t)", CLAUSE, "", "", "only SELECT * alone"),
+        ("COUNT(*) AS n FROM (SELECT 1 AS one, * FROM t)", CLAUSE, "", "", "comes first"),
         ("COUNT(*) AS n FROM (SELECT user_id, ms, 0 AS MS FROM t)", CLAUSE, "", "",
          "two columns of the subquery are called 'MS'"),
         ("COUNT(*) AS n FROM (SELECT ms FROM t)", CLAUSE, "", "",

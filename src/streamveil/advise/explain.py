@@ -37,7 +37,8 @@ from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
-from streamveil.plan.plan import Clock, Plan, TableSource, Window
+from streamveil.plan.own_rows import OwnRows, OwnStep, OwnWindows
+from streamveil.plan.plan import Clock, Plan, SourceSpec, TableSource, Window
 from streamveil.plan.value_bounds import in_units, is_open, open_values
 from streamveil.sketches.operator import SketchQuery
 
@@ -232,6 +233,7 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         ("job", plan.name),
         ("source", f"{plan.source.name} ({plan.source.kind})"),
         ("privacy unit", plan.unit + period),
+        *own_steps(plan.source),
         ("where", plan.where or "every row"),
         ("groups", f"{keys} ({groups})" if plan.keys else "none: one group"),
         *(("answer", _answer(agg)) for agg in plan.aggregates),
@@ -240,6 +242,24 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         ("sink", "none" if plan.sink is None else f"{plan.sink.name} ({plan.sink.kind})"),
     ]
     return tuple(rows)
+
+
+def own_steps(source: SourceSpec) -> list[tuple[str, str]]:
+    """What is made of each unit's own rows before anything else."""
+    steps = source.steps if isinstance(source, OwnRows) else ()
+    return [("of each unit's rows", words_of(step)) for step in steps]
+
+
+def words_of(step: OwnStep) -> str:
+    """A step in words."""
+    kept = f" where {step.where}" if step.where else ""
+    columns = ", ".join(
+        f"{c.name} = {c.function}({c.expression or ''})" for c in step.columns
+    )  # fmt: skip
+    if isinstance(step, OwnWindows):
+        return f"beside each{kept}: {columns}"
+    keys = ", ".join(key.expression for key in step.keys) or "nothing"
+    return f"one for each {keys}{kept}" + (f": {columns}" if columns else "")
 
 
 def _answer(agg: Any) -> str:

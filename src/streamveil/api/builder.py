@@ -25,8 +25,10 @@ from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.plan import options as options_of
 from streamveil.plan.options import OPTIONS
+from streamveil.plan.own_rows import column_text
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
+from streamveil.sql.own_rows import combine_named
 from streamveil.sql.parts import (
     Duration,
     Instant,
@@ -110,6 +112,21 @@ class Stream:
     def where(self, condition: str) -> Stream:
         """Keeps rows for which a per-row SQL condition holds; several are joined by AND."""
         return replace(self, conditions=(*self.conditions, condition))
+
+    @fitting('per_unit("day", total="SUM(minutes)")')
+    def per_unit(self, *by: str, **named: str) -> Stream:
+        """Rows made of each unit's own: one per unit and `by`, or each with a column more.
+
+        Totals (first="MIN(ts)") and expressions to group by (day="DATE(ts)") give one row for each
+        unit and group; functions of windows (k="ROW_NUMBER() OVER (ORDER BY ts)") stand beside the
+        rows as they are. Groups and windows are of one unit, which need not be said.
+        """
+        if self.unit is None:
+            raise PlanError(
+                "per_unit needs to know who is protected.\n  to fix  protect(...) first"
+            )
+        made = combine_named(self.source, self.unit, self.conditions, by, named)
+        return replace(self, source=made, unit=column_text(made.person), conditions=())
 
     @fitting('window(tumble("1 day"))')
     def window(self, shape: Window) -> Stream:

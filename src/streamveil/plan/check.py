@@ -22,6 +22,7 @@ from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
+from streamveil.plan.own_rows import OwnRows, column_text
 from streamveil.plan.plan import Aggregate, Clock, Plan, Window
 from streamveil.plan.post import RESERVED
 from streamveil.plan.value_bounds import VALUED, is_open
@@ -86,8 +87,8 @@ HABITS: dict[str, Habit] = {
         "removing duplicates before contribution bounding",
         "which of two equal rows stays depends on other people's rows, so one unit could move "
         "another's",
-        "drop DISTINCT: bounding already limits each unit; to count each unit once per group use "
-        "COUNT(DISTINCT unit) or max_rows_per_group = 1",
+        "SELECT DISTINCT the privacy unit too, or drop it: bounding already limits each unit; "
+        "to count each unit once per group use COUNT(DISTINCT unit) or max_rows_per_group = 1",
     ),
     "join": Habit(
         "a join before contribution bounding",
@@ -109,7 +110,8 @@ HABITS: dict[str, Habit] = {
     "other-rows": Habit(
         "a subquery or window function over other rows before bounding",
         "its value for one person's row depends on other people's rows",
-        "write WHERE and computed columns as per-row expressions",
+        "write WHERE and computed columns as per-row expressions, or combine each person's own "
+        "rows in a subquery, by the privacy unit",
     ),
     "budget-refresh": Habit(
         "a budget that refreshes while the same people stay",
@@ -207,6 +209,33 @@ def check_ends(plan: Plan) -> Complaints:
         yield "event_time must be the name of a column, as a text"
     if not (isinstance(plan.name, str) and plan.name):
         yield "the name of a query is a text that is not empty"
+
+
+def check_own_rows(plan: Plan) -> Complaints:
+    """Rows of one person are combined where all are there, and where they are one unit's."""
+    source = plan.source
+    if not isinstance(source, OwnRows):
+        return
+    if plan.unit != column_text(source.person):
+        yield (
+            f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
+            "  to fix  protect the same unit that subqueries group by"
+        )
+    endless = source.options.get("follow", source.kind == "kafka") is True
+    if endless or plan.clock.kind not in ("once", "event"):
+        yield (
+            "a subquery by the privacy unit needs all rows of a person, and here more may come.\n"
+            "  why     everybody's rows would be kept for good, and what was counted would change "
+            "with the next row\n"
+            "  to fix  ask once, or replay files with a start and an end (EMIT EVERY INTERVAL); on "
+            "live data max_rows_contributed = 1 counts each person's first row alone (new people), "
+            "and COUNT(DISTINCT unit) in windows those who came"
+        )
+    if plan.periods is not None:
+        yield (
+            "a subquery by the privacy unit combines rows of several periods, and"
+            " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
+        )
 
 
 def check_delta(plan: Plan) -> Complaints:
@@ -528,6 +557,7 @@ def check_numbers(plan: Plan) -> Complaints:
 
 RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_ends,
+    check_own_rows,
     check_delta,
     check_habits,
     check_names,
@@ -545,6 +575,7 @@ RULES: tuple[Callable[[Plan], Complaints], ...] = (
     check_numbers,
 )
 RULES_OF_SUMS = (
+    check_own_rows,
     check_names,
     _bounds_given,
     _aggregates,

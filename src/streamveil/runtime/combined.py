@@ -1,9 +1,9 @@
-"""A source whose rows are combined per unit and group before anything else sees them."""
+"""A source whose rows are combined per unit before anything else sees them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -11,13 +11,12 @@ from streamveil.connectors.base import Chunk, Source, select
 from streamveil.connectors.checksum import crc32
 from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow.reject_counts import NOT_FINITE, count
-from streamveil.plan.combine import combine_rows, combined_schema
-from streamveil.plan.plan import Plan
+from streamveil.plan.combine import Combined
 from streamveil.runtime.schedule import changed
 
 
 class CombinedSource:
-    """All rows of a bounded source, combined; see `plan.combine`. Held in memory.
+    """All rows of a bounded source, combined (`plan.combine`, `plan.own_rows`). Held in memory.
 
     A resumed read combines again: the same rows in the same order give the same result, and other
     rows are refused, since positions of combined rows would mean others.
@@ -25,27 +24,39 @@ class CombinedSource:
 
     bounded = True
 
-    def __init__(self, inner: Source, plan: Plan) -> None:
-        self.inner, self.plan = inner, plan
+    def __init__(
+        self,
+        inner: Source,
+        combine: Callable[[pa.Table], Combined],
+        wanted: list[str] | None = None,
+    ) -> None:
+        self.inner, self.combine, self.wanted = inner, combine, wanted
+
+    @property
+    def names(self) -> list[str]:
+        """The files that are read, if any are."""
+        return getattr(self.inner, "names", [])
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
-        return combined_schema(self.plan, self.inner.schema())
+        return self.combine(self._read_schema().empty_table()).rows.schema
+
+    def _read_schema(self) -> pa.Schema:
+        schema = self.inner.schema()
+        return schema if self.wanted is None else select(schema, self.wanted, "the source")
 
     def read(
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`. The position is a number of combined rows and a checksum of all."""
-        schema = self.inner.schema()
+        schema = self._read_schema()
         found, rejected, rejected_rows = [], dict[str, int](), list[pa.Table]()
-        for chunk in self.inner.read(None, max_rows):
+        for chunk in self.inner.read(None, max_rows, self.wanted):
             traced = {PLACE} & {*chunk.rows.column_names}
             found.append(chunk.rows.select([*schema.names, *traced]))
             rejected_rows += chunk.rejected_rows
             count(rejected, chunk.rejected)
-        combined, unusable = combine_rows(
-            self.plan, pa.concat_tables(found or [schema.empty_table()])
-        )
+        combined, unusable = self.combine(pa.concat_tables(found or [schema.empty_table()]))
         count(rejected, {NOT_FINITE: unusable.num_rows})
         if PLACE in unusable.column_names:
             rejected_rows.append(

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.compiler.group_by import compile_plan
-from streamveil.connectors import open_source
 from streamveil.connectors.base import micros
 from streamveil.core.noise.keyed import KeyedNoise, Noise
 from streamveil.dataflow.protocol import Operator
@@ -31,6 +30,7 @@ from streamveil.runtime.account import Account
 from streamveil.runtime.columns import needed_columns
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.notes import Content
+from streamveil.runtime.opened import open_rows
 from streamveil.runtime.store import LOOK, epoch_of, require_empty
 from streamveil.runtime.survey import Learned, survey
 from streamveil.sql.schema import check_schema
@@ -125,9 +125,7 @@ def in_words(learned: Learned) -> list[str]:
 
 def rows_of(plan: Plan) -> pa.Table:
     """The columns that a plan reads, of all rows within its schedule."""
-    source = open_source(
-        plan.source.kind, plan.source.options, plan.source.event_time, plan.clock.arrival
-    )
+    source = open_rows(plan.source, plan.clock.arrival)
     schema = source.schema()
     check_schema(plan, schema)
     wanted = needed_columns(plan, schema)

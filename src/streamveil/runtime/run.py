@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,13 +15,13 @@ from streamveil.batch import Batch
 from streamveil.compiler.compile import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.connectors import Source, open_sink, open_source
-from streamveil.connectors.rejected_rows import traced
 from streamveil.connectors.span import nothing_to_read
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded.group_by import within
 from streamveil.errors import PlanError
-from streamveil.plan.combine import combined_plan
+from streamveil.plan.combine import combine_rows, combined_plan
+from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.results.post import require_post
 from streamveil.runtime.calibration import calibration
@@ -30,6 +31,7 @@ from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import keep, looked
+from streamveil.runtime.opened import open_rows
 from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches
@@ -101,7 +103,9 @@ def warn_of_nothing(plan: Plan) -> None:
     A warning and no refusal: whether a job runs must not depend on rows.
     """
     clock = plan.clock
-    if plan.source.kind != "files" or clock.start_us is None or clock.end_us is None:
+    if plan.source.kind != "files" or isinstance(plan.source, OwnRows):
+        return
+    if clock.start_us is None or clock.end_us is None:
         return
     source = open_source(plan.source.kind, plan.source.options)
     nothing = nothing_to_read(
@@ -137,15 +141,11 @@ def work_of(
     """Everything a job does, from its plan. Opens the source but reads no row."""
     inner = combined_plan(plan)
     operator: Operator = (engine or operator_of)(inner)
-    source = opened = open_source(
-        plan.source.kind, plan.source.options, plan.source.event_time, plan.clock.arrival
-    )
-    if rejects is not None:
-        source = opened = traced(source)
+    source = opened = open_rows(plan.source, plan.clock.arrival, trace=rejects is not None)
     check_schema(plan, source.schema())
     require_post(plan, source.schema())
     if inner is not plan:
-        source = CombinedSource(source, plan)
+        source = CombinedSource(source, partial(combine_rows, plan))
     feed = feed_of(inner, source, pace or Pace())
     columns = needed_schema(inner, source.schema())
     check_public(operator, columns)

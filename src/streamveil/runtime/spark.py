@@ -40,6 +40,7 @@ from streamveil.engines.spark.stage_plan import spread_of
 from streamveil.errors import PlanError, SourceError, StoreError, StreamveilError
 from streamveil.plan.combine import combined_plan, combined_schema
 from streamveil.plan.options import ASK_SHARE, CUT_SHARE, INTERVALS, LOOK_SHARE
+from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import PLACES, Plan, TableSource
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account
@@ -343,6 +344,11 @@ def operator_of(plan: Plan) -> Operator:
             "questions to a table are answered by the embedded engine, from its own state; on Spark"
             " their share of the budget would be lost.\n"
             "  to fix  leave ask_share out, or use --engine embedded"
+        )
+    if isinstance(plan.source, OwnRows):
+        raise PlanError(
+            "a subquery by the privacy unit is not there on Spark.\n"
+            "  to fix  run on the embedded engine, or let Spark store the subquery's rows first"
         )
     if kind not in ("files", "kafka", "rate"):
         raise PlanError(

@@ -15,7 +15,7 @@ from streamveil.expressions.expr import (
     compile_unit,
     compile_value,
 )
-from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan.plan import Plan, SourceSpec, TableSource
 
 ADDS = ("sum", "avg", "variance", "stddev", "quantile")
 COUNTED = {  # kinds of values that sketches take
@@ -82,7 +82,7 @@ def check_searched(plan: Plan, schema: pa.Schema) -> None:
 def _check_names(plan: Plan, schema: pa.Schema) -> None:
     read = compile_expression if isinstance(plan.source, TableSource) else compile_unit
     unit = [read(plan.unit, schema)] if plan.unit else []
-    _check_declared(plan, schema, {name for part in unit for name in part.columns})
+    check_declared(plan.source, schema, {name for part in unit for name in part.columns})
     for found in (*unit, *(compile_key(key.expression, schema) for key in plan.keys)):
         if found.kind == "null":
             raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
@@ -108,9 +108,9 @@ def _check_public(plan: Plan, schema: pa.Schema) -> None:
             )
 
 
-def _check_declared(plan: Plan, schema: pa.Schema, names: set[str]) -> None:
+def check_declared(source: SourceSpec, schema: pa.Schema, names: set[str]) -> None:
     """Refuses a unit that is read from text as a floating-point number, which rounds it."""
-    declared = plan.source.options.get("columns") or {}
+    declared = source.options.get("columns") or {}
     for name in sorted(names & {*declared}):
         if pa.types.is_floating(schema.field(name).type):
             raise PlanError(

@@ -17,9 +17,10 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan.check import HABITS
+from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import SourceSpec, Window
-from streamveil.sql.aggregates import is_aggregate
-from streamveil.sql.options import instant, interval, length, word
+from streamveil.sql import own_rows
+from streamveil.sql.options import instant, interval, length, whole, word
 from streamveil.sql.parts import window_of
 
 FILES = (".parquet", ".csv", ".json", ".jsonl", ".ndjson")
@@ -46,6 +47,7 @@ class From:
     where: list[str] = field(default_factory=list)
     columns: dict[str, exp.Expr] | None = None  # of a row-wise subquery; None: the table's own
     names: set[str] = field(default_factory=set)  # qualifiers that mean this table
+    rest: bool = False  # whether all columns of the table are there besides `columns`
 
     def expression(self, text: str, what: str) -> str:
         """An expression of the clause, over columns of the source."""
@@ -63,7 +65,7 @@ class From:
         """
         if self.columns is None:
             return name
-        value = _named(self.columns, name, what)
+        value = _named(self, name, what)
         if not isinstance(value, exp.Column):
             raise PlanError(
                 f"{what}: the subquery computes '{shown(name)}', and rows are read by the times "
@@ -78,9 +80,6 @@ INNER = {
     "order": HABITS["row-order"],
     "limit": HABITS["row-order"],
     "offset": HABITS["row-order"],
-    "group": HABITS["other-rows"],
-    "having": HABITS["other-rows"],
-    "qualify": HABITS["other-rows"],
     "windows": HABITS["other-rows"],
     "joins": HABITS["join"],
     "laterals": HABITS["join"],
@@ -99,7 +98,16 @@ def only(tree: exp.Expr, allowed: set[str], reasons: Mapping[str, Any]) -> None:
         raise reason.error() if hasattr(reason, "error") else PlanError(f"not available: {reason}")
 
 
-def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec]) -> From:
+@dataclass(frozen=True)
+class InReach:
+    """What a relation may name, and who is protected."""
+
+    sources: Mapping[str, SourceSpec]
+    named: Mapping[str, exp.Expr]  # by WITH
+    unit: exp.Expr | None  # over the columns of the relation
+
+
+def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | None = None) -> From:
     """What the FROM of a query, with its WITH, brings into scope."""
     clause = tree.args.get("from_")
     if clause is None:
@@ -110,25 +118,25 @@ def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec]) -> From:
         if cte.alias.lower() in named:
             raise PlanError(f"WITH declares '{shown(cte.alias)}' twice")
         named[cte.alias.lower()] = cte.this
-    return _relation(clause.this, sources, named)
+    protected = None if unit is None else parse_text(unit, "privacy_unit_column")
+    return _relation(clause.this, InReach(sources, named, protected))
 
 
-def _relation(
-    node: exp.Expr, sources: Mapping[str, SourceSpec], named: Mapping[str, exp.Expr]
-) -> From:
+def _relation(node: exp.Expr, known: InReach) -> From:
     if isinstance(node, exp.Subquery):
         only(node, {"this", "alias"}, INNER)
-        return _subquery(node.this, node.alias, sources, named)
+        return _subquery(node.this, node.alias, known)
     if not isinstance(node, exp.Table):
         raise PlanError(f"FROM '{shown(canonical(node))}' is not a table")
     only(node, {"this", "db", "catalog", "alias"}, INNER)
     if isinstance(node.this, exp.Anonymous):
-        return _windowed(node, sources, named)
+        return _windowed(node, known)
     name = ".".join(part.name for part in node.parts)
-    if name.lower() in named:
-        rest = {key: value for key, value in named.items() if key != name.lower()}
-        return _subquery(named[name.lower()], node.alias or name, sources, rest)
-    return From(_source(name, sources), names={node.alias or name, PurePath(name).stem})
+    if name.lower() in known.named:
+        rest = {key: value for key, value in known.named.items() if key != name.lower()}
+        inner = known.named[name.lower()]
+        return _subquery(inner, node.alias or name, replace(known, named=rest))
+    return From(_source(name, known.sources), names={node.alias or name, PurePath(name).stem})
 
 
 def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
@@ -146,37 +154,128 @@ def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
     )
 
 
-def _subquery(
-    tree: exp.Expr, alias: str, sources: Mapping[str, SourceSpec], named: Mapping[str, exp.Expr]
-) -> From:
-    """A row-wise subquery (columns and WHERE) is the same as computing them here."""
+def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
+    """A subquery of columns and WHERE is the same as computing them here; more is `own_rows`."""
     if not isinstance(tree, exp.Select):
         raise HABITS["other-rows"].error()
-    only(tree, {"expressions", "from_", "where"}, INNER)
+    only(tree, {"expressions", "from_", "where", *own_rows.COMBINING}, INNER)
     clause = tree.args.get("from_")
     if clause is None:
         raise PlanError("FROM is missing in the subquery")
-    inner = _relation(clause.this, sources, named)
+    unit = None if known.unit is None else _unit_within(known.unit, tree.expressions, alias)
+    inner = _relation(clause.this, replace(known, unit=unit))
     where = list(inner.where)
     if tree.args.get("where"):
         where.append(row_text(tree.args["where"].this, inner))
-    columns = _columns(tree.expressions, inner)
-    return From(inner.source, inner.window, where, columns, {alias} if alias else set())
+    columns, rest = _columns(tree.expressions, inner)
+    made = From(inner.source, inner.window, where, columns, {alias} if alias else set(), rest)
+    return _combined(tree, inner, made, unit) if own_rows.combines(tree) else made
 
 
-def _columns(items: list[exp.Expr], inner: From) -> dict[str, exp.Expr] | None:
-    """The columns of a subquery by name; None: all those of the table itself."""
-    if len(items) == 1 and isinstance(items[0], exp.Star) and not any(items[0].args.values()):
-        return inner.columns
-    columns: dict[str, exp.Expr] = {}
+def _unit_within(unit: exp.Expr, items: list[exp.Expr], alias: str) -> exp.Expr:
+    """The privacy unit over what a subquery selects from, from that over what it selects."""
+    selected = {item.alias_or_name.lower(): item.unalias() for item in items if not item.is_star}
+
+    def change(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Column) or node.name.lower() not in selected:
+            return node
+        value = selected[node.name.lower()].copy()
+        return value if isinstance(value, exp.Column | exp.Literal) else exp.Paren(this=value)
+
+    inside = unit.copy().transform(change)
+    if any(isinstance(node, exp.Window) or own_rows.is_total(node) for node in inside.walk()):
+        raise PlanError(
+            f"the privacy unit '{shown(canonical(unit))}' is made of several rows in the subquery: "
+            "it would be no one person.\n  to fix  select the column that names a person as it is"
+        )
+    return inside
+
+
+def _combined(tree: exp.Expr, inner: From, made: From, unit: exp.Expr | None) -> From:
+    """A subquery in which rows of one person meet."""
+    if unit is None:
+        raise PlanError(
+            "a subquery that groups needs to know who is protected.\n"
+            "  to fix  privacy_unit_column = user_id in the OPTIONS around it"
+        )
+    if inner.window.kind != "whole":
+        raise PlanError(
+            "TUMBLE, HOP and CUMULATE go around a subquery that groups, not inside.\n  to fix  "
+            "WITH s AS (SELECT ...) SELECT ... FROM TUMBLE(TABLE s, DESCRIPTOR(time_column), ...)"
+        )
+    items, rest = made.columns or {}, made.columns is None or made.rest
+    if rest and (tree.args.get("group") or tree.args.get("distinct")):
+        raise PlanError("SELECT * with GROUP BY or DISTINCT.\n  to fix  name the columns")
+
+    def own(clause: str) -> exp.Expr | None:
+        """HAVING and QUALIFY, which may name what is selected."""
+        given = tree.args.get(clause)
+        if not given:
+            return None
+        tied = given.this.copy().transform(
+            lambda node: _aliased(node, tree.expressions), copy=False
+        )
+        return resolved(tied, inner)
+
+    scope = own_rows.combined(
+        own_rows.OwnScope(
+            source=inner.source, where=made.where, unit=resolved(unit, inner), items=items,
+            group=[resolved(item, inner) for item in _grouped(tree)],
+            having=own("having"), qualify=own("qualify"), distinct=bool(tree.args.get("distinct")),
+        )
+    )  # fmt: skip
+    return replace(made, source=scope.source, where=scope.where, columns=scope.items, rest=rest)
+
+
+def _aliased(node: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
+    """A name of the SELECT list as what it stands for."""
+    if not isinstance(node, exp.Column) or node.args.get("table"):
+        return node
     for item in items:
+        if isinstance(item, exp.Alias) and item.alias.lower() == node.name.lower():
+            return exp.Paren(this=item.this.copy())
+    return node
+
+
+def _grouped(tree: exp.Expr) -> list[exp.Expr]:
+    """What GROUP BY of a subquery names, as expressions."""
+    group = tree.args.get("group")
+    if not group:
+        return []
+    only(group, {"expressions", "all"}, {})
+    plain = [item.unalias() for item in tree.expressions]
+    if group.args.get("all"):
+        return [item for item in plain if not any(map(own_rows.is_total, item.walk()))]
+    found = []
+    for item in group.expressions:
+        if isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets):
+            raise PlanError("ROLLUP, CUBE and GROUPING SETS go into the private SELECT")
+        if isinstance(item, exp.Literal):
+            place = whole(item, "a position in GROUP BY")
+            if not 1 <= place <= len(plain):
+                raise PlanError(f"GROUP BY position must be between 1 and {len(plain)}")
+            found.append(plain[place - 1])
+        else:
+            found.append(_aliased(item, tree.expressions).unnest())
+    return found
+
+
+def _columns(items: list[exp.Expr], inner: From) -> tuple[dict[str, exp.Expr] | None, bool]:
+    """The columns of a subquery by name, None for those of the table; and whether those go on."""
+    if len(items) == 1 and isinstance(items[0], exp.Star) and not any(items[0].args.values()):
+        return inner.columns, inner.rest
+    columns: dict[str, exp.Expr] = {}
+    rest = False
+    for item in items:
+        if isinstance(item, exp.Star) and item is items[0] and not any(item.args.values()):
+            columns |= inner.columns or {}
+            rest = inner.columns is None or inner.rest
+            continue
         if item.is_star:
             raise PlanError(
-                f"'{shown(canonical(item))}' in a subquery: only SELECT * alone stands for all "
-                "columns.\n  to fix  name the columns"
+                f"'{shown(canonical(item))}' in a subquery: SELECT * stands for all columns, and "
+                "comes first.\n  to fix  SELECT *, x AS y, or name the columns"
             )
-        if is_aggregate(item.unalias()):
-            raise HABITS["other-rows"].error()
         name = item.alias_or_name
         if name.lower() in {known.lower() for known in columns if known}:
             raise PlanError(
@@ -184,12 +283,10 @@ def _columns(items: list[exp.Expr], inner: From) -> dict[str, exp.Expr] | None:
                 "  to fix  give one another name with AS"
             )
         columns[name] = resolved(item.unalias(), inner)
-    return columns
+    return columns, rest
 
 
-def _windowed(
-    node: exp.Expr, sources: Mapping[str, SourceSpec], named: Mapping[str, exp.Expr]
-) -> From:
+def _windowed(node: exp.Expr, scope: InReach) -> From:
     """TUMBLE, HOP or CUMULATE over a table, with named lengths."""
     call = node.this
     name = str(call.this).upper()
@@ -218,10 +315,10 @@ def _windowed(
         raise PlanError(f"the first argument of {name} is TABLE name")
     parts = [table.args.get("catalog"), table.args.get("db"), table.args.get("table"), table.this]
     inner = _relation(
-        exp.Table(this=exp.to_identifier(".".join(p.name for p in parts if p))), sources, named
+        exp.Table(this=exp.to_identifier(".".join(p.name for p in parts if p))), scope
     )
     time = inner.own_column(_descriptor(plain[1], name), f"DESCRIPTOR of {name}")
-    known = inner.source.event_time or time
+    known = time if isinstance(inner.source, OwnRows) else inner.source.event_time or time
     if known.lower() != time.lower():
         raise PlanError(
             f"DESCRIPTOR({shown(time)}) is not the event_time of '{inner.source.name}'; windows "
@@ -259,7 +356,7 @@ def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
             column.set("table", None)
         if scope.columns is None:
             continue
-        value = _named(scope.columns, column.name).copy()
+        value = _named(scope, column.name).copy()
         new = value if isinstance(value, exp.Column | exp.Literal) else exp.Paren(this=value)
         if column is copy:
             copy = new
@@ -268,13 +365,16 @@ def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
     return copy
 
 
-def _named(columns: Mapping[str, exp.Expr], name: str, what: str = "") -> exp.Expr:
+def _named(scope: From, name: str, what: str = "") -> exp.Expr:
     """A column of a subquery, by its name in any case."""
+    columns = scope.columns or {}
     known = {one.lower(): value for one, value in columns.items()}
-    if name.lower() not in known:
-        where = f"{what}: " if what else ""
-        raise PlanError(f"{where}unknown column '{shown(name)}'{nearest(name, columns)}")
-    return known[name.lower()]
+    if name.lower() in known:
+        return known[name.lower()]
+    if scope.rest:
+        return exp.column(name, quoted=True)
+    where = f"{what}: " if what else ""
+    raise PlanError(f"{where}unknown column '{shown(name)}'{nearest(name, columns)}")
 
 
 def row_text(tree: exp.Expr, scope: From) -> str:

@@ -16,6 +16,7 @@ from streamveil.expressions.expr import normalize_expression
 from streamveil.expressions.functions import FUNCTIONS
 from streamveil.plan import options
 from streamveil.plan.check import HABITS
+from streamveil.plan.own_rows import OwnRows, with_person
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.post import RESERVED, Post, PostColumn
 from streamveil.release_metadata import SUFFIXES
@@ -43,11 +44,13 @@ def read_select(
         )
     allowed = {"expressions", "from_", "where", "group", "with_", "having", "order", "limit"}
     only(tree, allowed | {"offset"}, _OUTER)
-    scope = read_from(tree, sources)
+    scope = read_from(tree, sources, options.PRIVACY_UNIT.of(values))
     where = scope.where + (
         [row_text(tree.args["where"].this, scope)] if tree.args.get("where") else []
     )
     named = _named_columns(values, scope)
+    if isinstance(scope.source, OwnRows):
+        scope.source = with_person(scope.source, named[options.PRIVACY_UNIT.name])
     chosen = _select_list(tree, scope, named.get(options.PRIVACY_UNIT.name))
     is_table = isinstance(scope.source, TableSource)
     sets = _table_sets(tree, scope) if is_table else ()

@@ -1,0 +1,349 @@
+"""A person's own rows, combined before anything is bounded: subqueries by the privacy unit.
+
+First and last events, new and returning, sums of a person's day, sessions: what such a row says is
+a function of one unit's rows. A step says what is done with the rows of one unit and never names
+the unit: every group and every partition is of one unit by construction, so that no step can be
+written down that mixes two. All rows must be there: the input ends, and is held in memory.
+
+Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
+    in the order of the rows they begin with (`OwnGroup`) or come from (`OwnWindows`). Without one
+    unit all other rows come out as they were, in the same order: neighbours stay neighbours at any
+    number of steps, and what follows bounds and charges them as rows of any source. That holds to
+    the last bit: totals are added up in the order of the unit's rows alone, running sums are of
+    integers, and ranks compare rows of one unit. A row without a unit stays without one and is left
+    out, as any such row; a unit's period is no unit (rows of two periods would meet), so that
+    protecting periods is refused (`plan.check`), as are inputs that do not end.
+Memory: the rows of the source, in the columns that the query reads, once more for each step.
+
+>>> rows = pa.table({"user": [1, 2, 1], "day": [5, 5, 6]})
+>>> first = OwnGroup(columns=(OwnColumn(name="first", function="MIN", expression="day"),))
+>>> source = OwnRows(name="t", kind="memory", unit="user", person="user", steps=(first,))
+>>> own_rows(source, rows).to_pylist()
+[{'first': 5, 'user': 1}, {'first': 5, 'user': 2}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from streamveil.batch import whole
+from streamveil.errors import PlanError
+from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.expressions.expr import (
+    columns_of,
+    compile_key,
+    compile_predicate,
+    compile_unit,
+    compile_value,
+    normalize_expression,
+)
+from streamveil.expressions.kernels import NO
+from streamveil.plan.combine import one_zero
+from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.types import Array, Bool, Int64
+
+TOTALS = {  # of the rows of a unit, or of a group or partition of them
+    "COUNT": "count",
+    "COUNT DISTINCT": "count_distinct",
+    "SUM": "sum",
+    "AVG": "mean",
+    "MIN": "min",
+    "MAX": "max",
+    "LOGICAL_OR": "any",
+    "LOGICAL_AND": "all",
+    "ANY_VALUE": "first",
+}
+NUMBERS, CONDITIONS = ("SUM", "AVG"), ("LOGICAL_OR", "LOGICAL_AND")
+PLACES = ("ROW_NUMBER", "RANK", "DENSE_RANK")
+MOVED = ("LAG", "LEAD", "FIRST_VALUE")
+RUNNING = ("COUNT", "SUM")  # totals up to a row, where an order is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOrder:
+    """One expression by which rows of a unit are put in order."""
+
+    expression: str
+    descending: bool = False
+    nulls_first: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnColumn:
+    """One value made of several rows of a unit: a total, or a function over a window of them."""
+
+    name: str
+    function: str
+    expression: str | None = None  # None: COUNT(*), ROW_NUMBER()
+    by: tuple[str, ...] = ()  # partitioned by the unit and these; of a window function
+    order: tuple[OwnOrder, ...] = ()
+    distance: int = 1  # of LAG and LEAD
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnGroup:
+    """One row per unit and keys, in the order of their first rows."""
+
+    where: str | None = None
+    keys: tuple[KeyColumn, ...] = ()
+    columns: tuple[OwnColumn, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWindows:
+    """The rows as they are, with a column for each window function."""
+
+    columns: tuple[OwnColumn, ...]
+    where: str | None = None
+
+
+OwnStep = OwnGroup | OwnWindows
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRows(SourceSpec):
+    """Rows of a source, combined per unit: what a plan sees are the rows after the last step."""
+
+    unit: str  # per-row expression of the privacy unit, over columns of the source
+    person: str = ""  # the column that the unit is in the combined rows; the unit of the plan
+    steps: tuple[OwnStep, ...]
+
+    def reads(self, schema: pa.Schema) -> list[str]:
+        """The columns of the source that are needed: all those that steps do not throw away."""
+        if not any(isinstance(step, OwnGroup) for step in self.steps):
+            return list(schema.names)
+        texts = [self.unit]
+        for step in self.steps:
+            texts += [step.where or "TRUE", *(key.expression for key in keys_of(step))]
+            for column in step.columns:
+                texts += [column.expression or "TRUE", *column.by]
+                texts += [order.expression for order in column.order]
+        mentioned = {name.lower() for text in texts for name in columns_of(text)}
+        return [name for name in schema.names if name.lower() in mentioned]
+
+
+def keys_of(step: OwnStep) -> tuple[KeyColumn, ...]:
+    """The keys of a step that groups."""
+    return step.keys if isinstance(step, OwnGroup) else ()
+
+
+def own_rows(source: OwnRows, table: pa.Table) -> pa.Table:
+    """All rows of a source, combined; the unit among them is that of the rows they are made of."""
+    units = plain(compile_unit(source.unit, table.schema)(table))
+    for step in source.steps:
+        if step.where is not None:
+            passes = pc.fill_null(compile_predicate(step.where, table.schema)(table), NO)
+            table, units = table.filter(passes), units.filter(passes)
+        table, units = (grouped if isinstance(step, OwnGroup) else windowed)(step, table, units)
+    made = dict(zip(table.column_names, table.columns, strict=True))
+    return pa.table({**made, source.person: units})
+
+
+def combined_schema(source: OwnRows, schema: pa.Schema) -> pa.Schema:
+    """The columns of combined rows."""
+    return own_rows(source, schema.empty_table()).schema
+
+
+def grouped(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """One row per unit and keys."""
+    keys = [plain(compile_key(key.expression, table.schema)(table)) for key in step.keys]
+    group = numbered([units, *keys])
+    _, first = np.unique(group, return_index=True)
+    order = np.argsort(first)  # groups, as they began
+    rows = pa.array(first[order])
+    columns = {key.name: held.take(rows) for key, held in zip(step.keys, keys, strict=True)}
+    for column in step.columns:
+        columns[column.name] = total(column, table, group).take(pa.array(order))
+    made = pa.table(columns) if columns else pa.table({"": rows}).select([])
+    return made, units.take(rows)
+
+
+def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """A column more for each window function."""
+    made = dict(zip(table.column_names, table.columns, strict=True))
+    for column in step.columns:
+        by = [plain(compile_key(text, table.schema)(table)) for text in column.by]
+        group = numbered([units, *by])
+        if column.order or column.function not in TOTALS:
+            made[column.name] = Ordered.of(column, table, group).values(column, table)
+        else:
+            made[column.name] = total(column, table, group).take(pa.array(group))
+    return pa.table(made), units
+
+
+def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
+    """Numbers from 0 that tell rows apart as these columns do; nulls are a value.
+
+    >>> numbered([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
+    [0, 2, 1]
+    """
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        coded = column.dictionary_encode(null_encoding="encode").indices
+        own = np.asarray(coded).astype(np.int64)
+        code = np.unique(code * (own.max(initial=0) + 1) + own, return_inverse=True)[1]
+    return code
+
+
+def total(column: OwnColumn, table: pa.Table, group: Int64[Array, " rows"]) -> Any:
+    """A total of every group, by its number; rows are added up in their order."""
+    values = values_of(column, table)
+    how: Any = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+    if column.function.startswith("COUNT"):
+        how = pc.CountOptions(mode="only_valid")
+    by_group = pa.table({"group": group, "value": values}).group_by("group", use_threads=False)
+    found = by_group.aggregate([("value", TOTALS[column.function], how)]).sort_by("group")
+    return whole(found.column(found.column_names.index("group") ^ 1))
+
+
+def values_of(column: OwnColumn, table: pa.Table) -> Any:
+    """What a column adds up or picks, by row."""
+    if column.expression is None:
+        return pa.repeat(1, table.num_rows)
+    compiled = (compile_key if column.function == "COUNT DISTINCT" else compile_value)(
+        column.expression, table.schema
+    )
+    wanted = (
+        ("int", "uint", "float") if column.function in NUMBERS
+        else ("bool",) if column.function in CONDITIONS else (compiled.kind,)
+    )  # fmt: skip
+    if compiled.kind not in wanted:
+        raise PlanError(
+            f"{column.function} '{column.name}' takes "
+            f"{'conditions' if 'bool' in wanted else 'numbers'}, not {compiled.kind}.\n"
+            "  to fix  CAST the column, or write a condition"
+        )
+    return plain(compiled(table))
+
+
+def plain(column: Any) -> Any:
+    """One array, with one zero and one NaN."""
+    return one_zero(whole(column) if isinstance(column, pa.ChunkedArray) else column)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Rows sorted by group and order, where ties keep the order of the source."""
+
+    rows: Int64[Array, " rows"]  # which row is where
+    start: Int64[Array, " rows"]  # where the group of each begins
+    peers: Bool[Array, " rows"]  # whether it differs from the one before, in group or order
+
+    @classmethod
+    def of(cls, column: OwnColumn, table: pa.Table, group: Int64[Array, " rows"]) -> Ordered:
+        """The order of a column's window."""
+        keys = [ranked(order, table) for order in column.order]
+        rows = np.lexsort([*reversed(keys), group])
+        begins = new(group[rows])
+        peers = np.logical_or.reduce([begins, *(new(key[rows]) for key in keys)])
+        return cls(rows, last(begins), peers)
+
+    def values(self, column: OwnColumn, table: pa.Table) -> Any:
+        """A window function, by row of the table."""
+        place = np.arange(len(self.rows))
+        if column.function in PLACES:
+            seen = np.cumsum(self.peers)
+            first, own = {
+                "ROW_NUMBER": (self.start, place),
+                "RANK": (self.start, last(self.peers)),
+                "DENSE_RANK": (seen[self.start], seen),
+            }[column.function]
+            return pa.array(self.back(own - first + 1))
+        values = values_of(column, table)
+        if column.function in MOVED:
+            return values.take(pa.array(*self.moved(column, place)))
+        return self.running(column, values)
+
+    def moved(
+        self, column: OwnColumn, place: Int64[Array, " rows"]
+    ) -> tuple[Int64[Array, " rows"], None, Bool[Array, " rows"]]:
+        """From which row each takes its value (its type, and whether there is none)."""
+        away = {"LAG": -column.distance, "LEAD": column.distance}.get(column.function)
+        to = self.start if away is None else place + away
+        inside = (to >= 0) & (to < len(place))
+        to = np.where(inside, to, 0)
+        inside &= self.start[to] == self.start if len(place) else inside
+        return self.back(self.rows[to] if len(place) else to), None, self.back(~inside)
+
+    def running(self, column: OwnColumn, values: Any) -> Any:
+        """A count or a sum of integers from the first row of a group to the last peer of each."""
+        valid = np.asarray(pc.is_valid(values))
+        if column.function == "SUM" and not pa.types.is_integer(values.type):
+            raise PlanError(
+                f"a running SUM '{column.name}' is of integers: floats are rounded by what was "
+                "added before.\n  to fix  CAST(ROUND(x) AS INT64), or in smaller units"
+            )
+        added = np.asarray(pc.fill_null(values, 0)) if column.function == "SUM" else valid
+        counts = self.up_to_peers(valid)
+        sums = counts if column.function == "COUNT" else self.up_to_peers(added)
+        empty = (counts == 0) & (column.function == "SUM")
+        return pa.array(self.back(sums), mask=self.back(empty))
+
+    def up_to_peers(self, values: Array) -> Int64[Array, " rows"]:
+        """Sums within groups, exact modulo 2^64."""
+        sums = np.concatenate([[0], np.cumsum(values[self.rows].astype(np.int64))])
+        ends = np.flatnonzero(np.append(self.peers[1:], True)[: len(self.rows)]) + 1
+        peer = np.cumsum(self.peers) - 1
+        return sums[ends[peer]] - sums[self.start]  # type: ignore[no-any-return]  # numpy's
+
+    def back(self, found: Array) -> Array:
+        """Values of sorted rows, by row of the table."""
+        made = np.empty_like(found)
+        made[self.rows] = found
+        return made
+
+
+def ranked(order: OwnOrder, table: pa.Table) -> Int64[Array, " rows"]:
+    """Integers in the order of an expression's values."""
+    values = plain(compile_key(order.expression, table.schema)(table))
+    ranks = np.asarray(pc.rank(values, "ascending", tiebreaker="dense"))
+    found = ranks.astype(np.int64) * (-1 if order.descending else 1)
+    beyond = (-1 if order.nulls_first else 1) * (len(found) + 1)
+    return np.where(np.asarray(values.is_null()), beyond, found)
+
+
+def new(values: Array) -> Bool[Array, " rows"]:
+    """Whether each value differs from the one before."""
+    return np.concatenate([np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]])
+
+
+def last(marked: Bool[Array, " rows"]) -> Int64[Array, " rows"]:
+    """The place of the last mark at or before each place."""
+    return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), 0))
+
+
+def with_step(source: SourceSpec, unit: str, *steps: OwnStep) -> OwnRows:
+    """A source with more steps after those it has."""
+    if isinstance(source, OwnRows):
+        return replace(source, steps=(*source.steps, *steps))
+    if type(source) is not SourceSpec:
+        raise PlanError(
+            "rows of a changing table come and go: they are counted, and not combined per person.\n"
+            "  to fix  read its changes as a stream, without changelog"
+        )
+    said = {name: getattr(source, name) for name in ("name", "kind", "options", "event_time")}
+    return OwnRows(**said, unit=unit, steps=steps)
+
+
+def column_text(name: str) -> str:
+    """A column as plans write it."""
+    return normalize_expression(canonical(exp.column(name, quoted=True)))
+
+
+def with_person(source: OwnRows, unit: str) -> OwnRows:
+    """The source whose rows hold their unit in the column that a query says is protected."""
+    tree = parse_text(unit, "the privacy unit").unnest()
+    if not isinstance(tree, exp.Column):
+        raise PlanError(
+            f"the privacy unit {shown(unit)} is computed from combined rows.\n"
+            "  to fix  compute it in the subquery under a name (LOWER(user) AS person), group by "
+            "it, and protect that name"
+        )
+    return replace(source, person=tree.name)

@@ -1,0 +1,36 @@
+"""The source of a plan, opened: rows as they come, or combined from each unit's own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+
+from streamveil.connectors import Source, open_source
+from streamveil.connectors.rejected_rows import traced
+from streamveil.expressions.expr import compile_unit
+from streamveil.plan.combine import Combined
+from streamveil.plan.own_rows import OwnRows, own_rows
+from streamveil.plan.plan import SourceSpec
+from streamveil.runtime.combined import CombinedSource
+from streamveil.sql.schema import check_declared
+
+
+def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
+    """The source of a plan; `trace`: for rows that cannot be used to be set aside as they came."""
+    source = open_source(spec.kind, spec.options, spec.event_time, arrival)
+    return per_unit(spec, traced(source) if trace else source)
+
+
+def per_unit(spec: SourceSpec, source: Source) -> Source:
+    """A source with the steps over each unit's own rows, if there are any."""
+    if not isinstance(spec, OwnRows):
+        return source
+    schema = source.schema()
+    check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
+    return CombinedSource(source, partial(combined, spec), spec.reads(schema))
+
+
+def combined(spec: OwnRows, table: pa.Table) -> Combined:
+    """Rows after all steps; none is unusable as it comes: what is missing is null."""
+    return Combined(own_rows(spec, table), table.slice(0, 0))

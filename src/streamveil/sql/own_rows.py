@@ -1,0 +1,332 @@
+"""Subqueries that combine one person's own rows: GROUP BY, DISTINCT and OVER by the privacy unit.
+
+What would let rows of two people meet is refused here by its reason; what is read becomes steps
+(`plan.own_rows`), which cannot name the unit and so cannot leave it out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlglot import exp
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.expressions.expr import conjunction, normalize_expression
+from streamveil.plan.check import HABITS
+from streamveil.plan.own_rows import (
+    MOVED,
+    PLACES,
+    RUNNING,
+    TOTALS,
+    OwnColumn,
+    OwnGroup,
+    OwnOrder,
+    OwnRows,
+    OwnStep,
+    OwnWindows,
+    with_person,
+    with_step,
+)
+from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.sql.aggregates import function_name
+from streamveil.sql.options import whole
+
+CALLS = frozenset({*TOTALS, "COUNTIF"} - {"COUNT DISTINCT"})
+COMBINING = ("group", "having", "qualify", "distinct")  # clauses of a subquery
+
+
+@dataclass
+class OwnScope:
+    """A subquery in the making: trees over columns of its table, as far as steps have come."""
+
+    source: SourceSpec
+    where: list[str]  # conditions that hold from here on
+    unit: exp.Expr
+    items: dict[str, exp.Expr]  # by output name
+    group: list[exp.Expr] = field(default_factory=list)
+    having: exp.Expr | None = None
+    qualify: exp.Expr | None = None
+    distinct: bool = False
+
+    def trees(self) -> Iterator[exp.Expr]:
+        """Everything that may still mention columns."""
+        yield from (self.unit, *self.items.values(), *self.group)
+        yield from (tree for tree in (self.having, self.qualify) if tree is not None)
+
+    def rewritten(self, change: Callable[[exp.Expr], exp.Expr]) -> None:
+        """Replaces nodes of every tree, from the top."""
+        self.items = {name: tree.copy().transform(change) for name, tree in self.items.items()}
+        self.unit = self.unit.copy().transform(change)
+        for name in ("having", "qualify"):
+            tree = getattr(self, name)
+            setattr(self, name, tree and tree.copy().transform(change))
+
+    def add(self, step: OwnStep, unit: exp.Expr) -> None:
+        """One step more, which takes the conditions so far; `unit`: over the columns it reads."""
+        where = conjunction(self.where) if self.where else None
+        self.source = with_step(self.source, texts_of(unit), replace(step, where=where))
+        self.where = []
+
+    def named(self, tree: exp.Expr, stem: str, taken: set[str]) -> str:
+        """A new column's name: that of the item it is, if no other column is called so."""
+        text = canonical(tree)
+        own = [name for name, value in self.items.items() if canonical(value) == text]
+        more = (f"{stem}_{place}" for place in itertools.count(2))
+        name = next(n for n in itertools.chain(own, [stem], more) if n.lower() not in taken)
+        taken.add(name.lower())
+        return name
+
+
+def combines(tree: exp.Expr) -> bool:
+    """Whether a subquery does more than to compute and filter row by row."""
+    return any(tree.args.get(name) for name in COMBINING) or any(
+        isinstance(node, exp.Window) or is_total(node)
+        for item in tree.expressions
+        for node in item.walk()
+    )
+
+
+def is_total(node: exp.Expr) -> bool:
+    """Whether a node is a total over rows, and no function of a window."""
+    over = isinstance(node.parent, exp.Window) and node.arg_key == "this"
+    return isinstance(node, exp.Anonymous) and not over and function_name(node) in CALLS
+
+
+def combined(scope: OwnScope) -> OwnScope:
+    """All steps of a subquery, in the order of SQL: GROUP BY, HAVING, OVER, QUALIFY, DISTINCT."""
+    time = scope.source.event_time
+    distinct, scope.distinct = scope.distinct, False
+    if scope.group or scope.having or any(is_total(node) for node in nodes(scope)):
+        group_rows(scope)
+    if scope.having is not None:
+        scope.where.append(texts_of(scope.having))
+        scope.having = None
+    if any(isinstance(node, exp.Window) for node in nodes(scope)):
+        add_windows(scope)
+    if scope.qualify is not None:
+        scope.where.append(texts_of(scope.qualify))
+        scope.qualify = None
+    if distinct:
+        scope.group, scope.distinct = list(scope.items.values()), True
+        group_rows(scope)
+    scope.source = replace(scope.source, event_time=time_of(scope, time))
+    return scope
+
+
+def time_of(scope: OwnScope, time: str | None) -> str | None:
+    """The column of times after the steps: one of the same name, if it is still there."""
+    assert isinstance(scope.source, OwnRows)  # noqa: S101  (steps were just added)
+    for name, tree in scope.items.items():
+        if time and name.lower() == time.lower() and isinstance(tree, exp.Column):
+            return str(tree.name)
+    grouped = any(isinstance(step, OwnGroup) for step in scope.source.steps)
+    return None if grouped else time
+
+
+def nodes(scope: OwnScope) -> Iterator[exp.Expr]:
+    """All nodes of what is selected, and of conditions on it."""
+    for tree in (*scope.items.values(), scope.having, scope.qualify):
+        if tree is not None:
+            yield from tree.walk()
+
+
+def require_unit(parts: Sequence[exp.Expr], unit: exp.Expr, clause: str) -> None:
+    """Refuses groups that may hold rows of two people.
+
+    Proof: rows that agree in the unit's expression, or in all columns that it reads, are one
+        unit's.
+    """
+    texts = {texts_of(part) for part in parts}
+    columns = {texts_of(column) for column in unit.find_all(exp.Column)}
+    if texts_of(unit) in texts or (columns and columns <= texts):
+        return
+    habit = HABITS["dedupe" if clause == "DISTINCT" else "other-rows"]
+    raise PlanError(
+        f"refused: {habit.name}: {clause} without the privacy unit.\n  why     {habit.reason}\n"
+        f"  to fix  {habit.way_out}: {clause} {shown(texts_of(unit))}"
+    )
+
+
+def group_rows(scope: OwnScope) -> None:
+    """GROUP BY and its totals."""
+    require_unit(scope.group, scope.unit, "DISTINCT" if scope.distinct else "GROUP BY")
+    before = scope.unit
+    taken = {name.lower() for name, tree in scope.items.items() if is_total(tree)}
+    keys: dict[str, str] = {}  # text -> name
+    for tree in scope.group:
+        stem = tree.name if isinstance(tree, exp.Column) else "key"
+        keys.setdefault(texts_of(tree), scope.named(tree, stem, taken))
+    totals: dict[str, OwnColumn] = {}
+
+    def change(node: exp.Expr) -> exp.Expr:
+        text = canonical(node)
+        if is_total(node):
+            own = {name.lower() for name, tree in scope.items.items() if canonical(tree) == text}
+            if text not in totals:
+                name = scope.named(node, "total", taken - own)
+                taken.add(name.lower())
+                totals[text] = total_of(node, name)
+            return exp.column(totals[text].name, quoted=True)
+        known = None if isinstance(node, exp.Identifier) else keys.get(text_or_none(node) or "")
+        return node if known is None else exp.column(known, quoted=True)
+
+    scope.rewritten(change)
+    scope.group = []
+    made = {*keys.values(), *(column.name for column in totals.values())}
+    for tree in scope.trees():
+        for column in tree.find_all(exp.Column):
+            if column.name not in made:
+                raise PlanError(
+                    f"'{shown(column.name)}' is neither in GROUP BY of the subquery nor in a total."
+                    "\n  to fix  GROUP BY it too, or take MIN, MAX or ANY_VALUE of it"
+                )
+    columns = tuple(KeyColumn(name=name, expression=text) for text, name in keys.items())
+    scope.add(OwnGroup(keys=columns, columns=tuple(totals.values())), before)
+
+
+def add_windows(scope: OwnScope) -> None:
+    """Functions with OVER."""
+    taken = {c.name.lower() for tree in scope.trees() for c in tree.find_all(exp.Column)}
+    made: dict[str, OwnColumn] = {}
+
+    def change(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Window):
+            return node
+        text = canonical(node)
+        if text not in made:
+            made[text] = window_of(node, scope.named(node, "window", taken), scope.unit)
+        return exp.column(made[text].name, quoted=True)
+
+    scope.rewritten(change)
+    scope.add(OwnWindows(columns=tuple(made.values())), scope.unit)
+
+
+def total_of(call: Any, name: str) -> OwnColumn:
+    """A total of one unit's rows."""
+    function, arguments = function_name(call), list(call.expressions)
+    if any(isinstance(argument, exp.Kwarg) for argument in arguments):
+        raise PlanError(
+            f"{function} in a subquery by the privacy unit is of one person's rows, and exact: it"
+            " takes no bounds.\n  to fix  bound the values in the private SELECT around it"
+        )
+    if len(arguments) != 1:
+        raise PlanError(f"{function} takes one argument, not {len(arguments)}")
+    [argument] = arguments
+    if function == "COUNT" and isinstance(argument, exp.Star):
+        return OwnColumn(name=name, function="COUNT")
+    if function == "COUNT" and isinstance(argument, exp.Distinct):
+        if len(argument.expressions) != 1:
+            raise PlanError("COUNT(DISTINCT x) takes one column")
+        inside = texts_of(argument.expressions[0])
+        return OwnColumn(name=name, function="COUNT DISTINCT", expression=inside)
+    text = texts_of(argument)
+    if function == "COUNTIF":
+        function, text = "COUNT", normalize_expression(f"IF({text}, TRUE, NULL)")
+    return OwnColumn(name=name, function=function, expression=text)
+
+
+def window_of(node: exp.Expr, name: str, unit: exp.Expr) -> OwnColumn:
+    """A function over a window of one unit's rows."""
+    call, parts = node.this, list(node.args.get("partition_by") or [])
+    function = function_name(call) if isinstance(call, exp.Anonymous) else ""
+    require_unit(parts, unit, "PARTITION BY")
+    if function not in {*CALLS, *PLACES, *MOVED} or node.args.get("alias"):
+        known = sorted({*CALLS, *PLACES, *MOVED})
+        hint = nearest(function, known) if function else ".\n  to fix  leave out IGNORE NULLS"
+        raise PlanError(f"'{shown(canonical(node))}' is no function of a window here{hint}")
+    if node.args.get("spec"):
+        raise PlanError(
+            f"'{shown(canonical(node))}' has a frame.\n  to fix  leave out ROWS and RANGE: with"
+            " ORDER BY a total is up to the row and its ties, without it over the whole partition"
+        )
+    by = tuple(text for text in map(texts_of, parts) if text != texts_of(unit))
+    clause = node.args.get("order")
+    order = tuple(order_of(item) for item in (clause.expressions if clause else ()))
+    made = OwnColumn(name=name, function=function)
+    if function in CALLS:
+        made = total_of(call, name)
+        if order and made.function not in RUNNING:
+            raise PlanError(
+                f"{function} with ORDER BY inside OVER is not there: running totals are COUNT and "
+                "SUM.\n  to fix  leave out ORDER BY, for the whole partition"
+            )
+    elif function in MOVED:
+        made = moved_of(function, list(call.expressions), name)
+    elif call.expressions:
+        raise PlanError(f"{function} takes no argument")
+    return replace(made, by=by, order=order)
+
+
+def moved_of(function: str, arguments: list[exp.Expr], name: str) -> OwnColumn:
+    """LAG, LEAD and FIRST_VALUE."""
+    if not 1 <= len(arguments) <= 1 + (function != "FIRST_VALUE"):
+        raise PlanError(
+            f"{function} takes a column"
+            + (" and how many rows away" if function != "FIRST_VALUE" else "")
+            + ".\n  to fix  IFNULL(...) around it says what to put where there is no row"
+        )
+    distance = whole(arguments[1], f"the distance of {function}") if arguments[1:] else 1
+    if distance < 1:
+        raise PlanError(f"the distance of {function} must be at least 1")
+    return OwnColumn(
+        name=name, function=function, expression=texts_of(arguments[0]), distance=distance
+    )
+
+
+def order_of(item: exp.Expr) -> OwnOrder:
+    """One item of ORDER BY inside OVER."""
+    return OwnOrder(
+        expression=texts_of(item.this),
+        descending=bool(item.args.get("desc")),
+        nulls_first=bool(item.args.get("nulls_first")),
+    )
+
+
+def texts_of(tree: exp.Expr) -> str:
+    """A per-row expression as plans store it; PlanError for anything else."""
+    return normalize_expression(canonical(tree.unnest()))
+
+
+def text_or_none(tree: exp.Expr) -> str | None:
+    """A per-row expression as plans store it; None for anything else."""
+    try:
+        return texts_of(tree)
+    except PlanError:
+        return None
+
+
+def combine_named(
+    source: SourceSpec, unit: str, where: Sequence[str], by: Sequence[str], named: Mapping[str, str]
+) -> OwnRows:
+    """The steps of `Stream.per_unit`: totals and keys, or functions of windows."""
+    person = parse_text(unit, "the privacy unit")
+    items = {name: parse_text(text, f"'{name}'") for name, text in named.items()}
+    over = [name for name, tree in items.items() if tree.find(exp.Window)]
+    totals = [name for name, tree in items.items() if any(map(is_total, tree.walk()))]
+    for name in (*over, *totals):
+        if not (isinstance(items[name], exp.Window) or is_total(items[name])):
+            raise PlanError(
+                f"'{name}' computes with what it combines.\n"
+                "  to fix  one function each, and compute with their names afterwards"
+            )
+    if over and (totals or by or len(over) < len(items)):
+        raise PlanError(
+            "per_unit either groups (names, totals) or stands beside the rows (OVER).\n"
+            "  to fix  call it twice"
+        )
+    for name in over:
+        parts = items[name].args.get("partition_by") or []
+        items[name].set("partition_by", [person.copy(), *parts])
+    scope = OwnScope(source=source, where=list(where), unit=person, items=items)
+    if not over:
+        keys: dict[str, exp.Expr] = {name: exp.column(name, quoted=True) for name in by}
+        keys |= {name: items[name] for name in items if name not in totals}
+        scope.items = {**keys, **{name: items[name] for name in totals}}
+        scope.group = [person.copy(), *keys.values()]
+    made = combined(scope)
+    assert isinstance(made.source, OwnRows)  # noqa: S101  (steps were just added)
+    return with_person(made.source, texts_of(made.unit))

@@ -1,0 +1,261 @@
+"""Subqueries by the privacy unit: DuckDB gives the same, and no rows of two people meet."""
+
+from dataclasses import replace
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamveil as sv
+from streamveil.compiler.group_by import compile_plan
+from streamveil.errors import PlanError
+from streamveil.expressions.expr import compile_predicate, compile_value
+from streamveil.expressions.kernels import NO
+from streamveil.plan import own_rows as module
+from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnOrder, OwnWindows, own_rows
+from streamveil.plan.plan import KeyColumn
+
+PRIVATE = (
+    "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 50, delta = 1e-9, privacy_unit_column = id, "
+    "max_rows_contributed = 4)"
+)
+SUBQUERIES = [
+    "SELECT id, MIN(day) AS first, MAX(day) AS latest FROM t GROUP BY id",
+    "SELECT id, day, SUM(x) AS total, COUNT(*) AS n, AVG(y) AS mean FROM t GROUP BY id, day",
+    "SELECT id, COUNT(DISTINCT place) AS places, COUNT(x) AS xs FROM t WHERE day > 1 GROUP BY 1",
+    "SELECT id, place, COUNT(*) AS n, SUM(x) / COUNT(*) AS ratio FROM t GROUP BY ALL "
+    "HAVING n > 1 OR SUM(x) > 3",
+    "SELECT DISTINCT id, place FROM t",
+    "SELECT id, COUNTIF(x > 2) AS many, LOGICAL_OR(x > 3) AS any_many FROM t GROUP BY id",
+    "SELECT id, day, ROW_NUMBER() OVER (PARTITION BY id ORDER BY day, x, place, y) AS k FROM t",
+    "SELECT *, RANK() OVER (PARTITION BY id ORDER BY day DESC) AS k FROM t",
+    "SELECT id, DENSE_RANK() OVER (PARTITION BY place, id ORDER BY x) = 1 AS least FROM t",
+    "SELECT id, x FROM t QUALIFY MIN(day) OVER (PARTITION BY id) = day",
+    "SELECT * FROM t QUALIFY RANK() OVER (PARTITION BY id ORDER BY day) = 1",
+    "SELECT id, LAG(day) OVER (PARTITION BY id ORDER BY day) AS earlier, "
+    "LEAD(day, 2) OVER (PARTITION BY id ORDER BY day) AS later FROM t",
+    "SELECT id, FIRST_VALUE(day) OVER (PARTITION BY id ORDER BY day) AS first, "
+    "SUM(x) OVER (PARTITION BY id ORDER BY day) AS so_far, "
+    "COUNT(x) OVER (PARTITION BY id ORDER BY place DESC, day) AS seen FROM t WHERE x <> 4",
+    "SELECT id, n, MAX(n) OVER (PARTITION BY id) AS most FROM "
+    "(SELECT id, day, COUNT(*) AS n FROM t GROUP BY id, day)",
+    "SELECT id, COUNT(*) AS sessions FROM (SELECT id, SUM(IF(away > 1, 1, 0)) OVER (PARTITION BY id"
+    " ORDER BY day) AS session FROM (SELECT id, day, day - LAG(day) OVER (PARTITION BY id"
+    " ORDER BY day) AS away FROM t)) GROUP BY id, session",
+]
+
+
+def rows_of(seed, rows=60):
+    rng = np.random.default_rng(seed)
+
+    def some(values, missing=0.1):
+        return pa.array(values, mask=rng.random(rows) < missing)
+
+    return pa.table({
+        "id": pa.array(rng.integers(0, 9, rows)),
+        "day": some(rng.integers(0, 5, rows)), "x": some(rng.integers(-3, 6, rows)),
+        "y": some(rng.integers(-8, 9, rows) / 4),  # which floats add up exactly
+        "place": some(rng.choice(["a", "b", "c"], rows)),
+    })  # fmt: skip
+
+
+def asked(subquery, private=PRIVATE, around="SELECT {} COUNT(*) AS n FROM ({})", table=None):
+    text = around.format(private, subquery)
+    return sv.sql(text, {"t": rows_of(0) if table is None else table}).plan
+
+
+def plain(value):
+    """A number as a float: DuckDB's sums are decimals."""
+    return value if value is None or isinstance(value, str) else float(value)
+
+
+def sorted_rows(table):
+    return sorted(repr([plain(value) for value in row.values()]) for row in table.to_pylist())
+
+
+def counted(plan, table):
+    """The rows that a plan counts: its keys, of combined rows that pass its condition."""
+    rows = own_rows(plan.source, table)
+    if plan.where is not None:
+        rows = rows.filter(pc.fill_null(compile_predicate(plan.where, rows.schema)(rows), NO))
+    keys = {key.name: compile_value(key.expression, rows.schema)(rows) for key in plan.keys}
+    return pa.table({**keys, "the unit": rows[plan.source.person]})
+
+
+@pytest.mark.parametrize("subquery", SUBQUERIES, ids=range(len(SUBQUERIES)))
+def test_a_subquery_by_the_unit_gives_what_duckdb_gives(subquery):
+    t = rows_of(1)
+    duck = duckdb.connect()
+    duck.register("t", t)
+    duck.execute("SET default_null_order = 'nulls_first_on_asc_last_on_desc'")
+    theirs = subquery.replace("LOGICAL_OR", "BOOL_OR").replace("GROUP BY 1", "GROUP BY id")
+    wanted = duck.sql(theirs).arrow().read_all()
+    names = ", ".join(f"`{name}`" for name in wanted.column_names)
+    around = f"SELECT {{}} {names}, COUNT(*) AS rows_counted FROM ({{}}) GROUP BY ALL"
+    made = counted(asked(subquery, around=around, table=t), t).drop_columns("the unit")
+    assert made.num_rows > 5
+    assert sorted_rows(made) == sorted_rows(wanted)
+
+
+def left_alone(plan, table, unit):
+    """Whether the rows of all others come out as they would without a unit, in their order."""
+    others = table.filter(pc.not_equal(table["id"], unit))
+    rows = own_rows(plan.source, table)
+    rows = rows.filter(pc.not_equal(rows[plan.source.person], unit))
+    return rows.to_pylist() == own_rows(plan.source, others).to_pylist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(SUBQUERIES), st.integers(0, 999), st.integers(0, 8))
+def test_without_a_unit_the_rows_of_all_others_are_the_same(subquery, seed, unit):
+    table = rows_of(seed, 40)
+    assert left_alone(asked(subquery), table, unit)
+
+
+def steps_without_unit():
+    """Steps that do not name the unit, which they need not."""
+    of_x = OwnColumn(name="s", function="SUM", expression="x")
+    by = OwnOrder(expression="y")
+    return [
+        OwnGroup(columns=(of_x,)),
+        OwnGroup(keys=(KeyColumn(name="day", expression="day"),), columns=(of_x,)),
+        OwnWindows(columns=(of_x,)),
+        *(OwnWindows(columns=(replace(of_x, function=name, order=(by,)),))
+          for name in ("SUM", "COUNT", "LAG", "LEAD", "FIRST_VALUE")),
+        *(OwnWindows(columns=(OwnColumn(name="k", function=name, order=(by,)),))
+          for name in ("ROW_NUMBER", "RANK", "DENSE_RANK")),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", steps_without_unit())
+def test_a_planted_group_of_two_people_is_seen(step, monkeypatch):
+    """No step can leave the unit out; where the code does, some unit moves another's rows."""
+    plan = asked(SUBQUERIES[0])
+    plan = replace(plan, source=replace(plan.source, steps=(step,)))
+    tables = [rows_of(seed) for seed in range(3)]
+    assert all(left_alone(plan, t, unit) for t in tables for unit in range(9))
+    whole = module.numbered
+    monkeypatch.setattr(module, "numbered", lambda columns: whole([pa.repeat(0, len(columns[0])),
+                                                                  *columns[1:]]))  # fmt: skip
+    assert not all(left_alone(plan, t, unit) for t in tables for unit in range(9))
+
+
+FLOATS = pa.table({"id": [1, 2, 1, 2, 1], "y": [1e16, 1.0, 1.0, 3.0, -1e16], "day": [1] * 5})
+
+
+def test_sums_are_rounded_by_rows_of_the_unit_alone():
+    plan = asked("SELECT id, SUM(y) AS s, SUM(y) OVER (PARTITION BY id) AS w FROM t GROUP BY id, y",
+                 table=FLOATS)  # fmt: skip
+    assert left_alone(plan, FLOATS, 2)
+    plan = asked("SELECT id, SUM(y) OVER (PARTITION BY id ORDER BY day) AS s FROM t", table=FLOATS)
+    with pytest.raises(PlanError, match="rounded by what was added before"):
+        own_rows(plan.source, FLOATS)
+
+
+MIXING = [  # a subquery, and what its refusal names
+    ("SELECT id, ROW_NUMBER() OVER (ORDER BY day) AS k FROM t", "PARTITION BY"),
+    ("SELECT id, SUM(x) OVER (PARTITION BY place) AS s FROM t", "PARTITION BY"),
+    ("SELECT id, MAX(day) OVER () AS latest FROM t", "PARTITION BY"),
+    ("SELECT id FROM t QUALIFY ROW_NUMBER() OVER (PARTITION BY day ORDER BY x) = 1", "PARTITION"),
+    ("SELECT place, ANY_VALUE(day) AS id FROM t GROUP BY place", "several rows"),
+    ("SELECT MAX(id) AS id FROM t", "several rows"),
+    ("SELECT day AS id, SUM(x) AS s FROM (SELECT day, SUM(x) AS x FROM t GROUP BY day) "
+     "GROUP BY day", ""),
+    ("SELECT DISTINCT id FROM (SELECT MIN(id) OVER (PARTITION BY day) AS id FROM t)", "several"),
+    ("SELECT id, n FROM (SELECT id, COUNT(*) AS n FROM t GROUP BY id, day) "
+     "QUALIFY RANK() OVER (ORDER BY n DESC) = 1", "PARTITION BY"),
+    ("SELECT id, x FROM t WHERE x > (SELECT AVG(x) FROM t)", "other rows"),
+    ("SELECT t.id, u.x FROM t JOIN t AS u USING (day)", "join"),
+    ("SELECT id, x FROM t ORDER BY x LIMIT 3", "LIMIT"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("subquery", "reason"), MIXING)
+def test_what_would_mix_people_is_refused(subquery, reason):
+    if not reason:  # two names for one thing: the unit is the day, and days are grouped by
+        assert asked(subquery).source.unit == "day"
+        return
+    with pytest.raises(PlanError, match=reason):
+        asked(subquery)
+
+
+def test_the_unit_may_be_computed_inside_and_grouped_by_what_it_reads():
+    t = pa.table({"name": ["A", "a", "b", "B"], "x": [1, 2, 3, 4]})
+    inside = "SELECT LOWER(name) AS id, name, SUM(x) AS s FROM t GROUP BY id, name"
+    plan = asked(inside, table=t)
+    assert (plan.source.unit, plan.source.person) == ("LOWER(name)", "id")
+    assert own_rows(plan.source, t)["id"].to_pylist() == ["a", "a", "b", "b"]
+    assert asked("SELECT name AS id, SUM(x) AS s FROM t GROUP BY name", table=t).unit == "id"
+
+
+@pytest.mark.parametrize("changed", ["unit", "person"])
+def test_a_plan_whose_unit_is_another_than_the_grouped_one_is_refused(changed):
+    plan = asked(SUBQUERIES[0])
+    other = {"unit": replace(plan, unit="first"),
+             "person": replace(plan, source=replace(plan.source, person="first"))}  # fmt: skip
+    with pytest.raises(PlanError, match="protect the same unit"):
+        compile_plan(other[changed])
+
+
+NOT_THERE = [
+    ("privacy_unit_period = INTERVAL 1 DAY, steps = 3", "EMIT EVERY 20 ROWS", "more may come"),
+    ("privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-03'",
+     "EMIT EVERY INTERVAL 1 DAY", "leave out privacy_unit_period"),
+    ("clock = 'wall', start = '1970-01-01', steps = 3", "EMIT EVERY INTERVAL 1 DAY", "may come"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "emit", "reason"), NOT_THERE)
+def test_streams_and_periods_are_refused_with_the_way_out(option, emit, reason):
+    table = {"id": [1], "at": pa.array([0], pa.timestamp("us", "UTC"))}
+    with pytest.raises(PlanError, match=reason):
+        sv.sql(
+            f"SELECT {PRIVATE.removesuffix(')')}, {option}) COUNT(*) AS n FROM "
+            f"(SELECT id, MIN(at) AS at FROM t GROUP BY id) {emit}",
+            {"t": sv.memory(pa.table(table), event_time="at")},
+        )
+
+
+def visits():
+    at = np.array([0, 3, 40, 41, 80, 1, 35, 36])
+    return pa.table(
+        {
+            "id": [*[1] * 5, 2, 2, 3] * 40,
+            "at": pa.array(np.tile(at * 86_400_000_000, 40), pa.timestamp("us", "UTC")),
+            "copy": np.repeat(np.arange(40), 8),
+        }
+    )
+
+
+QUESTION = """
+WITH own AS (SELECT id + 10 * copy AS who, MIN(at) AS first FROM visits GROUP BY who)
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 60, delta = 1e-9, privacy_unit_column = who,
+  max_rows_contributed = 1, start = '1970-01-01', end = '1970-04-01') COUNT(*) AS new_people
+FROM TUMBLE(TABLE own, DESCRIPTOR(first), size => INTERVAL 1 MONTH)
+EMIT EVERY INTERVAL 1 MONTH
+"""
+
+
+def test_new_people_per_month_are_asked_in_windows_of_their_first_event():
+    frames = {"visits": visits()}
+    table = sv.sql(QUESTION, **frames).to_arrow()
+    assert [round(n) for n in table["new_people"].to_pylist()] == [80, 40, 0]
+
+
+def test_python_says_the_same_as_sql(tmp_path):
+    t = rows_of(3)
+    grouped = "SELECT id, day, SUM(x) AS total, COUNT(*) AS n FROM t WHERE x > 0 GROUP BY id, day"
+    windowed = "SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY day) AS k FROM t"
+    stream = sv.memory(t, name="t").protect("id")
+    both = [
+        (grouped, stream.where("x > 0").per_unit("day", total="SUM(x)", n="COUNT(*)")),
+        (windowed, stream.per_unit(k="ROW_NUMBER() OVER (ORDER BY day)")),
+    ]
+    for text, mine in both:
+        query = mine.agg(n=sv.count()).bound(max_rows=4)
+        made = query.release(budget=sv.Budget(epsilon=50, delta=1e-9)).plan
+        assert made.fingerprint == asked(text, table=t).fingerprint
