@@ -94,7 +94,7 @@ def test_an_archive_of_another_version_is_refused(tmp_path, monkeypatch):
     run(tmp_path / "s")
     monkeypatch.setattr(archive, "VERSION", 5)
     for reads in (published.of_state, run):
-        with pytest.raises(StoreError, match="version 4; this streamveil reads version 5"):
+        with pytest.raises(StoreError, match="version 1; this streamveil reads version 5"):
             reads(tmp_path / "s")
 
 

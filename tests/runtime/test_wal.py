@@ -143,7 +143,7 @@ def test_another_run_and_another_version_are_refused(
     with pytest.raises(StoreError, match="another run"):
         list(wal.Log(tmp_path, "other").replay(0))
     monkeypatch.setattr(wal, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 4; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 1; this streamveil reads version 7"):
         read(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_another_run_or_version_is_refused(
     with pytest.raises(StoreError, match="another run"):
         checkpoint.read(tmp_path, "other")
     monkeypatch.setattr(checkpoint, "VERSION", 7)
-    with pytest.raises(StoreError, match="version 6; this streamveil reads version 7"):
+    with pytest.raises(StoreError, match="version 1; this streamveil reads version 7"):
         checkpoint.read(tmp_path, EPOCH)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.core.accounting.guarantee import Loss
 
-FORMAT = 3
+FORMAT = 1
 ACCOUNTING = {
     "rule": "a filter: one cap per kind of loss, fixed before the first release; a charge is"
     " refused when any cap would be exceeded for any unit-period. Within its range alone count its"

@@ -16,7 +16,7 @@ from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 
-FORMAT = 2  # 2: tables by their certificates, chances, charges that hold given the past
+FORMAT = 1
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class ChangingTable:
     """
 
     kind: ClassVar[str] = "changing-table"
-    version: ClassVar[int] = 5  # 4: portable scales; 5: bounds cover rounding
+    version: ClassVar[int] = 1  # of its state
 
     mechanism: DynamicMechanism
     attributes: tuple[Attribute, ...]

@@ -99,7 +99,7 @@ class GroupBy:
     """
 
     kind: str = "group-by"
-    version: int = 15  # of its state; 14: rows without a slot count, 15: triggers by the calendar
+    version: int = 1  # of its state
     job: str
     unit: str
     bind: Bind = field(compare=False, repr=False)

@@ -33,7 +33,7 @@ from streamveil.runtime import disk, frame, notes, wal
 from streamveil.runtime.checkpoint import Extent
 from streamveil.runtime.tables import Mark, from_parts, to_parts
 
-VERSION = 4
+VERSION = 1
 COMPRESSION = "lz4"  # of columns that are no plain numbers
 ARCHIVE, ELSEWHERE = "releases", "sink.json"
 CHECKED_BYTES = 256 << 20  # of the newest releases, read in full at a start; `verify` reads all

@@ -29,7 +29,7 @@ from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
 
-VERSION = 6
+VERSION = 1
 CHECKPOINT = "checkpoint-"
 PORTION_BYTES = 8 << 20  # arrays are put together up to this
 Work = Callable[[], None]

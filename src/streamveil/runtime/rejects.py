@@ -31,7 +31,7 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import Unnamed
 
-VERSION = 2
+VERSION = 1
 OWNER = "_owner.json"  # readers of a directory of Parquet files pass over such names
 WHERE = "rejects.json"  # in the state directory
 BATCH, ENDING = "batch-", ".parquet"

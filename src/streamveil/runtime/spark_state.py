@@ -24,7 +24,7 @@ from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, re
 from streamveil.runtime.wal import damaged
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 9
+VERSION = 1
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")

@@ -27,7 +27,7 @@ from streamveil.runtime import disk, frame
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
-VERSION = 4
+VERSION = 1
 SEGMENT = "log-"
 T = TypeVar("T")
 

@@ -100,7 +100,7 @@ class SketchQuery:
     """
 
     kind: str = "sketch"
-    version: int = 8  # 6: keys of uint64; 7: portable scales; 8: triggers by the calendar
+    version: int = 1  # of its state
     job: str
     bind: Bind = field(compare=False, repr=False)  # one key expression
     schedule: Schedule

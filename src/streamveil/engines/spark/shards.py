@@ -31,7 +31,7 @@ from streamveil.engines.spark.storage import PARTIAL, create, opened, remove
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
-FORMAT = 5
+FORMAT = 1
 STAGES = ("unit", "key", "public")
 BASE, DELTA = "base", "delta"
 OWNER = "owner"  # names the state that the storage belongs to
