@@ -502,3 +502,22 @@ def test_the_check_sees_a_private_use(text, tmp_path):
     module = tmp_path / "x.py"
     module.write_text("class A:\n    def f(self):\n        return self._mine\n" + text)
     assert len(set(private_uses(module))) == 1
+
+
+PAGE = ROOT.parents[1] / "docs" / "architecture.md"
+
+
+def test_the_architecture_page_names_what_there_is():
+    page, ours = PAGE.read_text(), ROOT.parents[1]
+    named = re.findall(r"`((?:tests/)?[\w/]+\.py)`(?:: `(\w+)(?:\.(\w+))?`)?", page)
+    assert len(named) > 30
+    for path, *names in named:
+        text = (ours / path if path.startswith("tests/") else ROOT / path).read_text()
+        for name in filter(None, names):
+            assert re.search(rf"(class|def) {name}\b", text), (path, name)
+
+
+def test_the_architecture_page_draws_every_room():
+    small = {DISPLAY, BATCH, TERMINAL, FRAMES, "datasets"}  # single modules beside the rooms
+    drawn = set(re.findall(r"[a-z_]+", PAGE.read_text().split("```")[1]))
+    assert (set(ARROWS) | TOP) - small - {"__init__", "__main__"} <= drawn
