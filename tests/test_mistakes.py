@@ -297,6 +297,23 @@ MISTAKES = [
             "u, MIN(ts) AS ts FROM t GROUP BY u", more=PER_DAY, emit="EMIT EVERY INTERVAL 1 DAY"
         ),
     ),
+    (
+        "one may become several",
+        lambda: own(
+            "u FROM t, UNNEST(SPLIT(url)) AS part", more=", steps = 3", emit="EMIT EVERY 5 ROWS"
+        ),
+    ),
+    ("empty text", lambda: own("u FROM t, UNNEST(SPLIT(url, '')) AS part")),
+    ("takes SPLIT(...)", lambda: own("u FROM t, UNNEST([1, 2]) AS part")),
+    ("without OFFSET", lambda: own("u FROM t, UNNEST(SPLIT(url)) AS part WITH OFFSET")),
+    ("no lists", lambda: own("u FROM t, UNNEST(ms) AS part").run(FOLDER)),
+    (
+        "groups of one set",
+        lambda: done(
+            stream.protect("u").group_by("url", keys=sv.public(["a"]), sets=[["url"], []])
+        ),
+    ),
+    ("sets names 'ulr'", lambda: stream.protect("u").group_by("url", sets=[["ulr"]])),
     ("protect(...) first", lambda: stream.per_unit(first="MIN(ts)")),
     ("one function each", lambda: stream.protect("u").per_unit(s="SUM(ms) / COUNT(*)")),
     ("call it twice", lambda: stream.protect("u").per_unit("url", k="RANK() OVER (ORDER BY ts)")),

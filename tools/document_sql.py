@@ -48,10 +48,21 @@ Groups: `COUNT`, `COUNT(DISTINCT x)`, `COUNTIF`, `SUM`, `AVG`, `MIN`, `MAX`, `LO
 (the month of somebody's first visit). In Python
 `.protect("user_id").per_unit(visits="COUNT(*)")`, `.per_unit(k="ROW_NUMBER() OVER (ORDER BY ts)")`.
 
-All rows of the source are held in memory, so it must end: a one-shot query, or a replay by time.
-On live data, where a row to come would change what was released, `max_rows_contributed = 1` counts
-everybody's first row alone (new people), and `COUNT(DISTINCT user_id)` in windows those who came.
-What would let rows of two people meet is refused. Proof: `streamveil.plan.own_rows`.
+`FROM t, UNNEST(SPLIT(tags, ',')) AS tag`, or `UNNEST(column)` of lists, makes several rows of one,
+which count against the bounds as any rows do; `.unnest(tag="SPLIT(tags, ',')")` in Python. This
+asks for no other row, so that it runs on live data as well.
+
+What combines rows needs all of them, held in memory, so the source must end: a one-shot query, or a
+replay by time. On live data, where a row to come would change what was released,
+`max_rows_contributed = 1` counts everybody's first row alone (new people), and `COUNT(DISTINCT
+user_id)` in windows those who came. What would let rows of two people meet is refused. Proof:
+`streamveil.plan.own_rows`.
+
+## Totals beside groups
+`GROUP BY ROLLUP (country, city)`, `CUBE` and `GROUPING SETS ((country), (city), ())` give several
+groupings at once; a column `grouping_set` says which. Each set is charged: bounds are given for one
+set, are multiplied by the number of sets where they count rows, and noise follows from them as for
+any groups. In Python `.group_by("country", "city", sets=[("country", "city"), ("country",), ()])`.
 
 ## A continual query
 ```sql

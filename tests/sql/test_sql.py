@@ -264,7 +264,6 @@ COUNTED = "COUNT(*) AS n FROM t"
         ("MAX(x) AS m FROM t", CLAUSE, "", "PERCENTILE_CONT"),
         ("ANY_VALUE(x) AS m FROM t", CLAUSE, "", "somebody's value"),
         ("ANON_COUNTS(*) AS m FROM t", CLAUSE, "", "unknown aggregate 'ANON_COUNTS'"),
-        ("u, COUNT(*) AS m FROM t GROUP BY CUBE (u)", CLAUSE, "", "for changing tables only"),
         ("SUM(x, contribution_bounds_per_row => (0, 1), report_format => JSON) AS m FROM t", CLAUSE,
          "", "NAME_sd"),
         ("url, COUNT(*) AS n FROM t", CLAUSE, "", "publish rows"),

@@ -28,7 +28,7 @@ from streamveil.plan.options import OPTIONS
 from streamveil.plan.own_rows import column_text
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
-from streamveil.sql.own_rows import combine_named
+from streamveil.sql.own_rows import combine_named, unnest_named, with_sets
 from streamveil.sql.parts import (
     Duration,
     Instant,
@@ -97,6 +97,7 @@ class Stream:
     shape: Window = field(default_factory=Window)
     groups: tuple[KeyColumn, ...] = ()
     keys: Keys = field(default_factory=Keys)
+    sets: tuple[tuple[str, ...], ...] = ()
     measures: tuple[Aggregate, ...] = ()
     per_group: frozenset[str] = frozenset()
     limits: Mapping[str, int | None] = field(default_factory=dict)
@@ -135,13 +136,34 @@ class Stream:
             raise PlanError("window takes tumble(...), hop(...) or cumulate(...)")
         return replace(self, shape=shape)
 
-    def group_by(self, *columns: str, keys: Keys | None = None, **named: str) -> Stream:
-        """Groups by columns, and by named per-row expressions: hour="EXTRACT(HOUR FROM ts)"."""
+    @fitting("unnest(tag=\"SPLIT(tags, ',')\")")
+    def unnest(self, **named: str) -> Stream:
+        """A row for each part of a text, or each element of a column of lists."""
+        if self.unit is None:
+            raise PlanError("unnest needs to know who is protected.\n  to fix  protect(...) first")
+        made, unit = unnest_named(self.source, self.unit, self.conditions, named)
+        return replace(self, source=made, unit=unit, conditions=())
+
+    def group_by(
+        self, *columns: str, keys: Keys | None = None,
+        sets: Iterable[Iterable[str]] | None = None, **named: str,
+    ) -> Stream:  # fmt: skip
+        """Groups by columns, and by named per-row expressions: hour="EXTRACT(HOUR FROM ts)".
+
+        `sets`: several groupings at once, each by some of the names: [("city", "age"), ("city",),
+        ()] also gives totals. Bounds are of one set, and what all sets lose is charged together.
+        """
         plain = [KeyColumn(name=column, expression=quoted(column)) for column in columns]
         computed = [KeyColumn(name=name, expression=text) for name, text in named.items()]
         if keys is not None and not isinstance(keys, Keys):
             raise PlanError("keys must be discover(min_units=...) or public([...])")
-        return replace(self, groups=(*plain, *computed), keys=keys or Keys())
+        groups = (*plain, *computed)
+        found = tuple(dict.fromkeys(tuple(some) for some in sets or ()))
+        for name in itertools.chain.from_iterable(found):
+            if name not in {key.name for key in groups}:
+                known = [key.name for key in groups]
+                raise PlanError(f"sets names '{name}', and no group{nearest(name, known)}")
+        return replace(self, groups=groups, keys=keys or Keys(), sets=found)
 
     @fitting('agg(n=count(), seconds=sum("ms / 1000.0", bounds=(0, 60)))')
     def agg(self, **measures: Measure) -> Stream:
@@ -203,12 +225,22 @@ class Stream:
             **options,
             **{name: value for name, value in self.limits.items() if value is not None},
             **{name: getattr(budget, name) for name in options_of.BUDGETS},
-            options_of.PRIVACY_UNIT.name: self.unit,
+            options_of.PRIVACY_UNIT.name: (stream := self._in_sets()).unit,
             options_of.UNIT_PERIOD.name: self.period,
             options_of.MIN_UNITS.name: self.keys.min_units,
             options_of.PUBLIC_GROUPS.name: self.keys.public,
         }
-        return Query(assemble(self._draft(every), values))
+        draft = replace(stream._draft(every), copies=max(1, len(self.sets)))
+        return Query(assemble(draft, values))
+
+    def _in_sets(self) -> Stream:
+        """The stream whose rows are there once for each set of groups."""
+        if not self.sets:
+            return self
+        source, keys, unit = with_sets(
+            self.source, self.groups, self.sets, self.conditions, self.unit
+        )
+        return replace(self, source=source, groups=keys, unit=unit, conditions=())
 
     def _draft(self, every: Duration | RowCount | None) -> Draft:
         timed = every is not None and not isinstance(every, RowCount)

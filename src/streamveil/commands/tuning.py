@@ -82,11 +82,12 @@ SAME = ("format", "columns", "max_line_bytes")  # of a sample, as of the source
 def rows_of(plan: Plan, path: str) -> pa.Table:
     """All rows of the files at a path, read as the query reads its own."""
     from streamveil.connectors import open_source
+    from streamveil.runtime.opened import per_unit
 
     given = plan.source.options if plan.source.kind == "files" else {}
     options = {key: value for key, value in given.items() if key in SAME}
     times = plan.source.event_time, plan.clock.arrival
-    source = open_source("files", {**options, "path": path}, *times)
+    source = per_unit(plan.source, open_source("files", {**options, "path": path}, *times))
     chunks = [chunk.rows for chunk in source.read(None, 1_000_000)]
     return pa.concat_tables([source.schema().empty_table(), *chunks])
 

@@ -221,6 +221,13 @@ def check_own_rows(plan: Plan) -> Complaints:
             f"the privacy unit is {plan.unit}, and rows were combined by {source.unit}.\n"
             "  to fix  protect the same unit that subqueries group by"
         )
+    if source.row_by_row:
+        if plan.clock.kind == "rows":
+            yield (
+                "EMIT EVERY n ROWS counts rows of the source, and here one may become several.\n"
+                "  to fix  EMIT EVERY INTERVAL n UNIT, or ask once"
+            )
+        return
     endless = source.options.get("follow", source.kind == "kafka") is True
     if endless or plan.clock.kind not in ("once", "event"):
         yield (

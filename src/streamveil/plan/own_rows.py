@@ -5,6 +5,9 @@ a function of one unit's rows. A step says what is done with the rows of one uni
 the unit: every group and every partition is of one unit by construction, so that no step can be
 written down that mixes two. All rows must be there: the input ends, and is held in memory.
 
+Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), which asks for no other row and
+goes on without end: rows that contribution bounds count as any others.
+
 Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
     in the order of the rows they begin with (`OwnGroup`) or come from (`OwnWindows`). Without one
     unit all other rows come out as they were, in the same order: neighbours stay neighbours at any
@@ -37,6 +40,7 @@ from streamveil.batch import whole
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.expressions.expr import (
+    column_named,
     columns_of,
     compile_key,
     compile_predicate,
@@ -104,7 +108,42 @@ class OwnWindows:
     where: str | None = None
 
 
-OwnStep = OwnGroup | OwnWindows
+@dataclass(frozen=True, kw_only=True)
+class OwnUnnest:
+    """A row for each part of a text, or each element of a list, with a column that holds it."""
+
+    name: str
+    expression: str  # a text, or a column of lists
+    separator: str | None = None  # of a text
+    where: str | None = None
+    columns: tuple[OwnColumn, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSets:
+    """A row for each set of keys, in which other keys are null; the set's names are a column.
+
+    Bounds of contributions are given for one set; `sql.assemble` multiplies them by the number of
+    sets, so what the union of all sets loses is derived from bounds like that of any groups.
+    """
+
+    keys: tuple[KeyColumn, ...]
+    sets: tuple[tuple[int, ...], ...]  # places of keys
+    where: str | None = None
+    columns: tuple[OwnColumn, ...] = ()
+
+    def column(self, place: int) -> str:
+        """The column of a key."""
+        return f"{SET}_{place}"
+
+    def words(self, chosen: tuple[int, ...]) -> str:
+        """What a set is called."""
+        return "(" + ", ".join(self.keys[place].name for place in chosen) + ")"
+
+
+SET = "grouping_set"  # the column that tells sets apart
+OwnStep = OwnGroup | OwnWindows | OwnUnnest | OwnSets
+ALONE = (OwnUnnest, OwnSets)  # steps that look at one row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +164,19 @@ class OwnRows(SourceSpec):
             for column in step.columns:
                 texts += [column.expression or "TRUE", *column.by]
                 texts += [order.expression for order in column.order]
+            texts += [step.expression] if isinstance(step, OwnUnnest) else []
         mentioned = {name.lower() for text in texts for name in columns_of(text)}
         return [name for name in schema.names if name.lower() in mentioned]
+
+    @property
+    def row_by_row(self) -> bool:
+        """Whether each row is used alone, so that more may always come."""
+        return all(isinstance(step, ALONE) for step in self.steps)
 
 
 def keys_of(step: OwnStep) -> tuple[KeyColumn, ...]:
     """The keys of a step that groups."""
-    return step.keys if isinstance(step, OwnGroup) else ()
+    return step.keys if isinstance(step, OwnGroup | OwnSets) else ()
 
 
 def own_rows(source: OwnRows, table: pa.Table) -> pa.Table:
@@ -141,7 +186,7 @@ def own_rows(source: OwnRows, table: pa.Table) -> pa.Table:
         if step.where is not None:
             passes = pc.fill_null(compile_predicate(step.where, table.schema)(table), NO)
             table, units = table.filter(passes), units.filter(passes)
-        table, units = (grouped if isinstance(step, OwnGroup) else windowed)(step, table, units)
+        table, units = RUN[type(step)](step, table, units)
     made = dict(zip(table.column_names, table.columns, strict=True))
     return pa.table({**made, source.person: units})
 
@@ -176,6 +221,47 @@ def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
         else:
             made[column.name] = total(column, table, group).take(pa.array(group))
     return pa.table(made), units
+
+
+def unnested(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """The row once for each part, in order; none where there is no list."""
+    if step.separator is None:
+        name = column_named(table.schema, parse_text(step.expression).name)
+        lists = whole(table.column(name))
+        if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
+            raise PlanError(
+                f"UNNEST({step.expression}): the column holds {lists.type}, and no lists.\n"
+                "  to fix  UNNEST(SPLIT(column, ',')) for texts"
+            )
+    else:
+        compiled = compile_value(step.expression, table.schema)
+        if compiled.kind not in ("string", "null"):
+            raise PlanError(f"SPLIT({step.expression}) takes text, not {compiled.kind}")
+        texts = plain(compiled(table)).cast(pa.string())
+        lists = pc.split_pattern(texts, step.separator)
+    rows = pc.list_parent_indices(lists)
+    made = dict(zip(table.column_names, table.columns, strict=True))
+    parts = {name: whole(column).take(rows) for name, column in made.items()}
+    return pa.table({**parts, step.name: pc.list_flatten(lists)}), units.take(rows)
+
+
+def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """The row once for each set of keys, one after the other."""
+    keys = [plain(compile_key(key.expression, table.schema)(table)) for key in step.keys]
+    number, count = len(step.sets), table.num_rows
+    rows = pa.array(np.repeat(np.arange(count), number))
+    which = np.tile(np.arange(number), count)
+    made = {name: whole(column).take(rows)
+            for name, column in zip(table.column_names, table.columns, strict=True)}  # fmt: skip
+    made[SET] = pa.array([step.words(chosen) for chosen in step.sets]).take(pa.array(which))
+    for place, held in enumerate(keys):
+        inside = np.array([place in chosen for chosen in step.sets])[which]
+        empty = pa.scalar(None, held.type)
+        made[step.column(place)] = pc.if_else(pa.array(inside), held.take(rows), empty)
+    return pa.table(made), units.take(rows)
+
+
+RUN = {OwnGroup: grouped, OwnWindows: windowed, OwnUnnest: unnested, OwnSets: in_sets}
 
 
 def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
@@ -337,13 +423,19 @@ def column_text(name: str) -> str:
     return normalize_expression(canonical(exp.column(name, quoted=True)))
 
 
-def with_person(source: OwnRows, unit: str) -> OwnRows:
-    """The source whose rows hold their unit in the column that a query says is protected."""
+def with_person(source: OwnRows, unit: str) -> tuple[OwnRows, str]:
+    """The source whose rows hold their unit in the column that a query says is protected.
+
+    The second is that column, as plans write it.
+    """
     tree = parse_text(unit, "the privacy unit").unnest()
+    if source.row_by_row and normalize_expression(unit) == source.unit:
+        name = tree.name if isinstance(tree, exp.Column) else "privacy_unit"
+        return replace(source, person=name), column_text(name)
     if not isinstance(tree, exp.Column):
         raise PlanError(
             f"the privacy unit {shown(unit)} is computed from combined rows.\n"
             "  to fix  compute it in the subquery under a name (LOWER(user) AS person), group by "
             "it, and protect that name"
         )
-    return replace(source, person=tree.name)
+    return replace(source, person=tree.name), column_text(tree.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -13,6 +14,32 @@ from streamveil.connectors.rejected_rows import PLACE, beside, rejected_table
 from streamveil.dataflow.reject_counts import NOT_FINITE, count
 from streamveil.plan.combine import Combined
 from streamveil.runtime.schedule import changed
+
+
+class MappedSource:
+    """A source of which each row becomes rows, alone: read and resumed as the source is."""
+
+    def __init__(self, inner: Source, change: Callable[[pa.Table], pa.Table]) -> None:
+        self.inner, self.change, self.bounded = inner, change, inner.bounded
+
+    @property
+    def names(self) -> list[str]:
+        """The files that are read, if any are."""
+        return getattr(self.inner, "names", [])
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return self.change(self.inner.schema().empty_table()).schema
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """See `Source.read`; a chunk may hold more rows than asked for."""
+        for chunk in self.inner.read(position, max_rows):
+            rows = self.change(chunk.rows)
+            if columns is not None:
+                rows = rows.select([*columns, *({PLACE} & {*rows.column_names})])
+            yield replace(chunk, rows=rows)
 
 
 class CombinedSource:

@@ -12,7 +12,7 @@ from streamveil.expressions.expr import compile_unit
 from streamveil.plan.combine import Combined
 from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.plan.plan import SourceSpec
-from streamveil.runtime.combined import CombinedSource
+from streamveil.runtime.combined import CombinedSource, MappedSource
 from streamveil.sql.schema import check_declared
 
 
@@ -28,6 +28,8 @@ def per_unit(spec: SourceSpec, source: Source) -> Source:
         return source
     schema = source.schema()
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
+    if spec.row_by_row:
+        return MappedSource(source, partial(own_rows, spec))
     return CombinedSource(source, partial(combined, spec), spec.reads(schema))
 
 

@@ -55,6 +55,7 @@ class Draft:
     sink: SinkSpec | None = None
     per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
     sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
+    copies: int = 1  # of a row, one for each of several sets of groups
     named: Mapping[str, str] = field(default_factory=dict)  # options that name columns, looked up
     post: tuple[Post, ...] = ()  # what is done with released rows
 
@@ -219,6 +220,10 @@ def _bounding(draft: Draft, values: Mapping[str, Any]) -> Bounding:
         rows = groups * each
     elif combine:
         each = 1
+    if draft.copies > 1:  # what bounds say is of one set, in which each row counts once
+        each = each or rows
+        rows = None if rows is None else rows * draft.copies
+        squares = None if squares is None else squares * draft.copies
     return Bounding(
         max_rows=rows,
         max_rows_per_group=None if each == rows else each,
@@ -249,6 +254,11 @@ def _key_set(draft: Draft, values: Mapping[str, Any]) -> KeySet:
         raise PlanError(
             "group_selection_strategy = PUBLIC_GROUPS needs the list.\n"
             "  to fix  public_groups = ['a', 'b'], or the path of a public file of groups"
+        )
+    if public is not None and draft.copies > 1:
+        raise PlanError(
+            "public_groups name groups of one set, and here are several.\n"
+            "  to fix  leave public_groups out: groups are found, also those of totals"
         )
     if isinstance(public, str):
         public = read_groups(public, [key.name for key in draft.keys])

@@ -21,19 +21,22 @@ from streamveil.plan.own_rows import (
     MOVED,
     PLACES,
     RUNNING,
+    SET,
     TOTALS,
     OwnColumn,
     OwnGroup,
     OwnOrder,
     OwnRows,
+    OwnSets,
     OwnStep,
+    OwnUnnest,
     OwnWindows,
     with_person,
     with_step,
 )
 from streamveil.plan.plan import KeyColumn, SourceSpec
 from streamveil.sql.aggregates import function_name
-from streamveil.sql.options import whole
+from streamveil.sql.options import text, whole
 
 CALLS = frozenset({*TOTALS, "COUNTIF"} - {"COUNT DISTINCT"})
 COMBINING = ("group", "having", "qualify", "distinct")  # clauses of a subquery
@@ -277,6 +280,23 @@ def moved_of(function: str, arguments: list[exp.Expr], name: str) -> OwnColumn:
     )
 
 
+def unnest_of(tree: exp.Expr, name: str, where: list[str]) -> OwnUnnest:
+    """UNNEST of a split text, or of a column of lists."""
+    condition = conjunction(where) if where else None
+    if isinstance(tree, exp.Column):
+        return OwnUnnest(name=name, expression=texts_of(tree), where=condition)
+    if not isinstance(tree, exp.Anonymous) or function_name(tree) != "SPLIT":
+        raise PlanError(f"UNNEST({shown(canonical(tree))}): UNNEST takes SPLIT(...) or a column")
+    if len(tree.expressions) not in (1, 2):
+        raise PlanError("SPLIT takes a text and what stands between its parts")
+    between = text(tree.expressions[1], "what SPLIT cuts at") if tree.expressions[1:] else ","
+    if not between:
+        raise PlanError("SPLIT by the empty text.\n  to fix  name what stands between the parts")
+    return OwnUnnest(
+        name=name, expression=texts_of(tree.expressions[0]), separator=between, where=condition
+    )
+
+
 def order_of(item: exp.Expr) -> OwnOrder:
     """One item of ORDER BY inside OVER."""
     return OwnOrder(
@@ -297,6 +317,44 @@ def text_or_none(tree: exp.Expr) -> str | None:
         return texts_of(tree)
     except PlanError:
         return None
+
+
+def with_sets(
+    source: SourceSpec, keys: tuple[KeyColumn, ...], sets: tuple[tuple[str, ...], ...],
+    where: Sequence[str], unit: str | None,
+) -> tuple[OwnRows, tuple[KeyColumn, ...], str]:  # fmt: skip
+    """The source, each row once for each set of keys, the keys over those, and the unit."""
+    if unit is None:
+        raise PlanError(
+            "who is protected? privacy_unit_column has no default.\n"
+            "  to fix  privacy_unit_column = user_id, in Python .protect(unit='user_id')"
+        )
+    if any(key.name.lower() == SET for key in keys):
+        raise PlanError(f"'{SET}' is the column that tells sets apart.\n  to fix  another name")
+    names = [key.name for key in keys]
+    plain = (replace(key, expression=normalize_expression(key.expression)) for key in keys)
+    step = OwnSets(
+        where=conjunction(where) if where else None, keys=tuple(plain),
+        sets=tuple(tuple(names.index(name) for name in chosen) for chosen in sets),
+    )  # fmt: skip
+    made, person = with_person(with_step(source, normalize_expression(unit), step), unit)
+    own = (KeyColumn(name=name, expression=step.column(at)) for at, name in enumerate(names))
+    return made, (KeyColumn(name=SET, expression=SET), *own), person
+
+
+def unnest_named(
+    source: SourceSpec, unit: str, where: Sequence[str], named: Mapping[str, str]
+) -> tuple[OwnRows, str]:
+    """The steps of `Stream.unnest`, and the unit after them."""
+    if not named:
+        raise PlanError("unnest needs a name: unnest(tag=\"SPLIT(tags, ',')\")")
+    conditions, person = list(where), normalize_expression(unit)
+    for name, written in named.items():
+        step = unnest_of(parse_text(written, f"'{name}'"), name, conditions)
+        source, person = with_person(with_step(source, person, step), person)
+        conditions = []
+    assert isinstance(source, OwnRows)  # noqa: S101  (a step was just added)
+    return source, person
 
 
 def combine_named(
@@ -329,4 +387,4 @@ def combine_named(
         scope.group = [person.copy(), *keys.values()]
     made = combined(scope)
     assert isinstance(made.source, OwnRows)  # noqa: S101  (steps were just added)
-    return with_person(made.source, texts_of(made.unit))
+    return with_person(made.source, texts_of(made.unit))[0]

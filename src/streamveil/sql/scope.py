@@ -17,7 +17,7 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
 from streamveil.plan.check import HABITS
-from streamveil.plan.own_rows import OwnRows
+from streamveil.plan.own_rows import OwnRows, with_step
 from streamveil.plan.plan import SourceSpec, Window
 from streamveil.sql import own_rows
 from streamveil.sql.options import instant, interval, length, whole, word
@@ -81,7 +81,6 @@ INNER = {
     "limit": HABITS["row-order"],
     "offset": HABITS["row-order"],
     "windows": HABITS["other-rows"],
-    "joins": HABITS["join"],
     "laterals": HABITS["join"],
     "sample": HABITS["sample"],
 }
@@ -119,7 +118,8 @@ def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | Non
             raise PlanError(f"WITH declares '{shown(cte.alias)}' twice")
         named[cte.alias.lower()] = cte.this
     protected = None if unit is None else parse_text(unit, "privacy_unit_column")
-    return _relation(clause.this, InReach(sources, named, protected))
+    inner = _relation(clause.this, InReach(sources, named, protected))
+    return _with_lists(tree, inner, protected)
 
 
 def _relation(node: exp.Expr, known: InReach) -> From:
@@ -158,12 +158,12 @@ def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
     """A subquery of columns and WHERE is the same as computing them here; more is `own_rows`."""
     if not isinstance(tree, exp.Select):
         raise HABITS["other-rows"].error()
-    only(tree, {"expressions", "from_", "where", *own_rows.COMBINING}, INNER)
+    only(tree, {"expressions", "from_", "where", "joins", *own_rows.COMBINING}, INNER)
     clause = tree.args.get("from_")
     if clause is None:
         raise PlanError("FROM is missing in the subquery")
     unit = None if known.unit is None else _unit_within(known.unit, tree.expressions, alias)
-    inner = _relation(clause.this, replace(known, unit=unit))
+    inner = _with_lists(tree, _relation(clause.this, replace(known, unit=unit)), unit)
     where = list(inner.where)
     if tree.args.get("where"):
         where.append(row_text(tree.args["where"].this, inner))
@@ -225,6 +225,32 @@ def _combined(tree: exp.Expr, inner: From, made: From, unit: exp.Expr | None) ->
         )
     )  # fmt: skip
     return replace(made, source=scope.source, where=scope.where, columns=scope.items, rest=rest)
+
+
+def _with_lists(tree: exp.Expr, inner: From, unit: exp.Expr | None) -> From:
+    """FROM t, UNNEST(...) AS x: a row for each element; any other join is refused."""
+    for join in tree.args.get("joins") or ():
+        node = join.this
+        plain = not (join.side or join.args.get("on") or join.args.get("using"))
+        if not isinstance(node, exp.Unnest) or not plain:
+            raise HABITS["join"].error()
+        alias = node.args.get("alias")
+        names = [*alias.columns, *filter(None, [alias.this])] if alias else []
+        if len(names) != 1 or len(node.expressions) != 1 or node.args.get("offset"):
+            raise PlanError("write FROM t, UNNEST(SPLIT(column, ',')) AS name, without OFFSET")
+        if unit is None:
+            raise PlanError(
+                "UNNEST needs to know who is protected.\n"
+                "  to fix  privacy_unit_column = user_id in the OPTIONS"
+            )
+        step = own_rows.unnest_of(resolved(node.expressions[0], inner), names[0].name, inner.where)
+        unit_text = row_text(unit, inner)
+        source = with_step(inner.source, unit_text, step)
+        columns = inner.columns
+        if columns is not None:
+            columns = {**columns, step.name: exp.column(step.name, quoted=True)}
+        inner = replace(inner, source=source, where=[], columns=columns)
+    return inner
 
 
 def _aliased(node: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
@@ -318,7 +344,8 @@ def _windowed(node: exp.Expr, scope: InReach) -> From:
         exp.Table(this=exp.to_identifier(".".join(p.name for p in parts if p))), scope
     )
     time = inner.own_column(_descriptor(plain[1], name), f"DESCRIPTOR of {name}")
-    known = time if isinstance(inner.source, OwnRows) else inner.source.event_time or time
+    combined = isinstance(inner.source, OwnRows) and not inner.source.row_by_row
+    known = time if combined else inner.source.event_time or time
     if known.lower() != time.lower():
         raise PlanError(
             f"DESCRIPTOR({shown(time)}) is not the event_time of '{inner.source.name}'; windows "

@@ -16,13 +16,14 @@ from streamveil.expressions.expr import normalize_expression
 from streamveil.expressions.functions import FUNCTIONS
 from streamveil.plan import options
 from streamveil.plan.check import HABITS
-from streamveil.plan.own_rows import OwnRows, with_person
+from streamveil.plan.own_rows import SET, OwnRows, with_person
 from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, TableSource
 from streamveil.plan.post import RESERVED, Post, PostColumn
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
 from streamveil.sql.options import length, whole
+from streamveil.sql.own_rows import with_sets
 from streamveil.sql.parts import Ticks
 from streamveil.sql.post import PostScope, clauses_of, is_nothing
 from streamveil.sql.scope import From, only, read_from, resolved, row_text
@@ -42,25 +43,34 @@ def read_select(
             "a private query is one SELECT; UNION and friends would publish one unit several "
             "times under one bound. Run them as separate queries"
         )
-    allowed = {"expressions", "from_", "where", "group", "with_", "having", "order", "limit"}
-    only(tree, allowed | {"offset"}, _OUTER)
+    allowed = {"expressions", "from_", "joins", "where", "group", "with_", "having", "order"}
+    only(tree, allowed | {"limit", "offset"}, _OUTER)
     scope = read_from(tree, sources, options.PRIVACY_UNIT.of(values))
     where = scope.where + (
         [row_text(tree.args["where"].this, scope)] if tree.args.get("where") else []
     )
     named = _named_columns(values, scope)
+    unit_name = options.PRIVACY_UNIT.name
     if isinstance(scope.source, OwnRows):
-        scope.source = with_person(scope.source, named[options.PRIVACY_UNIT.name])
+        scope.source, named[unit_name] = with_person(scope.source, named[unit_name])
     chosen = _select_list(tree, scope, named.get(options.PRIVACY_UNIT.name))
     is_table = isinstance(scope.source, TableSource)
     sets = _table_sets(tree, scope) if is_table else ()
-    keys = {} if is_table else _group_by(tree, scope, chosen)
+    keys, in_sets = ({}, ()) if is_table else _group_by(tree, scope, chosen)
     grouped = [name for names in sets for name in names] if is_table else list(keys)
+    columns = tuple(KeyColumn(name=name, expression=text) for name, text in keys.items())
+    source = scope.source
+    if in_sets:
+        source, columns, named[unit_name] = with_sets(
+            source, columns, in_sets, where, named.get(unit_name)
+        )
+        where, grouped = [], [SET, *grouped]
     return Draft(
-        source=scope.source,
+        source=source,
         aggregates=tuple(chosen.aggregates),
         where=tuple(where),
-        keys=tuple(KeyColumn(name=name, expression=text) for name, text in keys.items()),
+        keys=columns,
+        copies=max(1, len(in_sets)),
         window=scope.window,
         ticks=read_emit(emit, text, scope.source),
         sink=sink,
@@ -228,8 +238,13 @@ def named_calls(tree: exp.Expr, chosen: Chosen) -> Iterator[str]:
             yield from chosen.calls[canonical(item.unalias())]
 
 
-def _group_by(tree: exp.Expr, scope: From, chosen: Chosen) -> dict[str, str]:
-    """The expressions of groups, by name. Plain columns that follow from them become computed."""
+def _group_by(
+    tree: exp.Expr, scope: From, chosen: Chosen
+) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
+    """The expressions of groups, by name, and the sets of names of ROLLUP and the like.
+
+    Plain columns that follow from groups become computed.
+    """
     plain = chosen.plain
     group = tree.args.get("group")
     items = list(group.expressions) if group else []
@@ -239,13 +254,9 @@ def _group_by(tree: exp.Expr, scope: From, chosen: Chosen) -> dict[str, str]:
             items = [exp.column(name, quoted=True) for name in plain]
     keys: dict[str, str] = {}
     windows: set[str] = set()
-    for item in items:
-        if isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets):
-            raise PlanError(
-                "ROLLUP, CUBE and GROUPING SETS are there for changing tables only: of rows that "
-                "arrive, each set of groups is an answer with noise of its own.\n"
-                "  to fix  a query for each set, with a part of the budget"
-            )
+    several = any(isinstance(item, SETS) for item in items)
+    named = [_named_sets(item, tree, plain) for item in items] if several else []
+    for item in [leaf for one in items for leaf in _leaves(one)] if several else items:
         name, value = _group_item(item, tree, plain)
         read = {column.name for column in value.find_all(exp.Column)}
         if read and read <= {*WINDOW_COLUMNS} and scope.window.kind != "whole":
@@ -253,7 +264,29 @@ def _group_by(tree: exp.Expr, scope: From, chosen: Chosen) -> dict[str, str]:
             continue
         keys[name] = row_text(value, scope)
     _check_selected(plain, keys, windows, scope)
-    return keys
+    if not several:
+        return keys, ()
+    within = [item for item in named if not (isinstance(item, exp.Column) and item.name in windows)]
+    return keys, grouping_sets(within, list(keys))
+
+
+SETS = (exp.Rollup, exp.Cube, exp.GroupingSets)
+
+
+def _leaves(item: exp.Expr) -> list[exp.Expr]:
+    """The expressions that an item of GROUP BY groups by, in any of its sets."""
+    if not isinstance(item, (*SETS, exp.Tuple)):
+        return [item.unnest()]
+    return [leaf for part in item.expressions for leaf in _leaves(part)]
+
+
+def _named_sets(item: exp.Expr, tree: exp.Expr, plain: Mapping[str, exp.Expr]) -> exp.Expr:
+    """The same item, with the names of groups in place of their expressions."""
+    if not isinstance(item, (*SETS, exp.Tuple)):
+        return exp.column(_group_item(item.unnest(), tree, plain)[0], quoted=True)
+    copy = item.copy()
+    copy.set("expressions", [_named_sets(part, tree, plain) for part in item.expressions])
+    return copy
 
 
 def _table_sets(tree: exp.Expr, scope: From) -> tuple[tuple[str, ...], ...]:
