@@ -12,7 +12,14 @@ from typer.testing import CliRunner
 from streamveil import cli
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PARTS = {"flights": "--days 14"}
+PARTS = {
+    "flights": "--days 14",
+    "rare": "--households 1000",
+    "seasons": "--years 40",
+    "heavy": "--households 100",
+    "classifier": "--people 1500",
+    "counters": "--days 30",
+}
 QUESTIONS = EXAMPLES.parent / "docs" / "five-questions.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 PNG = b"\x89PNG"
