@@ -332,3 +332,13 @@ def test_rows_that_become_several_go_on_without_end_and_resume(tmp_path):
     assert first.rows.num_rows == 14
     again = list(source.read(first.position, 7, ["part"]))
     assert [c.rows for c in again] == [c.rows for c in rest]
+
+
+def test_the_time_of_grouped_rows_stays_through_later_windows():
+    """Windows after a grouping lost it: new people per month could not be asked in Python."""
+    stream = (
+        sv.files("t.parquet", event_time="ts").protect("id")
+        .per_unit(ts="TIMESTAMP_TRUNC(ts, MONTH)").per_unit(k="ROW_NUMBER() OVER (ORDER BY ts)")
+    )  # fmt: skip
+    assert stream.source.event_time == "ts"
+    assert stream.per_unit(n="COUNT(*)").source.event_time is None

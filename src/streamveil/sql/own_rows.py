@@ -101,7 +101,7 @@ def is_total(node: exp.Expr) -> bool:
 
 def combined(scope: OwnScope) -> OwnScope:
     """All steps of a subquery, in the order of SQL: GROUP BY, HAVING, OVER, QUALIFY, DISTINCT."""
-    time = scope.source.event_time
+    time, earlier = scope.source.event_time, len(getattr(scope.source, "steps", ()))
     distinct, scope.distinct = scope.distinct, False
     if scope.group or scope.having or any(is_total(node) for node in nodes(scope)):
         group_rows(scope)
@@ -116,17 +116,17 @@ def combined(scope: OwnScope) -> OwnScope:
     if distinct:
         scope.group, scope.distinct = list(scope.items.values()), True
         group_rows(scope)
-    scope.source = replace(scope.source, event_time=time_of(scope, time))
+    scope.source = replace(scope.source, event_time=time_of(scope, time, earlier))
     return scope
 
 
-def time_of(scope: OwnScope, time: str | None) -> str | None:
-    """The column of times after the steps: one of the same name, if it is still there."""
+def time_of(scope: OwnScope, time: str | None, earlier: int) -> str | None:
+    """The column of times after these steps: one of the same name, if it is still there."""
     assert isinstance(scope.source, OwnRows)  # noqa: S101  (steps were just added)
     for name, tree in scope.items.items():
         if time and name.lower() == time.lower() and isinstance(tree, exp.Column):
             return str(tree.name)
-    grouped = any(isinstance(step, OwnGroup) for step in scope.source.steps)
+    grouped = any(isinstance(step, OwnGroup) for step in scope.source.steps[earlier:])
     return None if grouped else time
 
 
