@@ -149,7 +149,7 @@ def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
     seen = call("audit", folder / "q.sql", "--trials", 400)
     assert seen.exit_code == 0
     assert "the claim stands" in seen.stdout
-    assert seen.stdout.count("stands") == 13
+    assert seen.stdout.count("stands") == 12 + 2 + 1  # attacks, lanes, the last line
 
     def refuted(plan, copies, alpha, change, tell):
         yield reduced.Verdict("one", "unbroken", 3.0, 2.0, 1e-6, 4)
@@ -161,6 +161,7 @@ def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
     planted = call("audit", folder / "q.sql", "--plant")
     assert planted.exit_code == 0
     assert "as it must be" in planted.stdout
+    assert "REFUTED after" in planted.stdout
 
 
 def test_verify_privacy_prints_the_worst_pair_and_fails_when_a_claim_does(folder, monkeypatch):

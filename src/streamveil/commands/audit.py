@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -12,6 +12,9 @@ from rich.table import Table
 from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
 from streamveil.errors import PlanError
 from streamveil.terminal import Terminal, say
+
+if TYPE_CHECKING:
+    from streamveil.audit.residuals import NoiseTest
 
 REFUTED = 6  # exit code: the claim does not stand
 
@@ -36,13 +39,20 @@ def audit(
     by Clopper and Pearson, a lower bound on epsilon. It must stay below what the query claims.
     An audit finds mistakes; it is no proof. Where the claim is one epsilon at a tiny delta, as for
     groups found by the table of coins, an attack of this size stays far below it.
+    Before that the noise of every lane is tested by itself, against the deviation that is claimed:
+    a sequential test, which sees at any budget that noise is missing, and then ends the audit.
     """
-    from streamveil.audit import reduced
+    from streamveil.audit import reduced, residuals
 
     if not 0 < alpha < 1:
         raise PlanError(f"--alpha is a chance above 0 and below 1, not {alpha:g}")
     plan = read_query(query, table, name).plan
     change = reduced.halved if plant else (lambda operator: operator)
+    tests = residuals.noise_tests(plan, alpha, change)
+    print_lanes(tests)
+    if any(not test.stands for test in tests):
+        end(refuted=True, plant=plant)
+        return
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=Terminal(stderr=True), transient=True,
@@ -67,6 +77,27 @@ def audit(
             "stands" if one.stands else "REFUTED",
         )  # fmt: skip
     print_whole(shown)
+    end(refuted=refuted, plant=plant)
+
+
+def print_lanes(tests: list[NoiseTest]) -> None:
+    """What was bet on less noise than is claimed, and won."""
+    shown = Table(title="noise of the lanes, against what is claimed")
+    for column in ("lane", "groups", "stake grew to at most", ""):
+        shown.add_column(column, justify="left" if column in ("lane", "") else "right")
+    for one in tests:
+        after = "" if one.stands else f" after {one.refuted_after} groups"
+        shown.add_row(
+            one.lane, str(one.groups), f"e^{one.growth:.1f}",
+            ("stands" if one.stands else "REFUTED" + after) if one.is_tested
+            else "not tested: its noise is as fine as its lattice",
+        )  # fmt: skip
+    if tests:
+        print_whole(shown)
+
+
+def end(*, refuted: bool, plant: bool) -> None:
+    """Says how it ended; exits with `REFUTED` where that is not what should be."""
     say(
         "the claim is refuted" + (", as it must be: half of the noise was taken away" if plant
                                   else "; please report this query")

@@ -1,0 +1,137 @@
+"""A sequential test of the noise that a query draws, valid at any time.
+
+The auditor made the rows, so the exact total of every lane is known: what is released less the
+total is noise. Under the claim it is a Gaussian of at least the deviation that the query states. A
+bettor stakes on less: the likelihood ratio of a Gaussian with part of the deviation, mixed over
+`PARTS`. For noise as wide as claimed, or wider, the product of the ratios over independent groups
+is a supermartingale that begins at 1, so it ever passes 1 / alpha with chance at most alpha (Ville
+1939): the test may stop at any group.
+
+Every lane is attacked by itself, so taking the noise of one away is seen at any budget. Groups have
+more units than any selection asks for, so that which are published does not depend on the noise;
+the lane is read as it is, before anything clips or orders it. A lane whose lattice is as coarse as
+its noise is not tested, and it is said which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import log
+
+import numpy as np
+
+from streamveil.audit.pipeline import STRIDE, Scenario, is_answer, unbroken
+from streamveil.audit.reduced import MOST_UNITS, STEP, STEPS, around, background, reduced
+from streamveil.batch import Release
+from streamveil.compiler.group_by import compile_plan
+from streamveil.core.noise.keyed import KeyedNoise, Noise, SilentNoise
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.outputs import Output
+from streamveil.plan.plan import Plan
+from streamveil.types import Array, Float64
+
+PARTS = (0.5, 0.7, 0.85)  # of the claimed deviation
+COARSE = 2.0  # deviations in steps of the lattice below which noise is no longer like a Gaussian
+GROUPS = 400  # independent draws of every lane
+SURE = 12  # a group has so many times the units at which half are published
+
+
+@dataclass(frozen=True)
+class NoiseTest:
+    """One lane: how far the stake grew, and after how many groups it passed 1 / alpha."""
+
+    lane: str
+    groups: int  # looked at
+    growth: float  # the logarithm of the largest stake
+    refuted_after: int | None  # groups
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether its noise is like a Gaussian, as the test needs it."""
+        return self.groups > 0
+
+    @property
+    def stands(self) -> bool:
+        """Whether the noise may be what is claimed."""
+        return self.refuted_after is None
+
+
+def bet(standard: Float64[Array, " n"], alpha: float, lane: str = "") -> NoiseTest:
+    """Bets that noise, divided by the deviation that is claimed, is narrower than 1.
+
+    >>> bet(np.full(100, 0.3), 1e-6).refuted_after is not None
+    True
+    >>> bet(np.full(100, 1.5), 1e-6).stands
+    True
+    """
+    parts = np.array(PARTS)[:, None]
+    ratios = -np.log(parts) - standard[None, :] ** 2 / 2 * (1 / parts**2 - 1)
+    stakes = np.logaddexp.reduce(np.cumsum(ratios, axis=1), axis=0) - log(len(PARTS))
+    over = np.flatnonzero(stakes >= log(1 / alpha))
+    most = float(stakes.max(initial=0.0))
+    return NoiseTest(lane, len(standard), most, int(over[0]) + 1 if len(over) else None)
+
+
+def bare(operator: GroupBy) -> GroupBy:
+    """The same query, whose columns are its lanes as they are."""
+    lanes = range(len(operator.totalling.lanes))
+    outputs = tuple(Output(name=f"lane{place}", function="sum", lanes=(place,)) for place in lanes)
+    return replace(operator, outputs=outputs)
+
+
+def crowded(operator: GroupBy) -> Scenario:
+    """One group that is published whatever the noise, all of its units at the first trigger."""
+    units = min(MOST_UNITS, SURE * around(operator))
+    rows = tuple((unit, 0, 1, STEP - 1, 0.0) for unit, *_ in background([0], units))
+    return Scenario(name="a crowd", background=rows, added=(), steps=STEPS)
+
+
+def noise_tests(
+    plan: Plan, alpha: float, change: Callable[[GroupBy], GroupBy] = lambda operator: operator
+) -> list[NoiseTest]:
+    """Tests every lane of the reduced query; any of them errs with chance `alpha` at most.
+
+    `change` may plant a fault in what runs. Presets other than the default have none of its lanes.
+    """
+    if plan.preset != "default":
+        return []
+    claimed = compile_plan(reduced(plan, GROUPS))
+    noises = KeyedNoise.fresh(), KeyedNoise.fresh()
+    return list(lane_tests(claimed, change(claimed), noises, alpha))
+
+
+def lane_tests(
+    claimed: GroupBy, running: GroupBy, noises: tuple[Noise, Noise], alpha: float
+) -> Iterator[NoiseTest]:
+    """`noises` are that of the run, and that of a run that shows the claimed deviations."""
+    scenario, lanes = crowded(claimed), len(claimed.totalling.lanes)
+    exact, honest, found = (
+        cells_of(unbroken(bare(one), scenario.batches(GROUPS, with_unit=False), noise))
+        for one, noise in ((claimed, SilentNoise()), (claimed, noises[1]), (running, noises[0]))
+    )
+    for place, lane in enumerate(claimed.totalling.lanes):
+        name, label = f"lane{place}", f"{place} ({lane.kind})"
+        cells = [cell for cell in found if cell[2] == name and cell in exact and cell in honest]
+        if not cells:
+            yield NoiseTest(label, 0, 0.0, None)
+            continue
+        cell = min(cells)
+        (values, _), centre, spread = found[cell], exact[cell][0][0], honest[cell][1].min()
+        steps = np.diff(np.unique(values))
+        coarse = not len(steps) or spread < COARSE * steps.min()
+        standard = (values - centre)[: 0 if coarse else None] / spread
+        yield bet(standard, alpha / lanes, label)
+
+
+def cells_of(releases: list[Release]) -> dict[tuple[int, int, str], tuple[Array, Array]]:
+    """The values and deviations of the crowded group of every copy, by trigger, window, lane."""
+    found = {}
+    for release in releases:
+        table = release.table
+        mine = table.column("key").to_numpy() % STRIDE == 0
+        for name in [one for one in table.column_names if is_answer(one, table)]:
+            columns = (table.column(one).to_numpy()[mine] for one in (name, name + "_sd"))
+            if mine.any():
+                found[release.trigger, release.window, name] = tuple(columns)
+    return found  # type: ignore[return-value]  # two columns each
