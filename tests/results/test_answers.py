@@ -19,9 +19,9 @@ from streamveil.dataflow.windows import fixed_schedule
 from streamveil.errors import PlanError, SourceError
 from streamveil.release_metadata import FACTS, cut_sentence
 from streamveil.results import noise as noises
-from streamveil.results.answers import UNKNOWN, Answers
+from streamveil.results.answers import UNKNOWN, Answers, WeightedSum
 from streamveil.results.intervals import ratio
-from streamveil.results.joint import Cell, Joint
+from streamveil.results.joint import Cell, Ends, Joint
 from streamveil.results.releases import Moment, Releases
 from tests.released import made
 from tests.results.streams import DESIGNS, KEYS, TRIGGERS, query, released, truth
@@ -103,6 +103,25 @@ def test_sums_over_recent_triggers_cross_windows(design):
         .table["v"]
         .equals(answers.releases.table(answers.moments[TRIGGERS + 2])["v"])
     )
+
+
+@pytest.mark.parametrize("design", ["gaussian", "weights"])
+def test_means_over_windows_have_the_noise_of_each(design, monkeypatch):
+    answers = sv.answers(released(design))
+    exact = (truth("v")[0, TRIGGERS] + truth("v")[END]) / 2
+    derived = answers.moving("v", 2)
+    assert_fits(scores(derived, exact, "v"), gaussian(1), ALPHA)
+    once = answers.moving("v", 1, END)
+    released_sd = answers.releases.table(answers.moments[-1])["v_sd"]
+    np.testing.assert_allclose(once.table["v_sd"], released_sd)
+    real = WeightedSum.covariance
+    monkeypatch.setattr(  # planted: as if both windows had one noise
+        WeightedSum, "covariance",
+        lambda self, joint, part: Ends(*(2 * end for end in real(self, joint, part))),
+    )  # fmt: skip
+    assert_rejects(scores(answers.moving("v", 2), exact, "v"), gaussian(1), ALPHA)
+    with pytest.raises(sv.StreamveilError, match="window"):
+        answers.moving("v", 3)
 
 
 @pytest.mark.parametrize("design", ["gaussian", "public"])

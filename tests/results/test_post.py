@@ -15,10 +15,11 @@ from streamveil import cli
 from streamveil.errors import PlanError, SourceError
 from streamveil.expressions.dialect import parse_text
 from streamveil.plan.plan import SourceSpec
-from streamveil.plan.post import Post, PostColumn
+from streamveil.plan.post import Post, PostColumn, PostShift, SortKey
 from streamveil.results import answer_sums, combine_intervals
 from streamveil.results.post import CHOSEN, post_processed, processed, require_post
 from streamveil.runtime.published import of_state
+from streamveil.sql.post import read_step
 from streamveil.sql.sql import parse_script
 from tests.released import made
 from tests.results.streams import KEYS, released, truth
@@ -215,6 +216,71 @@ def test_intervals_of_sums_and_ratios_cover_as_often_as_they_say(expression, mon
     assert_rejects_rate(*covered(expression, EXPRESSIONS[expression]), 0.95)
 
 
+MOVED = {  # over rows in the order of k: an expression, and what it is of exact totals
+    "n - LAG(n) OVER (ORDER BY k)": lambda n: n - back(n, 1),
+    "LEAD(n, 2) OVER (ORDER BY k) - n": lambda n: back(n, -2) - n,
+    "n / LAG(n) OVER (ORDER BY k) - 1": lambda n: n / back(n, 1) - 1,
+    "AVG(n) OVER (ORDER BY k ROWS BETWEEN 3 PRECEDING AND CURRENT ROW)":
+        lambda n: (n + back(n, 1) + back(n, 2) + back(n, 3)) / 4,
+    "n - AVG(n) OVER (ORDER BY k ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING)":
+        lambda n: n - (n + back(n, 1) + back(n, -1)) / 3,
+    "LAG(n) OVER (ORDER BY k) + LEAD(n) OVER (ORDER BY k DESC)": lambda n: 2 * back(n, 1),
+    "n - 2 * AVG(n) OVER (PARTITION BY MOD(k, 1) ORDER BY k DESC ROWS 1 PRECEDING)":
+        lambda n: -back(n, -1),
+    "SUM(n) OVER (PARTITION BY MOD(k, 2) ORDER BY k DESC ROWS 1 PRECEDING)":
+        lambda n: n + back(n, -2),
+}  # fmt: skip
+
+
+def back(values, rows):
+    return np.roll(values, rows)
+
+
+def covered_moved(expression, exact):
+    """The same of numbers of other rows; of every eighth group, whose rows are its own."""
+    release = released("public")[-1]
+    plan = sv.sql(PRIVATE + " k, COUNT(*) AS n FROM t GROUP BY k", {"t": released_rows()}).plan
+    step = read_step(f"k, {expression} AS r", "", plan)
+    table = post_processed(release, step).table
+    n = truth("n")[release.window, release.trigger]
+    true = exact(n)[table["k"].to_numpy()]
+    low, high = (table[f"r_{end}"].to_numpy(zero_copy_only=False) for end in ("low", "high"))
+    place = table["k"].to_numpy()
+    alone = (place % 8 == 4) & (place > 8) & (place < KEYS - 8)
+    assert np.isfinite(low[alone]).all()
+    return int(((low <= true) & (true <= high))[alone].sum()), int(alone.sum())
+
+
+def released_rows():
+    return pa.table({"u": ["a"], "k": [1]})
+
+
+@pytest.mark.parametrize("expression", MOVED)
+def test_intervals_of_moving_means_and_changes_cover_as_often_as_they_say(expression, monkeypatch):
+    """False alarms: ALPHA of `tests.statistics` for each."""
+    assert_rate(*covered_moved(expression, MOVED[expression]), 0.95)
+    real = answer_sums.Answered.covariance
+    monkeypatch.setattr(  # planted: half of the deviation
+        answer_sums.Answered, "covariance",
+        lambda self, a, b: tuple(end / 4 for end in real(self, a, b)),
+    )  # fmt: skip
+    assert_rejects_rate(*covered_moved(expression, MOVED[expression]), 0.95)
+
+
+def test_numbers_whose_noise_may_go_together_get_the_widest_interval():
+    rows = {"week": [1, 2], "n": [5, 9], "n_sd": [1.0, 1.0], "n_low": [3.0, 7.0],
+            "n_high": [7.0, 11.0]}  # fmt: skip
+    facts = {"version": 1, "rounds": True, "confidence": 0.95,
+             "outputs": [{"name": "n", "function": "count", "lanes": [0]}]}  # fmt: skip
+    made_of = [PostColumn(name="d", expression="n - before")]
+    shift = PostShift(name="before", column="n", rows=1, order=(SortKey(expression="week"),))
+    step = Post(columns=tuple(made_of), shifts=(shift,))
+    for rounds, sd in ((True, 2.0), (False, 2**0.5)):
+        metadata = {b"streamveil": json.dumps({**facts, "rounds": rounds}).encode()}
+        table = pa.table(rows).replace_schema_metadata(metadata)
+        assert processed(table, (step,))["d_sd"].to_pylist()[1] == pytest.approx(sd)
+
+
 @pytest.mark.parametrize("expression", BOXED)
 def test_intervals_of_other_expressions_cover_at_least_as_often(expression):
     hits, groups = covered(expression, BOXED[expression])
@@ -262,7 +328,16 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
     ("SELECT c, SUM(n) FROM ({}) GROUP BY c", "not grouped or aggregated again"),
     ("SELECT SUM(n) FROM ({})", "not grouped or aggregated again"),
     ("SELECT nn FROM ({})", "unknown column 'nn' of the released rows; did you mean 'n'?"),
-    ("SELECT ROW_NUMBER() OVER (ORDER BY n) FROM ({})", "window functions"),
+    ("SELECT ROW_NUMBER() OVER (ORDER BY c) FROM ({})", "is not there over released rows"),
+    ("SELECT LAG(n) OVER (ORDER BY n) FROM ({})", "by columns of their groups"),
+    ("SELECT LAG(n) OVER (PARTITION BY c) FROM ({})", "by columns of their groups"),
+    ("SELECT LAG(n) OVER (ORDER BY trigger) FROM ({})", "OVER sees one release"),
+    ("SELECT LAG(n + 1) OVER (ORDER BY c) FROM ({})", "takes a column of the released rows"),
+    ("SELECT LAG(n, 1, 0) OVER (ORDER BY c) FROM ({})", "without a frame"),
+    ("SELECT AVG(n) OVER (ORDER BY c) FROM ({})", "needs a frame"),
+    ("SELECT AVG(n) OVER (ORDER BY c ROWS 9999 PRECEDING) FROM ({})", "at most 400 rows"),
+    ("SELECT n FROM ({}) WHERE LAG(n) OVER (ORDER BY c) > 5", "in a SELECT, and filter"),
+    ("SELECT n FROM ({}) QUALIFY LAG(n) OVER (ORDER BY c) > 5", "WHERE around a SELECT"),
     ("SELECT n FROM ({}) ORDER BY 2", "between 1 and 1"),
     ("SELECT n, c AS n FROM ({})", "two columns are called 'n'"),
     ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "a join of released rows"),

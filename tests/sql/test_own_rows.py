@@ -19,8 +19,9 @@ from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value
 from streamveil.expressions.kernels import NO
 from streamveil.plan import own_rows as module
-from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnOrder, OwnWindows, own_rows
+from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
 from streamveil.plan.plan import KeyColumn
+from streamveil.plan.post import SortKey
 from streamveil.runtime.combined import MappedSource
 
 PRIVATE = (
@@ -123,7 +124,7 @@ def test_without_a_unit_the_rows_of_all_others_are_the_same(subquery, seed, unit
 def steps_without_unit():
     """Steps that do not name the unit, which they need not."""
     of_x = OwnColumn(name="s", function="SUM", expression="x")
-    by = OwnOrder(expression="y")
+    by = SortKey(expression="y")
     return [
         OwnGroup(columns=(of_x,)),
         OwnGroup(keys=(KeyColumn(name="day", expression="day"),), columns=(of_x,)),

@@ -119,6 +119,17 @@ def last(
     show(found, f"{name} over the last {triggers} triggers", out)
 
 
+@app.command(epilog="Example: streamveil derive moving pages.veil n --windows 7")
+def moving(
+    source: Releases, name: Name,
+    windows: Annotated[int, typer.Option(help="How many windows, with the last.")],
+    at: At = None, confidence: Level = None, sql: Sql = None, out: Out = None,
+) -> None:  # fmt: skip
+    """The mean of a number over the last windows, each at its last release."""
+    found = opened(source, sql).moving(name, windows, place(at), confidence=confidence)
+    show(found, f"mean of {name} over {windows} windows", out)
+
+
 @app.command(epilog="Example: streamveil derive ratio pages.veil seconds n --triggers 4")
 def ratio(
     source: Releases,

@@ -51,6 +51,7 @@ from streamveil.expressions.expr import (
 from streamveil.expressions.kernels import NO
 from streamveil.plan.combine import one_zero
 from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.plan.post import SortKey
 from streamveil.types import Array, Bool, Int64
 
 TOTALS = {  # of the rows of a unit, or of a group or partition of them
@@ -71,15 +72,6 @@ RUNNING = ("COUNT", "SUM")  # totals up to a row, where an order is given
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnOrder:
-    """One expression by which rows of a unit are put in order."""
-
-    expression: str
-    descending: bool = False
-    nulls_first: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class OwnColumn:
     """One value made of several rows of a unit: a total, or a function over a window of them."""
 
@@ -87,7 +79,7 @@ class OwnColumn:
     function: str
     expression: str | None = None  # None: COUNT(*), ROW_NUMBER()
     by: tuple[str, ...] = ()  # partitioned by the unit and these; of a window function
-    order: tuple[OwnOrder, ...] = ()
+    order: tuple[SortKey, ...] = ()
     distance: int = 1  # of LAG and LEAD
 
 
@@ -386,7 +378,7 @@ class Ordered:
         return made
 
 
-def ranked(order: OwnOrder, table: pa.Table) -> Int64[Array, " rows"]:
+def ranked(order: SortKey, table: pa.Table) -> Int64[Array, " rows"]:
     """Integers in the order of an expression's values."""
     values = plain(compile_key(order.expression, table.schema)(table))
     ranks = np.asarray(pc.rank(values, "ascending", tiebreaker="dense"))

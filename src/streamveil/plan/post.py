@@ -21,8 +21,8 @@ class PostColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostOrder:
-    """One sort key. Rows that are equal in all of them stay in the order of the release."""
+class SortKey:
+    """One key by which rows are sorted. Rows that are equal in all keys stay in their order."""
 
     expression: str
     descending: bool = False
@@ -30,14 +30,40 @@ class PostOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PostShift:
+    """A released number some rows earlier in the same release, with its interval: LAG, LEAD.
+
+    Of a frame (AVG, SUM) with 0 where there is no such row; `here_column` then says where there is.
+    """
+
+    name: str
+    column: str
+    rows: int  # how many before; below 0: after
+    by: tuple[str, ...] = ()
+    order: tuple[SortKey, ...] = ()
+    filled: bool = False
+
+    @property
+    def here_column(self) -> str:
+        """1 where the row is there, 0 where not."""
+        return self.name + "_here"
+
+    @property
+    def row_column(self) -> str:
+        """Of which row of the release it is."""
+        return self.name + "_row"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Post:
     """One SELECT over released rows: WHERE, ORDER BY and LIMIT of each release, then columns."""
 
     where: str | None = None
-    order: tuple[PostOrder, ...] = ()
+    order: tuple[SortKey, ...] = ()
     limit: int | None = None
     offset: int = 0
     columns: tuple[PostColumn, ...] | None = None  # None: all of the release
+    shifts: tuple[PostShift, ...] = ()  # numbers of other rows that columns compute with
 
     @property
     def words(self) -> str:

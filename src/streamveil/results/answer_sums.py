@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.expressions.dialect import canonical
@@ -17,6 +18,8 @@ from streamveil.results.intervals import deviations
 from streamveil.types import Array
 
 LINEAR = ("count", "count_units", "count_distinct", "sum")
+SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
+ROW = "row of the release"  # a column, where numbers of other rows stand beside
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
 
@@ -79,7 +82,7 @@ class Answered:
         off = SLACK * sd + ROUNDED * np.maximum(np.abs(low), np.abs(high))
         whole = np.abs(high - low - 2 * reach) <= off
         found = np.where(whole, (low + high) / 2, np.nan)
-        if not facts.get("non_negative"):
+        if not facts.get("non_negative") or SHIFT in facts:
             return np.asarray(found)
         cut = (low == 0) & (high <= 2 * reach) & ~self._may_be_new
         return np.where(cut & ~whole, np.where(high > 0, high - reach, -reach), found)
@@ -99,8 +102,17 @@ class Answered:
         if self.is_correlated:
             return -most, most
         if self.answers[one]["lanes"] == self.answers[two]["lanes"]:
-            return most, most  # the same total under two names
+            same = most * (self._row(one) == self._row(two))
+            return same, same  # where it is the same total under two names
         return 0 * most, 0 * most
+
+    def _row(self, name: str) -> Array:
+        """Of which row of a release each number of a column is; -1 where of none."""
+        shift = self.answers[name].get(SHIFT)
+        column = ROW if shift is None else shift
+        if column not in self.table.column_names:
+            return np.zeros(1)
+        return np.asarray(pc.fill_null(self.table.column(column), -1))
 
     def joint(self, left: Sum, right: Sum) -> tuple[Array, Array]:
         """The same of two sums."""

@@ -126,6 +126,23 @@ class Answers(AnswerTable):
         end = self._moment(at)
         return self._sum(name, WeightedSum(self._span(name, end, triggers)), confidence)
 
+    def moving(
+        self, name: str, windows: int, at: At = None, *, confidence: float | None = None
+    ) -> Derived:
+        """The mean of a number over so many windows, each at its last release, up to that of `at`.
+
+        Windows share no noise, so the interval is exact for counts and sums.
+        """
+        if windows < 1:
+            raise PlanError("windows must be at least 1")
+        end = self._moment(at)
+        last = {one.window: one for one in self.moments}
+        earlier = [last.get(end.window - back, Moment(end.window - back, 1))
+                   for back in range(windows - 1, 0, -1)]  # fmt: skip
+        cells = [Cell(self.releases.require(one), name) for one in (*earlier, end)]
+        part = WeightedSum(tuple((cell, 1.0 / windows) for cell in cells))
+        return self._sum(name, part, confidence, whole=False)
+
     def ratio(  # noqa: PLR0913  (two numbers and two places, by name)
         self,
         top: str,
@@ -183,12 +200,14 @@ class Answers(AnswerTable):
 
     # ---- helpers
 
-    def _sum(self, name: str, part: WeightedSum, confidence: float | None) -> Derived:
+    def _sum(
+        self, name: str, part: WeightedSum, confidence: float | None, *, whole: bool = True
+    ) -> Derived:
         joint, notes = self._joint([part])
         level = self._confidence(confidence)
         variance = part.covariance(joint, part).high
         found = plain(part.value(joint), variance, deviations(level))
-        return self._derived(name, joint, found, level, notes)
+        return self._derived(name, joint, found, level, notes, whole=whole)
 
     def _span(self, name: str, end: Moment, triggers: int) -> tuple[tuple[Cell, float], ...]:
         """What arrived in the last triggers: totals at their end minus totals before them."""
@@ -314,11 +333,13 @@ class Answers(AnswerTable):
         return joint, notes if said is None else [*notes, said]
 
     def _derived(
-        self, name: str, joint: Joint, found: Interval, level: float, notes: list[str]
-    ) -> Derived:
+        self, name: str, joint: Joint, found: Interval, level: float, notes: list[str],
+        *, whole: bool = True,
+    ) -> Derived:  # fmt: skip
         """Key columns and the interval, in the order of the keys."""
         names, columns = list(self.releases.key_names), list(joint.labels.columns)
-        whole = joint.output(name).get("function") in ("count", "count_units", "count_distinct")
+        counts = joint.output(name).get("function") in ("count", "count_units", "count_distinct")
+        whole = whole and counts
         for suffix, column in zip(("", "_sd", "_low", "_high"), found, strict=True):
             names.append(name + suffix)
             columns.append(np.rint(column).astype(np.int64) if whole and not suffix else column)

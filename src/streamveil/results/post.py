@@ -26,8 +26,9 @@ from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import parse_text, shown
 from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
 from streamveil.expressions.kernels import NO
+from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
 from streamveil.plan.plan import Plan, TableSource
-from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostOrder
+from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostShift, SortKey
 from streamveil.release_metadata import (
     FACTS,
     NOTE,
@@ -37,13 +38,14 @@ from streamveil.release_metadata import (
     read_facts,
     read_note,
 )
-from streamveil.results.answer_sums import Answered, names_in
+from streamveil.results.answer_sums import ROW, SHIFT, Answered, names_in
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
 
 CHOSEN = (
     "rows were chosen by their noisy numbers, which tends to those with high noise: intervals hold"
     " for each group, not for the chosen ones only"
 )
+EARLIER = "earlier rows are those of groups that are shown: hidden ones are passed over"
 INSTANT = pa.timestamp("us", tz="UTC")
 WHOLE = ("count", "count_units", "count_distinct")
 
@@ -94,8 +96,9 @@ def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
 
 
 def step(rows: PostRows, post: Post) -> PostRows:
-    """One SELECT: WHERE, ORDER BY, LIMIT, then columns."""
-    rows = limited(ordered(filtered(rows, post), post.order), post)
+    """One SELECT: WHERE, numbers of other rows, ORDER BY, LIMIT, then columns."""
+    rows = shifted(filtered(rows, post), post.shifts)
+    rows = limited(ordered(rows, post.order), post)
     return rows if post.columns is None else selected(rows, post.columns)
 
 
@@ -119,7 +122,45 @@ def unsaid(rows: PostRows) -> PostRows:
     return replace(rows, facts=rows.facts and {**rows.facts, "hidden": {}})
 
 
-def ordered(rows: PostRows, order: tuple[PostOrder, ...]) -> PostRows:
+def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
+    """The rows with numbers of other rows beside them, as answers with intervals of their own.
+
+    Proof: groups of a release have noise of their own, drawn apart, so that the covariance of
+        numbers of different rows is 0, and of one row what it always is: each knows of which row it
+        is (`Answered.covariance`). Where a release does not say so its numbers are no sums of known
+        noise (no interval of more than one), or it says that noise goes together, and the
+        covariance is taken at its worst.
+    """
+    if not shifts:
+        return rows
+    table, answers = rows.table, dict(rows.answered.answers)
+    table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))
+    for one in shifts:
+        moved = {
+            end: OwnColumn(
+                name=one.name + end, function="LAG" if one.rows >= 0 else "LEAD",
+                expression=column_text(one.column + end), by=one.by, order=one.order,
+                distance=abs(one.rows),
+            )
+            for end in ("", *SUFFIXES) if one.column + end in table.column_names
+        }  # fmt: skip
+        of_row = replace(moved[""], name=one.row_column, expression=column_text(ROW))
+        nobody = pa.repeat(0, table.num_rows)
+        table, _ = windowed(OwnWindows(columns=(*moved.values(), of_row)), table, nobody)
+        if one.filled:
+            here = table[one.name].is_valid().cast(pa.int64())
+            for end in moved:
+                place = table.column_names.index(one.name + end)
+                filled = pc.fill_null(table[one.name + end], 0)
+                table = table.set_column(place, one.name + end, filled)
+            table = table.append_column(one.here_column, here)
+        if one.column in answers:
+            answers[one.name] = {**answers[one.column], SHIFT: one.row_column}
+    made = rows.with_table(table.replace_schema_metadata(rows.table.schema.metadata), EARLIER)
+    return replace(made, answered=replace(made.answered, answers=answers))
+
+
+def ordered(rows: PostRows, order: tuple[SortKey, ...]) -> PostRows:
     """The rows by their keys; those that are equal in all of them stay in their order."""
     table = rows.table
     for one in reversed(order):  # a stable sort by each, the first one last
@@ -154,6 +195,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
         made, note = with_interval(column, before)
         if len(made) > 1:
             same = before.answers.get(column.expression.strip("`"), {})
+            same = {} if SHIFT in same else same
             answers[column.name] = {**same, "name": column.name} if same else {}
         notes += [] if note is None else [f"{column.name} has no interval: {note}"]
         for name, cells in made.items():

@@ -25,7 +25,6 @@ from streamveil.plan.own_rows import (
     TOTALS,
     OwnColumn,
     OwnGroup,
-    OwnOrder,
     OwnRows,
     OwnSets,
     OwnStep,
@@ -35,6 +34,7 @@ from streamveil.plan.own_rows import (
     with_step,
 )
 from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.plan.post import SortKey
 from streamveil.sql.aggregates import function_name
 from streamveil.sql.options import text, whole
 
@@ -297,9 +297,9 @@ def unnest_of(tree: exp.Expr, name: str, where: list[str]) -> OwnUnnest:
     )
 
 
-def order_of(item: exp.Expr) -> OwnOrder:
+def order_of(item: exp.Expr) -> SortKey:
     """One item of ORDER BY inside OVER."""
-    return OwnOrder(
+    return SortKey(
         expression=texts_of(item.this),
         descending=bool(item.args.get("desc")),
         nulls_first=bool(item.args.get("nulls_first")),

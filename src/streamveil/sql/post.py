@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
-from streamveil.expressions.dialect import canonical, parse_query, shown, tokenize
-from streamveil.expressions.expr import normalize_expression
+from streamveil.expressions.dialect import canonical, parse_query, parse_text, shown, tokenize
+from streamveil.expressions.expr import columns_of, normalize_expression
 from streamveil.expressions.names import is_unit_word, key_name
 from streamveil.plan.check import SKETCHES
 from streamveil.plan.plan import Plan
-from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostOrder
+from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostShift, SortKey
 from streamveil.release_metadata import SUFFIXES
-from streamveil.sql.aggregates import is_aggregate
+from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.options import whole
 from streamveil.sql.scope import only
 from streamveil.sql.script import PRIVATE
@@ -36,8 +36,7 @@ _JOINED = (
 OUTER = {
     "group": _AGAIN, "having": _AGAIN, "joins": _JOINED, "laterals": _JOINED,
     "distinct": "SELECT DISTINCT: groups are distinct already",
-    "qualify": "QUALIFY: window functions are not computed over released rows; ORDER BY and LIMIT "
-    "are, within each release",
+    "qualify": "QUALIFY.\n  to fix  ORDER BY and LIMIT, or WHERE around a SELECT with OVER",
 }  # fmt: skip
 
 
@@ -49,10 +48,12 @@ class PostScope:
     qualifiers: frozenset[str] = frozenset()  # names of the table
     stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> what it is
     aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
+    shifts: dict[str, PostShift] | None = None  # of OVER, as they are met; None: not there
 
     def column(self, name: str) -> str | None:
         """The column of that name, in any case of letters where that is unambiguous."""
-        if name in self.columns:
+        added = (self.shifts or {}).values()
+        if name in self.columns or any(name in (one.name, one.here_column) for one in added):
             return name
         same = [known for known in self.columns if known.lower() == name.lower()]
         return same[0] if len(same) == 1 else None
@@ -82,10 +83,10 @@ class PostScope:
         known = self.stands_for.get(canonical(tree))
         if known is not None:
             return known.copy()
+        if isinstance(tree, exp.Window):
+            return over(tree, self)
         if is_aggregate(tree):
             raise PlanError(f"{shown(canonical(tree))}: {_AGAIN}")
-        if isinstance(tree, exp.Window):
-            raise PlanError(f"not available: {OUTER['qualify']}")
         if not isinstance(tree, exp.Column) or is_unit_word(tree):
             return None
         table = tree.args.get("table")
@@ -105,6 +106,99 @@ class PostScope:
     def text(self, tree: exp.Expr) -> str:
         """A tree over columns of the release, as plans store it."""
         return normalize_expression(canonical(self.rewritten(tree)))
+
+
+OVER = "LAG(x, n), LEAD(x, n), and AVG(x) or SUM(x) with ROWS BETWEEN n PRECEDING AND CURRENT ROW"
+MOST_FRAME = 400  # rows
+
+
+def over(node: exp.Expr, released: PostScope) -> exp.Expr:
+    """A number of other rows of a release, as columns that a step adds: LAG, LEAD, AVG, SUM."""
+    if released.shifts is None:
+        raise PlanError(
+            "OVER stands in the columns of a SELECT over a private answer.\n"
+            "  to fix  compute it in a SELECT, and filter or sort in one around that"
+        )
+    call = node.this
+    name = function_name(call) if isinstance(call, exp.Anonymous) else ""
+    if name not in ("LAG", "LEAD", "AVG", "SUM"):
+        raise PlanError(
+            f"'{shown(canonical(node))}' is not there over released rows.\n  to fix  {OVER}"
+        )
+    column = released.column(call.expressions[0].name) if call.expressions else None
+    if column is None or not isinstance(call.expressions[0], exp.Column):
+        raise PlanError(f"{name} takes a column of the released rows: compute others in a SELECT")
+    by = tuple(released.text(part) for part in node.args.get("partition_by") or ())
+    clause = node.args.get("order")
+    order = tuple(
+        SortKey(
+            expression=released.text(one.this), descending=bool(one.args.get("desc")),
+            nulls_first=bool(one.args.get("nulls_first")),
+        )
+        for one in (clause.expressions if clause else ())
+    )  # fmt: skip
+    _require_groups(by, order, released)
+
+    def shift(rows: int, *, filled: bool) -> PostShift:
+        text = f"{column} {rows} {by} {order} {filled}"
+        assert released.shifts is not None  # noqa: S101  (looked at above)
+        made = PostShift(
+            name=f"{column}_shift_{len(released.shifts) + 1}", column=column, rows=rows, by=by,
+            order=order, filled=filled,
+        )  # fmt: skip
+        return released.shifts.setdefault(text, made)
+
+    if name in ("LAG", "LEAD"):
+        if node.args.get("spec") or len(call.expressions) > 2:
+            raise PlanError(f"{name} takes a column and a number of rows, without a frame")
+        rows = whole(call.expressions[1], f"rows of {name}") if call.expressions[1:] else 1
+        return exp.column(shift(rows if name == "LAG" else -rows, filled=False).name, quoted=True)
+    if len(call.expressions) > 1:
+        raise PlanError(f"{name} takes one column")
+    frame = _frame(node)
+    parts = [shift(rows, filled=True) for rows in frame if rows]
+    own = [f"`{column}`"] if 0 in frame else []
+    total = " + ".join([*own, *(f"`{one.name}`" for one in parts)])
+    there = " + ".join(["1" for _ in own] + [f"`{one.here_column}`" for one in parts])
+    text = f"({total})" if name == "SUM" else f"(({total}) / ({there}))"
+    return parse_text(text)
+
+
+def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: PostScope) -> None:
+    """Refuses rows that are put in order by noise, or not at all."""
+    read = {name for text in (*by, *(one.expression for one in order)) for name in columns_of(text)}
+    noisy = {name for name in released.columns if name + SUFFIXES[0] in released.columns}
+    noisy |= {name + end for name in noisy for end in SUFFIXES}
+    if not order or read & noisy:
+        raise PlanError(
+            "OVER (... ORDER BY ...) over released rows is by columns of their groups, such as a "
+            "week.\n  to fix  ORDER BY the column of time"
+        )
+    if read & {*RESERVED}:
+        raise PlanError(
+            "windows are released one by one, and OVER sees one release.\n"
+            "  to fix  moving(...), difference(...) and ratio(...) of sv.answers, across releases; "
+            "or ask once, with GROUP BY DATE_TRUNC(day, WEEK)"
+        )
+
+
+def _frame(node: exp.Expr) -> list[int]:
+    """How many rows before each a frame holds, from the first to the last."""
+    spec, ends = node.args.get("spec"), []
+    for end in ("start", "end"):
+        value = spec.args.get(end) if spec else None
+        side = spec.args.get(f"{end}_side") if spec else None
+        if value == "CURRENT ROW" or (value is None and spec is not None and end == "end"):
+            ends.append(0)
+        elif isinstance(value, exp.Literal) and side in ("PRECEDING", "FOLLOWING"):
+            ends.append(whole(value, "rows of a frame") * (1 if side == "PRECEDING" else -1))
+    fits = len(ends) == 2 and 0 <= ends[0] - ends[1] < MOST_FRAME
+    if spec is None or spec.args.get("kind") != "ROWS" or not fits:
+        raise PlanError(
+            f"'{shown(canonical(node))}' needs a frame of at most {MOST_FRAME} rows.\n"
+            "  to fix  ROWS BETWEEN 6 PRECEDING AND CURRENT ROW"
+        )
+    return list(range(ends[0], ends[1] - 1, -1))
 
 
 def released_columns(plan: Plan) -> tuple[str, ...]:
@@ -133,7 +227,7 @@ def clauses_of(
     condition, order = tree.args.get(clause), tree.args.get("order")
     limit, offset = tree.args.get("limit"), tree.args.get("offset")
     aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
-    filtered = aliased if clause == "having" else released
+    filtered = replace(aliased if clause == "having" else released, shifts=None)
     return Post(
         where=None if condition is None else filtered.text(condition.this),
         order=tuple(
@@ -151,7 +245,7 @@ def _rows(tree: exp.Expr, what: str) -> int:
     return number
 
 
-def _order(tree: exp.Expr, released: PostScope, items: list[exp.Expr]) -> PostOrder:
+def _order(tree: exp.Expr, released: PostScope, items: list[exp.Expr]) -> SortKey:
     """One key of ORDER BY; as in GoogleSQL nulls are the least values."""
     value, descending = tree.this, bool(tree.args.get("desc"))
     if isinstance(value, exp.Literal) and not value.is_string:
@@ -159,7 +253,7 @@ def _order(tree: exp.Expr, released: PostScope, items: list[exp.Expr]) -> PostOr
         if not 1 <= place <= len(items):
             raise PlanError(f"ORDER BY position must be between 1 and {len(items)}")
         value = items[place - 1]
-    return PostOrder(
+    return SortKey(
         expression=released.text(value), descending=descending,
         nulls_first=bool(tree.args.get("nulls_first", not descending)),
     )  # fmt: skip
@@ -191,9 +285,10 @@ def _select(tree: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
     if clause is None:
         raise PlanError("FROM is missing in the outer SELECT")
     steps, columns, names = _relation(clause.this, plan, named)
-    released = PostScope(columns, frozenset(names))
+    released = PostScope(columns, frozenset(names), shifts={})
     items = dict(_items(tree.expressions, released))
     post = clauses_of(tree, "where", released, items)
+    post = replace(post, shifts=tuple((released.shifts or {}).values()))
     if all(item.is_star for item in tree.expressions):
         return ((*steps, post) if not is_nothing(post) else steps), columns
     made = tuple(
