@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest wheel clean docs/sql.md
+.PHONY: demo dev check test all bench lint doctest wheel site clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -50,8 +50,16 @@ wheel: dev
 	$(PY) -m streamveil.compiled --again
 	$(PY) -m build --wheel
 
+site: .venv/site.ok
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build -q
+	@echo "read it: python3 -m http.server -d site"
+
+.venv/site.ok: .venv/base.ok pyproject.toml constraints.txt
+	$(PIP) -e ".[site]"
+	touch $@
+
 docs/sql.md: dev
 	$(PY) tools/document_sql.py > $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist demo-out out
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist demo-out site out

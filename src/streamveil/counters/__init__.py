@@ -98,6 +98,7 @@ class _Registry(Mapping[str, "type[Counter]"]):
 
 
 COUNTERS: Mapping[str, type[Counter]] = _Registry()
+"""Every kind of counter by its name, as `counter = 'blt'` of a query gives it."""
 
 
 def kind_of(counter: Counter) -> str:
