@@ -16,7 +16,7 @@ GIVEN = {
     "prometheus-client": "prometheus_client",
     "pandas": "pyspark",  # whose frames need pandas
 }
-TOOLS = {"site", "bench", "dev", "demo"}  # for those who work on the project
+TOOLS = {"examples", "site", "bench", "dev", "demo"}  # for those who work on the project
 CLIENT = """
 import streamveil as sv
 

@@ -34,15 +34,10 @@ class Docstrings(Extension):
 
 
 def to_markdown(text: str) -> str:
-    r"""A docstring as Markdown.
+    """A docstring as Markdown.
 
-    >>> print(to_markdown("One.\n\n>>> 1\n1"))
-    One.
-    <BLANKLINE>
-    ```python
-    >>> 1
-    1
-    ```
+    >>> to_markdown(">>> 1").split()
+    ['```python', '>>>', '1', '```']
     """
     parts = re.split(r"(?m)(^>>> (?:.+\n?)+)", text)
     prose, code = parts[::2], parts[1::2]
