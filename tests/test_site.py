@@ -56,3 +56,14 @@ def test_the_reference_holds_every_public_name(site):
 def test_every_public_callable_says_what_it_is():
     silent = [name for name, what in public() if callable(what) and not inspect.getdoc(what)]
     assert not silent
+
+
+def test_every_function_of_the_front_door_explains_its_arguments_and_has_an_example():
+    poor = []
+    for name in sv.__all__:
+        what = getattr(sv, name)
+        if inspect.isfunction(what):
+            said = inspect.getdoc(what)
+            silent = [one for one in inspect.signature(what).parameters if one not in said]
+            poor += [(name, silent)] if silent or ">>>" not in said else []
+    assert not poor

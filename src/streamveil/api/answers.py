@@ -19,8 +19,16 @@ from streamveil.runtime.published import is_state, of_state
 def answers(source: Iterable[Release] | str | Path, *, query: Query | None = None) -> Answers:
     """Questions across releases of one job: those in memory, a sink's folder, a state directory.
 
-    Releases carry what is needed in the metadata of their schema, or in a file beside; without
-    either, give the `query`.
+    Args:
+        source: releases, the folder of a sink or a state directory.
+        query: what made them, where releases carry no metadata of their own.
+
+    Raises:
+        PlanError: the source is none of these.
+
+    Examples:
+        >>> found = answers("clicks.veil")  # doctest: +SKIP
+        >>> found.top("n", 10)  # doctest: +SKIP
     """
     operator = None
     if query is not None:

@@ -105,13 +105,29 @@ class Stream:
 
     @fitting('protect(unit="user_id", per="1 day")')
     def protect(self, unit: str, per: Duration | None = None) -> Stream:
-        """Who is protected: a column or expression, over the whole stream or per period."""
+        """Who is protected: a column or expression, over the whole stream or per period.
+
+        Args:
+            unit: names the privacy unit of a row, such as a user; rows without one are rejected.
+            per: the length of a unit-period, such as "1 day": the budget then holds for each
+                period of a unit; `explain` says what holds for all of them. Left out: the whole
+                stream.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id", per="1 day")
+        """
         period = None if per is None else length_of(per, "per")
         return replace(self, unit=unit, period=period)
 
     @fitting("where(\"ms > 0 AND url LIKE '/shop%'\")")
     def where(self, condition: str) -> Stream:
-        """Keeps rows for which a per-row SQL condition holds; several are joined by AND."""
+        """Keeps rows for which a per-row SQL condition holds; several are joined by AND.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> slow = sv.files("clicks/*.parquet").where("ms > 100 AND url LIKE '/shop%'")
+        """
         return replace(self, conditions=(*self.conditions, condition))
 
     @fitting('per_unit("day", total="SUM(minutes)")')
@@ -131,7 +147,18 @@ class Stream:
 
     @fitting('window(tumble("1 day"))')
     def window(self, shape: Window) -> Stream:
-        """Tumbling, hopping or cumulating windows of event time."""
+        """Tumbling, hopping or cumulating windows of event time.
+
+        Args:
+            shape: made by `tumble`, `hop` or `cumulate`; left out, all time is one window.
+
+        Raises:
+            PlanError: it is something else.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> daily = sv.files("clicks/*.parquet", event_time="ts").window(sv.tumble("1 day"))
+        """
         if not isinstance(shape, Window):
             raise PlanError("window takes tumble(...), hop(...) or cumulate(...)")
         return replace(self, shape=shape)
@@ -167,7 +194,16 @@ class Stream:
 
     @fitting('agg(n=count(), seconds=sum("ms / 1000.0", bounds=(0, 60)))')
     def agg(self, **measures: Measure) -> Stream:
-        """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000))."""
+        """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000)).
+
+        Raises:
+            PlanError: a value is no aggregate.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+            >>> asked = clicks.agg(n=sv.count(), typical=sv.median("ms", bounds=(0, 60_000)))
+        """
         for name, measure in measures.items():
             if not isinstance(measure, Measure):
                 raise PlanError(f"'{name}' must be an aggregate such as count() or sum(...)")
@@ -186,7 +222,22 @@ class Stream:
         max_groups: int | None = None,
         max_squared_rows: int | None = None,
     ) -> Stream:
-        """How much one unit may contribute (in its period, if it has one)."""
+        """How much one unit may contribute (in its period, if it has one); more is cut.
+
+        Tighter bounds mean less noise and more rows that are cut; `explain` expects both. What is
+        left out is chosen from a forecast, or from a private look at the rows.
+
+        Args:
+            max_rows: rows of a unit, over all groups and windows.
+            max_rows_per_group: rows of a unit in one group of one window.
+            max_groups: groups of a unit, over all windows.
+            max_squared_rows: the sum over groups of the square of a unit's rows in each.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+            >>> bounded = clicks.agg(n=sv.count()).bound(max_rows=32, max_rows_per_group=4)
+        """
         limits = {
             options_of.MAX_ROWS.name: max_rows,
             options_of.MAX_PER_GROUP.name: max_rows_per_group,
@@ -197,7 +248,17 @@ class Stream:
 
     @fitting('to("files", path="out/", format="csv")')
     def to(self, kind: str, name: str | None = None, **options: Any) -> Stream:
-        """Names the sink for releases, such as "files" with path="out/" and format="parquet"."""
+        """Names the sink for releases, such as "files" with path="out/" and format="parquet".
+
+        Args:
+            kind: "files", "console", "delta", "memory" or another name in `docs/sql.md`.
+            name: what reads and messages call it; its kind, unless given.
+            **options: those of the sink.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> clicks = sv.files("clicks/*.parquet").to("files", path="out/", format="csv")
+        """
         return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
 
     @fitting(
@@ -209,8 +270,20 @@ class Stream:
     ) -> Query:
         """The finished query: a release at every step, or one answer when `every` is left out.
 
-        Further options are those of the SQL clause: start, end, steps, arrival, clock, lateness,
-        preset, counter, name, non_negative, integer, monotone, confidence, ... (docs/sql.md).
+        Args:
+            budget: the most that one unit (in a period, if it has one) may lose to all releases.
+            every: the time between releases, such as "15 min", or `rows(1000)`.
+            **options: those of the SQL clause: start, end, steps, arrival, clock, lateness, preset,
+                counter, name, non_negative, integer, monotone, confidence, ... (docs/sql.md).
+
+        Raises:
+            PlanError: an option is unknown, does not fit the query, or the budget is no `Budget`.
+
+        Examples:
+            >>> import streamveil as sv
+            >>> visits = {"user": ["ann", "bob", "ann"], "page": ["a", "a", "b"]}
+            >>> pages = sv.memory(visits).protect(unit="user").group_by("page")
+            >>> query = pages.agg(n=sv.count()).release(budget=sv.Budget(epsilon=1, delta=1e-9))
         """
         for name in options:
             if name not in RELEASE_OPTIONS:
@@ -282,7 +355,21 @@ def files(
     name: str | None = None,
     **options: Any,
 ) -> Stream:
-    """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory."""
+    """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory.
+
+    Args:
+        path: one path or a list of them; files are read in the order of their names.
+        event_time: the column that says when a row happened; windows and `every` need it.
+        name: what messages call the source; the name of the file or folder, unless given.
+        **options: those of the source: format, columns, follow, max_line_bytes, ... (docs/sql.md).
+
+    Raises:
+        PlanError: the path is no path.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet", event_time="ts")
+    """
     paths = [str(path)] if isinstance(path, str | PurePath) else path
     if not (isinstance(paths, list | tuple) and paths and all(isinstance(p, str) for p in paths)):
         raise PlanError(
@@ -302,7 +389,17 @@ def files(
 
 @fitting('memory(table, event_time="ts")')
 def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -> Stream:
-    """Rows of a table: of Arrow, pandas, Polars, DuckDB, or a dict of columns."""
+    """Rows of a table in memory.
+
+    Args:
+        table: of Arrow, pandas, Polars, DuckDB, or a dict of columns.
+        event_time: the column that says when a row happened; windows and `every` need it.
+        name: what messages call the table.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> visits = sv.memory({"user": ["ann", "bob"], "page": ["a", "a"]})
+    """
     rows = as_table(table)
     return Stream(
         SourceSpec(name=name, kind="memory", options={"table": rows}, event_time=event_time)
@@ -311,7 +408,18 @@ def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -
 
 @fitting('source("rate", name="clicks", event_time="ts")')
 def source(kind: str, name: str, *, event_time: str | None = None, **options: Any) -> Stream:
-    """Rows of any connector, by its name."""
+    """Rows of any connector, by its name.
+
+    Args:
+        kind: "files", "kafka", "rate", ... (docs/sql.md).
+        name: what messages call it.
+        event_time: the column that says when a row happened.
+        **options: those of the source.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.source("rate", name="clicks", event_time="ts")
+    """
     return Stream(SourceSpec(name=name, kind=kind, options=options, event_time=event_time))
 
 
@@ -326,9 +434,21 @@ def tumble(
 ) -> Window:
     """Windows side by side, of one length: "1 day", "1 week", "1 month", "1 quarter".
 
-    By the clocks of a time zone, which is that of the whole query. They begin at midnight of
-    1970-01-01, weeks on Mondays or on `week_start`; or at `origin`, a time on those clocks; or
-    later by `offset`.
+    They begin at midnight of 1970-01-01, weeks on Mondays.
+
+    Args:
+        size: the length of a window.
+        tz: a time zone such as "Europe/Berlin", that of the whole query; UTC, unless given.
+        origin: a time on those clocks at which a window begins.
+        offset: how much later every window begins.
+        week_start: the day on which weeks begin, such as "sunday".
+
+    Raises:
+        PlanError: a length or a zone is unknown, or two of them contradict each other.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> months = sv.tumble("1 month", tz="Europe/Berlin")
     """
     return window_of(
         "tumble", length_of(size, "size"), zone=tz, origin=origin, offset=offset,
@@ -338,7 +458,18 @@ def tumble(
 
 @fitting('hop("1 day", "1 hour")')
 def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None = None) -> Window:
-    """Overlapping windows: one of `size` starts every `slide`."""
+    """Overlapping windows: one of `size` starts every `slide`. A row counts in each that holds it.
+
+    Args:
+        size: the length of a window.
+        slide: the time between the starts of two windows.
+        tz: a time zone such as "Europe/Berlin", that of the whole query; UTC, unless given.
+        origin: a time on those clocks at which a window begins.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> last_day_every_hour = sv.hop("1 day", "1 hour")
+    """
     lengths = length_of(size, "size"), length_of(slide, "slide")
     return window_of("hop", *lengths, zone=tz, origin=origin)
 
@@ -347,20 +478,49 @@ def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None
 def cumulate(
     size: Duration, step: Duration, *, tz: str = "", origin: Instant | None = None
 ) -> Window:
-    """Windows that share a start and grow by `step` up to `size`."""
+    """Windows that share a start and grow by `step` up to `size`.
+
+    Args:
+        size: the length of a window.
+        step: by how much each window is longer than the one before.
+        tz: a time zone such as "Europe/Berlin", that of the whole query; UTC, unless given.
+        origin: a time on those clocks at which a window begins.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> day_so_far = sv.cumulate("1 day", "1 hour")
+    """
     lengths = length_of(size, "size"), length_of(step, "step")
     return window_of("cumulate", *lengths, zone=tz, origin=origin)
 
 
 @fitting("discover(min_units=20)")
 def discover(min_units: int = 1) -> Keys:
-    """Groups appear by a private threshold, well above `min_units` privacy units."""
+    """Groups appear by a private threshold, well above `min_units` privacy units.
+
+    Args:
+        min_units: units below which a group is never published; at least 1.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").group_by("url", keys=sv.discover(min_units=20))
+    """
     return Keys(min_units=min_units)
 
 
 @fitting('public(["a", "b"])')
 def public(groups: Iterable[Any] | str) -> Keys:
-    """Groups that are public anyway: values (tuples for several columns), or a file of them."""
+    """Groups that are public anyway: values (tuples for several columns), or a file of them.
+
+    All of them are in every release, also those without a row; rows of other groups are rejected.
+
+    Raises:
+        PlanError: the groups are no list of values, nor a path.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> places = sv.public([("DE", "web"), ("DE", "shop")])
+    """
     if isinstance(groups, str):
         return Keys(public=groups)
     if not isinstance(groups, Iterable) or isinstance(groups, bytes | Mapping):
@@ -380,7 +540,16 @@ def public(groups: Iterable[Any] | str) -> Keys:
 
 @fitting("rows(1000)")
 def rows(n: int) -> RowCount:
-    """A release every n source rows."""
+    """A release every n source rows.
+
+    Raises:
+        PlanError: n is no whole number of at least 1.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> sv.rows(1000)
+        RowCount(n=1000)
+    """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise PlanError("rows takes a whole number of at least 1")
     return RowCount(n)
@@ -388,13 +557,32 @@ def rows(n: int) -> RowCount:
 
 @fitting('count(), or count("column")')
 def count(column: str | None = None, *, per_unit: tuple[float, float] | None = None) -> Measure:
-    """Rows, or rows where a column is not null; `per_unit` clamps a unit's count in a group."""
+    """Rows, or rows where a column is not null.
+
+    Args:
+        column: a column or SQL expression; left out, all rows count.
+        per_unit: the least and the most that one unit counts in a group.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(n=sv.count(), named=sv.count("name"))
+    """
     return Measure("count", column, per_unit, per_group=per_unit is not None)
 
 
 @fitting('count_if("ms > 100")')
 def count_if(condition: str) -> Measure:
-    """Rows for which a per-row SQL condition holds."""
+    """Rows for which a per-row SQL condition holds.
+
+    Raises:
+        PlanError: the condition is no text.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(slow=sv.count_if("ms > 100"))
+    """
     if not isinstance(condition, str):
         raise PlanError("count_if takes a condition as SQL text, such as count_if('ms > 100')")
     return Measure("count", f"IF({condition}, TRUE, NULL)")
@@ -402,13 +590,25 @@ def count_if(condition: str) -> Measure:
 
 @fitting("count_units()")
 def count_units() -> Measure:
-    """How many different privacy units."""
+    """How many different privacy units.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(people=sv.count_units())
+    """
     return Measure("count_units")
 
 
 @fitting('count_distinct("url")')
 def count_distinct(column: str) -> Measure:
-    """How many different values."""
+    """How many different values of a column; each unit counts with at most as many as it has rows.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(pages=sv.count_distinct("url"))
+    """
     return Measure("count_distinct", column)
 
 
@@ -416,31 +616,94 @@ def count_distinct(column: str) -> Measure:
 def sum(  # reads as streamveil.sum
     column: str, *, bounds: Ends | None = None, quantum: float | None = None
 ) -> Measure:
-    """The sum of values clamped to the bounds; without bounds, a look at the rows chooses them."""
+    """The sum of values clamped to the bounds.
+
+    Args:
+        column: a column or SQL expression, a number.
+        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
+            private look at the rows chooses them where all rows are there when the job begins.
+        quantum: the step to which values are rounded; from the bounds, unless given.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(ms=sv.sum("ms", bounds=(0, 60_000)))
+    """
     return Measure("sum", column, bounds, quantum)
 
 
 @fitting('avg("ms", bounds=(0, 60_000))')
 def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
-    """The mean of values clamped to the bounds."""
+    """The mean of values clamped to the bounds.
+
+    Args:
+        column: a column or SQL expression, a number.
+        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
+            private look at the rows chooses them where all rows are there when the job begins.
+        quantum: the step to which values are rounded; from the bounds, unless given.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(ms=sv.avg("ms", bounds=(0, 60_000)))
+    """
     return Measure("avg", column, bounds, quantum)
 
 
 @fitting('variance("ms", bounds=(0, 60_000))')
 def variance(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
-    """The variance of values clamped to the bounds."""
+    """The variance of values clamped to the bounds, in squared units.
+
+    Args:
+        column: a column or SQL expression, a number.
+        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
+            private look at the rows chooses them where all rows are there when the job begins.
+        quantum: the step to which values are rounded; from the bounds, unless given.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(spread=sv.variance("ms", bounds=(0, 60_000)))
+    """
     return Measure("variance", column, bounds, quantum)
 
 
 @fitting('stddev("ms", bounds=(0, 60_000))')
 def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
-    """The standard deviation of values clamped to the bounds."""
+    """The standard deviation of values clamped to the bounds, in their unit.
+
+    Args:
+        column: a column or SQL expression, a number.
+        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
+            private look at the rows chooses them where all rows are there when the job begins.
+        quantum: the step to which values are rounded; from the bounds, unless given.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(spread=sv.stddev("ms", bounds=(0, 60_000)))
+    """
     return Measure("stddev", column, bounds, quantum)
 
 
 @fitting('quantile("ms", 0.5, bounds=(0, 60_000))')
 def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
-    """The value below which a share q of the values lies."""
+    """The value below which a share q of the values lies.
+
+    Args:
+        q: the share, above 0 and below 1.
+        column: a column or SQL expression, a number.
+        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
+            private look at the rows chooses them where all rows are there when the job begins.
+
+    Raises:
+        PlanError: q is no number.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(late=sv.quantile("ms", 0.9, bounds=(0, 60_000)))
+    """
     if isinstance(q, bool) or not isinstance(q, int | float):
         raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
     return Measure("quantile", column, bounds, options={"q": float(q)})
@@ -448,7 +711,17 @@ def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
 
 @fitting('median("ms", bounds=(0, 60_000))')
 def median(column: str, *, bounds: Ends | None = None) -> Measure:
-    """The value in the middle."""
+    """The value in the middle: `quantile` with q = 0.5.
+
+    Args:
+        column: a column or SQL expression, a number.
+        bounds: as in `quantile`.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(typical=sv.median("ms", bounds=(0, 60_000)))
+    """
     return quantile(column, 0.5, bounds=bounds)
 
 
@@ -456,15 +729,39 @@ def median(column: str, *, bounds: Ends | None = None) -> Measure:
 def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
     """The k most frequent values, in bounded memory; stands alone in its query.
 
-    `sizes`: memory (bytes of a window), bits (of integer values) or text_length (bytes of texts
-    that count, at most 8).
+    Args:
+        column: integers or text.
+        k: how many values a release has, at most.
+        **sizes: memory (bytes of a window), bits (of integer values) or text_length (bytes of
+            texts that count, at most 8).
+
+    Raises:
+        PlanError: a size is unknown, or no whole number of at least 1.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(top=sv.heavy_hitters("item", k=100, bits=32))
     """
     return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}))
 
 
 @fitting('approx_frequency("url")')
 def approx_frequency(column: str, **sizes: int) -> Measure:
-    """How often given public values occur, in bounded memory; stands alone in its query."""
+    """How often given public values occur, in bounded memory; stands alone in its query.
+
+    Args:
+        column: integers or text.
+        **sizes: memory, the bytes of a window.
+
+    Raises:
+        PlanError: a size is unknown, or no whole number of at least 1.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
+        >>> asked = clicks.agg(n=sv.approx_frequency("item"))
+    """
     return Measure("approx_frequency", column, options=sketch_sizes(sizes))
 
 
@@ -500,10 +797,16 @@ def sql(
 ) -> Query | Answers:
     """The only query of a SQL script; with frames by name, its answers at once.
 
-    `tables` maps names in the query to streams, or to tables in memory: gives a `Query`. `frames`
-    are the same by name, and run the query: `sv.sql(text, clicks=frame)` gives `Answers`. With
-    `state`, a directory, the same call gives the same answers again, at no further cost; without
-    it every call draws new noise and spends the budget once more, on the `ledger` if one is given.
+    Args:
+        text: the script, in the dialect of docs/sql.md.
+        tables: streams or tables in memory by their names in the query; gives a `Query`.
+        state: a directory: the same call gives the same answers again, at no further cost. Without
+            it every call draws new noise and spends the budget once more.
+        ledger: a file of `streamveil ledger create`, from which the budget is taken.
+        **frames: tables by name, on which the query runs at once; gives `Answers`.
+
+    Raises:
+        PlanError: the text is no query of the dialect, or misses its tables.
 
     >>> import streamveil as sv
     >>> found = sv.sql('''SELECT WITH DIFFERENTIAL_PRIVACY

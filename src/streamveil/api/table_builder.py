@@ -114,8 +114,20 @@ def table(
 ) -> Table:
     """A table that the rows of a source insert into, and with `operation` also delete from.
 
-    `domains`: the columns that may be asked about, each with its public values. `id` names the
-    column that names records; `lives` is how often an id may come.
+    Args:
+        rows: a bare source, such as `files(...)`.
+        domains: the columns that may be asked about, each with its public values.
+        id: the column that names records; without it nothing can be deleted.
+        operation: the column that says whether a row inserts or deletes.
+        lives: how often an id may come.
+        name: what messages call the table.
+
+    Raises:
+        PlanError: the rows are no bare source.
+
+    Examples:
+        >>> import streamveil as sv
+        >>> people = sv.table(sv.files("people.csv"), domains={"age": range(120)}, id="person")
     """
     if not isinstance(rows, Stream) or rows != Stream(rows.source):
         raise PlanError("table takes a bare source, such as files(...) or memory(...)")

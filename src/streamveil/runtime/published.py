@@ -148,10 +148,20 @@ def read(
 ) -> Release:
     """A release that was made before, or its row for one key: the same numbers, free of charge.
 
-    `source` is a state directory or a sink's folder. A window is named by its time, as in
-    "2026-01-01", or its number. Without a window or trigger, the last. A
-    release that was never made, or a key that it does not show, is an error: nothing is ever drawn
-    to answer a read.
+    Nothing is ever drawn to answer a read.
+
+    Args:
+        source: a state directory or a sink's folder.
+        window: its time, as in "2026-01-01", or its number; the last one, unless given.
+        trigger: the number of the release in its window, from 1; the last one, unless given.
+        key: a value for each key column: only that row.
+
+    Raises:
+        PlanError: no such release was made, or it does not show the key.
+
+    Examples:
+        >>> newest = read("clicks.veil")  # doctest: +SKIP
+        >>> newest.to_pandas()  # doctest: +SKIP
     """
     return pick(opened(source), window, trigger, key)
 
