@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from streamveil.connectors.base import Chunk, Sink, Source
+from streamveil.connectors.databases import DuckdbSink, PostgresSink, SqliteSink
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka import KafkaSource
@@ -25,6 +26,9 @@ SINKS: dict[str, Callable[..., Sink]] = {
     "files": FilesSink,
     "console": ConsoleSink,
     "delta": DeltaSink,
+    "duckdb": DuckdbSink,
+    "postgres": PostgresSink,
+    "sqlite": SqliteSink,
     "memory": MemorySink,
 }
 

@@ -1,0 +1,400 @@
+"""SQLite, DuckDB and PostgreSQL as sinks: a release and its mark in one transaction.
+
+Exactly once. Proof: the rows of a release and its mark in `streamveil_releases` are written by one
+transaction, so a database has both or neither, wherever a process or a server dies. A job sends a
+release again until its own state says that it was sent. If the database has the mark, nothing is
+written; if not, it has no row either, and all is written. Where an answer to COMMIT is lost, the
+sink raises, and the next life of the job asks the mark. Writers are one after the other (the lock
+of the file; an advisory lock of PostgreSQL), so no two of them see the same mark missing.
+
+A mark tells its release apart: what is there stays where the same release comes again, and another
+release under its name is refused, as in `connectors.sinks`. Beside the mark stands what a release
+says beside its numbers: its metadata, and sentences on rows that no number and no interval holds.
+
+A connection lasts for one release: a server may restart between two, and a file is free for readers
+in other processes. Messages hold no data: of a driver's error they tell its kind alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from streamveil.batch import Release, require_release
+from streamveil.connectors.base import signed
+from streamveil.connectors.marks import ContentMark
+from streamveil.display import rows_of
+from streamveil.errors import MissingExtraError, SourceError, require_one_of
+from streamveil.release_metadata import sentences, to_json
+
+MARKS = "streamveil_releases"
+PLACE = {  # of every row: which release it is of
+    "streamveil_job": pa.string(), "streamveil_window": pa.int64(), "streamveil_trigger": pa.int64()
+}  # fmt: skip
+WAIT = 30  # seconds for another writer, or for a server
+LOCK = 0x5EA3_0E11  # of PostgreSQL, for whoever writes releases into a database
+MODES = ("append", "upsert")
+Words = tuple[str, str, str, str, str, str, str, str]  # SQL types, in the order of `kind_of`
+
+
+class DatabaseSink:
+    """Writes releases into the table `table`, made at the first one, and marks beside it.
+
+    `mode`: 'append' keeps every release; 'upsert' keeps of each window the newest, so one row of
+    each group. Columns `streamveil_job`, `streamveil_window` and `streamveil_trigger` come first.
+    """
+
+    dialect: ClassVar[str]
+    types: ClassVar[Words]
+    begin: ClassVar[str] = "BEGIN TRANSACTION"
+    known: ClassVar[str] = (
+        "SELECT column_name, data_type FROM information_schema.columns"
+        " WHERE table_schema = current_schema() AND table_name = $1 ORDER BY ordinal_position"
+    )
+
+    def __init__(self, where: str, table: str, mode: str) -> None:
+        require_one_of("mode", mode, MODES)
+        self.where, self.table, self.mode = where, table, mode
+
+    def connect(self) -> Any:
+        """A connection that commits nothing by itself."""
+        raise NotImplementedError
+
+    def insert(self, connection: Any, table: pa.Table) -> None:
+        """Adds rows to the table."""
+        raise NotImplementedError
+
+    @property
+    def error(self) -> type[Exception]:
+        """What the driver raises."""
+        raise NotImplementedError
+
+    def write(self, job: str, release: Release) -> None:
+        """See `Sink.write`."""
+        window, trigger, table = require_release(release).identity
+        name, mark = (self.table, job, window, trigger), ContentMark.of(table)
+        rows = self._rows(job, release)
+        with self._connection() as connection:
+            self._ask(connection, self.begin)
+            self._prepare(connection)
+            found = self._ask(
+                connection,
+                f"SELECT digest, norm FROM {MARKS} WHERE target = $1 AND job = $2"  # noqa: S608
+                " AND window_number = $3 AND trigger_number = $4",
+                *name,
+            )
+            if found:
+                return mark.require(ContentMark(*found[0]), f"the table '{self.table}'")
+            self._require_columns(connection, rows.schema)
+            if self.mode == "upsert":
+                self._ask(
+                    connection,
+                    f"DELETE FROM {self.quoted(self.table)}"  # noqa: S608
+                    " WHERE streamveil_job = $1 AND streamveil_window = $2",
+                    job, window,
+                )  # fmt: skip
+            self.insert(connection, rows)
+            said = (to_json(table.schema) or b"{}").decode(), "\n".join(sentences(table.schema))
+            self._ask(
+                connection,
+                f"INSERT INTO {MARKS} VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",  # noqa: S608
+                *name, mark.digest, mark.norm, *said,
+            )  # fmt: skip
+            self._ask(connection, "COMMIT")
+        return None
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+    def quoted(self, name: str) -> str:
+        """A name as SQL of this database."""
+        return exp.to_identifier(name, quoted=True).sql(dialect=self.dialect)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection whose transaction ends with the block, and errors in words."""
+        try:
+            with closing(self.connect()) as connection:
+                yield connection
+        except self.error as error:
+            reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
+            raise SourceError(
+                f"the sink cannot write to the table '{self.table}' of {self.where}: {reason}"
+                f"{self._detail(error)}.\n"
+                "  to fix  check that the database is there, has room and lets this user make and "
+                "write tables, then start again: what is committed is sent then"
+            ) from None
+
+    def _detail(self, _error: Exception) -> str:
+        """More of an error, where it holds no data."""
+        return ""
+
+    def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What a statement with numbered parameters gives."""
+        cursor = connection.cursor()
+        cursor.execute(statement, values or None)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def _prepare(self, connection: Any) -> None:
+        """Makes the table of marks."""
+        text, whole, real = self.types[3], self.types[0], self.types[1]
+        self._ask(
+            connection,
+            f"CREATE TABLE IF NOT EXISTS {MARKS} (target {text}, job {text},"
+            f" window_number {whole}, trigger_number {whole}, digest {text} NOT NULL,"
+            f" norm {real} NOT NULL, metadata {text} NOT NULL, notes {text} NOT NULL,"
+            " PRIMARY KEY (target, job, window_number, trigger_number))",
+        )
+
+    def _rows(self, job: str, release: Release) -> pa.Table:
+        """A release as rows that say which release they are of, of types that databases have."""
+        window, trigger, table = release.identity
+        table = signed(plain(table))
+        names = [name.casefold() for name in (*PLACE, *table.column_names)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SourceError(
+                f"the table '{self.table}' would have two columns '{twice[0]}'; databases read "
+                "names without case.\n  to fix  give one of them another name, with AS"
+            )
+        for place, ((name, kind), value) in enumerate(
+            zip(PLACE.items(), (job, window, trigger), strict=True)
+        ):
+            column = pa.repeat(pa.scalar(value, kind), table.num_rows)
+            table = table.add_column(place, name, column)
+        return table
+
+    def _require_columns(self, connection: Any, schema: pa.Schema) -> None:
+        """Makes the table, or refuses one that has other columns."""
+        wanted = [(one.name, self.types[kind_of(one)]) for one in schema]
+        known = self._ask(connection, self.known, self.table)
+        if not known:
+            parts = ", ".join(f"{self.quoted(name)} {kind}" for name, kind in wanted)
+            self._ask(connection, f"CREATE TABLE {self.quoted(self.table)} ({parts})")
+            known = self._ask(connection, self.known, self.table)
+        if known != wanted:
+            odd = next(
+                (name for name, _ in wanted if (name, dict(wanted)[name]) not in known),
+                next((name for name, _ in known if name not in dict(wanted)), wanted[0][0]),
+            )
+            raise SourceError(
+                f"the table '{self.table}' of {self.where} has other columns than the releases of "
+                f"this query: see '{odd}'.\n"
+                "  to fix  name another table, or rename that one: a new one is made"
+            )
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """A table with few types: integers and reals of 64 bits, microseconds, no dictionaries."""
+    for place, one in enumerate(table.schema):
+        kind = one.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+            kind = pa.int64()
+        elif pa.types.is_floating(kind):
+            kind = pa.float64()
+        elif pa.types.is_timestamp(kind):
+            kind = pa.timestamp("us", kind.tz)
+        if kind != one.type:
+            column = pc.cast(table.column(place), kind, safe=False)
+            table = table.set_column(place, one.name, column)
+    return table
+
+
+KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_int64, pa.types.is_float64, pa.types.is_boolean,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+    pa.types.is_date32, lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
+)  # fmt: skip
+
+
+def kind_of(column: pa.Field) -> int:
+    """The place of a column's type among those of a database; decimals are texts."""
+    for place, fits in enumerate(KINDS):
+        if fits(column.type):
+            return place
+    if pa.types.is_decimal(column.type):
+        return 3
+    raise SourceError(
+        f"column '{column.name}' is of type {column.type}, which this sink cannot write.\n"
+        "  to fix  make numbers, texts, times or bytes of it in the query"
+    )
+
+
+class SqliteSink(DatabaseSink):
+    """A table in a file of SQLite. Times are texts (ISO 8601), as SQLite has none; NaN is null."""
+
+    dialect = "sqlite"
+    types = ("INTEGER", "REAL", "BOOLEAN", "TEXT", "BLOB", "TEXT", "TEXT", "TEXT")
+    begin = "BEGIN IMMEDIATE"
+    known = "SELECT name, type FROM pragma_table_info($1)"
+
+    def __init__(self, path: str, table: str, mode: str = "append") -> None:
+        super().__init__(f"'{require_file(path)}'", table, mode)
+        self.path = path
+
+    @property
+    def error(self) -> type[Exception]:
+        """See `DatabaseSink`."""
+        import sqlite3
+
+        return sqlite3.Error
+
+    def connect(self) -> Any:
+        """See `DatabaseSink`."""
+        import sqlite3
+
+        return sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
+
+    def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        named = {str(number): value for number, value in enumerate(values, 1)}
+        return list(connection.execute(statement, named).fetchall())
+
+    def insert(self, connection: Any, table: pa.Table) -> None:
+        """See `DatabaseSink`."""
+        marks = ", ".join("?" * table.num_columns)
+        connection.executemany(
+            f"INSERT INTO {self.quoted(self.table)} VALUES ({marks})",  # noqa: S608
+            (tuple(map(simple, row.values())) for row in rows_of(table)),
+        )
+
+
+class DuckdbSink(DatabaseSink):
+    """A table in a file of DuckDB."""
+
+    dialect = "duckdb"
+    types = (
+        "BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR", "BLOB", "DATE", "TIMESTAMP WITH TIME ZONE",
+        "TIMESTAMP",
+    )  # fmt: skip
+
+    def __init__(self, path: str, table: str, mode: str = "append") -> None:
+        try:
+            import duckdb
+        except ImportError:
+            raise MissingExtraError("the sink 'duckdb'", "duckdb") from None
+        super().__init__(f"'{require_file(path)}'", table, mode)
+        self.path, self._duckdb = path, duckdb
+
+    @property
+    def error(self) -> type[Exception]:
+        """See `DatabaseSink`."""
+        return self._duckdb.Error  # type: ignore[no-any-return]
+
+    def connect(self) -> Any:
+        """See `DatabaseSink`."""
+        return self._duckdb.connect(self.path)
+
+    def insert(self, connection: Any, table: pa.Table) -> None:
+        """See `DatabaseSink`."""
+        connection.register("streamveil_rows", table)
+        self._ask(connection, f"INSERT INTO {self.quoted(self.table)} FROM streamveil_rows")
+        connection.unregister("streamveil_rows")
+
+    def _ask(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        return list(connection.execute(statement, values or None).fetchall())
+
+
+class PostgresSink(DatabaseSink):
+    r"""A table of PostgreSQL, in the first schema of the search path.
+
+    `url` is a connection string without a password: it comes from PGPASSWORD, a password file
+    (~/.pgpass) or a service file where the job runs. Times that PostgreSQL has not are infinite;
+    a null character in a text, which it refuses, is written as \x00.
+    """
+
+    dialect = "postgres"
+    types = (
+        "bigint", "double precision", "boolean", "text", "bytea", "date",
+        "timestamp with time zone", "timestamp without time zone",
+    )  # fmt: skip
+    begin = f"SELECT pg_advisory_xact_lock({LOCK})"  # psycopg begins with the first statement
+
+    def __init__(self, url: str, table: str, mode: str = "append") -> None:
+        try:
+            import psycopg
+        except ImportError:
+            raise MissingExtraError("the sink 'postgres'", "postgres") from None
+        try:
+            settings = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            settings = None
+        if settings is None or {"password", "sslpassword"} & settings.keys():
+            fault = "is no connection string" if settings is None else "holds a password"
+            raise SourceError(
+                f"the url of the sink 'postgres' {fault}; it is not shown here.\n"
+                "  to fix  url = 'postgresql://user@host:5432/database', and the password in "
+                "PGPASSWORD or in the file ~/.pgpass"
+            )
+        super().__init__("the database of PostgreSQL", table, mode)
+        self.url, self._psycopg = url, psycopg
+
+    @property
+    def error(self) -> type[Exception]:
+        """See `DatabaseSink`."""
+        return self._psycopg.Error  # type: ignore[no-any-return]
+
+    def connect(self) -> Any:
+        """See `DatabaseSink`."""
+        limit: dict[str, Any] = (
+            {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": WAIT}
+        )
+        settings = limit | self._psycopg.conninfo.conninfo_to_dict(self.url)
+        return self._psycopg.connect(
+            **settings, cursor_factory=self._psycopg.RawCursor, client_encoding="utf8"
+        )
+
+    def insert(self, connection: Any, table: pa.Table) -> None:
+        """See `DatabaseSink`."""
+        columns = [column_for_postgres(column) for column in table.columns]
+        with connection.cursor().copy(f"COPY {self.quoted(self.table)} FROM STDIN") as copy:
+            for row in zip(*columns, strict=True):
+                copy.write_row(row)
+
+    def _detail(self, error: Exception) -> str:
+        """Why no connection was made; an error of a statement may hold data."""
+        made = isinstance(error, self._psycopg.OperationalError)
+        connecting = made and getattr(error, "pgconn", None) is not None and error.sqlstate is None  # type: ignore[attr-defined]
+        return f" ({str(error).strip().splitlines()[0]})" if connecting else ""
+
+
+def column_for_postgres(column: pa.ChunkedArray) -> list[Any]:
+    """Values of a column that PostgreSQL takes."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = pc.replace_substring(column, "\0", "\\x00")
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        wide = pa.int32() if column.type.bit_width == 32 else pa.int64()
+        signs = column.cast(wide).to_pylist()
+        found = [next(iter(row.values())) for row in rows_of(pa.table({"": column}))]
+        return [
+            cell if not isinstance(cell, str) else "infinity" if sign > 0 else "-infinity"
+            for cell, sign in zip(found, signs, strict=True)
+        ]
+
+
+def simple(cell: Any) -> Any:
+    """A value that SQLite keeps as it is; times and decimals as text."""
+    if cell is None or isinstance(cell, int | float | str | bytes):
+        return cell
+    return cell.isoformat() if hasattr(cell, "isoformat") else str(cell)
+
+
+def require_file(path: str) -> str:
+    """The path of a database, unless it is one in memory, which would be gone at once."""
+    if not path or path.startswith(":memory:"):
+        raise SourceError(
+            "a database in memory is gone when a release is written.\n"
+            "  to fix  path = 'answers.db', a file"
+        )
+    return path
