@@ -59,8 +59,11 @@ __version__ = "0.1.0"
 # mechanisms for use with NumPy arrays alone, loaded when first asked for
 _MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
-# what reads releases, loaded when first asked for
-_READERS = {"answers": "streamveil.api.answers", "read": "streamveil.runtime.published"}
+# what reads releases, or forecasts them, loaded when first asked for
+_READERS = {
+    "answers": "streamveil.api.answers", "read": "streamveil.runtime.published",
+    "what_if": "streamveil.api.what_if",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -80,6 +83,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from streamveil.api.answers import answers
+    from streamveil.api.what_if import what_if
     from streamveil.runtime.published import read
 
 __all__ = [
@@ -118,4 +122,5 @@ __all__ = [
     "table",
     "tumble",
     "variance",
+    "what_if",
 ]

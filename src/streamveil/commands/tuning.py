@@ -20,11 +20,52 @@ from streamveil.commands.common import (
     writing,
 )
 from streamveil.errors import PlanError, require_one_of
+from streamveil.plan.own_rows import OwnRows, own_rows
 from streamveil.plan.plan import Plan
 from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from streamveil.core.accounting.budget import Budget
+
+
+def what_if(
+    query: QueryFile,
+    units: Annotated[int, typer.Option(help="People in the group that is forecast.", min=1)] = 100,
+    epsilon: Annotated[list[float] | None, typer.Option(help="To try; repeat it.")] = None,
+    max_rows: Annotated[list[int] | None, typer.Option(help="To try; repeat it.")] = None,
+    releases: Annotated[list[int] | None, typer.Option(help="To try; repeat it.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="A PUBLIC sample: it is read without any noise.")
+    ] = None,
+    fraction: Annotated[float, typer.Option(help="Share of the units that the sample holds.")] = 1,
+    plot: Annotated[Path | None, typer.Option(help="Draw error over settings into this.")] = None,
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """Errors and odds under other settings, before anything is spent. Reads no private row."""
+    from streamveil.advise.what_if import what_if as forecast_settings
+
+    plan = read_query(query, table, name).plan
+    with typed():
+        found = forecast_settings(
+            plan, units=units, epsilons=epsilon, max_rows=max_rows, releases=releases,
+            sample=None if sample is None else raw_rows_of(plan, sample), fraction=fraction,
+        )  # fmt: skip
+    shown = Table()
+    for column in found.table.column_names:
+        shown.add_column(column, justify="right", no_wrap=True)
+    for row in found.table.to_pylist():
+        cells = ("" if v is None else v if isinstance(v, str) else f"{v:,.4g}"
+                 for v in row.values())  # fmt: skip
+        shown.add_row(*cells)
+    print_whole(shown)
+    for note in found.notes:
+        Terminal(soft_wrap=True).print(f"- {note}", markup=False)
+    if plot is not None:
+        with writing(plot):
+            found.plot().savefig(plot)
+        say(f"plot: {plot}")
+
 
 BOUNDS = ("max rows", "per group", "squared")
 
@@ -80,14 +121,19 @@ SAME = ("format", "columns", "max_line_bytes")  # of a sample, as of the source
 
 
 def rows_of(plan: Plan, path: str) -> pa.Table:
+    """All rows of the files at a path, as the query sees its own: combined, where it does."""
+    rows = raw_rows_of(plan, path)
+    return own_rows(plan.source, rows) if isinstance(plan.source, OwnRows) else rows
+
+
+def raw_rows_of(plan: Plan, path: str) -> pa.Table:
     """All rows of the files at a path, read as the query reads its own."""
     from streamveil.connectors import open_source
-    from streamveil.runtime.opened import per_unit
 
     given = plan.source.options if plan.source.kind == "files" else {}
     options = {key: value for key, value in given.items() if key in SAME}
     times = plan.source.event_time, plan.clock.arrival
-    source = per_unit(plan.source, open_source("files", {**options, "path": path}, *times))
+    source = open_source("files", {**options, "path": path}, *times)
     chunks = [chunk.rows for chunk in source.read(None, 1_000_000)]
     return pa.concat_tables([source.schema().empty_table(), *chunks])
 

@@ -1,0 +1,49 @@
+"""`sv.what_if`: errors and odds of a query under other settings, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from streamveil.advise.what_if import WhatIf
+from streamveil.advise.what_if import what_if as forecast_settings
+from streamveil.api.query import Query
+from streamveil.errors import PlanError, fitting
+from streamveil.frames import as_table
+
+
+@fitting("what_if(query), or what_if(query, units=500, epsilons=[0.5, 1, 2], sample=public_rows)")
+def what_if(  # noqa: PLR0913  (what may be varied, each by name)
+    query: Query,
+    *,
+    units: int = 100,
+    epsilons: Iterable[float] | None = None,
+    max_rows: Iterable[int] | None = None,
+    releases: Iterable[int] | None = None,
+    sample: Any = None,
+    fraction: float = 1.0,
+) -> WhatIf:
+    """Errors and odds of a query under other settings. Spends nothing, and reads no private row.
+
+    `units`: people in the group whose count is forecast (100). `epsilons`, `max_rows`, `releases`:
+    what to try instead of a quarter to four times the query's own. `sample`: PUBLIC rows, with
+    `fraction`, the share of all units that they hold.
+
+    >>> import streamveil as sv
+    >>> query = (sv.memory({"user": [1], "page": ["a"]}).protect("user").group_by("page")
+    ...          .agg(n=sv.count()).bound(max_rows=4)
+    ...          .release(budget=sv.Budget(epsilon=1, delta=1e-9)))
+    >>> found = sv.what_if(query, units=500, epsilons=[2])
+    >>> found.table["varied"].to_pylist()[:2], found.table["error"][1].as_py() < 0.1
+    (['as asked', 'epsilon'], True)
+    """
+    if not isinstance(query, Query):
+        raise PlanError(
+            f"what_if takes a query, not {type(query).__name__}.\n"
+            "  to fix  what_if(stream. ... .release(budget=...)), or what_if(sv.sql(text, tables))"
+        )
+    rows = None if sample is None else as_table(sample)
+    return forecast_settings(
+        query.plan, units=units, epsilons=epsilons, max_rows=max_rows, releases=releases,
+        sample=rows, fraction=fraction,
+    )  # fmt: skip
