@@ -68,6 +68,7 @@ def test_the_five_questions_are_answered_in_three_spellings(tmp_path, monkeypatc
         for line in text.splitlines() if language == "console" else ():
             done = CliRunner().invoke(cli.app, shlex.split(line.removeprefix("$ streamveil ")))
             assert done.exit_code == 0, (line, done.output)
+    assert len(names["share"]) == 12
     pictures = re.findall(r"figures/five-(\w+\.png)", page)
     assert len(pictures) == 5
     assert all((tmp_path / name).read_bytes().startswith(PNG) for name in pictures)

@@ -9,6 +9,7 @@ import pytest
 import streamveil as sv
 from streamveil.calendars.zones import DAY, HOUR, zone_info
 from streamveil.errors import PlanError
+from streamveil.expressions.dialect import canonical, parse_text
 from streamveil.expressions.expr import compile_expression
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -211,6 +212,25 @@ def test_other_rules_of_a_zone_are_another_query(monkeypatch):
     monkeypatch.setattr("streamveil.plan.plan.digest", lambda zone: "other rules")
     after = built(sv.tumble("1 month", tz="Europe/Berlin"), "1 month").plan.fingerprint
     assert before != after
+
+
+def test_a_query_may_ask_for_parts_of_times_in_a_zone():
+    """Written again for the plan, the zone became DATETIME(...), which no row has."""
+    hour = "EXTRACT(HOUR FROM ts AT TIME ZONE 'Europe/Berlin')"
+    assert canonical(parse_text(hour)) == hour
+    times = pa.array([us_of(2026, 7, 1, 4)] * 400, pa.timestamp("us"))
+    t = pa.table({"u": range(400), "ts": times})
+    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6,
+        privacy_unit_column = u, max_rows_contributed = 1, public_groups = [4, 6])
+        {} AS hour, COUNT(*) AS n FROM t GROUP BY hour"""
+    asked = [
+        sv.sql(text.format(hour), {"t": t}),
+        sv.memory(t, name="t").protect("u").group_by(hour=hour, keys=sv.public([4, 6]))
+        .agg(n=sv.count()).bound(max_rows=1).release(budget=sv.Budget(epsilon=9, delta="1e-6")),
+    ]  # fmt: skip
+    for query in asked:
+        found = {row["hour"]: row["n"] for row in query.answer().to_arrow().to_pylist()}
+        assert found[4] < 200 < found[6]
 
 
 CLOCKS = [us_of(2026, 3, 29, 0, 59), us_of(2026, 3, 29, 1), us_of(2026, 10, 25, 0, 30),

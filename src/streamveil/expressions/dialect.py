@@ -61,12 +61,21 @@ class VeilTokenizer(BigQuery.Tokenizer):  # type: ignore[misc]  # sqlglot is unt
     }
 
 
+class VeilGenerator(BigQuery.Generator):  # type: ignore[misc]  # sqlglot is untyped here
+    """BigQuery's texts; a time in a zone stays as it was written."""
+
+    def attimezone_sql(self, node: exp.AtTimeZone) -> str:
+        """BigQuery's own takes it for DATETIME, which no row has here."""
+        return f"{self.sql(node.this)} AT TIME ZONE {self.sql(node.args['zone'])}"
+
+
 class Veil(BigQuery):  # type: ignore[misc]  # sqlglot is untyped here
     """The dialect of this package. Function names are written in capitals."""
 
     NORMALIZE_FUNCTIONS = "upper"  # type: ignore[assignment]  # sqlglot infers bool
     Parser = VeilParser
     Tokenizer = VeilTokenizer
+    Generator = VeilGenerator
 
 
 def tokenize(text: str, what: str) -> list[Token]:

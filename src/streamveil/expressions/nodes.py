@@ -69,7 +69,8 @@ def no_row_expression(tree: exp.Expr) -> PlanError:
 def check_shape(tree: exp.Expr) -> exp.Expr:
     """Refuses what no schema could make a per-row expression; names only, no types."""
     for node in tree.walk():
-        if isinstance(node, _HELPERS):
+        zoned = isinstance(node, exp.AtTimeZone) and isinstance(node.parent, exp.Extract)
+        if isinstance(node, _HELPERS) or zoned:
             continue
         if type(node) not in BUILDERS:
             raise no_row_expression(node)

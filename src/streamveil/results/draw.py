@@ -21,6 +21,7 @@ from streamveil.types import Array
 COLOUR, SOFT, HIDDEN = "#1b6ca8", "#5b6570", "#f0f0f0"
 TICKS = 4  # labels of an axis, at most
 WIDE = 3  # panels side by side
+ROOM, LETTERS = 6.8, 15  # inches for notes, and characters of theirs in an inch
 FEW = 30  # points that are drawn as dots
 
 
@@ -54,7 +55,8 @@ def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
         count = max(len(chart.lines), 1)
         columns = min(wide, count)
         rows = -(-count // columns)
-        figure = Figure(figsize=(3.4 * columns, 1.9 * rows + 0.3), layout="constrained")
+        width = max(3.4 * columns, ROOM if notes else 0)
+        figure = Figure(figsize=(width, 1.9 * rows + 0.3), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         places = positions(chart)
         for axes, line in zip(panels, chart.lines, strict=False):
@@ -66,7 +68,8 @@ def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
         for axes in panels[len(chart.lines) :]:
             axes.set_axis_off()
         if notes:
-            figure.supxlabel(literal(".\n".join(wrapped(notes))), fontsize=8, color=SOFT)
+            text = ".\n".join(wrapped(notes, int(width * LETTERS)))
+            figure.supxlabel(literal(text), fontsize=8, color=SOFT)
     return figure
 
 
