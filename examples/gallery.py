@@ -266,7 +266,9 @@ def page() -> str:
         )
     for name in EXAMPLES:
         lines = (ROOT / "examples" / name / "README.md").read_text().splitlines()
-        text = f"One command: `python examples/{name}/run.py`; `examples/{name}/README.md` says more."
+        text = (
+            f"One command: `python examples/{name}/run.py`; `examples/{name}/README.md` says more."
+        )
         parts.append(shown(lines[0].removeprefix("# "), f"gallery-{name}", text))
     for question in SHORT:
         body = inspect.getsource(question).split('"""', 2)[2].strip("\n")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from sqlglot import exp
 from sqlglot.dialects.bigquery import BigQuery
 from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.generators.bigquery import BigQueryGenerator
 from sqlglot.parsers.bigquery import BigQueryParser
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -61,7 +62,7 @@ class VeilTokenizer(BigQuery.Tokenizer):  # type: ignore[misc]  # sqlglot is unt
     }
 
 
-class VeilGenerator(BigQuery.Generator):  # type: ignore[misc]  # sqlglot is untyped here
+class VeilGenerator(BigQueryGenerator):  # type: ignore[misc]  # sqlglot is untyped here
     """BigQuery's texts; a time in a zone stays as it was written."""
 
     def attimezone_sql(self, node: exp.AtTimeZone) -> str:
