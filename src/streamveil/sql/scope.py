@@ -117,7 +117,7 @@ def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | Non
         if cte.alias.lower() in named:
             raise PlanError(f"WITH declares '{shown(cte.alias)}' twice")
         named[cte.alias.lower()] = cte.this
-    protected = None if unit is None else parse_text(unit, "privacy_unit_column")
+    protected = None if unit is None else parse_text(unit, "the privacy unit")
     inner = _relation(clause.this, InReach(sources, named, protected))
     return _with_lists(tree, inner, protected)
 
