@@ -17,7 +17,6 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.memory import MemorySource
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value
-from streamveil.expressions.kernels import NO
 from streamveil.plan import own_rows as module
 from streamveil.plan.own_rows import OwnColumn, OwnGroup, OwnWindows, own_rows
 from streamveil.plan.plan import KeyColumn
@@ -86,7 +85,7 @@ def counted(plan, table):
     """The rows that a plan counts: its keys, of combined rows that pass its condition."""
     rows = own_rows(plan.source, table)
     if plan.where is not None:
-        rows = rows.filter(pc.fill_null(compile_predicate(plan.where, rows.schema)(rows), NO))
+        rows = rows.filter(pc.fill_null(compile_predicate(plan.where, rows.schema)(rows), fill_value=False))
     keys = {key.name: compile_value(key.expression, rows.schema)(rows) for key in plan.keys}
     return pa.table({**keys, "the unit": rows[plan.source.person]})
 

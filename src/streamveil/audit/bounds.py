@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from streamveil.errors import require_between, require_positive
 
@@ -23,8 +23,8 @@ def clopper_pearson(hits: int, trials: int, alpha: float) -> tuple[float, float]
     """
     require_positive(trials=trials, alpha=alpha)
     require_between(0, trials, hits=hits)
-    low = float(beta.ppf(alpha / 2, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - alpha / 2, hits + 1, trials - hits)) if hits < trials else 1.0
+    low = float(betaincinv(hits, trials - hits + 1, alpha / 2)) if hits else 0.0
+    high = float(betaincinv(hits + 1, trials - hits, 1 - alpha / 2)) if hits < trials else 1.0
     return low, high
 
 

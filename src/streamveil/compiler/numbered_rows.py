@@ -21,7 +21,6 @@ from streamveil.expressions.expr import (
     compile_unit,
     compile_value,
 )
-from streamveil.expressions.kernels import NO
 from streamveil.plan.look import COUNTED
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.types import Array, Float64, Int64
@@ -49,7 +48,7 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
     """Rows that pass WHERE and have a unit, a time and a value; None if there are none."""
     if plan.where is not None:
         passes = compile_predicate(plan.where, table.schema)(table)
-        table = table.filter(pc.fill_null(passes, NO))
+        table = table.filter(pc.fill_null(passes, fill_value=False))
     unit = compile_unit(plan.unit, table.schema)(table)
     keep = np.asarray(pc.is_valid(unit))
     times = _times(plan, table)

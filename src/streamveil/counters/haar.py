@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
-from scipy.optimize import minimize
 
 from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
@@ -327,6 +326,8 @@ def least_maximum(parts: Array, norms: Array, start: Array) -> Float64[Array, " 
     last = np.append(np.zeros(len(norms)), 1.0)
     first = np.append(np.log(start), 0.0)
     first[-1] = np.log(total(first).max())
+    from scipy.optimize import minimize  # slow to load
+
     found = minimize(
         lambda x: x[-1],
         first,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.optimize import minimize
 
 from streamveil.core.measure import about
 from streamveil.core.noise.keyed import Place
@@ -248,6 +247,8 @@ def minimiser(
         value = loss.value(margins).mean() + lam / 2 * theta @ theta + tilt @ theta
         slope = x.T @ (loss.slope(margins) * y) / n + lam * theta + tilt
         return float(value), slope
+
+    from scipy.optimize import minimize  # slow to load
 
     theta: Coefficients = minimize(
         objective, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B",

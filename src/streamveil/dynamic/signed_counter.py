@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from scipy.signal import fftconvolve
 
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
@@ -87,6 +86,8 @@ def root_sensitivity(steps: int, *, paired: bool) -> float:
     square = np.cumsum(c * c)
     worst = square[-1]
     if paired and steps > 1:
+        from scipy.signal import fftconvolve  # slow to load
+
         overlap = fftconvolve(c, c[::-1])[steps:]  # sum over k of c[k + d] c[k], d = 1 ..
         distance = square[-1] + square[-2::-1] - 2 * overlap
         worst = max(worst, distance.max() + 1e-9)

@@ -22,7 +22,6 @@ from streamveil.calendars.zones import require_zone
 from streamveil.errors import PlanError
 from streamveil.expressions import times
 from streamveil.expressions.kernels import (
-    NO,
     Column,
     dense,
     float_op,
@@ -180,7 +179,7 @@ def _nullif(name: str, arguments: Sequence[Argument]) -> Bound:
 def _null_where_equal(left: Column, right: Column) -> Column:
     if pa.types.is_null(left.type):
         return left
-    same = pc.fill_null(pc.equal(left, right), NO)
+    same = pc.fill_null(pc.equal(left, right), fill_value=False)
     return null_unless(pc.invert(same), left)
 
 

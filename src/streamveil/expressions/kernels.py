@@ -20,7 +20,6 @@ INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 DAY_US = 86_400_000_000
 Column = Any  # pa.Array; pyarrow ships no types
 INSTANT = pa.timestamp("us", tz="UTC")
-NO = pa.scalar(value=False)
 
 _DATE = r"^\s*(?P<y>\d{4})-(?P<mo>\d{1,2})-(?P<d>\d{1,2})\s*$"
 _INSTANT = (
@@ -51,7 +50,7 @@ def dense(column: Column) -> tuple[Array, Array]:
     ok = pc.is_valid(column).to_numpy(zero_copy_only=False)
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
-    zero = NO if pa.types.is_boolean(column.type) else pa.scalar(0, column.type)
+    zero = pa.scalar(value=False) if pa.types.is_boolean(column.type) else pa.scalar(0, column.type)
     values = pc.fill_null(column, zero).to_numpy(zero_copy_only=False)
     return (values.astype(np.int64) if values.dtype.kind == "i" else values), ok
 

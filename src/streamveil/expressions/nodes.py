@@ -35,7 +35,6 @@ from streamveil.expressions.functions import (
 from streamveil.expressions.kernels import (
     INT_MAX,
     INT_MIN,
-    NO,
     Column,
     float_op,
     int_negate,
@@ -218,7 +217,7 @@ def compared(word: str, function: Callable[[Column, Column], Column], a: Node, b
 
 
 def _not_distinct(left: Column, right: Column) -> Column:
-    same = pc.fill_null(pc.equal(left, right), NO)
+    same = pc.fill_null(pc.equal(left, right), fill_value=False)
     return pc.or_(same, pc.and_(pc.is_null(left), pc.is_null(right)))
 
 
@@ -258,7 +257,7 @@ def _is(tree: exp.Expr, read: Reader) -> Node:
     wanted = pa.scalar(bool(what.this))
     return Node(
         "bool",
-        lambda table: pc.fill_null(pc.equal(truth.run(table), wanted), NO),
+        lambda table: pc.fill_null(pc.equal(truth.run(table), wanted), fill_value=False),
     )
 
 
@@ -332,7 +331,7 @@ def _choose(
     def run(table: pa.Table) -> Column:
         result = final.run(table)
         for test, value in zip(reversed(tests), reversed(values), strict=True):
-            chosen = pc.fill_null(test.run(table), NO)
+            chosen = pc.fill_null(test.run(table), fill_value=False)
             result = pc.if_else(chosen, value.run(table), result)
         return result
 

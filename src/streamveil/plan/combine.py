@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value
-from streamveil.expressions.kernels import NO
 from streamveil.plan.plan import Aggregate, KeyColumn, Plan
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
@@ -77,7 +76,7 @@ def combine_rows(plan: Plan, table: pa.Table) -> Combined:
     """Combines rows that pass the plan's condition."""
     if plan.where is not None:
         passes = compile_predicate(plan.where, table.schema)(table)
-        table = table.filter(pc.fill_null(passes, NO))
+        table = table.filter(pc.fill_null(passes, fill_value=False))
     unit = unit_column(plan)
     columns = {unit: _run(plan.unit, table)}
     for place, key in enumerate(plan.keys):

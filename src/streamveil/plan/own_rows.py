@@ -48,7 +48,6 @@ from streamveil.expressions.expr import (
     compile_value,
     normalize_expression,
 )
-from streamveil.expressions.kernels import NO
 from streamveil.plan.combine import one_zero
 from streamveil.plan.plan import KeyColumn, SourceSpec
 from streamveil.plan.post import SortKey
@@ -176,7 +175,9 @@ def own_rows(source: OwnRows, table: pa.Table) -> pa.Table:
     units = plain(compile_unit(source.unit, table.schema)(table))
     for step in source.steps:
         if step.where is not None:
-            passes = pc.fill_null(compile_predicate(step.where, table.schema)(table), NO)
+            passes = pc.fill_null(
+                compile_predicate(step.where, table.schema)(table), fill_value=False
+            )
             table, units = table.filter(passes), units.filter(passes)
         table, units = RUN[type(step)](step, table, units)
     made = dict(zip(table.column_names, table.columns, strict=True))

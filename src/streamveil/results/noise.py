@@ -17,7 +17,6 @@ from functools import lru_cache, singledispatch
 from math import comb
 
 import numpy as np
-from scipy.signal import fftconvolve, lfilter
 
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.restarting_trees import refined_variances
@@ -155,6 +154,8 @@ def decoded(counter: BltCounter, scales: Float64[Array, " steps"]) -> Float64[Ar
 
     Steps are counted where the counter took them: it may have left some out.
     """
+    from scipy.signal import lfilter  # slow to load, and rarely needed
+
     plan, parts = counter.schedule, scales.copy()
     for keep, drain in zip(plan.keep, plan.drain, strict=True):
         later = lfilter([1.0], [1.0, -keep], scales[::-1])[::-1]
@@ -203,6 +204,8 @@ def _(counter: AnytimeBltCounter, t: int) -> Mix:
 @mix.register
 def _(counter: SqrtToeplitzCounter, t: int) -> Mix:
     """As for a BLT, with the inverse of the square root in place of its drains."""
+    from scipy.signal import fftconvolve  # slow to load, and rarely needed
+
     scales = counter.scales()[:t]
     inverse = -inverse_coefficients(counter.horizon)[:t]
     inverse[0] = 1.0

@@ -25,7 +25,6 @@ from streamveil.errors import PlanError
 from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import parse_text, shown
 from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
-from streamveil.expressions.kernels import NO
 from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostShift, SortKey
@@ -106,7 +105,9 @@ def filtered(rows: PostRows, post: Post) -> PostRows:
     """The rows for which the condition holds."""
     if post.where is None:
         return rows
-    passes = pc.fill_null(compile_predicate(post.where, rows.table.schema)(rows.table), NO)
+    passes = pc.fill_null(
+        compile_predicate(post.where, rows.table.schema)(rows.table), fill_value=False
+    )
     notes = [CHOSEN] if is_noisy(rows, post.where) else []
     return unsaid(rows.with_table(rows.table.filter(passes), *notes))
 

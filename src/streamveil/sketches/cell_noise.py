@@ -6,7 +6,6 @@ from functools import lru_cache
 from math import sqrt
 
 import numpy as np
-from scipy.signal import lfilter
 
 from streamveil.core.counters.cells import DESIGN, CellCounter
 from streamveil.types import Array, Float64, Int64
@@ -43,6 +42,8 @@ def buffer_norm(counter: CellCounter) -> float:
     impulse = np.zeros(size)
     impulse[0] = 1
     numerator, denominator = polynomials(omega, theta)
+    from scipy.signal import lfilter  # slow to load
+
     inverse = lfilter(denominator, numerator, impulse)
     return max(float(np.linalg.norm(lfilter([1.0], [1.0, -t], inverse))) for t in theta)
 
@@ -71,6 +72,8 @@ def blt_row_norms(name: str, pushes: int | None, size: int) -> Float64[Array, " 
     impulse = np.zeros(size)
     impulse[0] = 1
     numerator, denominator = polynomials(omega, theta)
+    from scipy.signal import lfilter  # slow to load
+
     inverse = lfilter(denominator, numerator, impulse)
     return np.asarray(np.sqrt(np.concatenate([[0.0], np.cumsum(np.cumsum(inverse) ** 2)])))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from scipy.stats import binom, norm
+from scipy.special import bdtrc, ndtri
 
 from streamveil.errors import require_between, require_one_of
 from streamveil.sketches.hashing import Layout
@@ -114,7 +114,7 @@ class PublishedSketch:
     ) -> tuple[Float64[Array, " keys"], Float64[Array, " keys"]]:
         """Estimates plus and minus the noise alone: collisions and lag are not in it."""
         require_between(0.0, 1.0, confidence=confidence)
-        half = float(norm.ppf((1 + confidence) / 2)) * self.sd
+        half = float(ndtri((1 + confidence) / 2)) * self.sd
         return estimates - half, estimates + half
 
     def error_bound(
@@ -141,7 +141,7 @@ class PublishedSketch:
             low, high = 0.0, 0.5
             for _ in range(60):
                 p = (low + high) / 2
-                fails = float(binom.sf((depth - 1) // 2, depth, p))
+                fails = float(bdtrc((depth - 1) // 2, depth, p))
                 low, high = (p, high) if fails <= beta else (low, p)
             if low == 0.0:
                 raise ValueError(f"depth {depth} cannot give beta = {beta}; use more rows")

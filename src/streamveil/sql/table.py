@@ -18,7 +18,6 @@ from sqlglot import exp
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.expr import compile_expression, compile_predicate
-from streamveil.expressions.kernels import NO
 from streamveil.plan.plan import Changelog, Plan, SourceSpec, TableSource
 from streamveil.sql.options import constant
 from streamveil.sql.table_check import FORM, MOST_POINTS, Domain
@@ -134,7 +133,7 @@ def points_where(source: TableSource, condition: str | None) -> Bool[Array, " N"
     points = domain_table(source)
     if condition is None:
         return np.ones(points.num_rows, bool)
-    passes = pc.fill_null(compile_predicate(condition, points.schema)(points), NO)
+    passes = pc.fill_null(compile_predicate(condition, points.schema)(points), fill_value=False)
     return np.array(passes, bool)
 
 

@@ -15,7 +15,6 @@ from math import exp, inf, log, log1p, nextafter, sqrt
 from typing import TypeAlias
 
 import numpy as np
-from scipy.special import erfcx, ndtr
 
 from streamveil.types import Array, Float64
 
@@ -53,6 +52,8 @@ def gaussian_delta(epsilon: Float64[Array, " n"], mu: float) -> Float64[Array, "
     if mu <= 0:
         return nothing_delta(epsilon)
     a = mu / 2 - epsilon / mu
+    from scipy.special import erfcx, ndtr  # slow to load
+
     first = ndtr(a)
     tail = a < 0
     safe = np.where(tail, a, -1.0)
