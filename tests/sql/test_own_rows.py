@@ -85,7 +85,9 @@ def counted(plan, table):
     """The rows that a plan counts: its keys, of combined rows that pass its condition."""
     rows = own_rows(plan.source, table)
     if plan.where is not None:
-        rows = rows.filter(pc.fill_null(compile_predicate(plan.where, rows.schema)(rows), fill_value=False))
+        rows = rows.filter(
+            pc.fill_null(compile_predicate(plan.where, rows.schema)(rows), fill_value=False)
+        )
     keys = {key.name: compile_value(key.expression, rows.schema)(rows) for key in plan.keys}
     return pa.table({**keys, "the unit": rows[plan.source.person]})
 
