@@ -50,7 +50,7 @@ ARROWS = {
     "advise": {"engines", "compiler", "changing_tables", "sketches", "dataflow", "core", "plan",
                "expressions", CALENDARS},  # reads plans
     "datasets": set(),
-    "audit": {"compiler", "dataflow", "linear", "core", "plan", CALENDARS},
+    "audit": {"compiler", "dataflow", "linear", "core", "plan", "sketches", CALENDARS},
     "api": {"advise", "runtime", "results", "compiler", "core", "sql", "plan", FRAMES, CALENDARS},
 }  # fmt: skip
 INSIDE_CORE = {  # its own rooms, in the order in which to read them

@@ -1,10 +1,10 @@
-"""Pairs of neighbouring inputs for any group-by: rows of many units, and of one unit more."""
+"""Pairs of neighbouring inputs for any query: rows of many units, and of one unit more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,13 @@ from streamveil.calendars.cells import Cells
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.rows import RowProgram
+from streamveil.sketches.operator import SketchQuery
 
 FAR = 1e9  # times beyond every bound
 MOST = 1500  # rows of the added unit
 TAKEN = 7.0  # a value that several units bring, so that one takes over another's
 HOUR = 3_600_000_000
+Examined: TypeAlias = GroupBy | SketchQuery  # what is laid open
 
 
 class MadeUpRow(tuple[Any, ...]):
@@ -48,17 +50,22 @@ class Pair:
 
 @dataclass
 class World:
-    """What a group-by reads: columns for its unit, time, groups and values."""
+    """What a query reads: columns for its unit, time, groups and values."""
 
-    operator: GroupBy
+    operator: Examined
     keys: int  # groups that rows may name
+    lanes: tuple[Lane, ...] = ()
+    public: tuple[tuple[Any, ...], ...] | None = None
     values: int = 0
     named: tuple[int, ...] = ()
     types: tuple[pa.DataType, ...] = field(default_factory=tuple)
 
     @classmethod
-    def of(cls, operator: GroupBy, keys: int) -> World:
+    def of(cls, operator: Examined, keys: int) -> World:
         """The columns that an operator needs."""
+        if isinstance(operator, SketchQuery):
+            kind = pa.string() if operator.text_length else pa.int64()
+            return cls(operator, keys, types=(kind,))
         lanes = operator.totalling.lanes
         values = 1 + max([lane.value for lane in lanes], default=-1)
         named = tuple(sorted({lane.value for lane in lanes if lane.kind == "distinct"}))
@@ -69,7 +76,7 @@ class World:
             columns = zip(*operator.public, strict=True)
             types = tuple(pa.array(column).type for column in columns)
             keys = min(keys, len(operator.public))
-        return cls(operator, keys, values, named, types)
+        return cls(operator, keys, lanes, operator.public, values, named, types)
 
     def bind(self, schema: pa.Schema) -> RowProgram:
         """The row functions: each reads its column."""
@@ -97,9 +104,9 @@ class World:
         return pa.table(columns)
 
     def _key(self, number: int) -> tuple[Any, ...]:
-        if self.operator.public is not None and self.types:
-            return self.operator.public[number % len(self.operator.public)]
-        return (number,) * len(self.types)
+        if self.public is not None and self.types:
+            return self.public[number % len(self.public)]
+        return tuple(str(number) if kind == pa.string() else number for kind in self.types)
 
 
 def column(name: str) -> Any:
@@ -143,7 +150,7 @@ def drawn(world: World, rng: np.random.Generator, steps: int) -> Pair:
 Times = dict[int, list[int]]  # step -> event times that rows of it may have
 
 
-def instants(operator: GroupBy, steps: int) -> Times:
+def instants(operator: Examined, steps: int) -> Times:
     """Event times for the rows of every step: at its start, its end, in windows before, late."""
     schedule, periods = operator.schedule, operator.periods
     ticks, cells = schedule.ticks or Cells(length_us=HOUR), schedule.cells
@@ -169,7 +176,7 @@ def row_of(
 ) -> MadeUpRow:  # fmt: skip
     """A row of a step, unit and group."""
     step, unit, key = place
-    lanes = world.operator.totalling.lanes
+    lanes = world.lanes
     choices = [ends_of(lanes, value) for value in range(world.values)]
     values = [choice[int(rng.integers(len(choice)))] for choice in choices]
     if rng.random() < 0.05 and values:
@@ -184,7 +191,7 @@ def largest(world: World, place: tuple[int, int, int], time: int, *, beyond: boo
     values: list[float | None] = []
     for value in range(world.values):
         lanes = [
-            lane for lane in world.operator.totalling.lanes
+            lane for lane in world.lanes
             if lane.value == value and lane.kind in ("sum", "square", "node")
         ]  # fmt: skip
         lane = max(lanes, key=lambda one: max(map(abs, one.ends)), default=None)
@@ -287,7 +294,7 @@ ATTACKS = (
 )
 
 
-def in_one_period(operator: GroupBy, rows: list[MadeUpRow]) -> list[MadeUpRow]:
+def in_one_period(operator: Examined, rows: list[MadeUpRow]) -> list[MadeUpRow]:
     """Those of the period that most rows are in: what one unit is protected for."""
     if operator.periods is None or not rows:
         return rows

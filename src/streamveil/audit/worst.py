@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
 from streamveil.audit.account import TOGETHER, MechanismLoss, QueryAccount, account
 from streamveil.audit.laid_open import Key, Seen, Transcript, run
-from streamveil.audit.neighbours import Pair, World, drawn, varied
+from streamveil.audit.laid_open_sketches import CellNoise, sketch_account
+from streamveil.audit.neighbours import Examined, Pair, World, drawn, varied
 from streamveil.core.counters.weights import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError
+from streamveil.sketches.operator import SketchQuery
 
 KEYS = 8
 MOST_KEYS = 64
@@ -37,10 +40,10 @@ class Tried:
 
 
 def accounts(
-    operator: GroupBy,
+    operator: Examined,
     seed: int,
     pairs: int,
-    change: Callable[[GroupBy], GroupBy] = lambda one: one,
+    change: Callable[[Any], Any] = lambda one: one,
     again: float = 0.0,
 ) -> Iterator[Tried]:
     """Accounts of so many pairs; what `change` makes of the operator runs against its claims.
@@ -49,16 +52,18 @@ def accounts(
     """
     require_laid_open(operator)
     rng, worst = np.random.default_rng(seed), None
-    world = World.of(operator, max(KEYS, min(MOST_KEYS, operator.bounds.units_l2_squared)))
+    units = KEYS if isinstance(operator, SketchQuery) else operator.bounds.units_l2_squared
+    world = World.of(operator, max(KEYS, min(MOST_KEYS, units)))
     runs = change(replace(operator, bind=world.bind))
     most = operator.schedule.steps or LONGEST
     few, whole = min(STEPS, most), min(LONGEST, operator.schedule.triggers or STEPS, most)
+    judge = judge_of(operator, runs, world, whole if again else few)
     for _ in range(pairs):
         if again and worst is not None and rng.random() < again:
             pair = varied(world, rng, worst.pair)
         else:
             pair = drawn(world, rng, whole if again and rng.random() < LONG else few)
-        found = Tried(pair, judged(operator, runs, world, pair, int(rng.integers(2**32))))
+        found = Tried(pair, judge(pair, int(rng.integers(2**32))))
         if worst is None or found.account.mu_squared > worst.account.mu_squared:
             worst = found
         yield found
@@ -68,7 +73,7 @@ def accounts(
 class WorstFound:
     """The largest loss of every mechanism that a search has found, and what was wrong."""
 
-    operator: GroupBy
+    operator: Examined
     parts: dict[str, MechanismLoss] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     pair: Pair | None = None  # of the largest loss of all counters together
@@ -108,7 +113,7 @@ class WorstFound:
         return 0.0 if part is None else sqrt(max(part.tightness, 0.0))
 
 
-def search(operator: GroupBy, seconds: float, seed: int) -> Iterator[WorstFound]:
+def search(operator: Examined, seconds: float, seed: int) -> Iterator[WorstFound]:
     """What has been found so far, after every pair, until the time is over."""
     worst, begun = WorstFound(operator), time.monotonic()
     for tried in accounts(operator, seed, MOST_PAIRS, again=AGAIN):
@@ -117,6 +122,16 @@ def search(operator: GroupBy, seconds: float, seed: int) -> Iterator[WorstFound]
         yield worst
         if worst.seconds > seconds:
             return
+
+
+def judge_of(
+    operator: Examined, runs: Any, world: World, steps: int
+) -> Callable[[Pair, int], QueryAccount]:
+    """The account of pairs of at most so many steps, each with a seed."""
+    if isinstance(operator, SketchQuery):
+        noise = CellNoise.of(runs, world, steps)
+        return lambda pair, seed: sketch_account(operator, runs, world, pair, seed, noise)
+    return lambda pair, seed: judged(operator, runs, world, pair, seed)
 
 
 def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int) -> QueryAccount:
@@ -133,11 +148,13 @@ def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int
     return account(operator, sides[1], sides[0], script)
 
 
-def require_laid_open(operator: Operator) -> GroupBy:
+def require_laid_open(operator: Operator) -> Examined:
     """Refuses what the account does not see into: it would find nothing and say so."""
+    if isinstance(operator, SketchQuery):
+        return operator
     if not isinstance(operator, GroupBy) or isinstance(operator.totalling, RoundTotalling):
         raise PlanError(
-            "the exact account covers group-by queries of the default preset, not sketches,"
+            "the exact account covers sketches and group-by queries of the default preset, not"
             " changing tables and 'dp-sqlp'"
         )
     totalling = operator.totalling

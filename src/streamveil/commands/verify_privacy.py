@@ -28,11 +28,12 @@ def verify_privacy(
 ) -> None:
     """Looks for the inputs on which the query loses most, and compares that with its claim.
 
-    The query, as it is compiled, runs on made-up rows with and without one unit, which has far more
-    rows than any bound counts, values far beyond every bound, and rows in many groups, windows and
-    steps. The noise is laid open: what the unit moves in every counter, coin and test is measured
-    against the noise that is really drawn there. This is arithmetic, not statistics, so a bound off
-    by one or a lane with too little noise shows at once. Reads no data and spends nothing.
+    The query, with groups or a sketch, runs as it is compiled on made-up rows with and without one
+    unit, which has far more rows than any bound counts, values far beyond every bound, and rows in
+    many groups, windows and steps. The noise is laid open: what the unit moves in every counter,
+    coin, test and cell is measured against the noise that is really drawn there. This is
+    arithmetic, not statistics, so a bound off by one or a lane with too little noise shows at once.
+    Reads no data and spends nothing.
 
     mu^2 is what a Gaussian mechanism loses; groups are those whose coins the unit moves; delta is
     the chance that something is published which only the unit has. 100 % of a claim means that it
