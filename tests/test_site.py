@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 
 import streamveil as sv
+from streamveil.api.builder import Stream
+from streamveil.api.query import RUN_OPTIONS, Query
+from streamveil.api.table_builder import Table
+from streamveil.results.answers import Answers
+from streamveil.runtime.run import run
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("counters", "sketches", "linear", "dynamic")
@@ -58,12 +63,43 @@ def test_every_public_callable_says_what_it_is():
     assert not silent
 
 
-def test_every_function_of_the_front_door_explains_its_arguments_and_has_an_example():
-    poor = []
-    for name in sv.__all__:
-        what = getattr(sv, name)
-        if inspect.isfunction(what):
-            said = inspect.getdoc(what)
-            silent = [one for one in inspect.signature(what).parameters if one not in said]
-            poor += [(name, silent)] if silent or ">>>" not in said else []
-    assert not poor
+def members(kind):
+    """A class and the methods that its own module gives it."""
+    own = {name: what for name, what in vars(kind).items() if inspect.isfunction(what)}
+    yield f"{kind.__module__}.{kind.__name__}", kind
+    yield from ((f"{kind.__name__}.{n}", what) for n, what in own.items() if not n.startswith("_"))
+
+
+def queries():
+    """All that a user calls to build, run and read a query."""
+    yield from ((name, getattr(sv, name)) for name in sv.__all__)
+    for kind in (Stream, Table, Query, Answers):
+        yield from members(kind)
+
+
+def lacking(what):
+    """What the docstring of a function or class does not tell, though it should."""
+    text = inspect.getdoc(what) or ""
+    if isinstance(what, type) and issubclass(what, Exception):
+        return []
+    _, _, told = text.partition("\nArgs:\n")
+    told = re.match(r"(?: +.*\n|\n(?= ))*", told)[0]
+    named = set(re.findall(r"^ {4}\**(\w+): \S", told, re.MULTILINE))
+    dataclass = isinstance(what, type) and what is not sv.Budget  # its fields are no arguments
+    known = {} if dataclass else inspect.signature(what).parameters
+    found = [name for name in known if name != "self" and name not in named]
+    found += ["Raises"] * (known.keys() - {"self"} != set() and "\nRaises:\n" not in text)
+    method = inspect.isfunction(what) and "." in what.__qualname__  # its class has the example
+    return found + ["an example"] * (">>> " not in text and not method)
+
+
+def test_queries_are_told_whole():
+    found = {name: lacking(what) for name, what in queries()}
+    assert len(found) > 60
+    assert {name: lacks for name, lacks in found.items() if lacks} == {}
+    assert lacking(lacking) == ["what", "Raises", "an example"]
+
+
+def test_a_query_runs_with_every_option_of_a_job():
+    named = inspect.signature(run).parameters.keys() - {"plan", "state"}
+    assert set(RUN_OPTIONS) == named

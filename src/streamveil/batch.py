@@ -74,6 +74,15 @@ class Release(AnswerTable):
     (timestamps in UTC, absent for the whole stream), trigger (1..T within the window). A group-by
     adds `opened` (the first trigger that showed the key), `noise_weight` where keys have weights,
     and public facts in the schema's metadata: `streamveil.answers` combines releases by them.
+
+    >>> import streamveil as sv
+    >>> query = (sv.memory({"user": [1, 2, 3] * 40}).protect("user").agg(n=sv.count())
+    ...          .bound(max_rows=40).release(budget=sv.Budget(epsilon=9, delta=1e-9)))
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     release = next(query.run(state=f"{folder}/n.veil"))
+    >>> release.trigger, release.to_arrow().column_names[:4]
+    (1, ['n', 'n_sd', 'n_low', 'n_high'])
     """
 
     noisy: Noisy[pa.Table]

@@ -46,7 +46,7 @@ PARENTS = ("", ".", "..")
 
 
 class StreamveilError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose: `except sv.StreamveilError`."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(visible_lines(str(message)))
@@ -57,7 +57,7 @@ class PlanError(StreamveilError, ValueError):
 
 
 class BudgetError(StreamveilError):
-    """A charge that would overspend a ledger; nothing was drawn."""
+    """A charge that would overspend a ledger. It is refused before anything is drawn."""
 
     def __init__(self, message: str, *, asked: object = None, left: object = None) -> None:
         super().__init__(message)

@@ -20,15 +20,23 @@ def answers(source: Iterable[Release] | str | Path, *, query: Query | None = Non
     """Questions across releases of one job: those in memory, a sink's folder, a state directory.
 
     Args:
-        source: releases, the folder of a sink or a state directory.
-        query: what made them, where releases carry no metadata of their own.
+        source: the releases, or the path of the folder.
+        query: what released them. Releases carry what is needed in the metadata of their schema, or
+            in a file beside; without either, give it.
 
     Raises:
-        PlanError: the source is none of these.
+        PlanError: the source is none of these, or lacks what combining releases needs.
+        StoreError: the folder cannot be read, or holds no release yet.
 
-    Examples:
-        >>> found = answers("clicks.veil")  # doctest: +SKIP
-        >>> found.top("n", 10)  # doctest: +SKIP
+    >>> import streamveil as sv
+    >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")
+    ...          .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count()).bound(max_rows=40)
+    ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9), name="pages"))
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     found = sv.answers(list(query.run(state=f"{folder}/pages.veil")))
+    >>> found.to_arrow().num_rows
+    2
     """
     operator = None
     if query is not None:

@@ -88,7 +88,24 @@ class Measure:
 
 @dataclass(frozen=True)
 class Stream:
-    """A query in the making. Every method returns a new one."""
+    """A query in the making. Every method returns a new one; `release` ends with a `Query`.
+
+    >>> import streamveil as sv
+    >>> query = (
+    ...     sv.files("clicks/*.parquet", event_time="ts")
+    ...     .protect(unit="user_id", per="1 day")
+    ...     .where("ms > 0")
+    ...     .window(sv.tumble("1 day"))
+    ...     .group_by("url", keys=sv.discover(min_units=20))
+    ...     .agg(n=sv.count())
+    ...     .bound(max_rows=8)
+    ...     .to("files", path="out/", format="csv")
+    ...     .release(every="1 hour", start="2026-01-01", end="2026-01-08",
+    ...              budget=sv.Budget(epsilon=1, delta=1e-9))
+    ... )
+    >>> query.plan.clock.steps
+    168
+    """
 
     source: SourceSpec
     unit: str | None = None
@@ -108,14 +125,12 @@ class Stream:
         """Who is protected: a column or expression, over the whole stream or per period.
 
         Args:
-            unit: names the privacy unit of a row, such as a user; rows without one are rejected.
-            per: the length of a unit-period, such as "1 day": the budget then holds for each
-                period of a unit; `explain` says what holds for all of them. Left out: the whole
-                stream.
+            unit: the column, or per-row SQL expression, that names the person.
+            per: a length such as "1 day": each person-day is then protected by itself, and who is
+                there on many days loses more. Left out, all rows of a person are one.
 
-        Examples:
-            >>> import streamveil as sv
-            >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id", per="1 day")
+        Raises:
+            PlanError: the length cannot be read.
         """
         period = None if per is None else length_of(per, "per")
         return replace(self, unit=unit, period=period)
@@ -124,9 +139,11 @@ class Stream:
     def where(self, condition: str) -> Stream:
         """Keeps rows for which a per-row SQL condition holds; several are joined by AND.
 
-        Examples:
-            >>> import streamveil as sv
-            >>> slow = sv.files("clicks/*.parquet").where("ms > 100 AND url LIKE '/shop%'")
+        Args:
+            condition: SQL over the columns of one row.
+
+        Raises:
+            PlanError: at `release`, the condition cannot be read or asks for other rows.
         """
         return replace(self, conditions=(*self.conditions, condition))
 
@@ -137,6 +154,13 @@ class Stream:
         Totals (first="MIN(ts)") and expressions to group by (day="DATE(ts)") give one row for each
         unit and group; functions of windows (k="ROW_NUMBER() OVER (ORDER BY ts)") stand beside the
         rows as they are. Groups and windows are of one unit, which need not be said.
+
+        Args:
+            *by: columns to group each unit's rows by.
+            **named: new columns, in SQL.
+
+        Raises:
+            PlanError: `protect` has not been called, or rows of two units would meet.
         """
         if self.unit is None:
             raise PlanError(
@@ -150,14 +174,10 @@ class Stream:
         """Tumbling, hopping or cumulating windows of event time.
 
         Args:
-            shape: made by `tumble`, `hop` or `cumulate`; left out, all time is one window.
+            shape: `tumble(...)`, `hop(...)` or `cumulate(...)`.
 
         Raises:
-            PlanError: it is something else.
-
-        Examples:
-            >>> import streamveil as sv
-            >>> daily = sv.files("clicks/*.parquet", event_time="ts").window(sv.tumble("1 day"))
+            PlanError: it is none of these.
         """
         if not isinstance(shape, Window):
             raise PlanError("window takes tumble(...), hop(...) or cumulate(...)")
@@ -165,7 +185,14 @@ class Stream:
 
     @fitting("unnest(tag=\"SPLIT(tags, ',')\")")
     def unnest(self, **named: str) -> Stream:
-        """A row for each part of a text, or each element of a column of lists."""
+        """A row for each part of a text, or each element of a column of lists.
+
+        Args:
+            **named: the new column and the list it comes from: tag="SPLIT(tags, ',')".
+
+        Raises:
+            PlanError: `protect` has not been called, or the expression is no list.
+        """
         if self.unit is None:
             raise PlanError("unnest needs to know who is protected.\n  to fix  protect(...) first")
         made, unit = unnest_named(self.source, self.unit, self.conditions, named)
@@ -177,8 +204,15 @@ class Stream:
     ) -> Stream:  # fmt: skip
         """Groups by columns, and by named per-row expressions: hour="EXTRACT(HOUR FROM ts)".
 
-        `sets`: several groupings at once, each by some of the names: [("city", "age"), ("city",),
-        ()] also gives totals. Bounds are of one set, and what all sets lose is charged together.
+        Args:
+            *columns: columns to group by.
+            keys: which groups may be shown: `discover()`, unless given, or `public(...)`.
+            sets: several groupings at once, each by some of the names: [("city", "age"), ()] also
+                gives totals. Bounds are of one set; what all sets lose is charged together.
+            **named: computed groups, in SQL.
+
+        Raises:
+            PlanError: `keys` is something else, or `sets` names what is no group.
         """
         plain = [KeyColumn(name=column, expression=quoted(column)) for column in columns]
         computed = [KeyColumn(name=name, expression=text) for name, text in named.items()]
@@ -196,13 +230,11 @@ class Stream:
     def agg(self, **measures: Measure) -> Stream:
         """Output columns: n=count(), ms=sum("ms", bounds=(0, 60_000)).
 
-        Raises:
-            PlanError: a value is no aggregate.
+        Args:
+            **measures: an aggregate for each name.
 
-        Examples:
-            >>> import streamveil as sv
-            >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-            >>> asked = clicks.agg(n=sv.count(), typical=sv.median("ms", bounds=(0, 60_000)))
+        Raises:
+            PlanError: one is not an aggregate.
         """
         for name, measure in measures.items():
             if not isinstance(measure, Measure):
@@ -222,21 +254,19 @@ class Stream:
         max_groups: int | None = None,
         max_squared_rows: int | None = None,
     ) -> Stream:
-        """How much one unit may contribute (in its period, if it has one); more is cut.
+        """How much one unit may contribute (in its period, if it has one); the rest is left out.
 
-        Tighter bounds mean less noise and more rows that are cut; `explain` expects both. What is
-        left out is chosen from a forecast, or from a private look at the rows.
+        Tighter bounds mean less noise and more rows that are cut. What is left out is chosen from a
+        forecast, or from a private look at the rows.
 
         Args:
-            max_rows: rows of a unit, over all groups and windows.
-            max_rows_per_group: rows of a unit in one group of one window.
-            max_groups: groups of a unit, over all windows.
-            max_squared_rows: the sum over groups of the square of a unit's rows in each.
+            max_rows: rows in all.
+            max_rows_per_group: rows in one group of one window.
+            max_groups: groups in which it may have `max_rows_per_group` rows (1 unless given).
+            max_squared_rows: instead of a bound per group, the sum of (rows per group)^2.
 
-        Examples:
-            >>> import streamveil as sv
-            >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-            >>> bounded = clicks.agg(n=sv.count()).bound(max_rows=32, max_rows_per_group=4)
+        Raises:
+            PlanError: at `release`, one is not a whole number of at least 1, or they contradict.
         """
         limits = {
             options_of.MAX_ROWS.name: max_rows,
@@ -251,13 +281,12 @@ class Stream:
         """Names the sink for releases, such as "files" with path="out/" and format="parquet".
 
         Args:
-            kind: "files", "console", "delta", "memory" or another name in `docs/sql.md`.
-            name: what reads and messages call it; its kind, unless given.
-            **options: those of the sink.
+            kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
+            name: the job in the ledger; the kind if left out.
+            **options: settings of the sink, as in WITH (...) of CREATE SINK.
 
-        Examples:
-            >>> import streamveil as sv
-            >>> clicks = sv.files("clicks/*.parquet").to("files", path="out/", format="csv")
+        Raises:
+            PlanError: an argument is missing; at `release`, an option is unknown.
         """
         return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
 
@@ -271,19 +300,13 @@ class Stream:
         """The finished query: a release at every step, or one answer when `every` is left out.
 
         Args:
-            budget: the most that one unit (in a period, if it has one) may lose to all releases.
-            every: the time between releases, such as "15 min", or `rows(1000)`.
+            budget: the most that one unit may lose to everything that is ever published.
+            every: a length such as "1 hour", or `rows(n)`.
             **options: those of the SQL clause: start, end, steps, arrival, clock, lateness, preset,
                 counter, name, non_negative, integer, monotone, confidence, ... (docs/sql.md).
 
         Raises:
-            PlanError: an option is unknown, does not fit the query, or the budget is no `Budget`.
-
-        Examples:
-            >>> import streamveil as sv
-            >>> visits = {"user": ["ann", "bob", "ann"], "page": ["a", "a", "b"]}
-            >>> pages = sv.memory(visits).protect(unit="user").group_by("page")
-            >>> query = pages.agg(n=sv.count()).release(budget=sv.Budget(epsilon=1, delta=1e-9))
+            PlanError: the query cannot be run or must not be: the message says why and the way out.
         """
         for name in options:
             if name not in RELEASE_OPTIONS:
@@ -358,17 +381,17 @@ def files(
     """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory.
 
     Args:
-        path: one path or a list of them; files are read in the order of their names.
-        event_time: the column that says when a row happened; windows and `every` need it.
-        name: what messages call the source; the name of the file or folder, unless given.
-        **options: those of the source: format, columns, follow, max_line_bytes, ... (docs/sql.md).
+        path: a file, a folder, a pattern such as "clicks/*.parquet", or a list of them.
+        event_time: the column with each row's time; windows and releases by time need it.
+        name: what messages and the ledger call the source; the file's name if left out.
+        **options: settings of the connector, as in WITH (...) of CREATE STREAM (docs/sql.md).
 
     Raises:
-        PlanError: the path is no path.
+        PlanError: the path is not text, or an argument is unknown.
+        SourceError: when the query runs, files are missing or a column is not in them.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet", event_time="ts")
+    >>> import streamveil as sv
+    >>> clicks = sv.files("clicks/*.parquet", event_time="ts")
     """
     paths = [str(path)] if isinstance(path, str | PurePath) else path
     if not (isinstance(paths, list | tuple) and paths and all(isinstance(p, str) for p in paths)):
@@ -389,16 +412,18 @@ def files(
 
 @fitting('memory(table, event_time="ts")')
 def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -> Stream:
-    """Rows of a table in memory.
+    """Rows of a table: of Arrow, pandas, Polars, DuckDB, or a dict of columns.
 
     Args:
-        table: of Arrow, pandas, Polars, DuckDB, or a dict of columns.
-        event_time: the column that says when a row happened; windows and `every` need it.
-        name: what messages call the table.
+        table: the rows.
+        event_time: the column with each row's time; windows and releases by time need it.
+        name: what messages and the ledger call the source.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> visits = sv.memory({"user": ["ann", "bob"], "page": ["a", "a"]})
+    Raises:
+        PlanError: `table` is none of these.
+
+    >>> import streamveil as sv
+    >>> clicks = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]})
     """
     rows = as_table(table)
     return Stream(
@@ -411,14 +436,17 @@ def source(kind: str, name: str, *, event_time: str | None = None, **options: An
     """Rows of any connector, by its name.
 
     Args:
-        kind: "files", "kafka", "rate", ... (docs/sql.md).
-        name: what messages call it.
-        event_time: the column that says when a row happened.
-        **options: those of the source.
+        kind: "files", "kafka", "rate" ...: `source` of CREATE STREAM (docs/sql.md).
+        name: what messages and the ledger call the source.
+        event_time: the column with each row's time; windows and releases by time need it.
+        **options: settings of the connector, as in WITH (...) of CREATE STREAM.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.source("rate", name="clicks", event_time="ts")
+    Raises:
+        PlanError: an argument is unknown or missing.
+        SourceError: when the query runs, there is no such connector, or it cannot be reached.
+
+    >>> import streamveil as sv
+    >>> clicks = sv.source("rate", name="clicks", event_time="ts")
     """
     return Stream(SourceSpec(name=name, kind=kind, options=options, event_time=event_time))
 
@@ -434,21 +462,23 @@ def tumble(
 ) -> Window:
     """Windows side by side, of one length: "1 day", "1 week", "1 month", "1 quarter".
 
-    They begin at midnight of 1970-01-01, weeks on Mondays.
+    By the clocks of a time zone, which is that of the whole query. They begin at midnight of
+    1970-01-01, weeks on Mondays or on `week_start`; or at `origin`, a time on those clocks; or
+    later by `offset`.
 
     Args:
-        size: the length of a window.
-        tz: a time zone such as "Europe/Berlin", that of the whole query; UTC, unless given.
-        origin: a time on those clocks at which a window begins.
-        offset: how much later every window begins.
-        week_start: the day on which weeks begin, such as "sunday".
+        size: the length, "15 min", "1 day", "1 month", or a timedelta.
+        tz: a time zone such as "Europe/Berlin"; UTC if left out.
+        origin: a time on the zone's clocks at which a window begins.
+        offset: how much later windows begin than they would.
+        week_start: the weekday on which weeks begin, such as "sunday"; Monday if left out.
 
     Raises:
-        PlanError: a length or a zone is unknown, or two of them contradict each other.
+        PlanError: a length cannot be read, or lengths do not go together.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> months = sv.tumble("1 month", tz="Europe/Berlin")
+    >>> import streamveil as sv
+    >>> sv.tumble("1 month", tz="Europe/Berlin").size_months
+    1
     """
     return window_of(
         "tumble", length_of(size, "size"), zone=tz, origin=origin, offset=offset,
@@ -461,14 +491,17 @@ def hop(size: Duration, slide: Duration, *, tz: str = "", origin: Instant | None
     """Overlapping windows: one of `size` starts every `slide`. A row counts in each that holds it.
 
     Args:
-        size: the length of a window.
-        slide: the time between the starts of two windows.
-        tz: a time zone such as "Europe/Berlin", that of the whole query; UTC, unless given.
-        origin: a time on those clocks at which a window begins.
+        size: the length, "15 min", "1 day", "1 month", or a timedelta.
+        slide: the distance between starts, likewise.
+        tz: a time zone such as "Europe/Berlin"; UTC if left out.
+        origin: a time on the zone's clocks at which a window begins.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> last_day_every_hour = sv.hop("1 day", "1 hour")
+    Raises:
+        PlanError: a length cannot be read, or lengths do not go together.
+
+    >>> import streamveil as sv
+    >>> sv.hop("1 day", "1 hour").slide_us // 1_000_000  # seconds
+    3600
     """
     lengths = length_of(size, "size"), length_of(slide, "slide")
     return window_of("hop", *lengths, zone=tz, origin=origin)
@@ -481,14 +514,17 @@ def cumulate(
     """Windows that share a start and grow by `step` up to `size`.
 
     Args:
-        size: the length of a window.
-        step: by how much each window is longer than the one before.
-        tz: a time zone such as "Europe/Berlin", that of the whole query; UTC, unless given.
-        origin: a time on those clocks at which a window begins.
+        size: the length of the last, "15 min", "1 day", "1 month", or a timedelta.
+        step: the length of the first, and by how much each is longer.
+        tz: a time zone such as "Europe/Berlin"; UTC if left out.
+        origin: a time on the zone's clocks at which a window begins.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> day_so_far = sv.cumulate("1 day", "1 hour")
+    Raises:
+        PlanError: a length cannot be read, or lengths do not go together.
+
+    >>> import streamveil as sv
+    >>> sv.cumulate("1 day", "6 hours").kind
+    'cumulate'
     """
     lengths = length_of(size, "size"), length_of(step, "step")
     return window_of("cumulate", *lengths, zone=tz, origin=origin)
@@ -499,11 +535,14 @@ def discover(min_units: int = 1) -> Keys:
     """Groups appear by a private threshold, well above `min_units` privacy units.
 
     Args:
-        min_units: units below which a group is never published; at least 1.
+        min_units: the number of units, at least 1, of which a group must certainly have more.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").group_by("url", keys=sv.discover(min_units=20))
+    Raises:
+        PlanError: an argument is unknown.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]}).protect("user_id")
+    >>> query = visits.group_by("url", keys=sv.discover(min_units=20))
     """
     return Keys(min_units=min_units)
 
@@ -512,14 +551,17 @@ def discover(min_units: int = 1) -> Keys:
 def public(groups: Iterable[Any] | str) -> Keys:
     """Groups that are public anyway: values (tuples for several columns), or a file of them.
 
-    All of them are in every release, also those without a row; rows of other groups are rejected.
+    Each is shown in every release, also where nobody is in it. Never take them from private rows.
+
+    Args:
+        groups: the values, or the path of a file of them.
 
     Raises:
-        PlanError: the groups are no list of values, nor a path.
+        PlanError: this is no list, or a group is not a value or a tuple of values.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> places = sv.public([("DE", "web"), ("DE", "shop")])
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]}).protect("user_id")
+    >>> query = visits.group_by("url", keys=sv.public(["/a", "/b", "/c"]))
     """
     if isinstance(groups, str):
         return Keys(public=groups)
@@ -540,15 +582,17 @@ def public(groups: Iterable[Any] | str) -> Keys:
 
 @fitting("rows(1000)")
 def rows(n: int) -> RowCount:
-    """A release every n source rows.
+    """A release every n source rows. It says that row positions are public.
+
+    Args:
+        n: rows between releases, at least 1.
 
     Raises:
-        PlanError: n is no whole number of at least 1.
+        PlanError: n is not a whole number of at least 1.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> sv.rows(1000)
-        RowCount(n=1000)
+    >>> import streamveil as sv
+    >>> sv.rows(1000)
+    RowCount(n=1000)
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise PlanError("rows takes a whole number of at least 1")
@@ -560,13 +604,15 @@ def count(column: str | None = None, *, per_unit: tuple[float, float] | None = N
     """Rows, or rows where a column is not null.
 
     Args:
-        column: a column or SQL expression; left out, all rows count.
-        per_unit: the least and the most that one unit counts in a group.
+        column: counts rows where this column or per-row expression is not null; all if left out.
+        per_unit: the most rows of one unit that count in a group, as (0, k).
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(n=sv.count(), named=sv.count("name"))
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count())
     """
     return Measure("count", column, per_unit, per_group=per_unit is not None)
 
@@ -575,13 +621,15 @@ def count(column: str | None = None, *, per_unit: tuple[float, float] | None = N
 def count_if(condition: str) -> Measure:
     """Rows for which a per-row SQL condition holds.
 
-    Raises:
-        PlanError: the condition is no text.
+    Args:
+        condition: SQL over the columns of one row.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(slow=sv.count_if("ms > 100"))
+    Raises:
+        PlanError: the condition is not text.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count_if('ms > 100'))
     """
     if not isinstance(condition, str):
         raise PlanError("count_if takes a condition as SQL text, such as count_if('ms > 100')")
@@ -592,22 +640,29 @@ def count_if(condition: str) -> Measure:
 def count_units() -> Measure:
     """How many different privacy units.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(people=sv.count_units())
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count_units())
     """
     return Measure("count_units")
 
 
 @fitting('count_distinct("url")')
 def count_distinct(column: str) -> Measure:
-    """How many different values of a column; each unit counts with at most as many as it has rows.
+    """How many different values; of other columns than the unit with twice the noise.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(pages=sv.count_distinct("url"))
+    Args:
+        column: a column or a per-row SQL expression.
+
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.count_distinct("url"))
     """
     return Measure("count_distinct", column)
 
@@ -619,15 +674,19 @@ def sum(  # reads as streamveil.sum
     """The sum of values clamped to the bounds.
 
     Args:
-        column: a column or SQL expression, a number.
-        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
-            private look at the rows chooses them where all rows are there when the job begins.
-        quantum: the step to which values are rounded; from the bounds, unless given.
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
+        quantum: the step to which values are rounded, in the unit of the column; chosen
+            from the bounds if left out.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(ms=sv.sum("ms", bounds=(0, 60_000)))
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.sum("ms / 1000.0", bounds=(0, 60)))
     """
     return Measure("sum", column, bounds, quantum)
 
@@ -637,72 +696,84 @@ def avg(column: str, *, bounds: Ends | None = None, quantum: float | None = None
     """The mean of values clamped to the bounds.
 
     Args:
-        column: a column or SQL expression, a number.
-        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
-            private look at the rows chooses them where all rows are there when the job begins.
-        quantum: the step to which values are rounded; from the bounds, unless given.
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
+        quantum: the step to which values are rounded, in the unit of the column; chosen
+            from the bounds if left out.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(ms=sv.avg("ms", bounds=(0, 60_000)))
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.avg("ms", bounds=(0, 60_000)))
     """
     return Measure("avg", column, bounds, quantum)
 
 
 @fitting('variance("ms", bounds=(0, 60_000))')
 def variance(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
-    """The variance of values clamped to the bounds, in squared units.
+    """The sample variance of values clamped to the bounds, in the column's unit squared.
 
     Args:
-        column: a column or SQL expression, a number.
-        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
-            private look at the rows chooses them where all rows are there when the job begins.
-        quantum: the step to which values are rounded; from the bounds, unless given.
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
+        quantum: the step to which values are rounded, in the unit of the column; chosen
+            from the bounds if left out.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(spread=sv.variance("ms", bounds=(0, 60_000)))
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.variance("ms", bounds=(0, 60_000)))
     """
     return Measure("variance", column, bounds, quantum)
 
 
 @fitting('stddev("ms", bounds=(0, 60_000))')
 def stddev(column: str, *, bounds: Ends | None = None, quantum: float | None = None) -> Measure:
-    """The standard deviation of values clamped to the bounds, in their unit.
+    """The standard deviation of values clamped to the bounds, in the column's unit.
 
     Args:
-        column: a column or SQL expression, a number.
-        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
-            private look at the rows chooses them where all rows are there when the job begins.
-        quantum: the step to which values are rounded; from the bounds, unless given.
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
+        quantum: the step to which values are rounded, in the unit of the column; chosen
+            from the bounds if left out.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(spread=sv.stddev("ms", bounds=(0, 60_000)))
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.stddev("ms", bounds=(0, 60_000)))
     """
     return Measure("stddev", column, bounds, quantum)
 
 
 @fitting('quantile("ms", 0.5, bounds=(0, 60_000))')
 def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
-    """The value below which a share q of the values lies.
+    """The value below which a share q of the values lies, in the column's unit.
 
     Args:
-        q: the share, above 0 and below 1.
-        column: a column or SQL expression, a number.
-        bounds: the least and the most that counts; values beyond are moved to them. Left out, a
-            private look at the rows chooses them where all rows are there when the job begins.
+        column: a column or a per-row SQL expression.
+        q: the share, between 0 and 1.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
 
     Raises:
-        PlanError: q is no number.
+        PlanError: q is not a number.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(late=sv.quantile("ms", 0.9, bounds=(0, 60_000)))
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.quantile("ms", 0.9, bounds=(0, 60_000)))
     """
     if isinstance(q, bool) or not isinstance(q, int | float):
         raise PlanError(f"q of quantile is a share between 0 and 1, not {type(q).__name__}")
@@ -711,16 +782,20 @@ def quantile(column: str, q: float, *, bounds: Ends | None = None) -> Measure:
 
 @fitting('median("ms", bounds=(0, 60_000))')
 def median(column: str, *, bounds: Ends | None = None) -> Measure:
-    """The value in the middle: `quantile` with q = 0.5.
+    """The value in the middle, in the column's unit: `quantile` at 0.5.
 
     Args:
-        column: a column or SQL expression, a number.
-        bounds: as in `quantile`.
+        column: a column or a per-row SQL expression.
+        bounds: least and largest value, in the unit of the column; values beyond count as these.
+            Left out, a look at the rows that the budget pays for chooses them, where all rows are
+            there when the job begins.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(typical=sv.median("ms", bounds=(0, 60_000)))
+    Raises:
+        PlanError: an argument is unknown or missing.
+
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.median("ms", bounds=(0, 60_000)))
     """
     return quantile(column, 0.5, bounds=bounds)
 
@@ -730,18 +805,17 @@ def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
     """The k most frequent values, in bounded memory; stands alone in its query.
 
     Args:
-        column: integers or text.
-        k: how many values a release has, at most.
-        **sizes: memory (bytes of a window), bits (of integer values) or text_length (bytes of
-            texts that count, at most 8).
+        column: a column or a per-row SQL expression.
+        k: how many, at least 1.
+        **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
+            of texts that count, at most 8).
 
     Raises:
-        PlanError: a size is unknown, or no whole number of at least 1.
+        PlanError: a size is unknown or not a whole number of at least 1.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(top=sv.heavy_hitters("item", k=100, bits=32))
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.heavy_hitters("url", k=10))
     """
     return Measure("heavy_hitters", column, options=sketch_sizes({"k": k, **sizes}))
 
@@ -751,16 +825,16 @@ def approx_frequency(column: str, **sizes: int) -> Measure:
     """How often given public values occur, in bounded memory; stands alone in its query.
 
     Args:
-        column: integers or text.
-        **sizes: memory, the bytes of a window.
+        column: a column or a per-row SQL expression.
+        **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
+            of texts that count, at most 8).
 
     Raises:
-        PlanError: a size is unknown, or no whole number of at least 1.
+        PlanError: a size is unknown or not a whole number of at least 1.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> clicks = sv.files("clicks/*.parquet").protect(unit="user_id")
-        >>> asked = clicks.agg(n=sv.approx_frequency("item"))
+    >>> import streamveil as sv
+    >>> visits = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"], "ms": [120, 80]})
+    >>> query = visits.protect("user_id").agg(answer=sv.approx_frequency("url", memory=1 << 20))
     """
     return Measure("approx_frequency", column, options=sketch_sizes(sizes))
 
@@ -798,15 +872,16 @@ def sql(
     """The only query of a SQL script; with frames by name, its answers at once.
 
     Args:
-        text: the script, in the dialect of docs/sql.md.
+        text: the script; docs/sql.md lists what it may say.
         tables: streams or tables in memory by their names in the query; gives a `Query`.
-        state: a directory: the same call gives the same answers again, at no further cost. Without
-            it every call draws new noise and spends the budget once more.
-        ledger: a file of `streamveil ledger create`, from which the budget is taken.
-        **frames: tables by name, on which the query runs at once; gives `Answers`.
+        state: a directory; with it the same call gives the same answers again, at no further cost.
+            Without it every call draws new noise and spends the budget once more.
+        ledger: a file with a limit, on which the budget is spent.
+        **frames: tables by their names in the query, which then runs and gives `Answers`.
 
     Raises:
-        PlanError: the text is no query of the dialect, or misses its tables.
+        PlanError: the script cannot be run or must not be: the message says why and the way out.
+        BudgetError: the ledger refused, before anything was drawn.
 
     >>> import streamveil as sv
     >>> found = sv.sql('''SELECT WITH DIFFERENTIAL_PRIVACY

@@ -23,33 +23,73 @@ if TYPE_CHECKING:
 
 RUN_OPTIONS = (
     "secret", "noise", "engine", "ledger", "rejects", "insecure", "progress", "pace",
+    "keep_releases",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Query:
-    """A checked plan that can be explained and run."""
+    """A checked plan that can be explained and run.
+
+    >>> import streamveil as sv
+    >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}
+    >>> query = (sv.memory(rows).protect("user").group_by("page", keys=sv.public(["a", "b"]))
+    ...          .agg(n=sv.count()).bound(max_rows=40)
+    ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9)))
+    >>> query.having("n > 0").order_by("n DESC").limit(1).answer().to_arrow().num_rows
+    1
+    """
 
     plan: Plan
 
     @fitting('having("n > 100")')
     def having(self, condition: str) -> Query:
-        """The rows of every release for which a condition over its columns holds. It is free."""
+        """The rows of every release for which a condition over its columns holds. It is free.
+
+        Args:
+            condition: SQL over released columns: "n > 100", "n_low > 0".
+
+        Raises:
+            PlanError: it names something that is not released.
+        """
         return self._then(f"WHERE {condition}")
 
     @fitting('order_by("n DESC", "url")')
     def order_by(self, *keys: str) -> Query:
-        """The rows of every release in an order; also free."""
+        """The rows of every release in an order; also free.
+
+        Args:
+            *keys: released columns, each with DESC where it should fall.
+
+        Raises:
+            PlanError: one is not released.
+        """
         return self._then(f"ORDER BY {', '.join(keys)}")
 
     @fitting("limit(20)")
     def limit(self, rows: int, offset: int = 0) -> Query:
-        """The first rows of every release; also free."""
+        """The first rows of every release; also free.
+
+        Args:
+            rows: how many.
+            offset: how many to skip before.
+
+        Raises:
+            PlanError: one is not a whole number.
+        """
         return self._then(f"LIMIT {rows} OFFSET {offset}")
 
     @fitting('select("url", share="young / n")')
     def select(self, *columns: str, **computed: str) -> Query:
-        """Columns of every release, and computed ones with their intervals; also free."""
+        """Columns of every release, and computed ones with their intervals; also free.
+
+        Args:
+            *columns: released columns.
+            **computed: new ones, in SQL: share="young / n".
+
+        Raises:
+            PlanError: an expression names something that is not released.
+        """
         items = [*(quoted(column) for column in columns)]
         items += [f"{text} AS {quoted(name)}" for name, text in computed.items()]
         return self._then("", ", ".join(items))
@@ -60,7 +100,14 @@ class Query:
     ) -> Release:
         """A release that was made before, after the post-processing of this query; it is free.
 
-        `state` is the state of a job that asked the same of the data, whatever it did with it.
+        Args:
+            state: the directory of a job that asked the same of the data, whatever it did with it.
+            window: its time, as in "2026-01-01", or its number; the last if left out.
+            trigger: the release within the window, from 1; the last if left out.
+
+        Raises:
+            StoreError: the directory is no state, or nothing was released yet.
+            PlanError: there was no such release.
         """
         from streamveil.results.post import post_processed
         from streamveil.runtime.published import read  # loaded when it is needed
@@ -74,7 +121,14 @@ class Query:
 
     @fitting("explain(), or explain(forecast=True)")
     def explain(self, *, forecast: bool = False) -> Explanation:
-        """The promise in words, the plan, the noise and every default. Reads no data."""
+        """The promise in words, the plan, the noise and every default. Reads no data.
+
+        Args:
+            forecast: adds the error that is expected for streams of the expected shape.
+
+        Raises:
+            PlanError: the budget cannot pay for what is asked.
+        """
         from streamveil.advise.explain import explain
 
         return explain(self.plan, forecast=forecast)
@@ -83,9 +137,18 @@ class Query:
     def run(self, state: str, **options: Any) -> Iterator[Release]:
         """Runs or resumes the query with its durable state in the directory `state`.
 
-        Options are those of `streamveil.runtime.run.run`: secret, noise, engine, ledger, rejects,
-        insecure, progress, pace, keep_releases. With engine=streamveil.spark(session) it runs on
-        Spark; options are then secret, noise, insecure, ledger, progress and once.
+        Args:
+            state: the directory; made at the first run, and taken up again at every later one.
+            **options: secret, noise, engine, ledger, rejects, insecure, progress, pace,
+                keep_releases: see `streamveil.runtime.run.run`. With
+                engine=streamveil.spark(session) it runs on Spark; options are then secret, noise,
+                insecure, ledger, progress and once.
+
+        Raises:
+            PlanError: an option is unknown or does not fit.
+            BudgetError: the ledger refused, before anything was drawn.
+            SourceError: rows cannot be read.
+            StoreError: the state is of another query, damaged, or in use by another process.
         """
         from streamveil.runtime.on_spark import SparkEngine
         from streamveil.runtime.run import run  # loaded when it is needed
@@ -111,9 +174,14 @@ class Query:
     def answer(self, state: str | None = None, **options: Any) -> Answers:
         """Runs the query to the end of its data and gives everything that it released.
 
-        With `state` a finished query gives the same answers again, at no further cost. Without it
-        nothing is kept: every call draws new noise and spends the budget once more, on the `ledger`
-        if one is given. Further options are those of `run`.
+        Args:
+            state: a directory: with it a finished query gives the same answers again, at no
+                further cost. Without it nothing is kept: every call draws new noise and spends
+                the budget once more, on the `ledger` if one is given.
+            **options: those of `run`.
+
+        Raises:
+            StreamveilError: as `run`.
 
         >>> import streamveil as sv
         >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}
@@ -137,7 +205,16 @@ class Query:
     def ask(self, question: str, state: str, **options: Any) -> Answer:
         """A question to a changing table at rest: `COUNT(*) WHERE condition`, or all without WHERE.
 
-        About the last closed step of the job in `state`. Options: secret, noise, insecure.
+        About the last closed step of a job that is not running.
+
+        Args:
+            question: the question, in SQL.
+            state: the directory of the job.
+            **options: secret, noise, insecure.
+
+        Raises:
+            PlanError: the query is not of a changing table, or the question names unknown columns.
+            StoreError: the directory is no state of this query.
         """
         from streamveil.runtime.ask import ask  # loaded when it is needed
 

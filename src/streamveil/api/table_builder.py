@@ -29,7 +29,17 @@ from streamveil.sql.table import table_source
 
 @dataclass(frozen=True)
 class Table:
-    """A query over a changing table in the making. Every method returns a new one."""
+    """A query over a changing table in the making. Every method returns a new one.
+
+    >>> import streamveil as sv
+    >>> people = sv.table(sv.files("changes.csv"), id="id", operation="op",
+    ...                   domains={"age": range(100)})
+    >>> query = people.group_by("age").agg(n=sv.count()).release(
+    ...     every=sv.rows(1000), steps=24, expected_size=20_000,
+    ...     budget=sv.Budget(epsilon=1, delta=1e-6))
+    >>> query.plan.clock.steps
+    24
+    """
 
     source: TableSource
     conditions: tuple[str, ...] = ()
@@ -39,15 +49,37 @@ class Table:
 
     @fitting('where("age < 30")')
     def where(self, condition: str) -> Table:
-        """Only records that meet a condition on their own row are in the table."""
+        """Only records that meet a condition on their own row are in the table.
+
+        Args:
+            condition: SQL over the columns of one record.
+
+        Raises:
+            PlanError: at `release`, the condition cannot be read.
+        """
         return replace(self, conditions=(*self.conditions, condition))
 
     def group_by(self, *columns: str) -> Table:
-        """Groups by columns with a public domain: every combination of their values."""
+        """Groups by columns with a public domain: every combination of their values.
+
+        Args:
+            *columns: columns named in `domains`.
+
+        Raises:
+            PlanError: a column has no public values.
+        """
         return self.marginals(columns)
 
     def marginals(self, *sets: Iterable[str], ways: int | None = None) -> Table:
-        """Several groupings at once: sets of columns, or all sets of `ways` columns."""
+        """Several groupings at once: sets of columns, or all sets of `ways` columns.
+
+        Args:
+            *sets: sets of columns named in `domains`.
+            ways: how many columns each set has, when all sets of so many are wanted.
+
+        Raises:
+            PlanError: a column has no public values.
+        """
         known = [name for name, _ in self.source.domains]
         wanted = [*sets, *(itertools.combinations(known, ways) if ways is not None else ())]
         found: dict[tuple[str, ...], None] = {}
@@ -61,14 +93,30 @@ class Table:
 
     @fitting("agg(n=count())")
     def agg(self, **measures: Measure) -> Table:
-        """Output columns: n=count(), young=count_if("age < 30")."""
+        """Output columns: n=count(), young=count_if("age < 30").
+
+        Args:
+            **measures: a count for each name.
+
+        Raises:
+            PlanError: one is not an aggregate.
+        """
         for name, measure in measures.items():
             if not isinstance(measure, Measure):
                 raise PlanError(f"'{name}' must be an aggregate such as count()")
         return replace(self, measures=tuple(one.named(name) for name, one in measures.items()))
 
     def to(self, kind: str, name: str | None = None, **options: Any) -> Table:
-        """Names the sink for releases, such as "files" with path="out/" and format="csv"."""
+        """Names the sink for releases, such as "files" with path="out/" and format="csv".
+
+        Args:
+            kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
+            name: the job in the ledger; the kind if left out.
+            **options: settings of the sink, as in WITH (...) of CREATE SINK.
+
+        Raises:
+            PlanError: an argument is missing; at `release`, an option is unknown.
+        """
         return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
 
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
@@ -77,8 +125,15 @@ class Table:
     ) -> Query:
         """The finished query: a release at every step, or one answer when `every` is left out.
 
-        `expected_size` is required; other options are those of the SQL clause: steps, start, end,
-        arrival, clock, expected_updates, ask_share, mechanism, confidence, ... (docs/sql.md).
+        Args:
+            budget: the most that one record may lose to everything that is ever published.
+            every: a length such as "1 hour", or `rows(n)`.
+            **options: `expected_size` (records, about) is required; others are those of the SQL
+                clause: steps, start, end, arrival, clock, expected_updates, ask_share, mechanism,
+                confidence, ... (docs/sql.md).
+
+        Raises:
+            PlanError: the query cannot be run or must not be: the message says why and the way out.
         """
         for name in options:
             if name not in RELEASE_OPTIONS:
@@ -117,17 +172,17 @@ def table(
     Args:
         rows: a bare source, such as `files(...)`.
         domains: the columns that may be asked about, each with its public values.
-        id: the column that names records; without it nothing can be deleted.
-        operation: the column that says whether a row inserts or deletes.
-        lives: how often an id may come.
-        name: what messages call the table.
+        id: the column that names records.
+        operation: the column that says what a row does: insert, delete or update.
+        lives: how often an id may be inserted; the guarantee is for all its lives.
+        name: what messages and the ledger call the table; the source's name if left out.
 
     Raises:
-        PlanError: the rows are no bare source.
+        PlanError: the source is more than a source, or a setting does not fit.
 
-    Examples:
-        >>> import streamveil as sv
-        >>> people = sv.table(sv.files("people.csv"), domains={"age": range(120)}, id="person")
+    >>> import streamveil as sv
+    >>> people = sv.table(sv.files("changes.csv"), id="id", operation="op",
+    ...                   domains={"city": ["Oslo", "Rome"], "age": range(100)})
     """
     if not isinstance(rows, Stream) or rows != Stream(rows.source):
         raise PlanError("table takes a bare source, such as files(...) or memory(...)")

@@ -25,9 +25,18 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
 ) -> WhatIf:
     """Errors and odds of a query under other settings. Spends nothing, and reads no private row.
 
-    `units`: people in the group whose count is forecast (100). `epsilons`, `max_rows`, `releases`:
-    what to try instead of a quarter to four times the query's own. `sample`: PUBLIC rows, with
-    `fraction`, the share of all units that they hold.
+    Args:
+        query: what is asked.
+        units: people in the group whose count is forecast, at least 1.
+        epsilons: budgets to try; a quarter to four times the query's own if left out.
+        max_rows: bounds to try; likewise.
+        releases: numbers of releases to try; likewise.
+        sample: PUBLIC rows, from which the rows that the bounds cut are counted.
+        fraction: the share of all units that the sample holds, above 0 and at most 1.
+
+    Raises:
+        PlanError: an argument is out of range, or the query itself cannot be compiled.
+        BudgetError: the budget of the query cannot pay for what it asks.
 
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1], "page": ["a"]}).protect("user").group_by("page")

@@ -72,6 +72,13 @@ class Answers(AnswerTable):
 
     A window is named by its time ("2026-01-01") or its number.
     As a table it is the last release of every window.
+
+    >>> import streamveil as sv
+    >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")
+    ...          .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count()).bound(max_rows=40)
+    ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9)))
+    >>> query.answer().top("n", 1).table.column_names[:4]
+    ['page', 'n', 'n_sd', 'n_low']
     """
 
     releases: Releases
@@ -90,10 +97,15 @@ class Answers(AnswerTable):
         return sentences(self.releases.table(self.moments[-1]).schema)
 
     def plot(self, name: str | None = None, *, most: int = LINES) -> Figure:
-        """A matplotlib figure of one number over time: the `most` largest groups, each by itself.
+        """A matplotlib figure of one number over time; of a single release, see `AnswerTable.plot`.
 
-        Of a single release, see `AnswerTable.plot`. Raises PlanError for a name that is no number,
-        MissingExtraError where matplotlib is not installed.
+        Args:
+            name: the number; the first if left out.
+            most: how many groups, the largest, each by itself.
+
+        Raises:
+            PlanError: the name is no number.
+            MissingExtraError: matplotlib is not installed.
         """
         if len(self.moments) == 1:
             return super().plot(name, most=max(most, SHOWN))
@@ -109,9 +121,18 @@ class Answers(AnswerTable):
     def difference(
         self, name: str, at: At = None, since: At = None, *, confidence: float | None = None
     ) -> Derived:
-        """How much a number changed: at `at` (the last release) against `since` (the one before).
+        """How much a number changed between two releases.
 
         Of a count or a sum in one window, that is what arrived in between.
+
+        Args:
+            name: the number.
+            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            since: the release before; the one just before if left out.
+            confidence: of the interval, below 1; that of the release if left out.
+
+        Raises:
+            PlanError: there is no such number or release.
         """
         end = self._moment(at)
         start = Moment(end.window, end.trigger - 1) if since is None else self._moment(since)
@@ -122,7 +143,17 @@ class Answers(AnswerTable):
     def last(
         self, name: str, triggers: int, at: At = None, *, confidence: float | None = None
     ) -> Derived:
-        """A count or sum over the last triggers only, across windows that lie side by side."""
+        """A count or sum over the last triggers only, across windows that lie side by side.
+
+        Args:
+            name: the number.
+            triggers: how many, at least 1.
+            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            confidence: of the interval, below 1; that of the release if left out.
+
+        Raises:
+            PlanError: there is no such number or release, or windows cannot be added up.
+        """
         end = self._moment(at)
         return self._sum(name, WeightedSum(self._span(name, end, triggers)), confidence)
 
@@ -132,6 +163,15 @@ class Answers(AnswerTable):
         """The mean of a number over so many windows, each at its last release, up to that of `at`.
 
         Windows share no noise, so the interval is exact for counts and sums.
+
+        Args:
+            name: the number.
+            windows: how many, at least 1.
+            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            confidence: of the interval, below 1; that of the release if left out.
+
+        Raises:
+            PlanError: there is no such number or release.
         """
         if windows < 1:
             raise PlanError("windows must be at least 1")
@@ -154,11 +194,22 @@ class Answers(AnswerTable):
         name: str = "ratio",
         confidence: float | None = None,
     ) -> Derived:
-        """`top` at `at` divided by `bottom` at `to` (the same release, if not given).
+        """One number divided by another.
 
-        With `triggers`, both are taken over the last triggers only. The interval is Fieller's: it
-        covers with the stated confidence however small the bottom is, and is unbounded where the
-        bottom may be 0.
+        The interval is Fieller's: it covers with the stated confidence however small the bottom is,
+        and is unbounded where the bottom may be 0.
+
+        Args:
+            top: the number above.
+            bottom: the number below.
+            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            to: the release of the bottom; `at` if left out.
+            triggers: takes both over so many last triggers only.
+            name: what the column is called.
+            confidence: of the interval, below 1; that of the release if left out.
+
+        Raises:
+            PlanError: there is no such number or release.
         """
         end, other = self._moment(at), self._moment(at if to is None else to)
         parts = [
@@ -184,8 +235,17 @@ class Answers(AnswerTable):
     ) -> Derived:
         """The groups that may be among the k largest, and which of them certainly are.
 
-        All statements hold at once with the stated confidence, also against up to `hidden` groups
-        that are not shown. See `results.top`.
+        All statements hold at once with the stated confidence. See `results.top`.
+
+        Args:
+            name: the number.
+            k: how many.
+            at: the release: (window, trigger), or a trigger of the last window; else the last.
+            hidden: the statements also hold against so many groups that are not shown.
+            confidence: of the interval, below 1; that of the release if left out.
+
+        Raises:
+            PlanError: there is no such number or release.
         """
         end = self._moment(at)
         part = WeightedSum(((Cell(end, name), 1.0),))

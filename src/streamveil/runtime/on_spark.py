@@ -71,20 +71,21 @@ def spark(
     """Runs a query on Spark: on your session, or on one started on `master`.
 
     Args:
-        session: yours; without one, a session is started on `master`.
-        master: where Spark runs.
-        shards: parts of the state, fixed when it is made: about as many as the cores you may ever
-            want; 8, unless given.
-        storage: a URI of shard state that all executors reach, fixed when the state is made.
-        tasks: how many run each stage, at this start; two for each core, unless given.
-        publish: called with (frame, release) for each release, on the driver, after the query's
-            sink. It comes again with the same content after a crash: key what it writes by (job,
-            `release.window`, `release.trigger`).
+        session: a SparkSession; one is started if left out.
+        master: where to start it, such as "local[4]".
+        shards: parts of the state, 8 unless given: about as many as the cores you may ever want.
+            Fixed when the state is created.
+        storage: a URI for shard state that all executors reach; fixed likewise.
+        tasks: how many run each stage; two for each core unless given. May change at every start.
+        publish: `publish(frame, release)` writes a release, given as Spark's DataFrame too, to a
+            database, say. It runs on the driver, after the query's sink, and comes again with the
+            same content after a crash: it must key what it writes by (job, `release.window`,
+            `release.trigger`).
 
     Raises:
-        MissingExtraError: Spark is not installed.
+        MissingExtraError: when the query runs, PySpark is not installed.
 
-    Examples:
-        >>> job = query.run(state="clicks.veil", engine=spark())  # doctest: +SKIP
+    >>> import streamveil as sv
+    >>> engine = sv.spark(master="local[4]", shards=32)  # query.run(state="q.veil", engine=engine)
     """
     return SparkEngine(session, master, shards, storage, tasks, publish)

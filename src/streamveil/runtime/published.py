@@ -148,20 +148,27 @@ def read(
 ) -> Release:
     """A release that was made before, or its row for one key: the same numbers, free of charge.
 
-    Nothing is ever drawn to answer a read.
-
     Args:
         source: a state directory or a sink's folder.
-        window: its time, as in "2026-01-01", or its number; the last one, unless given.
-        trigger: the number of the release in its window, from 1; the last one, unless given.
-        key: a value for each key column: only that row.
+        window: its time, as in "2026-01-01", or its number; the last if left out.
+        trigger: the release within the window, from 1; the last if left out.
+        key: values of key columns by name: only their row.
 
     Raises:
-        PlanError: no such release was made, or it does not show the key.
+        StoreError: the folder cannot be read, or lacks a release that was committed.
+        PlanError: the release was never made or does not show the key: nothing is ever drawn to
+            answer a read.
 
-    Examples:
-        >>> newest = read("clicks.veil")  # doctest: +SKIP
-        >>> newest.to_pandas()  # doctest: +SKIP
+    >>> import streamveil as sv
+    >>> from tempfile import TemporaryDirectory
+    >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")
+    ...          .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count()).bound(max_rows=40)
+    ...          .release(budget=sv.Budget(epsilon=9, delta=1e-9), name="pages"))
+    >>> with TemporaryDirectory() as folder:
+    ...     made = list(query.run(state=f"{folder}/pages.veil"))
+    ...     again = sv.read(f"{folder}/pages.veil", key={"page": "a"})
+    >>> again.to_arrow()["n"][0] == made[0].to_arrow()["n"][0]
+    True
     """
     return pick(opened(source), window, trigger, key)
 

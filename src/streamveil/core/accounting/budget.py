@@ -47,6 +47,15 @@ class Budget:
     delta may be added: it pays for what is not zCDP or GDP, such as the threshold of discovered
     keys. Floats are read as the decimals they print, so Budget(epsilon=0.3) is exactly 3/10.
 
+    Args:
+        epsilon: the privacy loss, above 0.
+        delta: the probability that epsilon does not hold, between 0 and 1.
+        rho: the loss in zero-concentrated differential privacy, above 0.
+        mu: the loss in Gaussian differential privacy, above 0.
+
+    Raises:
+        ValueError: none or several of epsilon, rho and mu are given, or one is out of range.
+
     >>> Budget(epsilon=6, delta=1e-9)
     Budget(epsilon=6, delta=1e-09)
     >>> Budget(epsilon=1, rho=1)
