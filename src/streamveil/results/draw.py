@@ -89,7 +89,7 @@ def arrange(axes: Any, chart: Chart, places: Array) -> None:
     if chart.times:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-        locator = AutoDateLocator(maxticks=TICKS + 2)  # type: ignore[no-untyped-call]
+        locator = AutoDateLocator(minticks=2, maxticks=TICKS + 2)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         labels = ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_formatter(labels)
