@@ -1,9 +1,9 @@
 """Parquet, CSV and JSON-lines files: a path, a glob, or a directory that grows.
 
-Files are read in the order of their paths; within a file rows keep their order. That order is the
-canonical one, so new files must sort after those already read (dated names do). A file that
-appears before the position, or a file that changed after it was read in part, is an error: silently
-skipping or re-reading it would lose or double rows.
+Whoever looks takes the files that were not read yet, in the order of their paths; within a file
+rows keep their order. What was read is kept with the position (`manifest`): new files may have any
+names, and a file that was read to its end may go. One that changed after it was read, or that went
+when it was half read, is an error: rows would be lost or doubled in silence.
 
 Types are never guessed from values, because one person's odd value could then change how everybody
 is read. Parquet carries types; CSV and JSON lines take them from declared columns. Undeclared CSV
@@ -14,11 +14,13 @@ becomes null and is counted. Text may be compressed: places are numbers of rows 
 from __future__ import annotations
 
 import json
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +30,10 @@ from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, selec
 from streamveil.connectors.fit import TIME, fit, is_text_or_bytes
 from streamveil.connectors.json_lines import json_block
 from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_line, opened
+from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
 from streamveil.connectors.names import (
     FORMATS,
     below,
-    digests,
     format_of,
     found,
     guarded,
@@ -52,28 +54,25 @@ from streamveil.errors import SourceError, require_one_of
 from streamveil.frames import plain, plain_schema
 from streamveil.types import Array, Int64
 
+LOG = logging.getLogger("streamveil.files")
+
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Where reading stands: `row` rows of the file `name` are done, and all files before it.
+    """Where reading stands within a file: `row` rows of it are done. No name: between two files.
 
     Names are those below the folder that holds all files: it may move.
     """
 
     name: str = ""
     row: int = 0
-    size: int = 0  # bytes of that file when it was last read; a changed size is an error
-    before: str = ""  # digest of the files that precede it, by name and size
+    size: int = 0  # bytes of that file
+    mark: int | None = None  # digest of its content
     malformed: int | None = None  # its lines that were no rows, so far; None: those before `row`
 
-    @classmethod
-    def parse(cls, position: str | None) -> ReadPosition:
-        """From the JSON of a position."""
-        return cls(**json.loads(position)) if position else cls()
-
-    def text(self) -> str:
-        """To the JSON of a position."""
-        return json.dumps(self.__dict__)
+    def text(self, manifest: Manifest) -> str:
+        """The JSON of a position behind the files of a manifest."""
+        return json.dumps({**manifest.position(), **asdict(self)})
 
 
 class FilesSource:
@@ -100,9 +99,17 @@ class FilesSource:
         self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
         self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
-        self.names: list[str] = []  # of the files, when they were last looked for
-        self._sizes: dict[str, int] = {}  # of files, in bytes
-        self._finished: set[str] = set()  # files before the last one that was begun
+        self.names: list[str] = []  # of the files, as they were begun; where it is traced
+        self._folder: Path | None = None  # of the job's state
+        self._manifest = Manifest()
+        self._reached: str | None = None  # the position that it belongs to
+        self._checked = False  # whether those that were read, and are there, are what they were
+        self._recent: deque[str] = deque(maxlen=RECENT)  # read since then
+        self._waiting: set[str] = set()  # files that are not whole yet
+
+    def keep_in(self, folder: Path) -> None:
+        """Tells where the job's state is: which files were read is kept there."""
+        self._folder = folder
 
     def files(self) -> list[Path]:
         """All present files in canonical order."""
@@ -134,12 +141,18 @@ class FilesSource:
                 "  to fix  check the path, or declare the columns to start before the first file"
             )
         files = map(Path, names)  # a followed folder has many: no further than to the first
-        first = next((path for path in files if guarded(path, path.stat).st_size), Path(names[0]))
-        if declared is not None and not guarded(first, first.stat).st_size:
+        first = next((path for path in files if self._has_columns(path)), Path(names[0]))
+        if declared is not None and not self._has_columns(first):
             return declared
         own = self._reader(first).schema(first)
         fields = [field for field in own if declared is None or field.name not in declared.names]
         return pa.schema([*(declared or ()), *map(self._timed, fields)])
+
+    def _has_columns(self, path: Path) -> bool:
+        """Whether there is a file, and something in it."""
+        if not self.bounded and not path.exists():
+            return False
+        return guarded(path, path.stat).st_size > 0 and (self.bounded or not self._is_early(path))
 
     def _timed(self, field: pa.Field) -> pa.Field:
         """A column of text that a query reads as times holds times: no value has a say in it."""
@@ -151,49 +164,97 @@ class FilesSource:
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
         names = found(self.patterns)
-        place, wanted = (
-            ReadPosition.parse(position),
-            select(self._schema(names, columns), columns, "the source"),
-        )
-        self.names = [shown(name) for name in names]
-        own = below(self.patterns, names)
-        first = own.index(place.name) if place.name in own else 0
-        marks = digests(zip(own, map(self._size, names), strict=True))
-        for index, before in enumerate(marks):
-            if index < first:
-                continue
-            if index == first:
-                check_before(place, own[index] if index < len(own) else None, before)
-            if index == len(names):
-                return
-            if index > first:
-                self._finished.add(names[index - 1])
-            path, size = Path(names[index]), self._sizes[names[index]]
-            start = place if own[index] == place.name else ReadPosition(malformed=0)
-            if (start.row or start.malformed) and size != start.size:
-                raise SourceError(
-                    f"the file '{shown(path.name)}' changed after it was read in part; rows would"
-                    " be lost or read twice.\n"
-                    "  to fix  restore it, and put new rows in new files"
-                )
-            row = start.row
-            for part in self._reader(path).read(path, wanted, start, max_rows):
-                row += part.rows.num_rows
-                here = ReadPosition(own[index], row, size, before, part.malformed).text()
-                rows, rejected_rows = part.rows, ()
-                if part.numbers is not None:
-                    rows = with_places(rows, index, part.numbers)
-                    rejected_rows = tuple(
-                        rejected_lines(wanted, self.names[index], *some)
-                        for some in part.rejected_rows
-                    )
-                yield Chunk(rows, here, part.rejected, rejected_rows)
+        present = dict(zip(below(self.patterns, names), names, strict=True))
+        place = self._resumed(position)
+        left = self._left(present, place)
+        wanted = select(self._schema(names, columns), columns, "the source")
+        for name in left:
+            start = place if name == place.name else ReadPosition(name, malformed=0)
+            if (file := self._begun(Path(present[name]), start)) is not None:
+                yield from self._rows(Path(present[name]), file, start, (wanted, max_rows))
 
-    def _size(self, name: str) -> int:
-        """Bytes of a file; as they were when it was read, where this process read it."""
-        if name not in self._finished:
-            self._sizes[name] = guarded(Path(name), Path(name).stat).st_size
-        return self._sizes[name]
+    def _resumed(self, position: str | None) -> ReadPosition:
+        """The place within a file; what was read before is known from here on."""
+        at = json.loads(position) if position else {}
+        if position is None:
+            self._manifest = Manifest(self._folder)
+        elif position != self._reached:  # else this process has come here by itself
+            self._checked = False
+            self._manifest = Manifest.of(at, self._folder, self._manifest.kept)
+        self._reached = position
+        return ReadPosition(**{name: at[name] for name in PLACE_IN_FILE if name in at})
+
+    def _left(self, present: dict[str, str], place: ReadPosition) -> list[str]:
+        """The files to read now, in order; SourceError if one that was read changed.
+
+        All that are still there are compared when a process begins, then the newest ones.
+        """
+        known = dict(zip(present, self._manifest.find([*present]), strict=True))
+        for name, file in known.items():
+            if file is not None and (not self._checked or name in self._recent):
+                require_same(Path(present[name]), file)
+        self._checked = True
+        fresh = [name for name, file in known.items() if file is None and name != place.name]
+        if place.name and place.name not in present:
+            raise SourceError(
+                f"the file '{shown(place.name)}' was read in part, and is not there any more; the"
+                " rest of its rows would be lost.\n"
+                "  to fix  restore it as it was; a file may go once it was read to its end"
+            )
+        if place.row or place.malformed:
+            require_same(Path(present[place.name]), FileIdentity(place.size, place.mark, -1))
+        return [place.name] * bool(place.name) + fresh
+
+    def _begun(self, path: Path, start: ReadPosition) -> FileIdentity | None:
+        """What a file is when it is opened; None: later, since it is not whole yet or is gone."""
+        resumes = start.row or start.malformed
+        if not resumes and not self.bounded and self._is_early(path):
+            return None
+        if self.traced:
+            self.names.append(shown(str(path)))
+        return identity(path)
+
+    def _is_early(self, path: Path) -> bool:
+        """Whether a file of a followed folder is not, or not wholly, there."""
+        early = not path.exists() or (
+            isinstance(self._reader(path), ParquetReader) and is_cut_short(path)
+        )
+        if early and path.name not in self._waiting:
+            LOG.warning("'%s' is not whole yet, and is read when it is", shown(path.name))
+        (self._waiting.add if early else self._waiting.discard)(path.name)
+        return early
+
+    def _rows(
+        self, path: Path, file: FileIdentity, start: ReadPosition, what: tuple[pa.Schema, int]
+    ) -> Iterator[Chunk]:
+        """The rows of one file from a place on; behind the last ones it was read."""
+        wanted, max_rows = what
+        row, ended = start.row, False
+        parts = self._reader(path).read(path, wanted, start, max_rows)
+        for part, ended in with_last(parts):
+            row += part.rows.num_rows
+            here = ReadPosition(start.name, row, file.size, file.mark, part.malformed)
+            if ended:
+                self._finish(path, start.name, file)
+                here = ReadPosition()
+            rows, rejected_rows = part.rows, ()
+            if part.numbers is not None:
+                rows = with_places(rows, len(self.names) - 1, part.numbers)
+                rejected_rows = tuple(
+                    rejected_lines(wanted, self.names[-1], *some) for some in part.rejected_rows
+                )
+            self._reached = here.text(self._manifest)
+            yield Chunk(rows, self._reached, part.rejected, rejected_rows)
+        if not ended:
+            self._finish(path, start.name, file)
+
+    def _finish(self, path: Path, name: str, file: FileIdentity) -> None:
+        """A file was read to its end."""
+        now = guarded(path, path.stat)
+        if (now.st_size, now.st_mtime_ns) != (file.size, file.time):
+            raise changed(path)
+        self._manifest.add(name, file)
+        self._recent.append(name)
 
     def _reader(self, path: Path) -> Reader:
         form = self.format or format_of(path.name)
@@ -207,15 +268,49 @@ class FilesSource:
         )
 
 
-def check_before(place: ReadPosition, name: str | None, before: str) -> None:
-    """SourceError unless the file to go on with, and those before it, are what they were."""
-    if place.name and (name != place.name or before != place.before):
-        raise SourceError(
-            "the files already read are no longer the first ones in order of their names: a file "
-            "was added before them, removed, renamed or changed.\n"
-            "  to fix  give new files names that sort after the old ones, and keep the old ones;"
-            " all may move together to another folder"
-        )
+PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)
+
+
+def require_same(path: Path, known: FileIdentity) -> None:
+    """SourceError if a file that was read has another content now.
+
+    Its time only says whether to look: a copy of a file has another one.
+    """
+    facts = guarded(path, path.stat)
+    if facts.st_size == known.size and (
+        facts.st_mtime_ns == known.time or known.mark is None or identity(path).mark == known.mark
+    ):
+        return
+    raise changed(path)
+
+
+def changed(path: Path) -> SourceError:
+    """The error for a file with other rows than those that were read."""
+    return SourceError(
+        f"the file '{shown(path.name)}' changed after it was read, or while it was; rows would be"
+        " lost or read twice.\n"
+        "  to fix  restore it, and put new rows in new files: write them under a name that ends"
+        " in .tmp, and rename them when they are whole"
+    )
+
+
+T = TypeVar("T")
+
+
+def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Each with whether it is the last one.
+
+    >>> list(with_last("ab"))
+    [('a', False), ('b', True)]
+    """
+    waiting: list[T] = []
+    for item in items:
+        if waiting:
+            yield waiting.pop(), False
+        waiting.append(item)
+        del item
+    for item in waiting:
+        yield item, True
 
 
 Numbers = Int64[Array, " rows"]

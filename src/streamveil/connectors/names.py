@@ -1,9 +1,8 @@
-"""Names of files: which ones a pattern stands for, their order, and a digest of many."""
+"""Names of files: which ones a pattern stands for, and their order."""
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from streamveil.errors import SourceError
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json",
            ".json": "json"}  # fmt: skip
+UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".inprogress")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # of text
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def require_formats(patterns: Iterable[str]) -> None:
     folders = [path for path in folders if guarded(path, path.is_dir)]
     entries = [entry for path in folders for entry in guarded(path, lambda: [*path.iterdir()])]  # noqa: B023
     others = sorted(
-        {entry.suffix for entry in entries if not entry.name.startswith(".") and entry.is_file()}
+        {entry.suffix for entry in entries if not is_temporary(entry.name) and entry.is_file()}
     )
     if others:
         raise SourceError(
@@ -65,13 +65,24 @@ def matching(pattern: str) -> Iterator[str]:
         with guarded(path, lambda: os.scandir(path)) as entries:
             for entry in entries:
                 known = format_of(entry.name) is not None
-                if known and not entry.name.startswith(".") and guarded(path, entry.is_file):
+                if known and not is_temporary(entry.name) and guarded(path, entry.is_file):
                     yield before + entry.name
         return
-    literal = glob.escape(pattern) if guarded(path, path.is_file) else pattern
-    for path in map(Path, glob.glob(literal, recursive=True)):
-        if not path.name.startswith(".") and guarded(path, path.is_file):
+    if guarded(path, path.is_file):
+        yield str(path)
+        return
+    for path in map(Path, glob.glob(pattern, recursive=True)):
+        if not is_temporary(path.name) and guarded(path, path.is_file):
             yield str(path)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether writers use such a name for what is not whole yet, or is no data.
+
+    >>> [is_temporary(name) for name in ("a.csv", "_a.csv", ".a.csv", "a.csv.tmp")]
+    [False, True, True, True]
+    """
+    return name.startswith((".", "_")) or name.lower().endswith(UNFINISHED)
 
 
 def fixed_part(pattern: str) -> str:
@@ -104,20 +115,6 @@ def below(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
         return [name[start:] for name in names]
     root = os.path.commonpath([os.path.abspath(folder) for folder in folders])
     return [os.path.relpath(os.path.abspath(name), root) for name in names]
-
-
-def digests(files: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """The digest of all files before each one, by name and size; one more at the end.
-
-    >>> first, second, third = digests([("a", 1), ("b", 2)])
-    >>> [second, third] == list(digests([("a", 1), ("b", 2)]))[1:], len({first, second, third})
-    (True, 3)
-    """
-    made = hashlib.blake2b(digest_size=8)
-    for name, size in files:
-        yield made.copy().hexdigest()
-        made.update(to_bytes(f"{name}\0{size}\0"))
-    yield made.hexdigest()
 
 
 def to_bytes(name: str) -> bytes:

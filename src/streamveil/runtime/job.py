@@ -59,6 +59,7 @@ class Work:
     post: tuple[Post, ...] = ()  # of every release on its way out; the state keeps them as drawn
     ledger: Path | None = None  # shared with other jobs over the same data; charged as well
     rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
+    keep_in: Callable[[Path], None] = lambda _: None  # tells the source where the state is
     keep_releases: int | None = None  # in the archive, of the newest; None: all
     limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
@@ -244,6 +245,7 @@ class Job:
 
     def _run(self) -> Generator[Release]:
         yield from self._send(self._latest)
+        self.work.keep_in(self._store.directory)
         feed = self.work.feed(self.place.position)
         batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
         committer = ThreadPoolExecutor(1, "commit")

@@ -155,6 +155,7 @@ def work_of(
         feed=feed, limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
+        keep_in=getattr(opened, "keep_in", lambda _: None),
         limited=pace is not None and pace.memory is not None,
         rejects=None if rejects is None else Routing(
             directory=Path(rejects), columns=columns,

@@ -9,6 +9,7 @@
     checkpoint-N      the whole state after batch N, parts of it after later ones
     releases          every release as committed, to be read again (see `archive`)
     sink.json         instead of it: where a sink keeps them
+    files-read        which files a source of files has read (see `connectors.manifest`)
     rejects.json      where rows are kept that could not be used, if somebody asked
     scratch/          swept partitions of a state larger than memory, while a job runs
 

@@ -21,13 +21,13 @@ from streamveil.connectors.arrival import arrivals
 from streamveil.connectors.base import micros, select
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.fit import fit
+from streamveil.connectors.manifest import footer
 from streamveil.connectors.names import guarded
 from streamveil.errors import PlanError, SourceError
 from streamveil.frames import plain
 from streamveil.plan.plan import Clock
 
 ALL = 2**62  # more than there are
-TAIL = 8  # bytes that end a Parquet file: the length of its footer and a word
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,8 @@ def mark_of(path: str, version: tuple[int, int]) -> str:
     content have another mark, and a copy of a file has the same one, whatever its date.
     """
     with Path(path).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL))
-        length = int.from_bytes(file.read(TAIL)[:4], "little")
-        file.seek(max(0, size - TAIL - length))
-        return hashlib.blake2b(b"%d|" % size + file.read(), digest_size=16).hexdigest()
+        end = footer(file) or b""
+        return hashlib.blake2b(b"%d|" % file.seek(0, os.SEEK_END) + end, digest_size=16).hexdigest()
 
 
 def version_of(path: str | Path) -> tuple[int, int]:
