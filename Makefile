@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest wheel site clean docs/sql.md
+.PHONY: demo dev check test all bench lint doctest wheel site figures clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -57,6 +57,9 @@ site: .venv/site.ok
 .venv/site.ok: .venv/base.ok pyproject.toml constraints.txt
 	$(PIP) -e ".[site]"
 	touch $@
+
+figures: dev
+	$(PY) tools/draw_concepts.py
 
 docs/sql.md: dev
 	$(PY) tools/document_sql.py > $@

@@ -18,7 +18,7 @@ PAGES = Path(__file__).parents[1] / "docs" / "how-to"
 SOURCE = PAGES.parents[1] / "src" / "streamveil"
 BLOCK = re.compile(r"^(?:<!-- not run: (.+) -->\n)?```(\w+)\n(.*?)^```", re.M | re.S)
 RECIPES = sorted(page.stem for page in PAGES.glob("*.md") if page.stem != "index")
-LONG = {"audit", "choose-epsilon", "tune-bounds"}  # they try many settings: five seconds or more
+LONG = {"audit", "choose-epsilon", "dashboard", "tune-bounds"}  # five seconds or more
 CODE = re.compile(r"# exit code (\d)$")
 
 
