@@ -96,7 +96,8 @@ changing table: rows insert and delete its records (below) |
 | `ASK table COUNT(*) WHERE condition` | a question to a changing table, answered \
 at the end of the run |
 | `CREATE SINK name WITH (sink = '...', ...)` | where releases go: `files` (Parquet, CSV, JSON \
-lines), `delta`, `console`, `sqlite`, `duckdb` and `postgres` ([databases.md](databases.md)); with \
+lines), `delta`, `console`, `kafka` ([kafka.md](kafka.md)), `sqlite`, `duckdb` and `postgres` \
+([databases.md](databases.md)); with \
 `escape_formulas = TRUE` a text that a spreadsheet would compute gets `'` put before it in CSV |
 | `INSERT INTO sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there |
 | `SELECT ... FROM (SELECT WITH DIFFERENTIAL_PRIVACY ...) WHERE ... ORDER BY ... LIMIT n` | what \

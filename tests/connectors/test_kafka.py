@@ -53,20 +53,6 @@ def test_brokers_that_do_not_answer_are_named(monkeypatch):
         list(KafkaSource(f"127.0.0.1:{port}", "t", COLUMNS).read(None, 10))
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    made = kafka.Broker(tmp_path_factory.mktemp("kafka") / "broker")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def topic(broker, request):
-    name = request.node.name.translate(str.maketrans("[]", "..")).lower()[:80]
-    broker.make(name, 2)
-    return name
-
-
 def rows_of(chunks):
     return [row for chunk in chunks for row in chunk.rows.to_pylist()]
 

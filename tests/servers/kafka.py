@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 VERSION = "3.9.1"
 JARS = "STREAMVEIL_KAFKA_JARS"
@@ -66,6 +67,7 @@ class Broker:
             "transaction.state.log.min.isr": 1, "group.initial.rebalance.delay.ms": 0,
             "offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1,
             "log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 500,
+            "broker.heartbeat.interval.ms": 500, "broker.session.timeout.ms": 2000,
         }  # fmt: skip
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (home / "server.properties").write_text(text)
@@ -105,10 +107,36 @@ class Broker:
         """Makes a topic."""
         from confluent_kafka.admin import AdminClient, NewTopic
 
+        from streamveil.connectors.kafka_sink import Topic, wait_for
+
         client = AdminClient({"bootstrap.servers": self.servers})
         config = {name.replace("_", "."): str(value) for name, value in settings.items()}
         (made,) = client.create_topics([NewTopic(topic, partitions, 1, config=config)]).values()
         made.result(30)
+        wait_for(Topic(servers=self.servers, topic=topic))
+
+    def read(self, topic: str) -> list[Any]:
+        """All messages of committed transactions."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer({
+            "bootstrap.servers": self.servers, "group.id": str(uuid.uuid4()),
+            "isolation.level": "read_committed", "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+        })  # fmt: skip
+        places = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, place, 0) for place in places])
+        found: list[Any] = []
+        ended = 0
+        while ended < len(places):
+            (message,) = consumer.consume(1, timeout=30) or [None]
+            assert message is not None, "the broker does not answer"
+            if message.error():
+                ended += 1
+            else:
+                found.append(message)
+        consumer.close()
+        return found
 
     def send(self, topic: str, messages: list[tuple[int, bytes]], how: str = "plain") -> None:
         """Sends messages (partition, value): plain, or in a transaction that ends so."""

@@ -11,6 +11,7 @@ from streamveil.connectors.databases import DuckdbSink, PostgresSink, SqliteSink
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka import KafkaSource
+from streamveil.connectors.kafka_sink import KafkaSink
 from streamveil.connectors.memory import MemorySource
 from streamveil.connectors.rate import RateSource
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
@@ -27,6 +28,7 @@ SINKS: dict[str, Callable[..., Sink]] = {
     "console": ConsoleSink,
     "delta": DeltaSink,
     "duckdb": DuckdbSink,
+    "kafka": KafkaSink,
     "postgres": PostgresSink,
     "sqlite": SqliteSink,
     "memory": MemorySink,

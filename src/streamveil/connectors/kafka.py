@@ -62,19 +62,23 @@ class Topic:
             raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}'")
         return cls(**options)
 
-    def consumer(self) -> Any:
-        """A consumer that never skips a lost range in silence."""
+    def client(self) -> Any:
+        """The package that talks to brokers."""
         try:
-            from confluent_kafka import Consumer
+            import confluent_kafka
         except ImportError:
-            raise MissingExtraError("reading Kafka", "kafka") from None
-        return Consumer({
-            **self._settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
+            raise MissingExtraError("Kafka", "kafka") from None
+        return confluent_kafka
+
+    def consumer(self, isolation: str = "read_committed") -> Any:
+        """A consumer that never skips a lost range in silence."""
+        return self.client().Consumer({
+            **self.settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
             "enable.auto.commit": False, "auto.offset.reset": "error",
-            "enable.partition.eof": True, "isolation.level": "read_committed",
+            "enable.partition.eof": True, "isolation.level": isolation,
         }, logger=logging.getLogger("streamveil.kafka"))  # fmt: skip
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What the file of settings says. Its content appears in no message."""
         try:
             more = {} if self.config is None else json.loads(Path(self.config).read_text())
@@ -82,8 +86,8 @@ class Topic:
             more = None
         if not isinstance(more, dict):
             raise SourceError(
-                f"config='{self.config}' of the source 'kafka' is no readable JSON object of"
-                " librdkafka settings.\n"
+                f"config='{self.config}' of 'kafka' is no readable JSON object of librdkafka"
+                " settings.\n"
                 "  to fix  put that file where the driver and every executor can read it"
             )
         return more
@@ -105,7 +109,7 @@ class Topic:
         except KafkaException:
             raise SourceError(
                 f"the brokers at '{self.servers}' do not answer.\n"
-                "  to fix  check the address and config of the source, then start again: the job"
+                "  to fix  check the address and config, then start again: the job"
                 " goes on where it was"
             ) from None
         if known.error is not None or not found or None in found.values():

@@ -32,7 +32,7 @@ SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
 SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors
-SINKS = ("files", "console", "delta", "duckdb", "memory", "postgres", "sqlite")
+SINKS = ("files", "console", "delta", "duckdb", "kafka", "memory", "postgres", "sqlite")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "
