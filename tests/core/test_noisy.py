@@ -128,7 +128,7 @@ CUT = {"options": {"cut_share": 0.5}}
 
 def exact_step(counter, state, increments, *_):
     """A counter's step without the noise."""
-    return np.asarray(increments), counter.init(len(increments), state.t + 1)
+    return np.asarray(increments), counter.init(np.shape(increments)[-1], state.t + 1)
 
 
 def exact_shared(totalling, state):

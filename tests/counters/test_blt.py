@@ -112,7 +112,7 @@ def test_the_compiled_step_has_the_bits_of_the_plain_one(d, named):
         step = kernels.Coefficients(plan.keep, plan.drain, plan.scales(t)[0], 2.75)
         draws = SeededNoise(2).at("x", t)
         fresh, after = kernels.plain_step(real, step, draws, ids)
-        totals, buffers = kernels.blt_step(total, real, increments, step, draws, ids)
+        (totals,), buffers = kernels.blt_step(total[None], real, increments[None], step, draws, ids)
         np.testing.assert_array_equal(totals, total + increments + fresh)
         np.testing.assert_array_equal(buffers, after)
         total, real = totals, buffers
@@ -141,8 +141,8 @@ def test_draws_the_kernel_is_not_sure_about_are_settled_exactly(monkeypatch):
     kernels_settle = kernels.settle
     monkeypatch.setattr(kernels, "_advance", doubtful)
     monkeypatch.setattr(kernels, "settle", settle)
-    zero = np.zeros(keys, np.int64)
-    totals, after = kernels.blt_step(zero, real, zero, step, draws, None)
+    zero = np.zeros((1, keys), np.int64)
+    (totals,), after = kernels.blt_step(zero, real, zero, step, draws, None)
     np.testing.assert_array_equal(asked[0], np.arange(0, keys, 5))
     np.testing.assert_array_equal(totals, expected[0])
     np.testing.assert_array_equal(after, expected[1])
@@ -253,12 +253,72 @@ def test_keys_beyond_the_state_start_from_zero(known, shared):
     step = kernels.Coefficients(plan.keep, plan.drain, plan.scales(3)[0], 2.75, share)
     draws = SeededNoise(2).at("x")
     fresh, after = kernels.plain_step(real, step, draws, ids)
-    held = total[:known], real[:, :known].copy()
-    totals, buffers = kernels.blt_step(*held, increments, step, draws, ids)
+    held = total[None, :known], real[:, :known].copy()
+    came = increments[None]
+    (totals,), buffers = kernels.blt_step(*held, came, step, draws, ids)
     np.testing.assert_array_equal(totals, total + increments + fresh)
     np.testing.assert_array_equal(buffers, after)
-    silent, _ = kernels.blt_step(*held, increments, step, SilentNoise().at("x"), ids)
+    (silent,), _ = kernels.blt_step(*held, came, step, SilentNoise().at("x"), ids)
     assert len(silent) == keys
     if shared:  # a step without shares is told apart
         plain = kernels.Coefficients(plan.keep, plan.drain, plan.scales(3)[0], 2.75)
-        assert (kernels.blt_step(*held, increments, plain, draws, ids)[0] != totals).any()
+        assert (kernels.blt_step(*held, came, plain, draws, ids)[0] != totals).any()
+
+
+class OneWord:
+    """The draws of one lane of several: word `lane` of every key."""
+
+    silent = False
+
+    def __init__(self, draws, lane, lanes):
+        self.draws, self.lane, self.lanes = draws, lane, lanes
+
+    def words_for(self, ids, n):
+        assert n == 1
+        return self.draws.words_for(ids, self.lanes)[:, [self.lane]]
+
+    def words(self, n):
+        return self.draws.words(n * self.lanes)[self.lane :: self.lanes]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("doubt", [True, False])
+def test_lanes_that_step_together_are_those_that_step_alone(named, shared, doubt, monkeypatch):
+    lanes, known, keys = 5, 7, 11
+    rng = np.random.default_rng(4)
+    plan = BltCounter(horizon=50, sigma=3).schedule
+    ids = rng.integers(0, 2**63, (keys, 2)).astype(np.uint64) if named else None
+    share = rng.uniform(0.1, 1, keys) if shared else None
+    step = kernels.Coefficients(plan.keep, plan.drain, plan.scales(3)[0], 2.75, share)
+    total = rng.integers(0, 9, (lanes, known))
+    real = rng.normal(0, 20, (plan.keep.size, lanes, known))
+    increments, draws = rng.integers(0, 5, (lanes, keys)), SeededNoise(2).at("x")
+    alone = [
+        kernels.blt_step(
+            total[[i]], real[:, i], increments[[i]], step, OneWord(draws, i, lanes), ids
+        )
+        for i in range(lanes)
+    ]
+    compiled = kernels._advance
+
+    def doubtful(*args):
+        compiled(*args)
+        args[-1][::3] = False
+        args[-3][::3], args[-2][:, ::3] = -(10**9), np.nan
+
+    if doubt:
+        monkeypatch.setattr(kernels, "_advance", doubtful)
+    held = total, real.reshape(-1, known)
+    totals, after = kernels.blt_step(*held, increments, step, draws, ids)
+    np.testing.assert_array_equal(totals, [one[0] for one, _ in alone])
+    np.testing.assert_array_equal(
+        after.reshape(-1, lanes, keys), np.stack([rows for _, rows in alone], axis=1)
+    )
+    some = np.array([1, 4, 9])
+    if named and not shared and not doubt:  # keys apart, as the shards of a cluster hold them
+        first = total[:, [1, 4]], real[:, :, [1, 4]].reshape(-1, 2)
+        part, _ = kernels.blt_step(*first, increments[:, some], step, draws, ids[some])
+        np.testing.assert_array_equal(part, totals[:, some])
+    silent, _ = kernels.blt_step(*held, increments, step, SilentNoise().at("x"), ids)
+    assert silent.shape == (lanes, keys)

@@ -134,7 +134,7 @@ def test_a_saved_state_goes_on_like_an_unbroken_run():
         operator.fold(state, Batch(table, step, True, ""), noise)
         found += operator.release(state, step, noise)
         width = operator.totalling.width
-        state = State.from_arrays(state.to_arrays(), len(operator.totalling.lanes), width)
+        state = State.from_arrays(state.to_arrays(), len(operator.totalling.spans), width)
     assert [facts(r)["cut"] for r in found] == [facts(r)["cut"] for r in whole]
 
 

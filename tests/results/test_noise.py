@@ -91,11 +91,12 @@ def test_weights_that_fall_enter_draw_by_draw(weighting):
     state, spread, released = counter.init(keys, 2), Spread.empty(counter), []
     ids = np.arange(2 * keys, dtype=np.uint64).reshape(-1, 2)
     spread.grow(1)
+    nothing = np.zeros((1, keys), np.int64)
     for t in range(3, HORIZON + 1):
         share = np.full(keys, history[t - 1])
         at = place, ids
-        total, state = count_weighted(blt_of(counter), state, np.zeros(keys, np.int64), at, share)
-        released.append(values(total).astype(float))
+        total, state = count_weighted(blt_of(counter), state, nothing, at, share)
+        released.append(values(total)[0].astype(float))
         spread.step(counter, t, share[:1])
         known = spread.variances(counter, t, np.array([1]))
         assert weighted_covariance(counter, t, t, history[:, None]) == pytest.approx(known)

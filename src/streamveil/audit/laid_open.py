@@ -186,27 +186,40 @@ class Spy:
     def blt_step(
         self, honest: Any, total: Array, real: Array, increments: Array, step: Any, *source: Any
     ) -> Any:
-        """One step of a counter of many groups."""
-        draws, ids = source
-        made, after = honest(total, real, increments, step, draws, ids)
+        """One step of a counter of many groups: each lane as if it were alone."""
+        made, after = honest(total, real, increments, step, *source)
+        return self._heard(increments, step, made, *source), after
+
+    def _heard(self, increments: Array, step: Any, made: Array, draws: Any, ids: Any) -> Array:
         if draws.silent or not isinstance(draws, OpenDraws):
             self.seen.faults.append("a counter steps without noise")
-            return made, after
-        names, spreads = keys_of(ids, len(increments)), step.spreads
-        stream, t = (draws.purpose, draws.path[:-1]), int(draws.path[-1])
+            return made
+        names, t = keys_of(ids, increments.shape[1]), int(draws.path[-1])
+        found = []
+        for lane, (entered, totals) in enumerate(zip(increments, made, strict=True)):
+            path = (
+                (draws.path[0], draws.path[1] + lane, *draws.path[2:-1])
+                if lane
+                else draws.path[:-1]
+            )
+            self._note(((draws.purpose, path), t), names, entered, step)
+            found.append(self._as_scripted(((draws.purpose, path), t), names, totals))
+        return np.stack(found)
+
+    def _note(self, at: tuple[Stream, int], names: list[Key], entered: Array, step: Any) -> None:
+        (stream, t), spreads = at, step.spreads
         heard = self.seen.steps[stream]
         for place, key in enumerate(names):
             spread = float(spreads[place] if len(spreads) > 1 else spreads[0])
-            entered = int(increments[place])
             known = heard[key].get(t)
             if known is not None:  # a test of totals draws what is released later
                 twice = known.released and not self.hidden
                 if twice or known.spread != spread or (known.entered and self.hidden):
-                    self.seen.faults.append(f"{draws.purpose}: one draw serves two releases")
+                    self.seen.faults.append(f"{stream[0]}: one draw serves two releases")
             heard[key][t] = Taken(
-                entered, step.keep, step.drain, float(step.scale), spread, not self.hidden
-            )
-        return self._as_scripted((stream, t), names, made), after
+                int(entered[place]), step.keep, step.drain, float(step.scale), spread,
+                not self.hidden,
+            )  # fmt: skip
 
     def _as_scripted(self, place: tuple[Stream, int], names: list[Key], made: Array) -> Array:
         if self.hidden:

@@ -293,7 +293,7 @@ class GroupBy:
 
     def load(self, arrays: Mapping[str, Array]) -> State:
         """See `Operator.load`."""
-        return State.from_arrays(arrays, len(self.totalling.lanes), self.totalling.width)
+        return State.from_arrays(arrays, len(self.totalling.spans), self.totalling.width)
 
     def counters(self, state: State) -> dict[str, int]:
         """See `Operator.counters`."""

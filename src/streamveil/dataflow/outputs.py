@@ -79,10 +79,8 @@ class Output:
         Values of a plain count are integers already where the column holds integers.
         """
         if FUNCTIONS[self.function] is not total:
-            estimate, variance = (
-                np.stack([lanes[lane][order] for lane in self.lanes])
-                for lanes in (totals.estimate, totals.variance)
-            )
+            cells = np.ix_(np.array(self.lanes), order)
+            estimate, variance = totals.estimate[cells], totals.variance[cells]
             return self._answer(estimate, variance, confidence)
         whole = self.is_integer and self.function != "sum" and not self.monotone
         lane = self.lanes[0]

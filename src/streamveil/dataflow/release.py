@@ -15,7 +15,7 @@ from streamveil.core.counters.weights import blt_of
 from streamveil.core.mechanism import Mechanism
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
-from streamveil.core.release import count, count_weighted
+from streamveil.core.release import count, count_weighted, lanes_start
 from streamveil.core.selection.coins import TableOpening, withdrawn
 from streamveil.core.selection.gaussian import GaussianSelection, join
 from streamveil.core.sensitivity import Lane
@@ -106,6 +106,23 @@ class Totalling(Mechanism):
         return tuple(float(lane.quantum) for lane in self.lanes)
 
     @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Lanes [first, last) that step together: nodes of trees in a row with one counter."""
+        found: list[tuple[int, int]] = []
+        for place, (lane, counter) in enumerate(zip(self.lanes, self.counters, strict=True)):
+            first, last = found[-1] if found else (0, -1)
+            if (
+                last == place
+                and lane.kind == self.lanes[first].kind == "node"
+                and blt_of(counter) is not None
+                and (counter, lane.quantum) == (self.counters[first], self.lanes[first].quantum)
+            ):
+                found[-1] = first, place + 1
+            else:
+                found.append((place, place + 1))
+        return tuple(found)
+
+    @cached_property
     def size_of_keys(self) -> KeySize:
         """How large a key is by its released totals."""
         place = driver(self.lanes)
@@ -120,7 +137,7 @@ class WindowState:
 
     table: KeyTable
     selection: dict[str, Array]
-    lanes: list[CounterState]  # of the keys that were shown at the last release
+    lanes: list[CounterState]  # by span, of the keys that were shown at the last release
     spread: Spread
     open_rows: Int64[Array, " shown"]
     cohorts: Int64[Array, "2 cohorts"]  # trigger and size of each run of keys first shown together
@@ -134,8 +151,8 @@ class WindowState:
         """Everything but caches."""
         arrays = {f"table/{name}": getattr(self.table, name) for name in KeyTable.NAMES}
         arrays |= {f"selection/{name}": value for name, value in self.selection.items()}
-        for place, lane in enumerate(self.lanes):
-            arrays |= {f"lane{place}/{name}": value for name, value in lane.to_arrays().items()}
+        for number, span in enumerate(self.lanes):
+            arrays |= {f"lanes{number}/{name}": value for name, value in span.to_arrays().items()}
         if self.cut is not None:
             arrays |= {f"cut/{name}": value for name, value in self.cut.to_arrays().items()}
         return arrays | {
@@ -150,7 +167,7 @@ class WindowState:
 
     @classmethod
     def from_arrays(
-        cls, arrays: dict[str, Array], lanes: int, own: Callable[[Array], Array] = np.copy
+        cls, arrays: dict[str, Array], spans: int, own: Callable[[Array], Array] = np.copy
     ) -> WindowState:
         """The inverse of `to_arrays`. `own` gives arrays that may be changed in place."""
 
@@ -161,7 +178,7 @@ class WindowState:
         return cls(
             KeyTable(**table),
             {name: own(value) for name, value in part("selection/").items()},
-            [CounterState.from_arrays(part(f"lane{place}/")) for place in range(lanes)],
+            [CounterState.from_arrays(part(f"lanes{number}/")) for number in range(spans)],
             Spread(own(arrays["spread"]), own(arrays["rounding"])),
             arrays["open_rows"],
             arrays["cohorts"],
@@ -187,7 +204,7 @@ def new_window(totalling: Totalling, monotone: int) -> WindowState:
     return WindowState(
         KeyTable.empty(totalling.width),
         {} if totalling.selection is None else totalling.selection.init(1),
-        [counter.init(0) for counter in totalling.counters],
+        [empty_span(totalling, first, last) for first, last in totalling.spans],
         Spread.empty(totalling.counters[0]),
         np.zeros(0, np.int64),
         np.zeros((2, 0), np.int64),
@@ -195,6 +212,12 @@ def new_window(totalling: Totalling, monotone: int) -> WindowState:
         public(np.zeros((monotone, 0))),
         cut=None if totalling.cut is None else CutBands.empty(totalling.cut),
     )
+
+
+def empty_span(totalling: Totalling, first: int, last: int) -> CounterState:
+    """Lanes that step together, of no keys."""
+    blt, counter = blt_of(totalling.counters[first]), totalling.counters[first]
+    return counter.init(0) if blt is None else lanes_start(blt, last - first, 0)
 
 
 def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new"]) -> None:
@@ -271,11 +294,11 @@ def _tested(totalling: Totalling, test: TotalTest, state: WindowState, at: Addre
     new = state.open_rows[state.lanes[0].keys :]
     if len(new) and test.before(trigger):
         names = table.names[new]
-        for place, counter in enumerate(totalling.counters):
-            blt = blt_of(counter)
+        for number, span in enumerate(totalling.spans):
+            blt = blt_of(totalling.counters[span[0]])
             if blt is not None:
-                late = test.noise(blt, place, names, (trigger, at))
-                state.lanes[place] = join(state.lanes[place], late)
+                late = test.noise(blt, span, names, (trigger, at))
+                state.lanes[number] = join(state.lanes[number], late)
 
 
 def _advance(
@@ -287,36 +310,39 @@ def _advance(
     share = None if rule is None else state.weights / rule.scale
     state.spread.step(totalling.counters[0], trigger, share)
     estimates, variances = list[Noisy[Array]](), list[Noisy[Array]]()
-    for place, counter in enumerate(totalling.counters):
+    for number, (place, last) in enumerate(totalling.spans):
         if place == totalling.shared:
             noisy, variance = _shared(totalling, state)
             estimates.append(noisy)
             variances.append(variance)
             continue
-        blt, counted = blt_of(counter), state.lanes[place]
+        counter = totalling.counters[place]
+        blt, counted = blt_of(counter), state.lanes[number]
         address = Place(at.noise, "group-by/lane", (at.job, place, at.window))
         if blt is None:  # `weighted_loss` refuses a rule without BLT
             counted = counted.grow(shown - counted.keys)
             noisy, after = count(counter, counted, increments[place], address, names)
         else:
-            noisy, after = count_weighted(blt, counted, increments[place], (address, names), share)
-        state.lanes[place] = after
+            came = increments[place:last]
+            noisy, after = count_weighted(blt, counted, came, (address, names), share)
+        state.lanes[number] = after
         estimates.append(noisy)
         variances.append(public(state.spread.variances(counter, trigger, state.cohorts[1])))
     quanta = tuple(
-        1.0 if place == totalling.shared else quantum
-        for place, quantum in enumerate(totalling.quanta)
+        1.0 if place == totalling.shared else totalling.quanta[place]
+        for place, _ in totalling.spans
     )
-    return post_process(to_totals, quanta, shown, *estimates, *variances)
+    return post_process(to_totals, totalling.spans, quanta, shown, *estimates, *variances)
 
 
-def to_totals(quanta: tuple[float, ...], keys: int, *columns: Array) -> Totals:
-    """Totals in the lanes' own units, from quanta: estimates of all lanes, then variances."""
-    lanes = len(quanta)
-    estimate, variance = np.empty((2, lanes, keys))
-    for place, quantum in enumerate(quanta):
-        np.multiply(columns[place], quantum, out=estimate[place])
-        np.multiply(columns[lanes + place], quantum**2, out=variance[place])
+def to_totals(
+    spans: tuple[tuple[int, int], ...], quanta: tuple[float, ...], keys: int, *columns: Array
+) -> Totals:
+    """Totals in the lanes' own units, from quanta: estimates of all spans, then variances."""
+    estimate, variance = np.empty((2, spans[-1][1], keys))
+    for number, ((first, last), quantum) in enumerate(zip(spans, quanta, strict=True)):
+        np.multiply(columns[number], quantum, out=estimate[first:last])
+        np.multiply(columns[len(spans) + number], quantum**2, out=variance[first:last])
     return Totals(estimate, variance)
 
 

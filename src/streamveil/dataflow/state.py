@@ -88,10 +88,10 @@ class State:
 
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, Array], lanes: int, width: int,
+        cls, arrays: Mapping[str, Array], spans: int, width: int,
         own: Callable[[Array], Array] = np.copy,
     ) -> State:  # fmt: skip
-        """The inverse of `to_arrays` for a query of so many lanes and columns of sums.
+        """The inverse of `to_arrays` for a query of so many spans of lanes and columns of sums.
 
         `own` gives arrays that may be changed in place.
         """
@@ -110,7 +110,7 @@ class State:
             for window in arrays["windows"].tolist():
                 start = f"window{window}/"
                 inside = {k[len(start) :]: v for k, v in arrays.items() if k.startswith(start)}
-                state.windows[window] = WindowState.from_arrays(inside, lanes, own)
+                state.windows[window] = WindowState.from_arrays(inside, spans, own)
             for window, lane in arrays["seen"].tolist() if "seen" in arrays else []:
                 state.seen[window, lane] = KeyTable(
                     *(own(arrays[f"seen{window}/{lane}/{name}"]) for name in KeyTable.NAMES)

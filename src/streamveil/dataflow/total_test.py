@@ -13,7 +13,7 @@ from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.counters.weights import WeightRule, blt_of
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.portable import portable
-from streamveil.core.release import count_weighted
+from streamveil.core.release import count_weighted, lanes_start
 from streamveil.core.selection.thresholds import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.key_weights import Spread
@@ -163,22 +163,23 @@ class TotalTest:
         found = [np.zeros(0, np.int64)]
         for start in range(0, len(tested), AT_ONCE):
             some = tested[start : start + AT_ONCE]
-            noise = self.noise(self.counter, self.place, names[some], (trigger + 1, at))
+            span = self.place, self.place + 1
+            noise = self.noise(self.counter, span, names[some], (trigger + 1, at))
             found.append(some[totals[some] + noise.whole[0] > self.threshold(trigger)])
         return np.concatenate(found)
 
     def noise(
         self,
         counter: BltCounter,
-        place: int,
+        span: tuple[int, int],
         names: UInt64[Array, "keys 2"],
         when: tuple[int, Address],
     ) -> CounterState:
-        """What the counter of a lane holds before a trigger: the noise of the tests until then."""
-        trigger, at = when
-        state = counter.init(len(names), trigger - 1)
+        """What the lanes of a span hold before a trigger: the noise of the tests until then."""
+        (trigger, at), (place, last) = when, span
+        state = lanes_start(counter, last - place, len(names), trigger - 1)
         share = None if self.share is None else np.full(len(names), self.share)
-        nothing = np.zeros(len(names), np.int64)
+        nothing = np.zeros((last - place, len(names)), np.int64)
         for step in self.before(trigger):
             draws = Place(at.noise, "group-by/lane", (at.job, place, at.window))
             state = CounterState(step - 1, state.whole, state.real)

@@ -154,15 +154,10 @@ class BltCounter(Stepping):
         t, plan = next_step(self.horizon, state), self.schedule
         scale, noise = plan.scales(t)
         spread = self.noise_scale * (noise * scale)
-        total, real = blt_step(
-            state.whole[0],
-            state.real,
-            column(increments, state.keys),
-            Coefficients(plan.keep, plan.drain, scale, spread),
-            draws,
-            ids,
-        )
-        return total, CounterState(t, total[None, :], real)
+        step = Coefficients(plan.keep, plan.drain, scale, spread)
+        came = column(increments, state.keys)[None]
+        totals, real = blt_step(state.whole, state.real, came, step, draws, ids)
+        return totals[0], CounterState(t, totals, real)
 
 
 @lru_cache(maxsize=32)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from streamveil.compiled import njit
 from streamveil.core.counters.noise import gaussian_about
-from streamveil.core.counters.protocol import Ids, Increments
+from streamveil.core.counters.protocol import Ids
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
 from streamveil.core.noise.samplers.rounded import as_scales, fill
@@ -60,35 +60,48 @@ def plain_step(
 
 
 def blt_step(
-    total: Int64[Array, " known"],
-    real: Float64[Array, "d known"],
-    increments: Increments,
+    totals: Int64[Array, "lanes known"],
+    real: Float64[Array, "d_lanes known"],
+    increments: Int64[Array, "lanes keys"],
     step: Coefficients,
     draws: Draws,
     ids: Ids | None,
-) -> Pair:
+) -> tuple[Int64[Array, "lanes keys"], Float64[Array, "d_lanes keys"]]:
     """(total + increment + k_t, buffers after), with the bits of `plain_step`.
 
-    Keys beyond those of the state start now: their columns were zero.
+    Keys beyond those of the state start now: their columns were zero. Lanes that share a counter
+    are one step of as many columns: lane l of a key uses the key's word l, and buffer i of it is
+    row i * lanes + l of `real`.
     """
-    keys, spreads = len(increments), step.spreads
+    (lanes, keys), total, buffers = increments.shape, totals[0], real
+    columns, moved = lanes * keys, np.ascontiguousarray(increments).reshape(-1)
+    if lanes > 1:
+        total = wider(totals, keys).reshape(-1)
+        buffers = wider(real, keys).reshape(len(step.keep), columns)
+        step = step if step.share is None else replace(step, share=np.tile(step.share, lanes))
     if draws.silent or not keys:
-        fresh, after = plain_step(wider(real, keys), step, draws, ids)
-        return wider(total, keys) + increments + fresh, after
-    words = draws.words(keys) if ids is None else draws.words_for(ids, 1)[:, 0]
-    totals, after = np.empty(keys, np.int64), np.empty((len(real), keys))
-    sure = np.empty(keys, np.bool_)
+        fresh, after = plain_step(wider(buffers, columns), step, draws, None)
+        found = wider(total, columns) + moved + fresh
+        return found.reshape(lanes, keys), after.reshape(len(real), keys)
+    words = draws.words(columns) if ids is None else draws.words_for(ids, lanes)
+    words = np.ascontiguousarray(words).reshape(keys, lanes)
+    found, after = np.empty(columns, np.int64), np.empty((len(buffers), columns))
+    sure, spreads = np.empty(columns, np.bool_), step.spreads
     _advance(
-        words, total, increments, real, step.keep, step.drain, step.scale, spreads,
-        gaussian_table(), totals, after, sure,
+        words.T.reshape(-1), total, moved, buffers, step.keep, step.drain, step.scale, spreads,
+        gaussian_table(), found, after, sure,
     )  # fmt: skip
     if not sure.all():
-        unsure, real = np.flatnonzero(~sure), wider(real, keys)
-        offset, before = step.offset(real), wider(total, keys)
-        fresh = settle(Asked(draws, ids), unsure, np.ascontiguousarray(words), offset, spreads)
-        totals[unsure] = before[unsure] + increments[unsure] + fresh
-        after[:, unsure] = step.used(real[:, unsure], offset[unsure], fresh)
-    return totals, after
+        unsure, buffers = np.flatnonzero(~sure), wider(buffers, columns)
+        by_key = np.arange(columns).reshape(lanes, keys).T.reshape(-1)
+        offset = step.offset(buffers)
+        fresh = settle(
+            Asked(draws, ids, lanes), unsure % keys * lanes + unsure // keys, words.reshape(-1),
+            offset[by_key], spreads if len(spreads) == 1 else spreads[by_key],
+        )  # fmt: skip
+        found[unsure] = wider(total, columns)[unsure] + moved[unsure] + fresh
+        after[:, unsure] = step.used(buffers[:, unsure], offset[unsure], fresh)
+    return found.reshape(lanes, keys), after.reshape(len(real), keys)
 
 
 def wider(columns: Array, keys: int) -> Array:
