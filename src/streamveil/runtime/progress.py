@@ -11,7 +11,7 @@ from pathlib import Path
 from streamveil.dataflow.reject_counts import BOUNDED
 
 STATM = Path("/proc/self/statm")
-SIZES = {"units", "keys", "shown keys", "bytes", "records"}  # of the state
+SIZES = {"units", "keys", "shown keys", "bytes", "records", "bases"}  # of the state
 NO_FAULTS = {BOUNDED, "ignored_"}  # rows that are as they should be
 
 

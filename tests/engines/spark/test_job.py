@@ -290,6 +290,7 @@ def test_counts_rows_and_rejects_as_the_embedded_engine_does(session, tmp_path):
         list(running)
     assert wanted[-1].counters.items() >= found[-1].rejected.items()
     assert sum(found[-1].rejected.values()) > 0
+    assert found[-1].unusable == wanted[-1].unusable, "sizes of shards are no rows"
     assert found[-1].rows == wanted[-1].rows == case.rows
 
 
