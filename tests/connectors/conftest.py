@@ -1,8 +1,13 @@
-"""One broker for all tests of Kafka."""
+"""One server of each kind for all tests of connectors."""
+
+from typing import Any
 
 import pytest
 
-from tests.servers import kafka
+from tests.servers import kafka, postgres
+
+KINDS = ("sqlite", "duckdb", "postgres")
+NAME = 'pages of "b%s" $1 ?'  # of a table
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +22,25 @@ def topic(broker, request):
     name = request.node.name.translate(str.maketrans("[] ", "...")).lower()[:80]
     broker.make(name, 2)
     return name
+
+
+@pytest.fixture(scope="session")
+def server():
+    if postgres.binaries() is None:
+        pytest.skip(postgres.ABSENT)
+    pytest.importorskip("psycopg")
+    server = postgres.Postgres()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=KINDS)
+def place(request, tmp_path, monkeypatch) -> dict[str, Any]:
+    """The options of a sink into an empty database."""
+    if request.param != "postgres":
+        pytest.importorskip("sqlite3" if request.param == "sqlite" else "duckdb")
+        return {"kind": request.param, "path": str(tmp_path / "answers.db"), "table": NAME}
+    server = request.getfixturevalue("server")
+    monkeypatch.setenv("PGPASSWORD", postgres.PASSWORD)
+    server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return {"kind": "postgres", "url": server.url, "table": NAME}

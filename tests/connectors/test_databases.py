@@ -24,39 +24,15 @@ from streamveil.connectors import databases, open_sink
 from streamveil.errors import MissingExtraError, SourceError
 from streamveil.release_metadata import ReleaseTime, kept_time, noted
 from streamveil.runtime.job import Job
+from tests.connectors.conftest import NAME
 from tests.connectors.test_sinks import ODD
 from tests.released import made
 from tests.runtime.toy import Stream, work
-from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
+from tests.servers.postgres import PASSWORD
 
-KINDS = ("sqlite", "duckdb", "postgres")
-NAME = 'pages of "b%s" $1 ?'
 TABLE = pa.table({"key": ["a", None, "c"], "n": [4.5, 5.5, 6.5]})
 OTHER = pa.table({"key": ["a", None, "c"], "n": [4.5, 5.5, 7.5]})
 READ = "streamveil_job, streamveil_window, streamveil_trigger, key, n"
-
-
-@pytest.fixture(scope="module")
-def server():
-    if binaries() is None:
-        pytest.skip(ABSENT)
-    pytest.importorskip("psycopg")
-    server = Postgres()
-    yield server
-    server.remove()
-
-
-@pytest.fixture(params=KINDS)
-def place(request, tmp_path, monkeypatch) -> dict[str, Any]:
-    """The options of a sink into an empty database."""
-    if request.param != "postgres":
-        pytest.importorskip("sqlite3" if request.param == "sqlite" else "duckdb")
-        return {"kind": request.param, "path": str(tmp_path / "answers.db"), "table": NAME}
-    server = request.getfixturevalue("server")
-    monkeypatch.setenv("PGPASSWORD", PASSWORD)
-    found = {"kind": "postgres", "url": server.url, "table": NAME}
-    said(opened(found), "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    return found
 
 
 def opened(place, **more) -> Any:
@@ -274,7 +250,7 @@ def test_a_database_that_cannot_be_written_stops_the_job_in_words(place, tmp_pat
     sink = opened(place)
     sink.write("job", made(TABLE))
     if place["kind"] == "postgres":
-        sink.url += "?options=-cdefault_transaction_read_only%3Don"
+        sink.server.url += "?options=-cdefault_transaction_read_only%3Don"
         reason = "ReadOnlySqlTransaction"
     else:
         sink.path = str(tmp_path / "no" / "where.db")

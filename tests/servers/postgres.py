@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.servers.kafka import free_port
 
@@ -84,6 +85,14 @@ class Postgres:
             except psycopg.OperationalError:
                 time.sleep(0.1)
         raise TimeoutError((self.home / "log").read_text()[-2000:])
+
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        """What statements give, committed together."""
+        import psycopg
+
+        with psycopg.connect(self.url, password=PASSWORD) as connection:
+            found = connection.execute(statement)
+            return list(found.fetchall()) if found.description else []
 
     def stop(self) -> None:
         """Stops it as `pg_ctl stop -m immediate` does: without a checkpoint."""

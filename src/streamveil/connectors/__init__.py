@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from streamveil.connectors.base import Chunk, Sink, Source
+from streamveil.connectors.database_sources import DuckdbSource, PostgresSource, SqliteSource
 from streamveil.connectors.databases import DuckdbSink, PostgresSink, SqliteSink
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.files import FilesSource
@@ -18,10 +19,13 @@ from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.errors import SourceError, nearest
 
 SOURCES: dict[str, Callable[..., Source]] = {
+    "duckdb": DuckdbSource,
     "files": FilesSource,
     "kafka": KafkaSource,
     "memory": MemorySource,
+    "postgres": PostgresSource,
     "rate": RateSource,
+    "sqlite": SqliteSource,
 }
 SINKS: dict[str, Callable[..., Sink]] = {
     "files": FilesSink,

@@ -17,7 +17,6 @@ in other processes. Messages hold no data: of a driver's error they tell its kin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -29,6 +28,7 @@ from sqlglot import exp
 from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
 from streamveil.connectors.marks import ContentMark
+from streamveil.connectors.postgres_server import WAIT, PostgresServer
 from streamveil.display import rows_of
 from streamveil.errors import MissingExtraError, SourceError, require_one_of
 from streamveil.release_metadata import sentences, to_json
@@ -37,7 +37,6 @@ MARKS = "streamveil_releases"
 PLACE = {  # of every row: which release it is of
     "streamveil_job": pa.string(), "streamveil_window": pa.int64(), "streamveil_trigger": pa.int64()
 }  # fmt: skip
-WAIT = 30  # seconds for another writer, or for a server
 LOCK = 0x5EA3_0E11  # of PostgreSQL, for whoever writes releases into a database
 MODES = ("append", "upsert")
 Words = tuple[str, str, str, str, str, str, str, str]  # SQL types, in the order of `kind_of`
@@ -307,9 +306,8 @@ class DuckdbSink(DatabaseSink):
 class PostgresSink(DatabaseSink):
     r"""A table of PostgreSQL, in the first schema of the search path.
 
-    `url` is a connection string without a password: it comes from PGPASSWORD, a password file
-    (~/.pgpass) or a service file where the job runs. Times that PostgreSQL has not are infinite;
-    a null character in a text, which it refuses, is written as \x00.
+    Times that PostgreSQL has not are infinite; a null character in a text, which it refuses, is
+    written as \x00. `url`: see `PostgresServer`.
     """
 
     dialect = "postgres"
@@ -320,38 +318,17 @@ class PostgresSink(DatabaseSink):
     begin = f"SELECT pg_advisory_xact_lock({LOCK})"  # psycopg begins with the first statement
 
     def __init__(self, url: str, table: str, mode: str = "append") -> None:
-        try:
-            import psycopg
-        except ImportError:
-            raise MissingExtraError("the sink 'postgres'", "postgres") from None
-        try:
-            settings = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.Error:
-            settings = None
-        if settings is None or {"password", "sslpassword"} & settings.keys():
-            fault = "is no connection string" if settings is None else "holds a password"
-            raise SourceError(
-                f"the url of the sink 'postgres' {fault}; it is not shown here.\n"
-                "  to fix  url = 'postgresql://user@host:5432/database', and the password in "
-                "PGPASSWORD or in the file ~/.pgpass"
-            )
+        self.server = PostgresServer(url, "sink 'postgres'")
         super().__init__("the database of PostgreSQL", table, mode)
-        self.url, self._psycopg = url, psycopg
 
     @property
     def error(self) -> type[Exception]:
         """See `DatabaseSink`."""
-        return self._psycopg.Error  # type: ignore[no-any-return]
+        return self.server.error
 
     def connect(self) -> Any:
         """See `DatabaseSink`."""
-        limit: dict[str, Any] = (
-            {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": WAIT}
-        )
-        settings = limit | self._psycopg.conninfo.conninfo_to_dict(self.url)
-        return self._psycopg.connect(
-            **settings, cursor_factory=self._psycopg.RawCursor, client_encoding="utf8"
-        )
+        return self.server.connect()
 
     def insert(self, connection: Any, table: pa.Table) -> None:
         """See `DatabaseSink`."""
@@ -361,10 +338,7 @@ class PostgresSink(DatabaseSink):
                 copy.write_row(row)
 
     def _detail(self, error: Exception) -> str:
-        """Why no connection was made; an error of a statement may hold data."""
-        made = isinstance(error, self._psycopg.OperationalError)
-        connecting = made and getattr(error, "pgconn", None) is not None and error.sqlstate is None  # type: ignore[attr-defined]
-        return f" ({str(error).strip().splitlines()[0]})" if connecting else ""
+        return self.server.detail(error)
 
 
 def column_for_postgres(column: pa.ChunkedArray) -> list[Any]:

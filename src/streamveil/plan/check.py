@@ -23,7 +23,7 @@ from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import Aggregate, Clock, Plan, Window
+from streamveil.plan.plan import DATABASES, Aggregate, Clock, Plan, Window
 from streamveil.plan.post import RESERVED
 from streamveil.plan.value_bounds import VALUED, is_open
 from streamveil.release_metadata import SUFFIXES
@@ -31,7 +31,7 @@ from streamveil.release_metadata import SUFFIXES
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SOURCES = ("files", "memory", "rate", "kafka")  # one file each in connectors
+SOURCES = ("files", "memory", "rate", "kafka", *DATABASES)  # one file each in connectors
 SINKS = ("files", "console", "delta", "duckdb", "kafka", "memory", "postgres", "sqlite")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (
@@ -204,6 +204,17 @@ def check_ends(plan: Plan) -> Complaints:
         yield f"unknown source '{plan.source.kind}'{nearest(str(plan.source.kind), SOURCES)}"
     if plan.sink is not None and plan.sink.kind not in SINKS:
         yield f"unknown sink '{plan.sink.kind}'{nearest(str(plan.sink.kind), SINKS)}"
+    if plan.source.kind in DATABASES and plan.clock.kind not in ("once", "event"):
+        yield (
+            f"the source '{plan.source.kind}' gives rows sorted by their values: a step that counts"
+            " rows, or takes what has come, would tell more than its numbers.\n"
+            "  to fix  ask once, or replay by event time: EMIT EVERY INTERVAL with start and end"
+        )
+    if plan.source.kind in DATABASES and getattr(plan.source, "operation", None) is not None:
+        yield (
+            f"the source '{plan.source.kind}' keeps no order of changes, which inserts and deletes"
+            " need.\n  to fix  read them from files or a topic"
+        )
     time = plan.source.event_time
     if time is not None and not (isinstance(time, str) and time):
         yield "event_time must be the name of a column, as a text"

@@ -22,9 +22,13 @@ from streamveil.errors import require_file_name
 from streamveil.plan.post import Post
 
 MICROS = 1_000_000
+DATABASES = ("duckdb", "postgres", "sqlite")  # sources whose rows are sorted by what they hold
 PLACES = {
+    "duckdb": ("path",),
     "files": ("path",),
     "kafka": ("config", "servers"),
+    "postgres": ("url",),
+    "sqlite": ("path",),
 }  # source -> options that say where it lies
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]

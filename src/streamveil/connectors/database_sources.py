@@ -1,0 +1,441 @@
+"""A table or a query of SQLite, DuckDB or PostgreSQL as a source: what is there now, once.
+
+Rows come in the order of their own values as text, so it is the same order at every reading, and
+where two rows tie they are equal. A position is a number of rows and a digest of them. Who goes on
+from it reads them again: a database that changed before that place is an error, for rows would be
+lost or doubled in silence. What changed behind it is read as it is then.
+
+A row that comes or goes moves others, so steps may be those of time, not of rows (`plan.check`).
+
+Types come from the database or from declared columns, never from values. What does not fit is null
+and counted. A reading is one transaction, which writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
+from itertools import islice
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import sqlglot
+from sqlglot import exp
+
+from streamveil.connectors.base import Chunk, declared_schema, select, slices
+from streamveil.connectors.databases import require_file
+from streamveil.connectors.fit import TIME, cast_or_null, fit
+from streamveil.connectors.postgres_server import WAIT, PostgresServer
+from streamveil.connectors.rejected_rows import MISFIT, with_places
+from streamveil.connectors.sinks import as_text
+from streamveil.errors import MissingExtraError, SourceError
+
+Block = tuple[pa.Table, dict[str, int]]  # rows of the wanted types, and what did not fit
+AT_ONCE = 50_000  # rows
+
+
+class DatabaseSource:
+    """Rows of the table `table`, or of what the SELECT `query` gives."""
+
+    bounded = True
+    traced = False  # see `connectors.rejected_rows`
+    dialect: ClassVar[str]
+    shown: ClassVar[str] = "{}"  # how a column is asked for
+    text: ClassVar[str] = "{}"  # and one that is wanted as text
+    sorted_by: ClassVar[str]  # a column as a text that two values share if they are equal
+
+    def __init__(
+        self, where: str, table: str | None, query: str | None, columns: dict[str, str] | None
+    ) -> None:
+        if (table is None) == (query is None):
+            raise SourceError(
+                f"the source '{self.dialect}' needs a table or a query, and not both.\n"
+                "  to fix  table = 'visits', or a query of some of its rows and columns"
+            )
+        self.where, self.names = where, [where]
+        self.query = (
+            require_rows(query, self.dialect) if query is not None
+            else exp.select("*").from_(exp.to_identifier(str(table), quoted=True)).sql(self.dialect)
+        )  # fmt: skip
+        self.declared = declared_schema(columns or {})
+
+    @property
+    def error(self) -> type[Exception]:
+        """What the driver raises."""
+        raise NotImplementedError
+
+    def connect(self) -> Any:
+        """A connection that reads only."""
+        raise NotImplementedError
+
+    def known(self, connection: Any) -> pa.Schema:
+        """Names and types of the columns, as the database tells them; no row is read."""
+        raise NotImplementedError
+
+    def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
+        """What a query gives, in its order."""
+        raise NotImplementedError
+
+    def detail(self, _error: Exception) -> str:
+        """More of an error, where it holds no data."""
+        return ""
+
+    def quoted(self, name: str) -> str:
+        """A name as SQL of this database."""
+        return exp.to_identifier(name, quoted=True).sql(dialect=self.dialect)
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        with self._connection() as connection:
+            known = self.known(connection)
+        select(known, self.declared.names, self.where)
+        declared = {one.name: one for one in self.declared}
+        return pa.schema([declared.get(one.name, one) for one in known])
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """See `Source.read`."""
+        wanted = select(self.schema(), columns, self.where)
+        at: Any = json.loads(position) if position else {"rows": 0, "digest": None}
+        row, digest = 0, hashlib.blake2b(digest_size=16)
+        with self._connection() as connection:
+            for rows, rejected in self.blocks(connection, self._ordered(wanted), wanted):
+                known = min(max(at["rows"] - row, 0), rows.num_rows)
+                row += known
+                add(digest, rows.slice(0, known))
+                if known and row == at["rows"] and digest.hexdigest() != at["digest"]:
+                    raise changed(self.where)
+                new = rows.slice(known)
+                for part in slices(new, min(max_rows, AT_ONCE)):
+                    add(digest, part)
+                    row += part.num_rows
+                    place = json.dumps({"rows": row, "digest": digest.hexdigest()})
+                    yield Chunk(self._placed(part, row), place, {} if known else rejected)
+                    rejected = {}
+        if row < at["rows"]:
+            raise changed(self.where)
+
+    def _placed(self, rows: pa.Table, end: int) -> pa.Table:
+        if not self.traced:
+            return rows
+        return with_places(rows, 0, np.arange(end - rows.num_rows, end) + 1)
+
+    def _ordered(self, wanted: pa.Schema) -> str:
+        """The query in its order, of some columns."""
+        names = [self.quoted(one.name) for one in wanted]
+        forms = [self.text if pa.types.is_string(one.type) else self.shown for one in wanted]
+        shown = ", ".join(form.format(name) for form, name in zip(forms, names, strict=True))
+        order = ", ".join(self.sorted_by.format(name) for name in names)
+        return f"SELECT {shown} FROM {self._rows()} ORDER BY {order}"  # noqa: S608
+
+    def _rows(self) -> str:
+        return f"({self.query}) AS streamveil_rows"
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection that ends with the block, and errors in words."""
+        try:
+            with closing(self.connect()) as connection:
+                yield connection
+        except self.error as error:
+            reason = getattr(error, "sqlite_errorname", None) or type(error).__name__
+            raise SourceError(
+                f"the source cannot read {self.where}: {reason}{self.detail(error)}.\n"
+                "  to fix  check that the database is there, that this user may read it and that "
+                "the query runs there"
+            ) from None
+
+
+SCALAR = (  # functions of one row
+    exp.Cast, exp.TryCast, exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Lower, exp.Upper,
+    exp.Trim, exp.Substring, exp.Length, exp.Concat, exp.Abs, exp.Round, exp.Floor, exp.Ceil,
+    exp.Extract, exp.TimestampTrunc, exp.DateTrunc, exp.And, exp.Or, exp.Xor,
+)  # fmt: skip
+
+
+def require_rows(query: str, dialect: str) -> str:
+    """A query that makes each row of one row of one table, so that people stay apart.
+
+    >>> require_rows("SELECT u, LOWER(page) AS page FROM shop.visits WHERE amount > 0", "duckdb")
+    'SELECT u, LOWER(page) AS page FROM shop.visits WHERE amount > 0'
+    """
+    try:
+        found = sqlglot.parse(query, read=dialect)
+        (tree,) = [one for one in found if one is not None and not isinstance(one, exp.Semicolon)]
+    except (sqlglot.errors.SqlglotError, ValueError):
+        tree = None
+    if not isinstance(tree, exp.Select) or not is_of_rows(tree):
+        raise SourceError(
+            "the query of a source is SELECT columns FROM one table WHERE a condition, with "
+            "functions of one row: what joins, sums, ranks or limits rows mixes people before "
+            "their contributions are bounded.\n"
+            "  to fix  write that into the query that streamveil answers; or make a view of rows "
+            "that each belong to one person, and give table = 'its name'"
+        )
+    return tree.sql(dialect)
+
+
+def is_of_rows(tree: exp.Select) -> bool:
+    """Whether no part of a query but its condition, and no function, sees more than one row."""
+    source = tree.find(exp.From)
+    return (
+        source is not None and given(tree) <= {"expressions", source.arg_key, "where"}
+        and isinstance(source.this, exp.Table) and isinstance(source.this.this, exp.Identifier)
+        and given(source.this) <= {"this", "db", "catalog", "alias"}
+        and len(list(tree.find_all(exp.Query))) == 1 and tree.find(exp.Window) is None
+        and all(isinstance(one, SCALAR) for one in tree.find_all(exp.Func))
+    )  # fmt: skip
+
+
+def given(part: exp.Expression) -> set[str]:
+    """The parts that are there of a part of a query."""
+    return {name for name, one in part.args.items() if one}
+
+
+def add(digest: Any, rows: pa.Table) -> None:
+    """Adds rows to a digest, the same in however many parts they come."""
+    out = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(as_text(rows), out, pyarrow.csv.WriteOptions(include_header=False))
+    digest.update(out.getvalue())
+
+
+def changed(where: str) -> SourceError:
+    """What to say where rows that were read are others now."""
+    return SourceError(
+        f"what this job read from {where} has changed since.\n"
+        "  to fix  restore it, read a copy, or start a new state, which is charged"
+    )
+
+
+class SqliteSource(DatabaseSource):
+    """A file of SQLite. All columns are declared: SQLite has types of values, not of columns."""
+
+    dialect = "sqlite"
+    sorted_by = "quote({})"
+
+    def __init__(
+        self,
+        path: str,
+        table: str | None = None,
+        query: str | None = None,
+        columns: dict[str, str] | None = None,
+    ) -> None:
+        if not columns:
+            raise SourceError(
+                "the source 'sqlite' needs the types of its columns: SQLite keeps none.\n"
+                "  to fix  CREATE STREAM visits (user_id INT64, page STRING) WITH (...)"
+            )
+        super().__init__(f"'{require_file(path)}'", table, query, columns)
+        self.path = path
+
+    @property
+    def error(self) -> type[Exception]:
+        """See `DatabaseSource`."""
+        import sqlite3
+
+        return sqlite3.Error
+
+    def connect(self) -> Any:
+        """See `DatabaseSource`."""
+        import sqlite3
+
+        place = f"file:{quote(self.path)}?mode=ro"
+        return sqlite3.connect(place, uri=True, timeout=WAIT, check_same_thread=False)
+
+    def known(self, connection: Any) -> pa.Schema:
+        """See `DatabaseSource`."""
+        found = connection.execute(f"SELECT * FROM {self._rows()} LIMIT 0")  # noqa: S608
+        names = [one[0] for one in found.description]
+        return select(self.declared, [name for name in self.declared.names if name in names], "")
+
+    def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
+        """See `DatabaseSource`."""
+        connection.text_factory = as_utf8
+        found = connection.execute(query)
+        while rows := found.fetchmany(AT_ONCE):
+            columns = [
+                of_any(column, one.type)
+                for column, one in zip(zip(*rows, strict=True), wanted, strict=True)
+            ]
+            lost = sum(lost for _, lost in columns)
+            yield (
+                pa.table([column for column, _ in columns], wanted),
+                {MISFIT: lost} if lost else {},
+            )
+
+    def detail(self, error: Exception) -> str:
+        """See `DatabaseSource`."""
+        return f" ({error})" if str(error).startswith("no such ") else ""
+
+
+def as_utf8(raw: bytes) -> str:
+    """A text, which SQLite does not check."""
+    return raw.decode(errors="backslashreplace")
+
+
+NATIVE: dict[pa.DataType, tuple[type, ...]] = {
+    pa.int64(): (int,), pa.float64(): (int, float), pa.string(): (str,), pa.binary(): (bytes,),
+}  # fmt: skip
+
+
+def of_any(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, int]:
+    """Values of any type as one type, each by itself, and how many do not fit: they are null.
+
+    >>> of_any([1, "2", 2.5, None, b"3"], pa.int64())[0].to_pylist()
+    [1, 2, None, None, None]
+    """
+    native = NATIVE.get(kind, ())
+    plain = [value if isinstance(value, native) else None for value in values]
+    texts = [
+        None if value is None or isinstance(value, (*native, bytes)) else str(value)
+        for value in values
+    ]
+    read = cast_or_null(pa.chunked_array([pa.array(texts, pa.string())]), kind)
+    column = pc.coalesce(pa.chunked_array([pa.array(plain, kind)]), read)
+    return column, column.null_count - sum(value is None for value in values)
+
+
+class DuckdbSource(DatabaseSource):
+    """A file of DuckDB, which no job that reads it writes to."""
+
+    dialect = "duckdb"
+    text = "CAST({} AS VARCHAR)"
+    sorted_by = "CAST({} AS VARCHAR)"
+
+    def __init__(
+        self,
+        path: str,
+        table: str | None = None,
+        query: str | None = None,
+        columns: dict[str, str] | None = None,
+    ) -> None:
+        try:
+            import duckdb
+        except ImportError:
+            raise MissingExtraError("the source 'duckdb'", "duckdb") from None
+        super().__init__(f"'{require_file(path)}'", table, query, columns)
+        self.path, self._duckdb = path, duckdb
+
+    @property
+    def error(self) -> type[Exception]:
+        """See `DatabaseSource`."""
+        return self._duckdb.Error  # type: ignore[no-any-return]
+
+    def connect(self) -> Any:
+        """See `DatabaseSource`."""
+        connection = self._duckdb.connect(self.path, read_only=True)
+        connection.execute("SET TimeZone = 'UTC'")
+        return connection
+
+    def known(self, connection: Any) -> pa.Schema:
+        """See `DatabaseSource`."""
+        found = stream(connection.sql(f"SELECT * FROM {self._rows()} LIMIT 0"))  # noqa: S608
+        return pa.schema([(one.name, kind_of(one.type)) for one in found.schema])
+
+    def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
+        """See `DatabaseSource`."""
+        for batch in stream(connection.sql(query)):
+            table = pa.Table.from_batches([batch]).rename_columns(wanted.names)
+            yield fit(table, wanted)
+
+    def detail(self, error: Exception) -> str:
+        """See `DatabaseSource`."""
+        told = (
+            self._duckdb.CatalogException, self._duckdb.BinderException,
+            self._duckdb.ParserException,
+        )  # fmt: skip
+        return f" ({str(error).splitlines()[0]})" if isinstance(error, told) else ""
+
+
+def stream(relation: Any) -> pa.RecordBatchReader:
+    """The rows of a relation of DuckDB, as they are made."""
+    return pa.RecordBatchReader.from_stream(relation)
+
+
+def kind_of(kind: pa.DataType) -> pa.DataType:
+    """The type of a column of DuckDB; what is none of ours is text."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return pa.float64()
+    if pa.types.is_timestamp(kind):
+        return TIME
+    same = pa.types.is_boolean(kind) or pa.types.is_binary(kind) or pa.types.is_date32(kind)
+    return kind if same else pa.string()
+
+
+OF_POSTGRES = {  # type -> ours; what is missing is text
+    16: pa.bool_(), 20: pa.int64(), 21: pa.int64(), 23: pa.int64(), 26: pa.int64(),
+    700: pa.float64(), 701: pa.float64(), 1700: pa.float64(), 1082: pa.date32(),
+    1114: TIME, 1184: TIME,
+}  # fmt: skip
+
+
+class PostgresSource(DatabaseSource):
+    """A database of PostgreSQL. `url`: see `PostgresServer`."""
+
+    dialect = "postgres"
+    shown = text = "CAST({} AS text)"
+    sorted_by = 'CAST({} AS text) COLLATE "C"'
+
+    def __init__(
+        self,
+        url: str,
+        table: str | None = None,
+        query: str | None = None,
+        columns: dict[str, str] | None = None,
+    ) -> None:
+        self.server = PostgresServer(url, "source 'postgres'")
+        super().__init__("the database of PostgreSQL", table, query, columns)
+
+    @property
+    def error(self) -> type[Exception]:
+        """See `DatabaseSource`."""
+        return self.server.error
+
+    def connect(self) -> Any:
+        """See `DatabaseSource`."""
+        connection = self.server.connect()
+        connection.read_only = True
+        connection.execute(PLAIN_TEXT)
+        return connection
+
+    def known(self, connection: Any) -> pa.Schema:
+        """See `DatabaseSource`."""
+        found = connection.execute(f"SELECT * FROM {self._rows()} LIMIT 0")  # noqa: S608
+        return pa.schema(
+            [(one.name, OF_POSTGRES.get(one.type_code, pa.string())) for one in found.description]
+        )
+
+    def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
+        """See `DatabaseSource`."""
+        with connection.cursor().copy(f"COPY ({query}) TO STDOUT") as copy:
+            rows = copy.rows()
+            while some := list(islice(rows, AT_ONCE)):
+                columns = [pa.array(column, pa.string()) for column in zip(*some, strict=True)]
+                yield fit(pa.table(columns, wanted.names), wanted)
+
+    def detail(self, error: Exception) -> str:
+        """See `DatabaseSource`."""
+        unknown = str(getattr(error, "sqlstate", "")).startswith("42")  # of names, not of values
+        return f" ({str(error).splitlines()[0]})" if unknown else self.server.detail(error)
+
+
+PLAIN_TEXT = (  # times, numbers and bytes in one form, whatever a server or a user has set
+    "SELECT set_config('TimeZone', 'UTC', FALSE), set_config('DateStyle', 'ISO', FALSE), "
+    "set_config('extra_float_digits', '3', FALSE), set_config('bytea_output', 'hex', FALSE)"
+)

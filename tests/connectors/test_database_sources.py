@@ -1,0 +1,192 @@
+"""Databases as sources: every row once and in one order, of types that no value decides."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from contextlib import closing
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.connectors import open_source
+from streamveil.connectors.database_sources import of_any, require_rows
+from streamveil.connectors.rejected_rows import traced
+from streamveil.errors import MissingExtraError, PlanError, SourceError
+from tests.connectors.test_kafka import counts
+from tests.servers.postgres import PASSWORD
+
+COLUMNS = {"u": "INT64", "page": "STRING", "amount": "FLOAT64", "ts": "TIMESTAMP"}
+NAME = 'visits "of" us'
+ROWS = [(u % 7, "ab"[u % 2], u / 4 - 2, f"2026-01-0{u % 3 + 1} 00:00:00") for u in range(100)]
+ROWS += [(3, "a", None, None), (3, None, 0.5, None), (3, "", 0.5, None), (3, "", 0.5, None)]
+
+
+def run(place, *statements, rows=()):
+    """Statements, and rows for the last of them, which holds `{}` for their parameters."""
+    kind = place["kind"]
+    mark = "%s" if kind == "postgres" else "?"
+    with closing(connected(place)) as connection:
+        cursor = connection.cursor()
+        for statement in statements:
+            if "{}" in statement:
+                cursor.executemany(statement.format(", ".join([mark] * len(rows[0]))), rows)
+            else:
+                cursor.execute(statement)
+        connection.commit()
+
+
+def connected(place):
+    if place["kind"] == "postgres":
+        import psycopg
+
+        return psycopg.connect(place["url"], password=PASSWORD)
+    if place["kind"] == "duckdb":
+        import duckdb
+
+        return duckdb.connect(place["path"])
+    return sqlite3.connect(place["path"])
+
+
+@pytest.fixture
+def visits(place):
+    """A database with a table, and how to read it."""
+    real = {"duckdb": "DOUBLE", "postgres": "double precision", "sqlite": "REAL"}[place["kind"]]
+    quoted = '"visits ""of"" us"'
+    run(
+        place, f"CREATE TABLE {quoted} (u BIGINT, page VARCHAR(9), amount {real}, ts TIMESTAMP)",
+        f"INSERT INTO {quoted} VALUES ({{}})", rows=ROWS,
+    )  # fmt: skip
+    return place
+
+
+def opened(visits, **more):
+    options = {name: value for name, value in visits.items() if name not in ("kind", "table")}
+    if visits["kind"] == "sqlite":
+        options["columns"] = COLUMNS
+    return open_source(visits["kind"], {**options, **(more or {"table": NAME})})
+
+
+def whole(chunks):
+    return [tuple(row.values()) for chunk in chunks for row in chunk.rows.to_pylist()]
+
+
+def test_every_position_goes_on_with_the_same_rows(visits):
+    source = opened(visits)
+    assert source.schema().names == list(COLUMNS)
+    assert [str(kind) for kind in source.schema().types[:3]] == ["int64", "string", "double"]
+    chunks = list(source.read(None, 7))
+    rows = whole(chunks)
+    assert len(rows) == len(ROWS)
+    plain = {
+        (u, page, amount, ts and ts.replace(tzinfo=None).isoformat(" "))
+        for u, page, amount, ts in rows
+    }
+    assert plain == set(ROWS)
+    for at, chunk in enumerate(chunks):
+        for most in (5, 1000):
+            assert whole(opened(visits).read(chunk.position, most)) == whole(chunks[at + 1 :])
+
+
+def test_a_table_that_changed_before_a_position_is_refused_and_behind_it_is_read(visits):
+    chunks = list(opened(visits).read(None, 40))
+    run(visits, "INSERT INTO " + '"visits ""of"" us" VALUES (9, \'z\', 1.0, NULL)')
+    follows = whole(opened(visits).read(chunks[0].position, 1000))
+    assert len(follows) == len(ROWS) - 40 + 1
+    run(visits, 'DELETE FROM "visits ""of"" us" WHERE u = 0')
+    for chunk in (chunks[0], chunks[-1]):
+        with pytest.raises(SourceError, match="has changed since"):
+            list(opened(visits).read(chunk.position, 1000))
+
+
+def test_a_query_is_read_and_only_the_wanted_columns_of_it(visits):
+    query = 'SELECT u, amount * 2 AS amount FROM "visits ""of"" us" WHERE u < 3; -- few'
+    more = {"columns": {"u": "INT64", "amount": "FLOAT64"}} if visits["kind"] == "sqlite" else {}
+    source = opened(visits, query=query, **more)
+    rows = whole(source.read(None, 100, ["amount"]))
+    assert sorted(rows) == sorted((2 * row[2],) for row in ROWS if row[0] < 3)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["SELECT SUM(x) AS x FROM t", "SELECT list(x) FROM t", "SELECT mine(x) FROM t", "DELETE FROM t",
+     "SELECT x FROM t LIMIT 1", "SELECT DISTINCT x FROM t", "SELECT x FROM t GROUP BY x",
+     "SELECT x, RANK() OVER (ORDER BY x) FROM t", "SELECT t.x FROM t, s", "SELECT x FROM t JOIN s",
+     "SELECT x FROM t UNION ALL SELECT x FROM t", "SELECT x FROM (SELECT x FROM t)",
+     "SELECT (SELECT MAX(x) FROM t) AS x FROM t", "SELECT x FROM t WHERE x IN (SELECT x FROM t)",
+     "WITH t AS (SELECT 1 AS x) SELECT x FROM t", "SELECT x FROM t; SELECT x FROM t", "SELECT 1",
+     "SELECT x FROM t ORDER BY x", "SELECT x FROM t TABLESAMPLE (10 PERCENT)", "SELECT x FROM",
+     "SELECT x FROM f(1)", "SELECT x FROM t WHERE EXISTS (SELECT 1 FROM s)", ""],
+)  # fmt: skip
+def test_a_query_that_mixes_rows_is_refused(query):
+    for dialect in ("sqlite", "duckdb", "postgres"):
+        with pytest.raises(SourceError, match="mixes people"):
+            require_rows(query, dialect)
+
+
+def test_a_database_answers_one_question(visits):
+    options = {name: value for name, value in visits.items() if name not in ("kind", "table")}
+    columns = {"columns": COLUMNS} if visits["kind"] == "sqlite" else {}
+    source = sv.source(visits["kind"], "visits", **options, table=NAME, **columns, event_time="ts")
+    asked = source.protect("u").group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count())
+    budget = sv.Budget(epsilon=9e5, delta=1e-9)
+    answer = asked.bound(max_rows=60).release(budget=budget).answer().table
+    assert counts(answer) == {"a": 50, "b": 50}  # rows with a time
+    with pytest.raises(PlanError, match="sorted by their values"):
+        asked.bound(max_rows=60).release(budget=budget, every=sv.rows(10), steps=2)
+
+
+def test_a_value_that_does_not_fit_says_nothing_of_others(visits):
+    declared = {**COLUMNS, "page": "INT64"}
+    chunks = list(opened(visits, table=NAME, columns=declared).read(None, 1000))
+    texts = sum(row[1] is not None for row in ROWS)
+    assert sum(sum(chunk.rejected.values()) for chunk in chunks) == texts
+    kinds = [
+        pa.int64(),
+        pa.float64(),
+        pa.string(),
+        pa.bool_(),
+        pa.date32(),
+        pa.timestamp("us", "UTC"),
+    ]
+    odd = [1, "2", 2.5, None, b"3", "true", "2026-01-01", "2026-01-01T00:00:00+02:00"]
+    for kind in kinds:
+        alone = [of_any([value], kind)[0].to_pylist()[0] for value in odd]
+        assert of_any(odd, kind)[0].to_pylist() == alone
+
+
+def test_rows_have_places_where_they_are_traced(visits):
+    chunks = list(traced(opened(visits)).read(None, 50))
+    places = np.concatenate([chunk.rows.column(-1).to_numpy() for chunk in chunks])
+    assert places.tolist() == list(range(1, len(ROWS) + 1))
+
+
+def test_what_cannot_be_read_is_told_without_values(visits):
+    with pytest.raises(SourceError, match=r"cannot read.*nowhere") as caught:
+        opened(visits, table="nowhere").schema()
+    assert caught.value.__cause__ is None
+    with pytest.raises(SourceError, match="and not both"):
+        opened(visits, table="t", query="SELECT 1")
+    broken = (
+        "SELECT u, page, amount, CAST(page || 'secret' AS INTEGER) + 0 AS ts FROM "
+        + '"visits ""of"" us"'
+    )
+    if visits["kind"] != "sqlite":  # which casts everything
+        with pytest.raises(SourceError, match="cannot read") as caught:
+            list(opened(visits, query=broken).read(None, 10))
+        assert "secret" not in str(caught.value)
+
+
+def test_sqlite_needs_types():
+    with pytest.raises(SourceError, match="SQLite keeps none"):
+        open_source("sqlite", {"path": "x.db", "table": "t"})
+
+
+@pytest.mark.parametrize(("kind", "module"), [("duckdb", "duckdb"), ("postgres", "psycopg")])
+def test_a_missing_package_names_the_extra(kind, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    options = {"url": "host=h"} if kind == "postgres" else {"path": "x.db"}
+    with pytest.raises(MissingExtraError, match=rf"streamveil\[{kind}\]"):
+        open_source(kind, {**options, "table": "t"})
