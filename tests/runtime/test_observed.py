@@ -1,0 +1,152 @@
+"""What an observer of a job sees beside its numbers is the same for neighbours: generated jobs.
+
+Files that exist, their names, exit codes, log lines, which releases there are, their columns, types
+and public facts; over public groups also which rows. The neighbour has one unit more, whose rows
+are as odd as rows can be. What differs (sizes and times of files, counts of rows on the terminal)
+is the operator's, and listed in `docs/privacy.md`.
+"""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from streamveil.cli import app
+from streamveil.runtime.watch import LOG, Watch
+
+HOUR = 3_600_000_000
+STEPS = 6
+OTHERS = 60  # units in both inputs
+ODD = 240  # rows of the unit that is in one of them
+
+AGGREGATES = (
+    "COUNT(*) AS n", "COUNT(DISTINCT user) AS people", "COUNTIF(ms > 3) AS slow",
+    "SUM(ms, contribution_bounds_per_row => (0, 9)) AS total",
+    "AVG(ms, contribution_bounds_per_row => (-1, 9)) AS mean",
+    "APPROX_QUANTILES(ms, 2, contribution_bounds_per_row => (0, 9)) AS half",
+)  # fmt: skip
+WINDOWS = (
+    "clicks", "TUMBLE(TABLE clicks, DESCRIPTOR(ts), size => INTERVAL 2 HOUR)",
+    "HOP(TABLE clicks, DESCRIPTOR(ts), size => INTERVAL 2 HOUR, slide => INTERVAL 1 HOUR)",
+    "CUMULATE(TABLE clicks, DESCRIPTOR(ts), size => INTERVAL 3 HOUR, step => INTERVAL 1 HOUR)",
+)  # fmt: skip
+GROUPS = ("public_groups = ['a', 'b', 'c']", "min_privacy_units_per_group = 2",
+          "selection = 'gaussian'")  # fmt: skip
+MORE = ("", "privacy_unit_period = INTERVAL 2 HOUR", "lateness = INTERVAL 1 HOUR",
+        "max_rows_per_group = 2", "cut_share = 0.1", "non_negative = TRUE")  # fmt: skip
+JOBS = 10
+
+
+def query(rng, path):
+    """A job, and whether its groups are public."""
+    window, groups = WINDOWS[rng.integers(4)], GROUPS[rng.integers(3)]
+    chosen = rng.permutation(len(AGGREGATES))[: rng.integers(1, 4)]
+    more = ", ".join(filter(None, [groups, MORE[rng.integers(len(MORE))]]))
+    windowed = window != "clicks"
+    text = f"""
+        CREATE STREAM clicks WITH (source = 'files', path = '{path}', event_time = 'ts');
+        INSERT INTO out SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+            epsilon = 2, delta = 1e-6, privacy_unit_column = user, max_rows_contributed = 6,
+            look_share = 0,
+            start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 0{STEPS}:00:00', {more})
+            {"window_start, " * windowed}page, {", ".join(AGGREGATES[place] for place in chosen)}
+        FROM {window} GROUP BY {"window_start, " * windowed}page EMIT EVERY INTERVAL 1 HOUR"""
+    return text, groups.startswith("public")
+
+
+def sketch(rng, path):
+    """A job over a sketch."""
+    asked = ("HEAVY_HITTERS(page, k => 3, memory => 200000, text_length => 2) AS n",
+             "APPROX_FREQUENCY(page, memory => 200000) AS n")[rng.integers(2)]  # fmt: skip
+    public = ", public_groups = ['a', 'b']" * asked.startswith("APPROX")
+    text = f"""
+        CREATE STREAM clicks WITH (source = 'files', path = '{path}', event_time = 'ts');
+        INSERT INTO out SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+            epsilon = 2, delta = 1e-6, privacy_unit_column = user, max_rows_contributed = 6,
+            look_share = 0,
+            start = TIMESTAMP '1970-01-01', end = TIMESTAMP '1970-01-01 0{STEPS}:00:00' {public})
+            {asked} FROM clicks EMIT EVERY INTERVAL 1 HOUR"""
+    return text, bool(public)
+
+
+def rows(rng, *, odd):
+    """Rows of all units, and of one more whose values and times are anything."""
+    count = 400
+    user = rng.integers(1, OTHERS, count).tolist()
+    page = rng.choice(["a", "b", "c", "d"], count).tolist()
+    ms = rng.normal(4, 2, count).tolist()
+    ts = np.sort(rng.integers(0, STEPS * HOUR, count)).tolist()
+    times = list(ts)
+    if odd:
+        places = np.sort(rng.integers(0, count, ODD))[::-1]
+        for place in places:
+            user.insert(place, 10**6)
+            page.insert(place, rng.choice(["a", None, "", "a\nb", "[red]x", "'; --", "é" * 300]))
+            ms.insert(place, rng.choice([None, np.nan, np.inf, -1e308, 4.0]))
+            when = (None, -(10**15), 10**17, STEPS * HOUR, -1, times[place])
+            ts.insert(place, when[rng.integers(len(when))])
+    return pa.table({
+        "user": pa.array(user, pa.int64()), "page": pa.array(page, pa.string()),
+        "ms": pa.array(ms, pa.float64()), "ts": pa.array(ts, pa.timestamp("us")),
+    })  # fmt: skip
+
+
+def told(table, *, public):
+    """What a release tells beside its numbers."""
+    facts = dict(table.schema.metadata or {})
+    stated = json.loads(facts.pop(b"streamveil", b"{}"))
+    for noisy in ("cut", "hidden"):  # numbers of the release, with noise
+        stated.pop(noisy, None)
+    fields = [(field.name, str(field.type), field.metadata) for field in table.schema]
+    return fields, facts, stated, table.num_rows if public else None
+
+
+def seen(made, folder, *, odd, seed):
+    """Everything that can be observed of a job but its numbers."""
+    folder.mkdir()
+    data, state, out = (folder / name for name in ("data.parquet", "job", "out"))
+    text, public = made(np.random.default_rng(seed), data)
+    pq.write_table(rows(np.random.default_rng(seed + 1), odd=odd), data)
+    (folder / "job.sql").write_text(f"CREATE SINK out WITH (sink = 'files', path = '{out}', "
+                                    f"format = 'parquet');\n{text}")  # fmt: skip
+    asked = ["run", str(folder / "job.sql"), "--state", str(state), "--quiet", "--log", "json"]
+    result = CliRunner().invoke(app, asked)
+    lines = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
+    for line in lines:
+        assert re.fullmatch(r"[-\dT:+]+", line.pop("time"))
+    names = sorted(
+        re.sub(r"-\d{12}$", "", str(path.relative_to(folder)))  # checkpoints follow the time
+        for path in folder.rglob("*")
+        if not path.name.startswith("checkpoint-")
+    )
+    releases = [told(pq.read_table(path), public=public) for path in sorted(out.rglob("*.parquet"))]
+    return result.exit_code, result.stdout, lines, names, releases
+
+
+@pytest.mark.parametrize("seed", range(JOBS))
+def test_all_but_the_numbers_of_a_job_is_the_same_for_neighbours(seed, tmp_path):
+    made = sketch if seed % 5 == 4 else query
+    one, other = (
+        seen(made, tmp_path / name, odd=odd, seed=seed)
+        for name, odd in (("with", True), ("without", False))
+    )
+    assert one == other
+    assert one[0] == 0, one
+    assert len(one[4]) >= STEPS
+
+
+def test_a_difference_is_seen(tmp_path, monkeypatch):
+    """A log line that counts rows."""
+    honest = Watch.hear
+
+    def hear(self, progress):
+        honest(self, progress)
+        LOG.info("%d rows", progress.rows)
+
+    monkeypatch.setattr(Watch, "hear", hear)
+    with pytest.raises(AssertionError, match="rows"):
+        test_all_but_the_numbers_of_a_job_is_the_same_for_neighbours(0, tmp_path)
