@@ -17,6 +17,11 @@ from streamveil.runtime.run import run
 
 ROOT = Path(__file__).parents[1]
 MODULES = ("counters", "sketches", "linear", "dynamic")
+PAPER = {  # what a colour is read on
+    "--md-primary-fg-color": "#ffffff", "--md-accent-fg-color": "#ffffff",
+    "--md-typeset-a-color": "#1e2129", "--md-code-hl-number-color": "#272a35",
+    "--md-code-hl-constant-color": "#272a35",
+}  # fmt: skip
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(https?:)?//")
 
 
@@ -45,6 +50,28 @@ def test_nothing_is_loaded_from_elsewhere(site):
     assert len(pages) > 30
     assert not [page for page in pages if LOADED.search(page.read_text())]
     assert LOADED.search('<script src="https://example.org/a.js">')
+    for name in ("assets/site.css", "assets/site.js"):
+        assert (site / name).exists()
+        assert name in (site / "index.html").read_text()
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2 between two colours."""
+
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_can_be_read():
+    style = (ROOT / "docs" / "assets" / "site.css").read_text()
+    colour = {name: re.search(rf"{name}: (#\w{{6}})", style)[1] for name in PAPER}
+    assert {name for name, paper in PAPER.items() if contrast(colour[name], paper) < 4.5} == set()
+    assert contrast("#009485", "#ffffff") < 4.5, "teal, as the theme has it"
 
 
 def test_the_reference_holds_every_public_name(site):
