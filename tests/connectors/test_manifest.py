@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
-from streamveil.connectors import files, manifest
+from streamveil.connectors import manifest, remote
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.manifest import MANIFEST, RECENT, FileIdentity, Manifest
 from streamveil.core.noise.keyed import SeededNoise
@@ -126,7 +126,7 @@ def test_parquet_that_is_not_whole_yet_is_read_when_it_is(tmp_path, caplog):
 def test_a_file_that_goes_unread_while_the_folder_is_followed_stops_nothing(tmp_path, monkeypatch):
     put(tmp_path, "b.csv", [2])
     listed = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
-    monkeypatch.setattr(files, "found", lambda _: listed)
+    monkeypatch.setattr(remote, "found", lambda _: listed)
     assert numbers(source(tmp_path, follow=True).read(None, 9)) == [2]
 
 

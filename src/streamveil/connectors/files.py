@@ -33,9 +33,7 @@ from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_li
 from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
 from streamveil.connectors.names import (
     FORMATS,
-    below,
     format_of,
-    found,
     guarded,
     require_formats,
     shown,
@@ -49,6 +47,7 @@ from streamveil.connectors.rejected_rows import (
     rejected_lines,
     with_places,
 )
+from streamveil.connectors.remote import MARK, ListedFile, LocalFiles, RemoteFiles
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError, require_one_of
 from streamveil.frames import plain, plain_schema
@@ -76,7 +75,10 @@ class ReadPosition:
 
 
 class FilesSource:
-    """Rows of many files. `path` may be a file, a glob or a directory, or a list of those."""
+    """Rows of many files. `path` may be a file, a glob or a directory, or a list of those.
+
+    An address of an object store stands for a path: s3://bucket/folder/*.csv (`remote`).
+    """
 
     def __init__(
         self,
@@ -99,6 +101,8 @@ class FilesSource:
         self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
         self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
+        remote = any(MARK in pattern for pattern in self.patterns)
+        self._store = RemoteFiles(self.patterns) if remote else LocalFiles()
         self.names: list[str] = []  # of the files, as they were begun; where it is traced
         self._folder: Path | None = None  # of the job's state
         self._manifest = Manifest()
@@ -106,21 +110,33 @@ class FilesSource:
         self._checked = False  # whether those that were read, and are there, are what they were
         self._recent: deque[str] = deque(maxlen=RECENT)  # read since then
         self._waiting: set[str] = set()  # files that are not whole yet
+        # the last schema that was read, and of what
+        self._seen: tuple[str, ListedFile | None, pa.Schema] = ("", None, pa.schema([]))
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the files need not be copied to be read."""
+        return isinstance(self._store, LocalFiles)
 
     def keep_in(self, folder: Path) -> None:
         """Tells where the job's state is: which files were read is kept there."""
         self._folder = folder
 
     def files(self) -> list[Path]:
-        """All present files in canonical order."""
-        return [Path(name) for name in found(self.patterns)]
+        """All present files in canonical order; SourceError unless they are on disk."""
+        if not self.on_disk:
+            raise SourceError(
+                "this reads files on disk, not in an object store.\n"
+                "  to fix  run on the embedded engine, or copy the files to a disk"
+            )
+        return [Path(name) for name in self._store.found(self.patterns)]
 
     def schema(self) -> pa.Schema:
         """Declared columns, and the others of the first file that has any bytes."""
         if self.known is not None:
             return self.known  # without a listing
-        names = found(self.patterns)
-        if not names:
+        names = self._store.found(self.patterns)
+        if not names and self.on_disk:
             require_formats(self.patterns)
         made = self._schema(names)
         self.known = None if self.declared is None else made
@@ -140,19 +156,26 @@ class FilesSource:
                 f"no file matches {', '.join(self.patterns)}.\n"
                 "  to fix  check the path, or declare the columns to start before the first file"
             )
-        files = map(Path, names)  # a followed folder has many: no further than to the first
-        first = next((path for path in files if self._has_columns(path)), Path(names[0]))
+        first = next(filter(self._has_columns, names), names[0])  # of many, no further
         if declared is not None and not self._has_columns(first):
             return declared
-        own = self._reader(first).schema(first)
+        own = self._own_schema(first)
         fields = [field for field in own if declared is None or field.name not in declared.names]
         return pa.schema([*(declared or ()), *map(self._timed, fields)])
 
-    def _has_columns(self, path: Path) -> bool:
+    def _own_schema(self, name: str) -> pa.Schema:
+        """Of one file; of the last one it is known."""
+        facts = self._store.facts(name)
+        if (name, facts) != self._seen[:2]:
+            with self._store.local(name) as path:
+                self._seen = (name, facts, self._reader(path).schema(path))
+        return self._seen[2]
+
+    def _has_columns(self, name: str) -> bool:
         """Whether there is a file, and something in it."""
-        if not self.bounded and not path.exists():
+        if not self.bounded and not self._store.exists(name):
             return False
-        return guarded(path, path.stat).st_size > 0 and (self.bounded or not self._is_early(path))
+        return self._store.facts(name).size > 0 and (self.bounded or not self._is_early(name))
 
     def _timed(self, field: pa.Field) -> pa.Field:
         """A column of text that a query reads as times holds times: no value has a say in it."""
@@ -163,15 +186,15 @@ class FilesSource:
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`."""
-        names = found(self.patterns)
-        present = dict(zip(below(self.patterns, names), names, strict=True))
+        names = self._store.found(self.patterns)
+        present = dict(zip(self._store.below(self.patterns, names), names, strict=True))
         place = self._resumed(position)
         left = self._left(present, place)
         wanted = select(self._schema(names, columns), columns, "the source")
         for name in left:
             start = place if name == place.name else ReadPosition(name, malformed=0)
-            if (file := self._begun(Path(present[name]), start)) is not None:
-                yield from self._rows(Path(present[name]), file, start, (wanted, max_rows))
+            if start.row or start.malformed or self.bounded or not self._is_early(present[name]):
+                yield from self._rows(present[name], start, wanted, max_rows)
 
     def _resumed(self, position: str | None) -> ReadPosition:
         """The place within a file; what was read before is known from here on."""
@@ -192,7 +215,7 @@ class FilesSource:
         known = dict(zip(present, self._manifest.find([*present]), strict=True))
         for name, file in known.items():
             if file is not None and (not self._checked or name in self._recent):
-                require_same(Path(present[name]), file)
+                self._require_same(present[name], file)
         self._checked = True
         fresh = [name for name, file in known.items() if file is None and name != place.name]
         if place.name and place.name not in present:
@@ -202,22 +225,30 @@ class FilesSource:
                 "  to fix  restore it as it was; a file may go once it was read to its end"
             )
         if place.row or place.malformed:
-            require_same(Path(present[place.name]), FileIdentity(place.size, place.mark, -1))
+            self._require_same(present[place.name], FileIdentity(place.size, place.mark, -1))
         return [place.name] * bool(place.name) + fresh
 
-    def _begun(self, path: Path, start: ReadPosition) -> FileIdentity | None:
-        """What a file is when it is opened; None: later, since it is not whole yet or is gone."""
-        resumes = start.row or start.malformed
-        if not resumes and not self.bounded and self._is_early(path):
-            return None
-        if self.traced:
-            self.names.append(shown(str(path)))
-        return identity(path)
+    def _require_same(self, name: str, known: FileIdentity) -> None:
+        """SourceError if a file that was read has another content now.
 
-    def _is_early(self, path: Path) -> bool:
+        Its time only says whether to look: a copy of a file has another one.
+        """
+        facts = self._store.facts(name)
+        if facts.size == known.size and (facts.time == known.time or known.mark is None):
+            return
+        if facts.size == known.size:
+            with self._store.local(name) as path:
+                if identity(path).mark == known.mark:
+                    return
+        raise changed(name)
+
+    def _is_early(self, name: str) -> bool:
         """Whether a file of a followed folder is not, or not wholly, there."""
-        early = not path.exists() or (
-            isinstance(self._reader(path), ParquetReader) and is_cut_short(path)
+        path = Path(name)
+        early = not self._store.exists(name) or (
+            self.on_disk  # stores show a file when it is whole
+            and isinstance(self._reader(path), ParquetReader)
+            and is_cut_short(path)
         )
         if early and path.name not in self._waiting:
             LOG.warning("'%s' is not whole yet, and is read when it is", shown(path.name))
@@ -225,36 +256,42 @@ class FilesSource:
         return early
 
     def _rows(
-        self, path: Path, file: FileIdentity, start: ReadPosition, what: tuple[pa.Schema, int]
+        self, name: str, start: ReadPosition, wanted: pa.Schema, max_rows: int
     ) -> Iterator[Chunk]:
         """The rows of one file from a place on; behind the last ones it was read."""
-        wanted, max_rows = what
-        row, ended = start.row, False
-        parts = self._reader(path).read(path, wanted, start, max_rows)
-        for part, ended in with_last(parts):
-            row += part.rows.num_rows
-            here = ReadPosition(start.name, row, file.size, file.mark, part.malformed)
-            if ended:
-                self._finish(path, start.name, file)
-                here = ReadPosition()
-            rows, rejected_rows = part.rows, ()
-            if part.numbers is not None:
-                rows = with_places(rows, len(self.names) - 1, part.numbers)
-                rejected_rows = tuple(
-                    rejected_lines(wanted, self.names[-1], *some) for some in part.rejected_rows
-                )
-            self._reached = here.text(self._manifest)
-            yield Chunk(rows, self._reached, part.rejected, rejected_rows)
-        if not ended:
-            self._finish(path, start.name, file)
+        if self.traced:
+            self.names.append(shown(name))
+        with self._store.local(name) as path:
+            file, row, ended = identity(path), start.row, False
+            if (row or start.malformed) and (file.size, file.mark) != (start.size, start.mark):
+                raise changed(name)
+            parts = self._reader(path).read(path, wanted, start, max_rows)
+            for part, ended in with_last(parts):
+                row += part.rows.num_rows
+                here = ReadPosition(start.name, row, file.size, file.mark, part.malformed)
+                if ended:
+                    self._finish(name, start.name, file)
+                    here = ReadPosition()
+                self._reached = here.text(self._manifest)
+                yield self._chunk(part, wanted, self._reached)
+            if not ended:
+                self._finish(name, start.name, file)
 
-    def _finish(self, path: Path, name: str, file: FileIdentity) -> None:
+    def _chunk(self, part: FilePart, wanted: pa.Schema, position: str) -> Chunk:
+        if part.numbers is None:
+            return Chunk(part.rows, position, part.rejected, ())
+        rows = with_places(part.rows, len(self.names) - 1, part.numbers)
+        rejected_rows = tuple(
+            rejected_lines(wanted, self.names[-1], *some) for some in part.rejected_rows
+        )
+        return Chunk(rows, position, part.rejected, rejected_rows)
+
+    def _finish(self, name: str, own: str, file: FileIdentity) -> None:
         """A file was read to its end."""
-        now = guarded(path, path.stat)
-        if (now.st_size, now.st_mtime_ns) != (file.size, file.time):
-            raise changed(path)
-        self._manifest.add(name, file)
-        self._recent.append(name)
+        if self._store.facts(name) != (file.size, file.time):
+            raise changed(name)
+        self._manifest.add(own, file)
+        self._recent.append(own)
 
     def _reader(self, path: Path) -> Reader:
         form = self.format or format_of(path.name)
@@ -271,24 +308,11 @@ class FilesSource:
 PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)
 
 
-def require_same(path: Path, known: FileIdentity) -> None:
-    """SourceError if a file that was read has another content now.
-
-    Its time only says whether to look: a copy of a file has another one.
-    """
-    facts = guarded(path, path.stat)
-    if facts.st_size == known.size and (
-        facts.st_mtime_ns == known.time or known.mark is None or identity(path).mark == known.mark
-    ):
-        return
-    raise changed(path)
-
-
-def changed(path: Path) -> SourceError:
+def changed(name: str) -> SourceError:
     """The error for a file with other rows than those that were read."""
     return SourceError(
-        f"the file '{shown(path.name)}' changed after it was read, or while it was; rows would be"
-        " lost or read twice.\n"
+        f"the file '{shown(Path(name).name)}' changed after it was read, or while it was; rows"
+        " would be lost or read twice.\n"
         "  to fix  restore it, and put new rows in new files: write them under a name that ends"
         " in .tmp, and rename them when they are whole"
     )

@@ -15,7 +15,7 @@ from streamveil.connectors.files import FilesSource
 
 def nothing_to_read(source: object, column: str | None, start_us: int, end_us: int) -> str | None:
     """What to tell the operator where no file, or no file's time, lies in [start, end)."""
-    if not isinstance(source, FilesSource):
+    if not isinstance(source, FilesSource) or not source.on_disk:
         return None
     files = source.files()
     if not files:

@@ -1,0 +1,246 @@
+"""Files of an object store, by Arrow's file systems: s3://, gs://, az:// and abfs://.
+
+One is copied before it is read, into a private folder that goes with it: what is read is one moment
+of the file, and all that holds for a file on disk holds for it. The disk has room for one file at a
+time. Keys come from where the store's own programs take them, never from the address: that is
+written into queries, descriptions and logs.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
+
+import pyarrow as pa
+
+from streamveil.connectors.names import below, format_of, found, guarded, is_temporary, shown
+from streamveil.errors import SourceError, nearest
+
+SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
+SETTINGS = (  # of an address; none is a secret
+    "region", "scheme", "endpoint_override", "tls_ca_file_path", "enable_tls",
+    "blob_storage_authority", "blob_storage_scheme", "dfs_storage_authority", "dfs_storage_scheme",
+)  # fmt: skip
+MARK = "://"
+
+
+class ListedFile(NamedTuple):
+    """What a listing tells of a file."""
+
+    size: int  # bytes
+    time: int  # of its last change, in nanoseconds
+
+
+class LocalFiles:
+    """Files on disk."""
+
+    def found(self, patterns: Sequence[str]) -> list[str]:
+        """All files of some patterns in canonical order."""
+        return found(patterns)
+
+    def below(self, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Their names below the folder that holds all."""
+        return below(patterns, names)
+
+    def facts(self, name: str) -> ListedFile:
+        """What one is now."""
+        facts = guarded(Path(name), Path(name).stat)
+        return ListedFile(facts.st_size, facts.st_mtime_ns)
+
+    def exists(self, name: str) -> bool:
+        """Whether it is there."""
+        return Path(name).exists()
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """One of them to read."""
+        yield Path(name)
+
+
+class RemoteFiles:
+    """Files of one store. Names are those in the store, with its bucket or container."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        addresses = {address(pattern)[0] for pattern in patterns if MARK in pattern}
+        if len(addresses) != 1 or not all(MARK in pattern for pattern in patterns):
+            raise SourceError(
+                "the files of one source lie in one store.\n"
+                "  to fix  give addresses that differ only behind the bucket, or join two streams"
+            )
+        self._root = addresses.pop()
+        self._store: tuple[Any, str] | None = None
+        self._listed: dict[str, ListedFile] = {}
+
+    def found(self, patterns: Sequence[str]) -> list[str]:
+        """All files of some patterns in canonical order. One listing for each pattern."""
+        self._listed = {
+            name: facts for pattern in patterns for name, facts in self._matching(pattern)
+        }
+        return sorted(self._listed, key=lambda name: name.split("/"))
+
+    def below(self, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Their names below the folder that holds all."""
+        folders = {self._base_of(pattern) for pattern in patterns}
+        folders = {posixpath.dirname(path) if path in self._listed else path for path in folders}
+        root = posixpath.commonpath(folders)
+        return [posixpath.relpath(name, root) for name in names]
+
+    def facts(self, name: str) -> ListedFile:
+        """What one is now."""
+        [info] = asked(name, lambda: self._files.get_file_info([name]))
+        if not info.is_file:
+            raise SourceError(
+                f"'{shown(name)}' went while it was read.\n  to fix  restore it, and start again"
+            )
+        return facts_of(info)
+
+    def exists(self, name: str) -> bool:
+        """Whether it was there when the files were listed."""
+        return name in self._listed
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """A copy to read, of one moment."""
+        with tempfile.TemporaryDirectory(prefix="streamveil-") as folder:
+            path = Path(folder) / PurePosixPath(name).name
+            facts = self.facts(name)
+            asked(name, lambda: self._copy(name, path))
+            if path.stat().st_size != facts.size or self.facts(name) != facts:
+                raise SourceError(
+                    f"'{path.name}' changed while it was copied.\n"
+                    "  to fix  start again, and put new rows in new files"
+                )
+            os.utime(path, ns=(facts.time, facts.time))
+            yield path
+
+    def _copy(self, name: str, path: Path) -> None:
+        with self._files.open_input_stream(name, compression=None) as source, path.open("wb") as to:
+            shutil.copyfileobj(source, to, 1 << 22)
+
+    def _matching(self, pattern: str) -> Iterator[tuple[str, ListedFile]]:
+        from pyarrow import fs
+
+        path = address(pattern)[1]
+        base = self._base_of(pattern)
+        wanted = path[len(fixed(path)) :].strip("/").split("/") if has_magic(path) else []
+        [one] = asked(base, lambda: self._files.get_file_info([base]))
+        if one.is_file:
+            yield base, facts_of(one)
+            return
+        selector = fs.FileSelector(base, allow_not_found=True, recursive=bool(wanted))
+        for info in asked(base, lambda: self._files.get_file_info(selector)):
+            parts = info.path[len(base) :].strip("/").split("/")
+            known = matches(parts, wanted) if wanted else format_of(info.base_name) is not None
+            if info.is_file and known and not is_temporary(info.base_name):
+                yield info.path, facts_of(info)
+
+    def _base_of(self, pattern: str) -> str:
+        return f"{self._opened()[1].strip('/')}/{fixed(address(pattern)[1])}".rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._opened()[0]
+
+    def _opened(self) -> tuple[Any, str]:
+        if self._store is None:
+            from pyarrow import fs
+
+            self._store = asked(self._root, lambda: fs.FileSystem.from_uri(self._root))
+        return self._store
+
+
+T = TypeVar("T")
+
+
+def asked(name: str, action: Callable[[], T]) -> T:
+    """What a store answers; in its own words if it fails: they are about names and settings."""
+    try:
+        return action()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SourceError(
+            f"cannot read '{shown(name)}' from its store: {' '.join(str(error).split())[:300]}.\n"
+            "  to fix  check the address, the settings behind its question mark, and the keys that"
+            " the environment holds"
+        ) from None
+
+
+def facts_of(info: Any) -> ListedFile:
+    """Of a listed file."""
+    return ListedFile(info.size, info.mtime_ns or 0)
+
+
+def has_magic(path: str) -> bool:
+    """Whether a path is a pattern. In an address, a question mark begins settings."""
+    return "*" in path or "[" in path
+
+
+def fixed(path: str) -> str:
+    """The part of a path before the first pattern.
+
+    >>> fixed("logs/2026-*/a.csv"), fixed("logs/a.csv")
+    ('logs', 'logs/a.csv')
+    """
+    parts = path.split("/")
+    return "/".join(parts[: next((at for at, one in enumerate(parts) if has_magic(one)), None)])
+
+
+def matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the parts of a path fit those of a pattern; `**` stands for any number of folders.
+
+    >>> [matches(path.split("/"), ["**", "*.csv"]) for path in ("a.csv", "x/y/a.csv", "x/a.txt")]
+    [True, True, False]
+    """
+    if not wanted:
+        return not parts
+    if wanted[0] == "**" and matches(parts, wanted[1:]):
+        return True
+    if not parts or not (wanted[0] == "**" or fnmatchcase(parts[0], wanted[0])):
+        return False
+    return matches(parts[1:], wanted if wanted[0] == "**" else wanted[1:])
+
+
+def address(pattern: str) -> tuple[str, str]:
+    """The store of an address and the path in it; SourceError where it is none, or holds a key.
+
+    >>> address("s3://bucket/logs/*.csv?region=eu-west-1")
+    ('s3://bucket?region=eu-west-1', 'logs/*.csv')
+    """
+    scheme, _, rest = pattern.partition(MARK)
+    rest, _, settings = rest.partition("?")
+    host, _, path = rest.partition("/")
+    if scheme not in SCHEMES:
+        raise SourceError(
+            f"no files are read from '{scheme}://'{nearest(scheme, SCHEMES)}.\n"
+            f"  to fix  give a path, or an address that begins with one of {', '.join(SCHEMES)}"
+        )
+    unknown = {name for name, _ in parse_qsl(settings, keep_blank_values=True)} - {*SETTINGS}
+    if unknown or ":" in host.rpartition("@")[0]:
+        raise SourceError(
+            f"an address of files holds no keys; its settings are {', '.join(SETTINGS)}.\n"
+            "  to fix  give keys where the store's own programs look for them: AWS_ACCESS_KEY_ID"
+            " and its like, a profile, or the identity of the machine"
+        )
+    if scheme == "az":
+        scheme, host = "abfs", of_account(host)
+    return f"{scheme}{MARK}{host}" + (f"?{settings}" if settings else ""), path
+
+
+def of_account(container: str) -> str:
+    """A container with its account, which the environment tells."""
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT")
+    if "@" in container or account is None:
+        if "@" not in container:
+            raise SourceError(
+                f"'az://{container}' does not tell its account.\n"
+                f"  to fix  set AZURE_STORAGE_ACCOUNT, or write az://account@{container}"
+            )
+        return container
+    return f"{account}@{container}"

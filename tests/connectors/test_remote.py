@@ -1,0 +1,180 @@
+"""Files of an object store are read as those on disk: once each, and as they were."""
+
+import gzip
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+import streamveil as sv
+from streamveil.connectors.files import FilesSource
+from streamveil.connectors.remote import address, asked
+from streamveil.connectors.span import nothing_to_read
+from streamveil.core.noise.keyed import SeededNoise
+from streamveil.engines.spark.splits import require_parquet
+from streamveil.errors import SourceError
+from tests.connectors.object_store import object_store
+
+COLUMNS = {"n": "INT64"}
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-key")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@pytest.fixture
+def store():
+    with object_store() as made:
+        yield made
+
+
+def text(*numbers):
+    return ("n\n" + "".join(f"{n}\n" for n in numbers)).encode()
+
+
+def parquet(*numbers):
+    made = io.BytesIO()
+    pq.write_table(pa.table({"n": numbers}), made, row_group_size=1)
+    return made.getvalue()
+
+
+def source(store, path="in", columns=COLUMNS, bucket="bucket", **options):
+    return FilesSource(f"s3://{bucket}/{path}?{store.settings}", columns=columns, **options)
+
+
+def numbers(chunks):
+    return [n for chunk in chunks for n in chunk.rows["n"].to_pylist()]
+
+
+def test_files_of_a_store_are_read_in_order_and_late_ones_later(store, tmp_path):
+    store.put("in/b.csv", text(1, 2))
+    store.put("in/c.csv.gz", gzip.compress(text(3)))
+    store.put("in/d.parquet", parquet(4, 5))
+    for name in ("in/_x.csv", "in/e.csv.tmp", "in/note.txt", "in/deep/f.csv", "other/g.csv"):
+        store.put(name, text(9))
+    reading = source(store, follow=True)
+    chunks = list(reading.read(None, 1))
+    assert numbers(chunks) == [1, 2, 3, 4, 5]
+    for done, chunk in enumerate(chunks[:2], start=1):
+        assert numbers(source(store).read(chunk.position, 9)) == [1, 2, 3, 4, 5][done:]
+    store.put("in/a.csv", text(6))
+    del store.objects["bucket", "in/c.csv.gz"]
+    assert numbers(reading.read(chunks[-1].position, 9)) == [6]
+    assert not list(tmp_path.glob("streamveil-*"))  # copies went
+
+
+@pytest.mark.parametrize(("path", "expected"), [
+    ("in/a.csv", [1]), ("in/*.csv", [1, 2]), ("in/**/*.csv", [1, 2, 3]), ("*/a.csv", [1]),
+    ("in/[b]*", [2]), ("none", []),
+])  # fmt: skip
+def test_an_address_names_a_file_a_folder_or_a_pattern(store, path, expected):
+    for name, n in (("in/a.csv", 1), ("in/b.csv", 2), ("in/deep/a.csv", 3)):
+        store.put(name, text(n))
+    assert numbers(source(store, path).read(None, 9)) == expected
+
+
+@pytest.mark.parametrize("when", ["half read", "read"])
+def test_a_file_that_changed_in_the_store_is_refused_and_a_copy_is_not(store, when):
+    store.put("in/a.csv", text(1, 2))
+    half, whole = (chunk.position for chunk in source(store).read(None, 1))
+    position, left = (half, [2]) if when == "half read" else (whole, [])
+    store.put("in/a.csv", text(1, 2), time=1)
+    assert numbers(source(store).read(position, 9)) == left
+    store.put("in/a.csv", text(1, 3), time=2)
+    with pytest.raises(SourceError, match="changed after it was read"):
+        list(source(store).read(position, 9))
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(store):
+    store.put("in/a.csv", text(1, 2))
+    reading = source(store).read(None, 1)
+    next(reading)
+    store.put("in/a.csv", text(1, 7), time=1)
+    with pytest.raises(SourceError, match="or while it was"):
+        list(reading)
+
+
+def test_looking_again_takes_no_file_from_the_store(store):
+    store.put("in/a.parquet", parquet(1))
+    reading = source(store, columns=None, follow=True)
+    [chunk] = reading.read(None, 9)
+    store.asked.clear()
+    for _ in range(3):
+        assert list(reading.read(chunk.position, 9)) == []
+    assert ("GET", "in/a.parquet") not in store.asked
+
+
+def test_a_store_that_refuses_says_so_and_no_key(store):
+    store.refuses = True
+    with pytest.raises(SourceError, match=r"from its store: .*ACCESS_DENIED(.|\n)*to fix") as error:
+        list(source(store).read(None, 9))
+    assert "hidden-key" not in str(error.value)
+
+
+@pytest.mark.parametrize("pattern", [
+    "s3://me:hidden-key@bucket/in", "s3://bucket/in?secret_key=hidden-key",
+    "abfs://:hidden-key@account.dfs.core.windows.net/in", "ftp://bucket/in", "s4://bucket/in",
+])  # fmt: skip
+def test_addresses_with_keys_or_of_other_stores_are_refused(pattern):
+    with pytest.raises(SourceError, match="to fix") as error:
+        FilesSource(pattern)
+    assert "hidden-key" not in str(error.value)
+
+
+def test_spark_and_replays_leave_files_of_a_store_alone(store):
+    store.put("in/a.parquet", parquet(1))
+    assert nothing_to_read(source(store), "n", 0, 1) is None
+    with pytest.raises(SourceError, match="run on the embedded engine"):
+        require_parquet(source(store))
+
+
+def test_files_of_two_stores_are_no_source():
+    for patterns in (["s3://a/x", "s3://b/x"], ["s3://a/x", "x"]):
+        with pytest.raises(SourceError, match="one store"):
+            FilesSource(patterns)
+
+
+@pytest.mark.parametrize(("pattern", "kind", "base"), [
+    ("s3://bucket/in?region=eu-west-1", "s3", "bucket"),
+    ("gs://anonymous@bucket/in", "gcs", "bucket"),
+    ("az://box/in", "abfs", "box"), ("abfs://account@box/in", "abfs", "box"),
+])  # fmt: skip
+def test_each_scheme_opens_its_store(pattern, kind, base, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
+    made, path = asked(pattern, lambda: fs.FileSystem.from_uri(address(pattern)[0]))
+    assert (made.type_name, path.strip("/")) == (kind, base)
+
+
+def test_an_account_that_is_not_told_is_asked_for(monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT", raising=False)
+    with pytest.raises(SourceError, match="AZURE_STORAGE_ACCOUNT"):
+        FilesSource("az://box/in")
+
+
+def test_a_job_over_a_store_goes_on_in_another_bucket_with_the_same_answers(store, tmp_path):
+    def released(path, state, steps):
+        clicks = sv.files(path, columns=COLUMNS, follow=True).protect(unit="n")
+        query = clicks.agg(count=sv.count()).bound(max_rows=1).release(
+            every=sv.rows(2), steps=2, budget=sv.Budget(epsilon=1, delta=1e-9), name="files"
+        )  # fmt: skip
+        with query.run(state=tmp_path / state, noise=SeededNoise(1), insecure=True) as job:
+            return [next(job).table for _ in range(steps)]
+
+    def of(bucket):
+        return f"s3://{bucket}/in?{store.settings}"
+
+    (tmp_path / "disk").mkdir()
+    for name, rows in (("b.csv", text(1, 2)), ("c.csv", text(3, 4))):
+        (tmp_path / "disk" / name).write_bytes(rows)
+        store.put(f"in/{name}", rows, bucket="new", time=5)
+    expected = released(tmp_path / "disk", "one", 2)
+    store.put("in/b.csv", text(1, 2))
+    assert released(of("bucket"), "two", 1) == expected[:1]
+    assert released(of("new"), "two", 2) == expected
