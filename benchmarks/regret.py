@@ -47,6 +47,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError
 from streamveil.plan.look import divided, look_share, told, with_look
+from streamveil.plan.plan import Plan
 from streamveil.runtime.survey import survey
 
 RESULTS = Path(__file__).parent / "results" / "regret.json"
@@ -84,7 +85,12 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
 
 
 def operator(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]) -> Any:
-    """The compiled query of one setting; the default looks at the rows, as `run` does."""
+    """The compiled query of one setting."""
+    return compile_plan(planned(stream, arm, triggers, budget))
+
+
+def planned(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]) -> Plan:
+    """The query of one setting; the default looks at the rows, as `run` does."""
     kinds = pa.schema([("user", pa.int64()), ("key", pa.int64())])
     release, bound = {name: value for name, value in arm[0].items() if name != "look"}, arm[1]
     grouped = (
@@ -96,11 +102,11 @@ def operator(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float
         budget=sv.Budget(epsilon=budget[0], delta=budget[1]), **release,
     )  # fmt: skip
     if "look" not in arm[0]:
-        return compile_plan(replace(query.plan, options={**query.plan.options, "look_share": 0}))
+        return replace(query.plan, options={**query.plan.options, "look_share": 0})
     plan, rows = with_look(query.plan), {"user": stream.users, "key": stream.keys}
     looking, _ = divided(plan.budget, look_share(plan))
     learned, _ = survey(plan, pa.table(rows), looking, SeededNoise(secrets.randbelow(2**31)))
-    return compile_plan(told(plan, learned.likely, []))
+    return told(plan, learned.likely, [])
 
 
 def run(stream: Stream, made: Any, triggers: int, seed: int) -> dict[str, float]:

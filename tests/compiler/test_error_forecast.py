@@ -19,8 +19,10 @@ from streamveil.compiler.error_forecast import (
     Outlook,
     Settings,
     admit,
+    draw_stream,
     expected,
     forecast,
+    group_law,
     row_law,
     tail_of,
 )
@@ -266,3 +268,20 @@ def test_a_known_share_of_repeats_has_a_law_in_which_all_of_them_are_in_large_gr
     assert steep.repeats < 0.01
     quiet = replace(outlook, again=0.002).family()
     assert {one.steep for one in quiet} == {0.0}
+
+
+def test_what_a_look_said_of_rows_and_groups_stands_in_for_guesses():
+    """Rows that are all alike were taken for a tail: bounds eight times too loose."""
+    known = {"expected_rows": 12.0, "expected_most_rows": 22.0, "expected_units": 18_000,
+             "laws": [[31.0, 1.4, 0.0], [40.0, 0.4, 0.2]],
+             "histogram": [[8, 11, 0.5], [12, 15, 0.5]]}  # fmt: skip
+    outlook = expected(known, 1)
+    assert [(one.groups, one.steep) for one in outlook.family()[::2]] == [(31, 1.4), (40, 0.4)]
+    totals, counts = group_law(outlook.family()[2])
+    assert (totals[-1], counts[-1]) == (1, 43_200)
+    assert totals @ counts == pytest.approx(12 * 18_000)
+    lengths = np.diff(np.r_[0, draw_stream(outlook).ends])
+    assert (lengths.min(), lengths.max()) == (8, 15)
+    loose = replace(outlook, histogram=())
+    assert np.diff(draw_stream(loose.family()[0]).ends).max() > 40
+    assert expected({**known, "expected_groups": 500}, 1).laws == ()  # who knows is believed

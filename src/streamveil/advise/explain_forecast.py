@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from streamveil.advise.lane_noise import lane_sd
-from streamveil.compiler.error_forecast import CAUTION, Settings, Threshold, errors_of, expected
+from streamveil.compiler.error_forecast import (
+    CAUTION,
+    Errors,
+    Outlook,
+    Settings,
+    Threshold,
+    errors_of,
+    expected,
+)
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import driver
 from streamveil.dataflow.windows import periods_met
@@ -18,6 +27,17 @@ HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "
 
 def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
+    found = []
+    for one, made in forecasts(plan, operator):
+        text = f"rank^-{one.steep:g}, {one.repeats:.0%} repeats, "
+        text += f"{one.groups:,} groups" if one.histogram else f"tail n^-{one.heavy:.2g}"
+        cells = (made.keys, made.l1, made.linf, made.l2)
+        found.append((text, *(f"{cell:,.4g}" if cell < 1e4 else f"{cell:,.0f}" for cell in cells)))
+    return [*dict.fromkeys(found)]  # laws that are more likely come more than once
+
+
+def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[Outlook, Errors]]:
+    """The streams of the family, each with the expected errors over all groups."""
     outlook = expected(expectations(plan.options), windows_of(operator))
     totalling = operator.totalling
     last, place = operator.schedule.triggers, driver(totalling.lanes)
@@ -29,13 +49,11 @@ def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     base = lane_sd(operator, place, last) / largest
     if totalling.selection is None:
         test = test._replace(units=CAUTION * base)
-    found = []
-    for one in outlook.family():
-        made = errors_of(one, settings, test, last, base)
-        text = f"rank^-{one.steep:g}, {one.repeats:.0%} repeats, tail n^-{one.heavy:.2g}"
-        cells = (made.keys, made.l1 * largest, made.linf * largest, made.l2 * largest)
-        found.append((text, *(f"{cell:,.4g}" if cell < 1e4 else f"{cell:,.0f}" for cell in cells)))
-    return found
+    family = [(one, errors_of(one, settings, test, last, base)) for one in outlook.family()]
+    return [
+        (one, replace(made, l1=made.l1 * largest, linf=made.linf * largest, l2=made.l2 * largest))
+        for one, made in family
+    ]
 
 
 def as_settings(operator: GroupBy) -> Settings:

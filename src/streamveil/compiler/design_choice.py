@@ -85,8 +85,8 @@ def choose(problem: Problem) -> Settings:
     @lru_cache(maxsize=4096)
     def cost(settings: Settings, every: int = 1) -> float:
         family = problem.family[::every] if len(problem.family) > MANY else problem.family
-        made = [forecast(one, settings, problem.noise).cost for one in family]
-        return sum(made) / len(made)
+        made = {one: forecast(one, settings, problem.noise).cost for one in dict.fromkeys(family)}
+        return sum(made[one] for one in family) / len(family)  # more likely ones are there twice
 
     return min((descended(grid, cost) for grid in designs(problem)), key=cost)
 

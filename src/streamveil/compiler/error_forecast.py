@@ -18,6 +18,7 @@ from scipy.special import erf, erfc
 
 from streamveil.compiled import njit
 from streamveil.errors import PlanError
+from streamveil.plan.look import HISTOGRAM, LAWS
 from streamveil.plan.options import (
     EXPECTATIONS,
     EXPECTED_GROUPS,
@@ -52,7 +53,8 @@ class Outlook:
     """A stream that one may expect within one scope of a unit.
 
     A unit has n rows, weight (n + b)^-heavy with b from the mean; a row has the group of rank k,
-    weight (k + groups / 1000)^-steep, or with chance `repeats` a group its unit had before.
+    weight (k + groups / 1000)^-steep, or with chance `repeats` a group its unit had before, or with
+    chance `single` one that no other row has.
     """
 
     units: float
@@ -64,6 +66,9 @@ class Outlook:
     heavy: float = 5.0
     repeats: float = 0.0
     drawn: int = UNITS  # units that a forecast draws, each standing for the same number of rows
+    single: float = 0.0  # share of rows that have a group of their own
+    laws: tuple[tuple[int, float, float], ...] = ()  # groups, steep, single; each as likely
+    histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
 
     def family(self) -> tuple[Outlook, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
@@ -72,13 +77,17 @@ class Outlook:
         of repeats that is known tells of the groups as well: where some are so large that units
         meet them again by chance, more rows than that would repeat. For the steepest, the steepest
         that it allows stands in: there all repeats are in large groups, which a bound per group
-        cuts.
+        cuts. Known laws of groups (`group_sizes.likely_laws`) stand in for flat and steep ones, a
+        known histogram of the rows of units for even and heavy tails.
         """
         tails = HEAVY if self.most is None else (tail_of(self.rows, self.most),)
+        tails = (self.heavy,) if self.histogram else tails
+        laws = self.laws or tuple((self.groups, steep, 0.0) for steep in STEEP)
         shapes = [
-            replace(self, steep=steep, heavy=heavy, repeats=0.0)
-            for steep, heavy in product(STEEP, tails)
+            replace(self, groups=groups, steep=steep, single=single, heavy=heavy, laws=())
+            for (groups, steep, single), heavy in product(laws, tails)
         ]
+        shapes = [replace(one, repeats=0.0) for one in shapes]
         if self.again is None:
             return tuple(replace(one, repeats=part) for one in shapes for part in REPEATS)
         by_chance = [repeated_by_chance(one) for one in shapes]
@@ -125,13 +134,17 @@ def expected(given: Mapping[str, Any], windows: int) -> Outlook | None:
     if most is not None and most < rows:
         raise PlanError(f"{EXPECTED_MOST_ROWS} must be at least {EXPECTED_ROWS}, a mean")
     units = float(EXPECTED_UNITS.of(given) or USUAL_UNITS)
-    groups = float(EXPECTED_GROUPS.of(given) or max(10.0, units * rows / ROWS_OF_A_GROUP))
+    groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
+    laws = () if groups else tuple((max(2, round(n)), float(a), float(b)) for n, a, b in laws)
+    groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP))
     return Outlook(
         units=units,
         rows=max(float(rows), 1.01),
         groups=max(2, round(groups * windows)),
         most=None if most is None else float(most),
         again=None if again is None else float(again),
+        laws=laws,
+        histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
     )
 
 
@@ -240,8 +253,11 @@ def group_law(outlook: Outlook) -> tuple[Float64[Array, " classes"], Float64[Arr
     low, high = edges[:-1], edges[1:]
     shift, power = outlook.groups / 1000 - 0.5, 1 - outlook.steep
     mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
-    totals = outlook.units * outlook.rows * mass / mass.sum()
-    return totals / (high - low), high - low
+    rows = outlook.units * outlook.rows
+    totals, counts = rows * (1 - outlook.single) * mass / mass.sum(), high - low
+    if not outlook.single:
+        return totals / counts, counts
+    return np.append(totals / counts, 1.0), np.append(counts, round(rows * outlook.single))
 
 
 def row_law(rows: float, heavy: float) -> Float64[Array, " sizes"]:
@@ -260,6 +276,20 @@ def row_law(rows: float, heavy: float) -> Float64[Array, " sizes"]:
     return law(exp(high) - 1)
 
 
+def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
+    """Share of units with n = 1, 2, ... rows; more than `MOST_ROWS` stand as so many more units.
+
+    >>> known_rows(((1, 1, 30.0), (2, 3, 8.0), (2000, 2000, 1.0)))[[0, 1, 2, 3, 999]].tolist()
+    [30.0, 4.0, 4.0, 0.0, 2.0]
+    """
+    law = np.zeros(MOST_ROWS)
+    for low, high, units in histogram:
+        more = max(1.0, (low + high) / 2 / MOST_ROWS)
+        first, last = min(low, MOST_ROWS) - 1, min(high, MOST_ROWS)
+        law[first:last] += units * more / (last - first)
+    return law
+
+
 @lru_cache(maxsize=64)
 def tail_of(rows: float, most: float) -> float:
     """The exponent with which 99 of 100 units have at most so many rows."""
@@ -274,7 +304,9 @@ def tail_of(rows: float, most: float) -> float:
 @lru_cache(maxsize=64)
 def draw_stream(outlook: Outlook) -> Drawn:
     """Units chosen in proportion to their rows, so that heavy ones are well represented."""
-    law = row_law(outlook.rows, outlook.heavy) * np.arange(1, MOST_ROWS + 1)
+    known = outlook.histogram
+    law = known_rows(known) if known else row_law(outlook.rows, outlook.heavy)
+    law = law * np.arange(1, MOST_ROWS + 1)
     edges = np.cumsum(law) / law.sum()
     middles = (np.arange(outlook.drawn) + 0.5) / outlook.drawn
     lengths = np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1
@@ -291,7 +323,7 @@ def draw_stream(outlook: Outlook) -> Drawn:
         mixed_uniform(n, 3) * order).astype(np.int64), np.arange(n))  # fmt: skip
     for _ in range(int(lengths.max()).bit_length()):
         source = source[source]
-    named = group[source] + (outlook.groups + 1.0) * np.repeat(np.arange(outlook.drawn), lengths)
+    named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(outlook.drawn), lengths)
     _, first, back = np.unique(named, return_index=True, return_inverse=True)
     per_unit, size = outlook.units * outlook.rows / outlook.drawn, np.log(totals)
     near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)

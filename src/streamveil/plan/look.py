@@ -22,6 +22,8 @@ from streamveil.plan.value_bounds import Bounds, open_values, refusals, with_bou
 DEFAULT_SHARE = Fraction(1, 20)
 SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
+LAWS = "laws"  # of groups, among the options that a look said; likewise
+HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
 COUNTED = ("count", "count_units", "count_distinct", "sum")
 SKETCHED = ("heavy_hitters", "approx_frequency")
 
@@ -116,9 +118,7 @@ def stated(looking: Budget) -> Loss:
     return Loss(pure=((looking.epsilon, 1),), delta=looking.delta or Fraction(0))
 
 
-def told(
-    plan: Plan, known: dict[str, float], said: list[str], bounds: Bounds | None = None
-) -> Plan:
+def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | None = None) -> Plan:
     """The plan with what a look said: numbers as options of expectation, bounds, and in words."""
     content = {"options": known, "said": said}
     return with_bounds(replace(plan, options={**plan.options, LOOKED: content}), bounds or {})

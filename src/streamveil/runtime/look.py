@@ -10,6 +10,7 @@ of the job's charge, which is made before anything is published.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,7 @@ from streamveil.dataflow.protocol import Operator
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.expressions.expr import column_named
 from streamveil.plan.combine import combined_plan
-from streamveil.plan.look import LOOKED, divided, look_share, told, with_look
+from streamveil.plan.look import HISTOGRAM, LAWS, LOOKED, divided, look_share, told, with_look
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
@@ -94,7 +95,7 @@ def remembered(plan: Plan, path: Path) -> Plan:
     return told(wanted, found["options"], found["said"], bounds)
 
 
-def look(plan: Plan, noise: Noise) -> tuple[dict[str, float], list[str], Bounds]:
+def look(plan: Plan, noise: Noise) -> tuple[dict[str, Any], list[str], Bounds]:
     """Reads all rows and asks for their shape; options, all numbers in words, and bounds."""
     looking, _ = divided(plan.budget, look_share(plan))
     learned, _ = survey(plan, rows_of(plan), looking, noise)
@@ -119,7 +120,14 @@ def in_words(learned: Learned) -> list[str]:
         f"{name} = {value:g}"
         + (f" (95 %: {sure[name].low:.3g} to {sure[name].high:.3g})" if name in sure else "")
         for name, value in learned.likely.items()
+        if name not in (LAWS, HISTOGRAM)
     ]
+    if LAWS in learned.likely:
+        counts, _, single = zip(*learned.likely[LAWS], strict=True)
+        said.append(
+            f"settings are chosen for {min(counts):,.0f} to {max(counts):,.0f} groups, beside"
+            f" {min(single):.0%} to {max(single):.0%} of rows in groups of their own"
+        )
     return said or ["too little to choose settings from"]
 
 

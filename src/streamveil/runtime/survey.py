@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from scipy.special import ndtri
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
 from streamveil.compiler.error_forecast import MOST_REPEATS
+from streamveil.compiler.group_sizes import WEIGHT, groups_by_size, likely_laws
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,
@@ -30,7 +31,7 @@ from streamveil.core.noisy import post_process, values
 from streamveil.core.sensitivity import root_up
 from streamveil.dataflow.windows import protected
 from streamveil.errors import PlanError
-from streamveil.plan.look import COUNTED
+from streamveil.plan.look import COUNTED, HISTOGRAM, LAWS
 from streamveil.plan.options import (
     EXPECTED_MOST_ROWS,
     EXPECTED_REPEATS,
@@ -42,6 +43,7 @@ from streamveil.plan.value_bounds import LEAST, MOST, is_open, open_values
 from streamveil.types import Array, Bool, Float64, Int64
 
 ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
+ROW_ENDS = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
@@ -51,6 +53,7 @@ LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
 OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 700 looks
+TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
 BESIDE = 2.0  # the same, for bins next to such a one
 FEWEST = 5.0  # deviations of all units together below which nothing is said
@@ -65,14 +68,18 @@ class Survey:
         of a second histogram the share of its rows that repeat a group it had; 1 to the bin of the
         size of its first value (where values are summed), and of one value of each expression
         without bounds, by sign and power of the root of 2 (Wilson et al. 2020,
-        doi:10.2478/popets-2020-0025, approximate bounds). Bins are fixed, counts get Gaussian
-        noise. What is said of them comes with an interval, but for bounds.
+        doi:10.2478/popets-2020-0025, approximate bounds). Beside them, one random row of each unit:
+        the numbers of groups with at least so many of those rows (`groups_by_size`). Bins are
+        fixed, counts get Gaussian noise. What is said of them comes with an interval, but for
+        bounds and groups.
     Protects: all rows of one unit within one scope.
-    Guarantee: a Gaussian of mu^2 = histograms / sigma^2.
+    Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2) / sigma^2.
     Proof: a unit more adds at most 1 to one bin of each histogram and touches nothing else, as bins
-        depend on that unit's rows alone: sqrt(histograms) in L2. Means, quantiles and what a
-        forecast makes of them are post-processing, and so is what is not said when the noise is too
-        large.
+        depend on that unit's rows alone; and 1 to one of the numbers of groups, whichever rows were
+        chosen, whose noise is WEIGHT times as large: sqrt(histograms + 1 / WEIGHT^2) in L2, in
+        units of sigma. Rows are chosen by words that no other noise uses. Means, quantiles and what
+        a forecast makes of them are post-processing, and so is what is not said when the noise is
+        too large.
     Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
         rounded noise.
     """
@@ -88,7 +95,7 @@ class Survey:
 
     @property
     def _moved(self) -> Fraction:
-        return root_up(Fraction(self.histograms))
+        return root_up(self.histograms + Fraction(1, WEIGHT**2))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -119,7 +126,7 @@ class Learned:
     repeats: Measured | None = None  # share of rows that repeat a group of their unit
     high: Measured | None = None  # what 99 of 100 values do not exceed
     cap: float | None = None  # rows that at most 1 of 100 units exceed, in any case
-    likely: dict[str, float] = field(default_factory=dict)  # options by bins above the noise
+    likely: dict[str, Any] = field(default_factory=dict)  # options by bins above the noise
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # of values without
 
     @property
@@ -158,9 +165,14 @@ def survey(
     sample = usable_rows(counted, table, 1.0)  # without rows it draws as well
     counts = histograms(sample, valued=valued)
     counts += [signed_bins(one_value_of_each(plan, text, table)) for text in expressions]
+    scales = [asked.sigma * quanta_at(place) for place in range(len(counts))]
+    units = 0 if sample is None else int(sample.scope.max()) + 1
+    counts.append(groups_by_size(sample, noise.at("rows to survey").words(units)))
     noisy = [
-        about(counted.astype(np.float64), asked.sigma * quanta_at(place), noise.at("survey", place))
-        for place, counted in enumerate(counts)
+        about(exact.astype(np.float64), scale, noise.at("survey", place))
+        for place, (exact, scale) in enumerate(
+            zip(counts, [*scales, asked.sigma * WEIGHT], strict=True)
+        )
     ]
     sigma = float(asked.sigma)
     return values(post_process(learned, sigma, expressions, *noisy)), asked.guarantee
@@ -179,14 +191,23 @@ def counted_plan(plan: Plan) -> Plan:
 
 
 def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " bins"]) -> Learned:
-    """Post-processing: all that is said of noisy bins; the last are of values without bounds."""
-    shapes, signed = noisy[: len(noisy) - len(expressions)], noisy[len(noisy) - len(expressions) :]
+    """Post-processing: all that is said of noisy bins.
+
+    Those of values without bounds come after the shapes, and then the numbers of groups by size.
+    """
+    *bins, sizes = noisy
+    shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
     bounds = {
         text: found
         for text, bins in zip(expressions, signed, strict=True)
         if (found := likely_bounds(bins, sigma)) is not None
     }
-    return replace(learn([*shapes], sigma), likely=likely([*shapes], sigma), bounds=bounds)
+    known = likely(shapes, sigma)
+    if known and OUTSTANDING * sigma <= TELLING * known[EXPECTED_UNITS.name]:
+        known[HISTOGRAM] = standing_bins(shapes[0], sigma)
+    if known:
+        known[LAWS] = likely_laws(sizes, known[EXPECTED_UNITS.name], sigma * WEIGHT)
+    return replace(learn(shapes, sigma), likely=known, bounds=bounds)
 
 
 def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:
@@ -253,8 +274,7 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
     total = float(noisy[0].sum())
     if total < FEWEST * sigma * len(noisy[0]) ** 0.5:
         return Learned()
-    ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
-    most = _quantile(noisy[0], ends, ROW_EDGES, sigma)
+    most = _quantile(noisy[0], ROW_ENDS, ROW_EDGES, sigma)
     off = DEVIATIONS * sigma * len(noisy[0]) ** 0.5
     units = Measured(float(f"{total:.3g}"), total - off, total + off)
     high = None
@@ -263,7 +283,7 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
         high = _quantile(noisy[2], above, np.append(0.0, VALUE_EDGES), sigma)
     if most is None:
         return Learned(units=units, high=high)
-    low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ends, most.high)
+    low, top = np.minimum(ROW_EDGES, most.high), np.minimum(ROW_ENDS, most.high)
     repeats = _share(noisy[0], noisy[SHARES] / SHARE_QUANTA, (low, top), sigma)
     rows = _mean(noisy[0], low, top, sigma)
     if rows is not None:
@@ -271,7 +291,7 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
     return Learned(units, rows, most, repeats, high, most.high)
 
 
-def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]:
+def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     """What a forecast should expect: estimates from the bins that stand out of the noise.
 
     An estimate for a choice, not a statement: it has no interval, and leaves out what few units
@@ -291,9 +311,8 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]
     again = np.where(standing, noisy[SHARES] / SHARE_QUANTA, 0.0)
     if not standing.any():
         return {}
-    ends = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
-    units, middle = float(rows.sum()), (ROW_EDGES + ends) / 2
-    most = ends[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
+    units, middle = float(rows.sum()), (ROW_EDGES + ROW_ENDS) / 2
+    most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
     mean = max(1.0, float((rows * middle).sum()) / units)
     repeated = min(float((again * middle).sum() / (rows * middle).sum()), MOST_REPEATS)
     found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
@@ -301,6 +320,16 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, float]
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
         for name, value in found.items()
     }
+
+
+def standing_bins(units: Int64[Array, " bins"], sigma: float) -> list[tuple[int, int, float]]:
+    """Bins above the noise: from and to how many rows, and the share of units that have them."""
+    standing = outstanding(units, sigma)
+    whole = units[standing].sum()
+    return [
+        (int(ROW_EDGES[place]), int(ROW_ENDS[place]), float(f"{units[place] / whole:.4g}"))
+        for place in np.flatnonzero(standing)
+    ]
 
 
 def outstanding(

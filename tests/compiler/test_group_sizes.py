@@ -1,0 +1,83 @@
+"""How many groups there are, from one row of each unit: what a unit moves, and what is found."""
+
+import numpy as np
+import pytest
+
+from streamveil.compiler.error_forecast import Outlook, group_law
+from streamveil.compiler.group_sizes import SIZES, groups_by_size, likely_laws
+from streamveil.compiler.numbered_rows import Sample
+
+SIGMA = 40.0
+
+
+def sample(scope, cell):
+    """Rows with scopes numbered from 0, as `usable_rows` numbers them."""
+    scope = np.unique(scope, return_inverse=True)[1]
+    return Sample(scope, np.asarray(cell), np.ones(len(scope)), 1.0)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 40])
+def test_one_unit_moves_one_number_by_one_whatever_its_rows_are(groups):
+    """Two rows of each unit, the plain reading of a histogram of sizes, would move more."""
+    rng, most = np.random.default_rng(groups), 0
+    for _ in range(300):
+        scope, cell = rng.integers(0, rng.integers(2, 30), 200), rng.integers(0, groups, 200)
+        words = rng.integers(0, 2**64, 30, np.uint64)
+        gone = rng.choice(np.unique(scope))
+        units = np.unique(scope)
+        some, rest = scope != gone, units != gone
+        whole = groups_by_size(sample(scope, cell), words[units])
+        less = groups_by_size(sample(scope[some], cell[some]), words[units[rest]])
+        moved = np.abs(whole - less)
+        assert moved.sum() <= 1
+        most = max(most, moved.sum())
+        every = np.bincount(cell)
+        assert (whole <= (every[:, None] >= SIZES).sum(axis=0)).all()
+    assert most == 1
+    if groups < 40:
+        return
+    both = [np.bincount(c, minlength=groups) for c in (cell, cell[some])]
+    counted = [(one[:, None] >= SIZES).sum(axis=0) for one in both]
+    assert np.abs(counted[0] - counted[1]).sum() > 1  # the planted fault: all rows of a unit
+
+
+def test_every_row_of_a_unit_is_taken_as_often():
+    """9,000 units with three groups each: 3,000 in each, 300 is 6.7 deviations (below 1e-10)."""
+    units = 9_000
+    scope = np.arange(3 * units) % units
+    words = np.random.default_rng(1).integers(0, 2**64, units, np.uint64)
+    found = groups_by_size(sample(scope, np.arange(3 * units) // units), words)
+    assert (found[SIZES <= 2_700] == 3).all()
+    assert (found[SIZES >= 3_300] == 0).all()
+    last = groups_by_size(sample(scope, np.arange(3 * units) // units), words * 0 + (2**64 - 1))
+    assert last[units >= SIZES].tolist() == [1] * int((units >= SIZES).sum())
+    assert groups_by_size(None, words[:0]).sum() == 0
+
+
+@pytest.mark.parametrize("steep", [0.0, 1.05])
+@pytest.mark.parametrize("groups", [20, 1_000])
+def test_the_number_of_groups_and_how_unequal_they_are_are_found(groups, steep):
+    """Laws far from the truth would say so: 30,000 units are a guess of many more groups."""
+    rng = np.random.default_rng(groups)
+    totals, counts = group_law(Outlook(units=30_000, rows=1, groups=groups, steep=steep))
+    sizes = rng.poisson(np.repeat(totals, counts.astype(int)))
+    exact = (sizes[:, None] >= SIZES).sum(axis=0)
+    laws = likely_laws(np.round(exact + rng.normal(0, SIGMA, len(SIZES))), 30_000.0, SIGMA)
+    held, found, single = np.median(laws, axis=0)
+    assert single <= 0.05
+    if groups == 1_000:
+        assert held == pytest.approx(groups, rel=0.35)
+        assert found == pytest.approx(steep, abs=0.4)
+    else:  # fewer than the noise: not how many, but that they are few
+        assert held < 3 * SIGMA
+
+
+def test_groups_of_one_row_do_not_hide_the_others():
+    """Half of all rows are unique words; with one law for all, 30 groups were taken for 15,000."""
+    rng = np.random.default_rng(3)
+    sizes = np.r_[np.full(30, 500), np.ones(15_000, int)]
+    exact = (sizes[:, None] >= SIZES).sum(axis=0)
+    laws = likely_laws(np.round(exact + rng.normal(0, SIGMA, len(SIZES))), 30_000.0, SIGMA)
+    held, _, single = np.median(laws, axis=0)
+    assert held < 150
+    assert single == 0.5
