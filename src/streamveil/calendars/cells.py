@@ -47,7 +47,7 @@ class Cells:
         if self.months and day_of_month(self.origin_us) > LAST_DAY:
             raise ValueError(f"a month begins on a day up to {LAST_DAY}")
 
-    @property
+    @cached_property
     def fixed(self) -> bool:
         """Whether all cells are equally long."""
         return not self.months and not self._follows

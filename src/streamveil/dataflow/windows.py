@@ -79,7 +79,7 @@ class Schedule:
         assert self.ticks is not None  # noqa: S101  (asked of steps with a time only)
         return self.ticks
 
-    @property
+    @cached_property
     def fixed(self) -> bool:
         """Whether all steps, cells and spans are equally long: no calendar."""
         return all(g is None or g.fixed for g in (self.ticks, self.cells, self.spans))
