@@ -26,7 +26,7 @@ from streamveil.frames import as_table
 from streamveil.plan import options as options_of
 from streamveil.plan.options import OPTIONS
 from streamveil.plan.own_rows import column_text
-from streamveil.plan.plan import Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
+from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.own_rows import combine_named, unnest_named, with_sets
 from streamveil.sql.parts import (
@@ -367,7 +367,7 @@ RELEASE_OPTIONS = sorted(OPTIONS.keys() - ELSEWHERE)
 
 def endless(source: SourceSpec) -> bool:
     """Whether more rows may always come."""
-    return source.options.get("follow", source.kind == "kafka") is True
+    return source.options.get("follow", source.kind in LIVE) is True
 
 
 @fitting('files("clicks/*.parquet", event_time="ts")')

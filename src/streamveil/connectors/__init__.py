@@ -14,6 +14,7 @@ from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_sink import KafkaSink
 from streamveil.connectors.memory import MemorySource
+from streamveil.connectors.postgres_changes import PostgresChanges
 from streamveil.connectors.rate import RateSource
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.errors import SourceError, nearest
@@ -24,6 +25,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "kafka": KafkaSource,
     "memory": MemorySource,
     "postgres": PostgresSource,
+    "postgres_changes": PostgresChanges,
     "rate": RateSource,
     "sqlite": SqliteSource,
 }

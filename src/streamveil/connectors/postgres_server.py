@@ -32,14 +32,21 @@ class PostgresServer:
                 "  to fix  url = 'postgresql://user@host:5432/database', and the password in "
                 "PGPASSWORD or in the file ~/.pgpass"
             )
-        self.url, self.error, self._psycopg = url, psycopg.Error, psycopg
+        self.error: type[Exception] = psycopg.Error
+        self.url, self._psycopg = url, psycopg
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the connection string says."""
+        found: dict[str, Any] = self._psycopg.conninfo.conninfo_to_dict(self.url)
+        return found
 
     def connect(self, **more: Any) -> Any:
         """A connection that commits nothing by itself, unless told so."""
         limit: dict[str, Any] = (
             {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": WAIT}
         )
-        settings = limit | self._psycopg.conninfo.conninfo_to_dict(self.url) | more
+        settings = limit | self.settings | more
         return self._psycopg.connect(
             **settings, cursor_factory=self._psycopg.RawCursor, client_encoding="utf8"
         )

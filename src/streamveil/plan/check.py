@@ -23,7 +23,7 @@ from streamveil.plan.look import cannot_choose_bounds
 from streamveil.plan.options import OPTIONS, TABLE
 from streamveil.plan.overflow import prove_no_overflow, reach_of, rows_of_a_group
 from streamveil.plan.own_rows import OwnRows, column_text
-from streamveil.plan.plan import DATABASES, Aggregate, Clock, Plan, Window
+from streamveil.plan.plan import DATABASES, LIVE, Aggregate, Clock, Plan, Window
 from streamveil.plan.post import RESERVED
 from streamveil.plan.value_bounds import VALUED, is_open
 from streamveil.release_metadata import SUFFIXES
@@ -31,7 +31,7 @@ from streamveil.release_metadata import SUFFIXES
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SOURCES = ("files", "memory", "rate", "kafka", *DATABASES)  # one file each in connectors
+SOURCES = ("files", "memory", "rate", *LIVE, *DATABASES)  # one file each in connectors
 SINKS = ("files", "console", "delta", "duckdb", "kafka", "memory", "postgres", "sqlite")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (
@@ -239,7 +239,7 @@ def check_own_rows(plan: Plan) -> Complaints:
                 "  to fix  EMIT EVERY INTERVAL n UNIT, or ask once"
             )
         return
-    endless = source.options.get("follow", source.kind == "kafka") is True
+    endless = source.options.get("follow", source.kind in LIVE) is True
     if endless or plan.clock.kind not in ("once", "event"):
         yield (
             "a subquery by the privacy unit needs all rows of a person, and here more may come.\n"

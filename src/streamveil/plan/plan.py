@@ -22,12 +22,14 @@ from streamveil.errors import require_file_name
 from streamveil.plan.post import Post
 
 MICROS = 1_000_000
+LIVE = ("kafka", "postgres_changes")  # sources that go on, unless follow = FALSE
 DATABASES = ("duckdb", "postgres", "sqlite")  # sources whose rows are sorted by what they hold
 PLACES = {
     "duckdb": ("path",),
     "files": ("path",),
     "kafka": ("config", "servers"),
     "postgres": ("url",),
+    "postgres_changes": ("url",),
     "sqlite": ("path",),
 }  # source -> options that say where it lies
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing

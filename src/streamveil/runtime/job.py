@@ -60,6 +60,7 @@ class Work:
     ledger: Path | None = None  # shared with other jobs over the same data; charged as well
     rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
     keep_in: Callable[[Path], None] = lambda _: None  # tells the source where the state is
+    committed: Callable[[str | None], None] = lambda _: None  # tells it what is durable
     keep_releases: int | None = None  # in the archive, of the newest; None: all
     limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
@@ -246,6 +247,7 @@ class Job:
     def _run(self) -> Generator[Release]:
         yield from self._send(self._latest)
         self.work.keep_in(self._store.directory)
+        self.work.committed(self.place.position)
         feed = self.work.feed(self.place.position)
         batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
         committer = ThreadPoolExecutor(1, "commit")
@@ -323,6 +325,7 @@ class Job:
         if self._rejects is not None:
             self._rejects.write(record.place.batch, rejected_rows)
         self._store.commit(record)
+        self.work.committed(record.place.position)
         self._archive.keep(releases, record.releases)
         shown = self._send(releases)
         if begins:

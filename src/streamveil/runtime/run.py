@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -119,6 +120,12 @@ def warn_of_nothing(plan: Plan) -> None:
         )
 
 
+def tell(committed: Callable[[str | None], None] | None, position: str | None) -> None:
+    """Tells a source how much of it is durable."""
+    if committed is not None and position is not None:
+        committed(json.loads(position).get("source"))
+
+
 def engine_for(pace: Pace | None, state: str | Path) -> Engine:
     """The embedded engine: a group-by keeps its units within the memory limit, if there is one."""
     memory = pace.memory if pace else None
@@ -155,6 +162,7 @@ def work_of(
         feed=feed, limit=plan.budget,
         sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
+        committed=partial(tell, getattr(opened, "committed", None)),
         keep_in=getattr(opened, "keep_in", lambda _: None),
         limited=pace is not None and pace.memory is not None,
         rejects=None if rejects is None else Routing(

@@ -1,0 +1,264 @@
+"""The changes of a table: its first rows and all that follows, each once, wherever a job stops."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import streamveil as sv
+from streamveil.connectors import open_source, postgres_changes
+from streamveil.connectors.rejected_rows import traced
+from streamveil.errors import SourceError
+from streamveil.runtime.run import Pace, run
+from tests.servers.postgres import PASSWORD
+
+
+@pytest.fixture
+def table(server, monkeypatch):
+    """A published table with ten rows; its slots go with it."""
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    dropped(server)
+    server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    server.ask("CREATE TABLE visits (id bigint PRIMARY KEY, page text, note text)")
+    server.ask("CREATE TABLE other (id bigint)")
+    server.ask("DROP PUBLICATION IF EXISTS p; CREATE PUBLICATION p FOR TABLE visits, other")
+    server.ask("INSERT INTO visits SELECT i, chr(97 + i % 2), 'x' FROM generate_series(1, 10) i")
+    yield "visits"
+    dropped(server)
+
+
+def dropped(server):
+    for _ in range(50):
+        try:
+            server.ask("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        except Exception:  # one is still read
+            postgres_changes.time.sleep(0.1)
+        else:
+            return
+
+
+def opened(server, folder=None, **more):
+    source = open_source(
+        "postgres_changes", {"url": server.url, "table": "visits", "publication": "p", **more}
+    )
+    if folder is not None:
+        source.keep_in(folder)
+    return source
+
+
+def rows(chunks):
+    return [
+        (row["pg_operation"], row["id"], row["page"])
+        for chunk in chunks for row in chunk.rows.to_pylist()
+    ]  # fmt: skip
+
+
+def applied(changes):
+    """The table that changes make."""
+    found = {}
+    for operation, key, page in changes:
+        if operation == "delete":
+            del found[key]
+        else:
+            assert (key in found) == (operation == "update")
+            found[key] = page
+    return found
+
+
+def truth(server):
+    return dict(server.ask("SELECT id, page FROM visits"))
+
+
+def busy(server, n):
+    """Some transactions of all kinds."""
+    server.ask(f"INSERT INTO visits VALUES ({100 + n}, 'a', 'y'), ({200 + n}, NULL, '')")
+    server.ask(f"UPDATE visits SET page = 'c' WHERE id = {100 + n}")
+    server.ask(f"DELETE FROM visits WHERE id = {200 + n}")
+    server.ask(
+        f"UPDATE visits SET id = {300 + n} WHERE id = {100 + n}; INSERT INTO other VALUES (1)"
+    )
+
+
+def test_first_rows_and_changes_go_on_from_every_position(server, table, tmp_path):
+    source = opened(server, tmp_path)
+    first = rows(source.read(None, 3))
+    assert first == [("insert", i, "ab"[i % 2]) for i in range(1, 11)]
+    dropped(server)
+    chunks = []
+    reading = opened(server, tmp_path).read(None, 3)
+    chunks += [next(reading)]  # the slot and the snapshot are there
+    busy(server, 0)
+    chunks += list(reading)
+    busy(server, 1)
+    with pytest.raises(Exception, match="rolled back"):
+        server.ask(
+            "INSERT INTO visits VALUES (999, 'z', 'z'); DO $$ BEGIN RAISE 'rolled back'; END $$"
+        )
+    chunks += opened(server, tmp_path).read(chunks[-1].position, 3)
+    found = rows(chunks)
+    assert found[:10] == first
+    per_turn = ["insert", "insert", "update", "delete", "delete", "insert"]
+    assert [one[0] for one in found[10:]] == per_turn * 2
+    assert applied(found) == truth(server)
+    assert json.loads(chunks[-1].position)["rows"] == len(found)
+    for at, chunk in enumerate(chunks):
+        for most in (1, 100):
+            follows = rows(opened(server, tmp_path).read(chunk.position, most))
+            assert follows == rows(chunks[at + 1 :])
+
+
+@contextmanager
+def left_open(server, statement):
+    import psycopg
+
+    with psycopg.connect(server.url, password=PASSWORD) as connection:
+        connection.execute(statement)
+        yield connection
+
+
+def test_transactions_that_straddle_the_snapshot_are_read_once(
+    server, table, tmp_path, monkeypatch
+):
+    """Committed before the slot, between slot and snapshot, and after both."""
+    keep = postgres_changes.PostgresChanges._keep
+    made = postgres_changes.PostgresChanges._first
+
+    server.ask("SELECT pg_create_logical_replication_slot('p', 'pgoutput')")
+    with left_open(server, "INSERT INTO visits VALUES (21, 'a', 'x')") as across:
+        server.ask("INSERT INTO visits VALUES (22, 'a', 'x')")  # behind the slot, in the snapshot
+
+        def keeps(self, *arguments):
+            across.commit()  # the snapshot is taken, and has it not
+            server.ask("INSERT INTO visits VALUES (23, 'a', 'x')")
+            keep(self, *arguments)
+
+        monkeypatch.setattr(postgres_changes.PostgresChanges, "_keep", keeps)
+        chunks = list(opened(server, tmp_path).read(None, 4))
+    found = rows(chunks)
+    assert Counter(key for _, key, _ in found) == Counter([*range(1, 11), 21, 22, 23])
+    assert [key for _, key, _ in found[10:]] == [22, 21, 23]
+    assert applied(found) == truth(server)
+    assert made is postgres_changes.PostgresChanges._first
+
+
+def test_the_log_is_freed_once_rows_are_durable_and_lost_rows_are_told(server, table, tmp_path):
+    source = opened(server, tmp_path)
+    chunks = list(source.read(None, 100))
+    early, late = chunks[1].position, chunks[-1].position
+    assert (tmp_path / postgres_changes.SNAPSHOT).exists()
+    busy(server, 0)
+    chunks = list(source.read(late, 100))
+    assert rows(opened(server, tmp_path).read(late, 100)) == rows(chunks)  # nobody said durable
+    source.committed(chunks[-1].position)
+    assert not (tmp_path / postgres_changes.SNAPSHOT).exists()
+    list(source.read(chunks[-1].position, 100))
+    for gone, why in ((early, "first rows"), (late, "are gone")):
+        with pytest.raises(SourceError, match=why):
+            until_it_fails(opened(server, tmp_path), gone)
+    assert rows(opened(server, tmp_path).read(chunks[-1].position, 100)) == []
+
+
+def until_it_fails(source, position):
+    for _ in range(50):  # the server takes note when it can
+        list(source.read(position, 100))
+        postgres_changes.time.sleep(0.1)
+
+
+def test_what_would_be_left_out_is_refused(server, table, tmp_path):
+    for how in ("FOR TABLE other", "FOR TABLE visits (id)", "FOR TABLE visits WHERE (id > 3)",
+                "FOR TABLE visits WITH (publish = 'insert')"):  # fmt: skip
+        server.ask(f"DROP PUBLICATION p; CREATE PUBLICATION p {how}")
+        with pytest.raises(SourceError, match="does not publish all changes"):
+            list(opened(server, tmp_path).read(None, 10))
+    server.ask("DROP PUBLICATION p; CREATE PUBLICATION p FOR TABLE visits")
+    position = list(opened(server, tmp_path).read(None, 10))[-1].position
+    server.ask("TRUNCATE visits")
+    with pytest.raises(SourceError, match="TRUNCATE"):
+        list(opened(server, tmp_path).read(position, 10))
+
+
+def test_long_values_that_an_update_leaves_are_never_null(server, table, tmp_path):
+    long = "SELECT string_agg(md5(i::text), '') FROM generate_series(1, 500) i"
+    server.ask(f"INSERT INTO visits VALUES (50, 'a', ({long}))")
+    position = list(opened(server, tmp_path).read(None, 100))[-1].position
+    server.ask("UPDATE visits SET page = 'b' WHERE id = 50")
+    with pytest.raises(SourceError, match=r"'note'.*\n.*REPLICA IDENTITY FULL"):
+        list(opened(server, tmp_path).read(position, 10))
+    columns = ["id", "page", "pg_operation"]
+    assert rows(opened(server, tmp_path).read(position, 10, columns)) == [("update", 50, "b")]
+    server.ask("ALTER TABLE visits REPLICA IDENTITY FULL")
+    position = list(opened(server, tmp_path).read(position, 10, columns))[-1].position
+    server.ask("UPDATE visits SET page = 'c' WHERE id = 50")
+    (row,) = [row for chunk in opened(server, tmp_path).read(position, 10)
+              for row in chunk.rows.to_pylist()]  # fmt: skip
+    assert len(row["note"]) == 500 * 32
+
+
+def test_rows_have_places_where_they_are_traced(server, table, tmp_path):
+    chunks = list(traced(opened(server, tmp_path)).read(None, 4))
+    places = np.concatenate([chunk.rows.column(-1).to_numpy() for chunk in chunks])
+    assert places.tolist() == list(range(1, 11))
+
+
+def query(server):
+    return sv.source("postgres_changes", "visits", url=server.url, table="visits", publication="p")
+
+
+BUDGET = sv.Budget(epsilon=9e5, delta=1e-9)
+
+
+def test_a_job_that_is_cut_off_at_any_commit_counts_every_row_once(server, table, tmp_path):
+    """Stopped after each commit, while rows come and the server dies: as if never stopped."""
+    asked = (
+        query(server).protect("id").group_by("page", keys=sv.public(["a", "b"]))
+        .agg(n=sv.count()).bound(max_rows=1).release(budget=BUDGET, every=sv.rows(8), steps=4)
+    )  # fmt: skip
+    found, freed, state = {}, [], str(tmp_path / "s")
+    for turn in range(40):
+        server.ask(
+            f"INSERT INTO visits SELECT {100 + 3 * turn} + i, 'a' FROM generate_series(0, 2) i"
+        )
+        if turn == 3:
+            server.stop()
+            with pytest.raises(SourceError, match="refused"):
+                list(run(asked.plan, state=state, pace=Pace(max_rows=3, once=True)))
+            server.start()
+        job = run(asked.plan, state=state, pace=Pace(max_rows=3, once=True))
+        for _ in range(2):  # commits
+            release = next(job, None)
+            if release is not None:
+                found[release.step] = int(np.rint(release.table["n"]).sum())
+        job.close()
+        if len(found) == 4:
+            break
+        freed += server.ask("SELECT confirmed_flush_lsn FROM pg_replication_slots")
+    assert found == {1: 8, 2: 16, 3: 24, 4: 32}
+    assert len({*freed}) > 1  # what is durable goes from the server's log
+
+
+def test_a_changing_table_is_what_the_table_is(server, table, tmp_path):
+    for n in range(4):
+        busy(server, n)
+    source = query(server)
+    people = sv.table(
+        source, id="id", operation="pg_operation", domains={"page": ["a", "b", "c"]}, lives=3
+    )
+    asked = people.marginals("page").agg(n=sv.count()).release(
+        every=sv.rows(7), steps=4, expected_size=20, budget=BUDGET, accept_error=True
+    )  # fmt: skip
+    pace = Pace(max_rows=5, once=True)
+    list(run(asked.plan, state=str(tmp_path / "s"), pace=pace))
+    server.ask("UPDATE visits SET page = 'b' WHERE id IN (2, 4, 6)")
+    server.ask("DELETE FROM visits WHERE id = 302; INSERT INTO visits VALUES (1000, 'c')")
+    server.ask("UPDATE visits SET id = 1001, page = 'a' WHERE id = 301")
+    server.ask("INSERT INTO visits SELECT i, 'b' FROM generate_series(1002, 1008) i")
+    releases = list(run(asked.plan, state=str(tmp_path / "s"), pace=pace))
+    assert releases[-1].step == 4
+    counts = dict(
+        zip(*(releases[-1].table[name].to_pylist() for name in ("page", "n")), strict=True)
+    )
+    assert {page: round(n) for page, n in counts.items()} == Counter(truth(server).values())
