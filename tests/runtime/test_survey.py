@@ -13,6 +13,7 @@ from streamveil.compiler.group_sizes import SIZES, WEIGHT, groups_by_size
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
+from streamveil.plan.look import HISTOGRAM, LAWS
 from streamveil.runtime.survey import (
     ROW_EDGES,
     SHARE_QUANTA,
@@ -20,6 +21,7 @@ from streamveil.runtime.survey import (
     Survey,
     histograms,
     learn,
+    learned,
     likely,
     survey,
 )
@@ -255,3 +257,13 @@ def test_repeats_are_a_share_of_rows_and_not_a_mean_over_units():
     found, _ = survey(made, table, sv.Budget(mu=5, delta=1e-9), SeededNoise(2))
     assert found.likely["expected_repeats"] == pytest.approx(2 / 3, abs=0.03)
     assert found.repeats.low <= 2 / 3 <= found.repeats.high
+
+
+def test_the_histogram_is_told_where_a_twentieth_of_units_would_stand_out():
+    """Where it would not, the few bins that do say nothing of the tail."""
+    bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
+    bins[0][:3], sizes = (6_000, 3_000, 1_000), np.zeros(len(SIZES), np.int64)
+    assert learned(124.0, (), *bins, sizes).likely[HISTOGRAM] == [
+        (1, 1, 0.6), (2, 2, 0.3), (3, 3, 0.1)]  # fmt: skip
+    assert HISTOGRAM not in learned(126.0, (), *bins, sizes).likely
+    assert LAWS in learned(126.0, (), *bins, sizes).likely
