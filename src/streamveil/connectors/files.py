@@ -49,7 +49,7 @@ from streamveil.connectors.rejected_rows import (
 )
 from streamveil.connectors.remote import MARK, ListedFile, LocalFiles, RemoteFiles
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
-from streamveil.errors import SourceError, require_one_of
+from streamveil.errors import SourceError, nearest, require_one_of
 from streamveil.frames import plain, plain_schema
 from streamveil.types import Array, Int64
 
@@ -88,7 +88,13 @@ class FilesSource:
         *,
         follow: bool = False,
         max_line_bytes: int = MOST_LINE,
+        fill_missing: bool = False,
     ) -> None:
+        if fill_missing and not columns:
+            raise SourceError(
+                "fill_missing is for declared columns, and none are declared.\n"
+                "  to fix  declare those that some files lack, with their types"
+            )
         if isinstance(max_line_bytes, bool) or not 1 <= max_line_bytes <= MOST_BYTES:
             raise SourceError(f"max_line_bytes is from 1 to {MOST_BYTES:,}, not {max_line_bytes}")
         self.patterns = [path] if isinstance(path, str) else list(path)
@@ -98,6 +104,7 @@ class FilesSource:
         self.declared = declared_schema(columns) if columns else None
         self.bounded = not follow
         self.max_line_bytes = max_line_bytes
+        self.fill_missing = fill_missing  # a declared column that a file lacks is null in its rows
         self.times: tuple[str, ...] = ()  # columns that hold times, since a query says so
         self.traced = False  # see `connectors.rejected_rows`
         self.known: pa.Schema | None = None  # once somebody asked, where columns are declared
@@ -265,7 +272,8 @@ class FilesSource:
             file, row, ended = identity(path), start.row, False
             if (row or start.malformed) and (file.size, file.mark) != (start.size, start.mark):
                 raise changed(name)
-            parts = self._reader(path).read(path, wanted, start, max_rows)
+            held = self._held(path, wanted)
+            parts = self._reader(path).read(path, held, start, max_rows)
             for part, ended in with_last(parts):
                 row += part.rows.num_rows
                 here = ReadPosition(start.name, row, file.size, file.mark, part.malformed)
@@ -273,9 +281,22 @@ class FilesSource:
                     self._finish(name, start.name, file)
                     here = ReadPosition()
                 self._reached = here.text(self._manifest)
-                yield self._chunk(part, wanted, self._reached)
+                rows = part.rows if held is wanted else filled(part.rows, wanted)
+                yield self._chunk(part._replace(rows=rows), wanted, self._reached)
             if not ended:
                 self._finish(name, start.name, file)
+
+    def _held(self, path: Path, wanted: pa.Schema) -> pa.Schema:
+        """The wanted columns but for those that the file may lack, and does.
+
+        One that has none of them is another kind of file, which its reader refuses.
+        """
+        if not self.fill_missing or self.declared is None or not path.stat().st_size:
+            return wanted
+        own = {*self._reader(path).schema(path).names}
+        lacking = {*self.declared.names} - own
+        held = [field for field in wanted if field.name not in lacking]
+        return pa.schema(held) if own & {*wanted.names} and len(held) < len(wanted) else wanted
 
     def _chunk(self, part: FilePart, wanted: pa.Schema, position: str) -> Chunk:
         if part.numbers is None:
@@ -306,6 +327,20 @@ class FilesSource:
 
 
 PLACE_IN_FILE = tuple(ReadPosition.__dataclass_fields__)
+
+
+def filled(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """Rows with all wanted columns; null where they have none.
+
+    >>> filled(pa.table({"a": [1]}), pa.schema([("b", pa.string()), ("a", pa.int64())])).to_pylist()
+    [{'b': None, 'a': 1}]
+    """
+    held = {*rows.schema.names}
+    columns = [
+        rows[field.name] if field.name in held else pa.nulls(rows.num_rows, field.type)
+        for field in wanted
+    ]
+    return pa.table(columns, wanted.names)
 
 
 def changed(name: str) -> SourceError:
@@ -380,6 +415,18 @@ class Reader:
         """Rows of one file."""
         raise NotImplementedError
 
+    def _require(self, own: pa.Schema, wanted: pa.Schema, path: Path) -> None:
+        """SourceError unless a file has all wanted columns, once each."""
+        lacking = [name for name in wanted.names if name not in own.names]
+        if self.declared is not None and {*lacking} & {*self.declared.names}:
+            raise SourceError(
+                f"column '{lacking[0]}' is not in '{shown(path.name)}'"
+                f"{nearest(lacking[0], own.names)}.\n"
+                "  to fix  declare it as the file has it, or say fill_missing = TRUE: declared"
+                " columns are then null in files that lack them"
+            )
+        select(own, wanted.names, f"'{shown(path.name)}'")
+
     def _pieces(
         self, path: Path, file: BinaryIO, size: int, read: Callable[[bytes], Lines]
     ) -> Iterator[Lines]:
@@ -408,7 +455,7 @@ class ParquetReader(Reader):
     ) -> Iterator[FilePart]:
         """See `Reader.read`."""
         file = guarded(path, lambda: pq.ParquetFile(path, memory_map=True))
-        select(file.schema_arrow, wanted.names, f"'{shown(path.name)}'")
+        self._require(file.schema_arrow, wanted, path)
         groups: list[int] = []
         passed, skip, row = 0, start.row, start.row
         for group in range(file.metadata.num_row_groups):
@@ -467,7 +514,7 @@ class CsvReader(Reader):
         if guarded(path, path.stat).st_size == 0:
             return
         own = self.schema(path)
-        select(own, wanted.names, f"'{shown(path.name)}'")
+        self._require(own, wanted, path)
         typed = [field.name for field in wanted if not is_text_or_bytes(field.type)]
         read = partial(csv_rows, names=own.names, wanted=wanted.names, typed=typed)
         with opened(path) as file:

@@ -81,6 +81,11 @@ def footers(source: FilesSource, arrival: str | None) -> list[Group]:
 
 def require_parquet(source: FilesSource) -> None:
     """Refuses files that cannot be cut into row groups."""
+    if source.fill_missing:
+        raise SourceError(
+            "Spark does not fill columns that a file lacks (fill_missing).\n"
+            "  to fix  run on the embedded engine, or write the column into all files"
+        )
     for path in source.files():
         if path.suffix.lower() != ".parquet" and source.format != "parquet":
             raise SourceError(
