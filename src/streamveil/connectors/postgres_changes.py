@@ -49,6 +49,7 @@ from streamveil.errors import SourceError
 
 OF_CHANGES = pa.schema([("pg_operation", pa.string()), ("pg_time", TIME)])
 SNAPSHOT = "changes-snapshot"  # a file of the job's state, until its rows are durable
+HALF = 1 << 31  # transactions that PostgreSQL tells apart on each side
 EPOCH_2000 = 946_684_800_000_000  # microseconds
 SETTINGS = (
     "-c TimeZone=UTC -c DateStyle=ISO -c extra_float_digits=3 -c bytea_output=hex "
@@ -74,12 +75,19 @@ class LogPlace:
         return json.dumps(vars(self))
 
     def has_seen(self, commit: int, xid: int) -> bool:
-        """Whether the first rows hold what a transaction did."""
+        """Whether the first rows hold what a transaction did.
+
+        >>> place = LogPlace(0, "", seen="4294967290:4294967299:4294967297", until=100)
+        >>> [place.has_seen(90, xid) for xid in (4294967289, 0, 1, 2, 3, 4)]
+        [True, True, False, True, False, False]
+        >>> place.has_seen(100, 0)
+        False
+        """
         if commit >= self.until:
             return False
         low, high, running = self.seen.split(":")
-        whole = (int(high) >> 32 << 32) + xid  # the log has 32 bits of it
-        whole -= (whole > int(high)) << 32
+        behind = (int(high) - xid + HALF) % (2 * HALF) - HALF  # the log has 32 bits of a number
+        whole = int(high) - behind
         return whole < int(low) or (whole < int(high) and str(whole) not in running.split(","))
 
 
