@@ -78,3 +78,12 @@ def test_the_tests_that_hold_a_finding_are_still_there():
     named = re.findall(r"`(tests/[\w/]+\.py)`", (DOCS / "review.md").read_text())
     assert len(named) > 22
     assert [name for name in named if not (DOCS.parent / name).exists()] == []
+
+
+def test_decisions_have_numbers_of_their_own():
+    folder = DOCS / "decisions"
+    numbers = [path.name[:4] for path in folder.glob("*.md")]
+    assert len(numbers) == len({*numbers})
+    assert all(
+        path.read_text().startswith(f"# {int(path.name[:4])}. ") for path in folder.glob("0*.md")
+    )
