@@ -29,6 +29,8 @@ class Handler(BaseHTTPRequestHandler):
         if span := self.headers.get("Range"):
             first, last = span.removeprefix("bytes=").split("-")
             data, code = data[int(first) : int(last or size) + 1], 206
+        if self.command == "GET":
+            self.server.taken(key)
         return self.say(code, data, "binary/octet-stream", time)
 
     def listing(self, bucket, query):
@@ -74,6 +76,7 @@ class ObjectStore(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects, self.asked, self.refuses = {}, [], False
+        self.taken = lambda key: None  # told of each object that is sent, before it is
         self.settings = (
             f"endpoint_override=127.0.0.1:{self.server_port}&scheme=http&region=us-east-1"
         )

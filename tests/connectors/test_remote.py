@@ -101,6 +101,21 @@ def test_a_file_that_changes_while_it_is_read_is_refused(store):
         list(reading)
 
 
+@pytest.mark.parametrize("after", [text(1, 7), text(1, 2, 3), None], ids=["same", "more", "gone"])
+def test_a_file_that_changes_or_goes_while_it_is_copied_is_refused(store, after, tmp_path):
+    def change(key):
+        if after is None:
+            store.objects.pop(("bucket", key))
+        else:
+            store.put(key, after, time=1)
+
+    store.put("in/a.csv", text(1, 2))
+    store.taken = change
+    with pytest.raises(SourceError, match=r"(changed|went) while it was (.|\n)*to fix"):
+        list(source(store).read(None, 9))
+    assert not list(tmp_path.glob("streamveil-*"))
+
+
 def test_looking_again_takes_no_file_from_the_store(store):
     store.put("in/a.parquet", parquet(1))
     reading = source(store, columns=None, follow=True)
