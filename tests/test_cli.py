@@ -20,6 +20,7 @@ from streamveil import cli
 from streamveil.commands.answers import place
 from streamveil.commands.common import print_rows, read_query, write_rows
 from streamveil.errors import PlanError
+from streamveil.runtime import inspect as inspecting
 
 SECRET = "patient-4711"
 QUERY = """
@@ -400,7 +401,7 @@ def test_a_release_has_at_most_two_numbers():
             place(text)
 
 
-def test_names_that_look_like_markup_or_are_no_text_are_shown(tmp_path):
+def test_names_that_look_like_markup_or_are_no_text_are_shown(tmp_path, monkeypatch):
     ledger = tmp_path / "clicks.ledger"
     limit = ("--epsilon", 1, "--delta", "1e-6")
     assert call("ledger", "create", ledger, "--unit", "user[/red]", *limit)[0] == 0
@@ -415,9 +416,11 @@ def test_names_that_look_like_markup_or_are_no_text_are_shown(tmp_path):
     query = query.group_by().agg(n=sv.count()).bound(max_rows=1)
     job = query.release(every=sv.rows(3), steps=4, budget=sv.Budget(epsilon=1, delta=1e-6))
     assert list(job.run(state=tmp_path / "s"))
+    words, within = inspecting.words, json.dumps({"name": os.listdir(data)[0], "row": 7})
+    monkeypatch.setattr(inspecting, "words", lambda _: words(within))
     code, shown, errors = call("inspect", tmp_path / "s")
     assert (code, errors) == (0, "")
-    assert "[red]\\udcff.csv" in shown
+    assert "file '[red]\\udcff.csv' from row 7" in shown
 
 
 def test_a_terminal_of_few_characters_gets_the_others_spelled_out(folder):

@@ -203,16 +203,21 @@ def rerun_pairs(seed):
         yield name, *library.training(trainer, share), (x, y), (other, signs), nothing
 
 
-def judged(seed, tables, worst):
-    """Accounts of one seed; the worst parts are kept by name."""
+def pairs_of(seed, tables):
+    """(mechanism, whether its claim stands, the part of the claim that was lost) of one seed."""
     for name, (mechanism, matching) in tables:
         lost, part, claim = table_pair(name, mechanism, matching, seed)
-        assert lost.stands(claim), (name, seed, lost, part)
-        worst.setdefault(name, []).append(part)
+        yield name, lost.stands(claim), part
     for name, claim, release, one, other, policy in [*asked_pairs(seed), *rerun_pairs(seed)]:
         lost = told(release, one, other, policy, seed)
-        assert lost.stands(claim), (name, seed, lost, lost.tightness(claim))
-        worst.setdefault(name, []).append(lost.tightness(claim))
+        yield name, lost.stands(claim), lost.tightness(claim)
+
+
+def judged(seed, tables, worst):
+    """The worst parts of claims by mechanism, of one seed more."""
+    for name, stands, part in pairs_of(seed, tables):
+        assert stands, (name, seed, part)
+        worst.setdefault(name, []).append(part)
 
 
 def test_neighbours_of_tables_and_questions_lose_no_more_than_is_claimed():

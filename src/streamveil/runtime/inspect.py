@@ -127,6 +127,8 @@ def words(position: str | None) -> str:
     'step 3, 20 rows of it done'
     >>> words('{"name": "a.csv", "row": 7}')
     "file 'a.csv' from row 7"
+    >>> words('{"files": 3, "name": "", "row": 0}')
+    '3 files done'
     """
     if position is None:
         return "the start"
@@ -136,7 +138,9 @@ def words(position: str | None) -> str:
     parts = [f"step {place['step']:,}"] if "step" in place else []
     if isinstance(place.get("source"), str):
         parts.append(words(place["source"]))
-    if "name" in place:
+    if "files" in place:
+        parts.append(f"{place['files']:,} files done")
+    if place.get("name"):
         parts.append(f"file '{place['name']}' from row {place.get('row', 0):,}")
     if place.get("skip"):
         parts.append(f"{place['skip']:,} rows further")
