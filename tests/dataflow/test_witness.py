@@ -1,19 +1,25 @@
 """The witness is silent on what is right, and stops each planted fault at its first micro-batch."""
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.sensitivity import Bounds
-from streamveil.dataflow import bounding, stages, witness
+from streamveil.dataflow import aggregate, bounding, stages, witness
+from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import Passed, UnitTable, unit_stage
 from streamveil.engines.embedded import group_by as embedded_group_by
 from streamveil.engines.embedded.group_by import embedded
 from streamveil.engines.embedded.tables import PartedTable, Room
 from streamveil.errors import WitnessError
-from tests.dataflow.streams import batches, compile_plan, plan_of
+from streamveil.plan.plan import Aggregate
+from tests.dataflow.streams import batches, compile_plan, plan_of, run
 from tests.dataflow.test_bounding import FIRSTS, cut, make_rows, rules
 
 ROWS = Bounds(max_rows=3)
@@ -297,3 +303,132 @@ def test_stops_a_division_that_loses_units(tmp_path, monkeypatch):
 
 def test_what_a_stop_says_names_no_data():
     assert not any(digit in str(WitnessError("a row was cut")) for digit in "0123456789")
+
+
+# ---- rows that see one another, and totals
+
+
+MIXED = plan_of(
+    aggregates=(
+        Aggregate(name="n", function="count"),
+        Aggregate(name="people", function="count_units"),
+        Aggregate(name="s", function="sum", expression="v", low=0.0, high=8.0),
+        Aggregate(name="kinds", function="count_distinct", expression="v"),
+        Aggregate(name="half", function="quantile", expression="v", low=0.0, high=4.0,
+                  options={"fan": 2, "levels": 2}),
+    )
+)  # fmt: skip
+
+
+def through(operator, stream=STREAM):
+    run(operator, batches(stream), NOISE)
+
+
+def neighbourly(part, change):
+    """The operator with one of its row functions, of which every row sees the whole micro-batch."""
+
+    def bind(schema):
+        honest = operator.bind(schema)
+        found = getattr(honest, part)
+        if isinstance(found, tuple):
+            return replace(honest, **{part: tuple(seeing(one, change) for one in found)})
+        return replace(honest, **{part: seeing(found, change)})
+
+    operator = compile_plan(MIXED)
+    return replace(operator, bind=bind)
+
+
+def seeing(function, change):
+    return lambda table: change(pa.array(function(table)))
+
+
+def of_the_row_before(column):
+    return column.take(pa.array(np.roll(np.arange(len(column)), 1)))
+
+
+def centred(column):
+    return pc.subtract(column, pc.cast(pc.mean(column), column.type, safe=False))
+
+
+def of_the_first_row(column):
+    return column.take(pa.array(np.zeros(len(column), np.int64)))
+
+
+SEEING = {
+    "the unit of the row before": ("unit", of_the_row_before),
+    "the unit of the first row": ("unit", of_the_first_row),
+    "the key of the row before": ("keys", of_the_row_before),
+    "the key of the first row": ("keys", of_the_first_row),
+    "values about their mean": ("values", centred),
+    "values of the row before": ("values", of_the_row_before),
+    "times of the first row": ("event_us", of_the_first_row),
+}
+
+
+@pytest.mark.parametrize(("part", "change"), SEEING.values(), ids=SEEING)
+def test_stops_rows_that_see_one_another(part, change):
+    through(neighbourly(part, lambda column: column))
+    stream = [(u, "abcd"[u % 4], u % 7, u, 0) for u in range(1, 40)]
+    with pytest.raises(WitnessError, match="depends on other rows"):
+        through(neighbourly(part, change), stream)
+
+
+ODD = [
+    pa.array([float("nan"), -0.0, 0.0, None, 1.5] * 8),
+    pa.array([2**62, -(2**62), None, 0, 7] * 8, pa.timestamp("ns")),
+    pa.array([2**62, -(2**62), None, 0, 7] * 8, pa.timestamp("s")),
+    pa.array([2**31 - 1, -(2**31), None, 0, 7] * 8, pa.date32()),
+    pa.array(["a", None, "", "\0", "b"] * 8),
+]
+
+
+@pytest.mark.parametrize("keys", ODD, ids=lambda keys: str(keys.type))
+def test_is_silent_on_odd_groups(keys):
+    operator = compile_plan(MIXED)
+
+    def bind(schema):
+        taken = lambda rows: keys.take(rows["u"].combine_chunks())  # noqa: E731
+        return replace(operator.bind(schema), keys=(taken,))
+
+    stream = [(u, "a", u % 7, u, 0) for u in range(1, 40)]
+    through(replace(operator, bind=bind), stream)
+
+
+def test_stops_a_condition_that_sees_other_rows():
+    operator = compile_plan(MIXED)
+
+    def bind(schema):
+        return replace(
+            operator.bind(schema), where=lambda t: pa.array([t.num_rows > 1] * t.num_rows)
+        )
+
+    with pytest.raises(WitnessError, match="depends on other rows"):
+        through(replace(operator, bind=bind))
+
+
+TOTALS = {
+    "rows count twice": ("add_given", twice),
+    "rows do not count": ("add_given", lambda kernel: lambda *_: None),
+    "sums are added twice": ("add_lanes", twice),
+    "sums are not added": ("add_lanes", lambda kernel: lambda *_: None),
+    "sums go elsewhere": ("add_lanes", lambda kernel: lambda *a: kernel(*a[:3], a[3] - 1)),
+    "nodes are hit twice": ("add_hits", twice),
+    "nodes are not hit": ("add_hits", lambda kernel: lambda *_: None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "plant"), TOTALS.values(), ids=TOTALS)
+def test_stops_a_fault_of_totals(kernel, plant, monkeypatch):
+    through(compile_plan(MIXED))
+    monkeypatch.setattr(aggregate, kernel, plant(getattr(aggregate, kernel)))
+    with pytest.raises(WitnessError, match="total of a group"):
+        through(compile_plan(MIXED))
+
+
+def test_groups_of_many_rows_are_not_looked_at(monkeypatch):
+    table = KeyTable.empty(1)
+    table.add_names(np.ones((1, 2), np.uint64))
+    found = np.zeros(witness.LARGEST_GROUP + 1, np.int32)
+    assert witness.look_at_group(table, found, 3) is None
+    assert witness.look_at_group(table, found[1:], 3).before == [0]
+    assert witness.look_at_group(table, found[:0], 3) is None

@@ -1,8 +1,8 @@
 """The row stage: per-row expressions to units, event times, keys and integer quanta.
 
-Everything here is a function of one row. A row whose unit or event time is missing, or whose value
-is not a finite number, is counted by reason and left out; a null value only leaves its own
-aggregate out, as in SQL.
+Everything here is a function of one row; of each micro-batch one row shows it (`prepare`). A row
+whose unit or event time is missing, or whose value is not a finite number, is counted by reason
+and left out; a null value only leaves its own aggregate out, as in SQL.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from streamveil.dataflow.hashing import (
 )
 from streamveil.dataflow.kernels import MIX
 from streamveil.dataflow.reject_counts import NOT_FINITE, count
-from streamveil.errors import PlanError, SourceError
+from streamveil.errors import PlanError, SourceError, WitnessError
 from streamveil.types import Array, Bool, Float64, Int64, UInt16, UInt64
 
+WITNESSED = 1 << 10  # fingerprints that choose the row that is run again
 RowFunction = Callable[[pa.Table], pa.Array]
 
 
@@ -88,11 +89,52 @@ def prepare(
     into: UInt64[Array, " rows"] | None = None,
     reject_notes: RejectNotes | None = None,
 ) -> Prepared:
-    """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units."""
+    """Runs the row stage on one micro-batch; `into`: room for the fingerprints of units.
+
+    One row that counts, chosen by fingerprints, is run again without the others and must come to
+    the same: an expression in which rows see one another stops the job (see `dataflow.witness`).
+
+    Raises:
+        WitnessError: What a row comes to depends on other rows.
+    """
+    prepared, masks = _prepare(program, table, unit_key, name_key, into, reject_notes)
+    rows = len(prepared.unit)
+    if rows and table.num_rows > 1:
+        place = at = int(prepared.unit[:WITNESSED].sum()) % rows
+        for mask in reversed(masks):
+            at = int(np.flatnonzero(mask)[at])
+        alone, _ = _prepare(program, table.slice(at, 1), unit_key, name_key)
+        if len(alone.unit) != 1 or not _is_row(prepared, place, alone):
+            raise WitnessError("what a row comes to depends on other rows")
+    return prepared
+
+
+def _is_row(whole: Prepared, place: int, alone: Prepared) -> bool:
+    """Whether a row of a micro-batch is what it is without the others, bit for bit."""
+    arrays = [(whole.unit, alone.unit), (whole.event_us, alone.event_us)]
+    for of, one in zip(whole.values, alone.values, strict=True):
+        arrays += zip(of, one, strict=True)
+    arrays += [(names, alone.cells[value]) for value, names in whole.cells.items()]
+    keys = names_of([key.slice(place, 1) for key in whole.keys], 1, whole.name_key)
+    same = (of[place].tobytes() == one[0].tobytes() for of, one in arrays)
+    return all(same) and (keys == alone.names).all()
+
+
+def _prepare(
+    program: RowProgram,
+    table: pa.Table,
+    unit_key: bytes,
+    name_key: bytes,
+    into: UInt64[Array, " rows"] | None = None,
+    reject_notes: RejectNotes | None = None,
+) -> tuple[Prepared, list[Bool[Array, " rows"]]]:
+    """The rows that may count, and the masks that chose them, one after the other."""
     reject_counts: dict[str, int] = {}
+    masks = []
     if program.where is not None:
         passes = np.asarray(pc.fill_null(program.where(table), False))  # noqa: FBT003 (Arrow's way)
         table = _keep(table, passes)
+        masks.append(passes)
         if reject_notes is not None:
             reject_notes.keep(passes)
     unit = program.unit(table)
@@ -106,12 +148,13 @@ def prepare(
     keys = [key(table) for key in program.keys]
     if good is not None:
         mask = pa.array(good)
+        masks.append(good)
         unit, event = unit.filter(mask), None if event is None else event.filter(mask)
         keys, values = [k.filter(mask) for k in keys], [v.filter(mask) for v in values]
     for column in keys:
         _check(column.type, "a key column")
     n = len(unit)
-    return Prepared(
+    prepared = Prepared(
         fingerprints(unit, unit_key, None if into is None else into[:n]),
         np.broadcast_to(np.int64(0), n)
         if event is None
@@ -123,6 +166,7 @@ def prepare(
         {place: _cells(keys, values[place], name_key) for place in program.named},
         reject_notes=reject_notes,
     )
+    return prepared, masks
 
 
 def _all_good(

@@ -53,7 +53,7 @@ from streamveil.dataflow.state import (
 )
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead
-from streamveil.dataflow.witness import check_after, look_before
+from streamveil.dataflow.witness import check_after, check_group, look_at_group, look_before
 from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
 
@@ -384,7 +384,7 @@ def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
 def add(
     operator: Grouping, state: State, windows: Int64[Array, " kept"], kept: Kept, rows: KeyRows
 ) -> None:
-    """Adds accepted pairs to their keys; `rows` holds the lanes that are not given."""
+    """Adds accepted pairs to their keys, under the witness; `rows`: the lanes not given."""
     lanes = operator.plain_lanes
     units, given = (
         np.array([p for p, lane in enumerate(lanes) if lane.kind == kind], np.int64)
@@ -393,9 +393,17 @@ def add(
     asks = np.array([operator.first_bit(place) for place in units.tolist()], np.int64)
     brought = np.array(brought_lanes(lanes), np.int64)
     for window, mine in parts(windows):
-        table, found = state.windows[window].table, kept.rows[mine]
-        add_counts(table, found, kept.first[mine], (units, asks, given))
-        add_rows(table, found, KeyRows(rows.lanes[mine], rows.hits[mine]), brought)
+        table, found, first = state.windows[window].table, kept.rows[mine], kept.first[mine]
+        own = KeyRows(rows.lanes[mine], rows.hits[mine])
+        look = look_at_group(table, found, state.step)
+        add_counts(table, found, first, (units, asks, given))
+        add_rows(table, found, own, brought)
+        if look is not None:
+            some = np.zeros((len(look.places), len(lanes)), np.int64)
+            some[:, given] = 1
+            some[:, units] = (first[look.places, None] & asks) != 0
+            some[:, brought] = own.lanes[look.places]
+            check_group(look, table, some, own.hits[look.places])
 
 
 def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None:

@@ -1,14 +1,19 @@
-"""The witness: a sample of units is bounded again by the specification while a job runs.
+"""The witness: samples are computed again by the specification while a job runs.
 
-In every micro-batch, what the compiled unit stage passed, counted and remembered for the sampled
-units is compared with `core.reference`, starting from what the unit table held before. A difference
-stops the job before its commit.
+In every micro-batch, a difference in one of these stops the job before its commit:
 
-Sample: units whose keyed fingerprint has some bits zero, one in `ONE_IN`. The fingerprint is made
-    with the job's secret, so that nobody who lacks it can tell who is sampled, and a unit is
-    sampled in every micro-batch or in none. Of many sampled units, a micro-batch looks at up to
+- What the compiled unit stage passed, counted and remembered for sampled units is compared with
+  `core.reference`, starting from what the unit table held before.
+- The new total of one group, in all lanes, is compared with the old one and the group's rows.
+
+A row's columns are witnessed where they are made (`dataflow.rows`).
+
+Units sampled: those whose keyed fingerprint has some bits zero, one in `ONE_IN`. The fingerprint
+    is made with the job's secret, so that nobody who lacks it can tell who is sampled, and a unit
+    is sampled in every micro-batch or in none. Of many sampled units, a micro-batch looks at up to
     `MOST` rows' worth (or at one unit), the next step at others: a look needs only the state
     before it.
+Groups: that of one row of the micro-batch, whichever its step comes to, in each window.
 Releases: the witness reads and never writes; it draws no noise and takes no address. Releases are
     the same with and without it.
 Stopping: both sides are functions of the same rows and the same state, and equal by definition. So
@@ -24,16 +29,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit
+from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit, total
 from streamveil.core.sensitivity import Bounds
+from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import LARGEST_GROUPS, Passed, Shape, UnitRows, UnitTable
 from streamveil.dataflow.unit_entries import UnitEntry, find_entry
 from streamveil.dataflow.unit_kernels import ALL, COMPACT, COUNTED, HIDDEN, NEW, NOTHING
 from streamveil.errors import WitnessError
-from streamveil.types import Array, Int64, UInt64
+from streamveil.types import Array, Int32, Int64, UInt64
 
 ONE_IN = 1 << 10  # units
-MOST = 64  # rows that one micro-batch looks at
+MOST = 64  # rows of units that one micro-batch looks at
+LARGEST_GROUP = 1 << 10  # rows of a group in one micro-batch; larger ones are not looked at
+UNCUT = 1 << 64  # quanta
+STRIDE = 0x9E3779B1  # spreads steps over rows
 DRAWN = 1 if sys.byteorder == "little" else 2  # of a fingerprint's four 16-bit words; see `part`
 TableOf = Callable[[int], UnitTable | None]  # of a unit
 
@@ -169,3 +178,40 @@ def entry_of(table_of: TableOf, unit: int) -> UnitEntry | None:
     """What is held of a unit, wherever its table is."""
     table = table_of(unit)
     return None if table is None else find_entry(table, unit)
+
+
+class GroupLook(NamedTuple):
+    """One group before a micro-batch is added to it."""
+
+    row: int  # of its key table
+    places: Int64[Array, " some"]  # of its rows among those that are added
+    before: list[int]  # quanta, by lane
+
+
+def look_at_group(table: KeyTable, found: Int32[Array, " rows"], batch: int) -> GroupLook | None:
+    """The group of one of the rows that are about to be added; `found`: rows of the key table."""
+    if not len(found):
+        return None
+    row = int(found[batch * STRIDE % len(found)])
+    places = np.flatnonzero(found == row)
+    if len(places) > LARGEST_GROUP:
+        return None
+    return GroupLook(row, places, table.pending[row].tolist())
+
+
+def check_group(look: GroupLook, table: KeyTable, lanes: Array, hits: Array) -> None:
+    """Adds the group's rows again, one by one; refuses any difference.
+
+    `lanes`: what each row brings to the plain lanes, quanta, already cut to its reach; `hits`:
+    nodes it adds one to, or -1.
+    """
+    width, plain = len(look.before), lanes.shape[1]
+    rows = [own + [0] * (width - plain) for own in lanes.tolist()]
+    for own, nodes in zip(rows, hits.tolist(), strict=True):
+        for node in nodes:
+            if node >= 0:
+                own[node] += 1
+    sums = total(((look.row, own) for own in rows), [UNCUT] * width)[look.row]
+    wanted = [old + new for old, new in zip(look.before, sums, strict=True)]
+    if table.pending[look.row].tolist() != wanted:
+        raise WitnessError("the total of a group is not what its rows add up to")

@@ -22,7 +22,7 @@ from streamveil.engines.spark.shards import Shards
 from streamveil.engines.spark.shuffle import Piece, Rows, joined
 from streamveil.engines.spark.source_offsets import FilesReading
 from streamveil.engines.spark.splits import digest, footers, last_step, plan_step
-from streamveil.errors import SourceError, StoreError
+from streamveil.errors import SourceError, StoreError, WitnessError
 from streamveil.plan.plan import Clock
 from streamveil.runtime.columns import needed_columns
 from streamveil.runtime.run import run
@@ -128,6 +128,20 @@ def test_any_shards_and_any_order_equal_the_embedded_engine(case, tmp_path):
     wanted = embedded(plan, tmp_path / "state")
     assert sum(r.table.num_rows for r in wanted) > 0
     assert_equal(staged(case, plan, np.random.default_rng(case.seed)), wanted)
+
+
+def test_the_witness_stops_totals_that_are_added_twice(tmp_path, monkeypatch):
+    case = CASES[5]
+    plan = case.plan(case.write(tmp_path / "data"))
+
+    def twice(*arguments):
+        add_rows(*arguments)
+        add_rows(*arguments)
+
+    add_rows = stages.add_rows
+    monkeypatch.setattr(stages, "add_rows", twice)
+    with pytest.raises(WitnessError, match="total of a group"):
+        staged(case, plan, np.random.default_rng(case.seed))
 
 
 def test_the_comparison_sees_a_lost_row(tmp_path):

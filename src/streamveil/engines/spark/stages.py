@@ -37,6 +37,7 @@ from streamveil.dataflow.release import WindowState
 from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta
 from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units, pass_witnessed
 from streamveil.dataflow.state import Index, State, parts
+from streamveil.dataflow.witness import check_group, look_at_group
 from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of
 from streamveil.types import Array, Int64, UInt8, UInt64
 
@@ -177,7 +178,11 @@ def gather(
         places.append(np.arange(len(rows))[mine][met.fresh])
         if len(met.fresh) and rows.keys is not None:
             table.name_keys(start, rows.keys.take(pa.array(places[-1])))
-        add_rows(table, met.rows, KeyRows(lanes[mine], rows["hits"][mine]))
+        own = KeyRows(lanes[mine], rows["hits"][mine])
+        look = look_at_group(table, met.rows, step)
+        add_rows(table, met.rows, own)
+        if look is not None:
+            check_group(look, table, own.lanes[look.places], own.hits[look.places])
     new = np.concatenate([np.zeros(0, np.int64), *places])
     delta |= {"row": found, "window": where, "lanes": lanes, "hits": rows["hits"], **cells}
     if rows.keys is not None:
