@@ -366,8 +366,14 @@ def read_emit(tokens: list[Token], text: str, source: SourceSpec) -> Ticks:
         written = parse_tokens(tokens[cursor.at :], text, "EMIT EVERY")
         found = length(written, "EMIT EVERY")
         return Ticks(every_us=found.us or None, months=found.months or None, unbounded=unbounded)
-    if cursor.peek(1) in ("ROWS", "ROW") and len(tokens) == cursor.at + 2:
+    if cursor.peek(1) in ("ROWS", "ROW"):
         count = parse_tokens([tokens[cursor.at]], text, "EMIT EVERY")
+        cursor.at += 2
+        if cursor.at < len(tokens):
+            raise PlanError(
+                f"EMIT EVERY n ROWS ends a query{cursor.place()}.\n"
+                "  to fix  say among the OPTIONS how long it runs: steps = n, or 'unbounded'"
+            )
         return Ticks(rows=whole(count, "EMIT EVERY n ROWS"), unbounded=unbounded)
     if cursor.peek(1) in ("GROUPS", "UNITS", "USERS", "KEYS", "CHANGES"):
         raise HABITS["data-trigger"].error()
