@@ -68,6 +68,7 @@ def strategies():
         Points(CUBE),
         Residuals(CUBE),
         Residuals(MIXED),
+        Residuals(Marginals((3, 1, 2), ((0, 1), (1, 2), (1,)))),
         Direct(Matrix.of(RNG.random((4, 6)))),
         Dense(wide, hierarchy(16)),
         Dense(wide, np.tril(np.ones((16, 16)))),

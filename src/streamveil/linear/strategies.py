@@ -316,7 +316,8 @@ class Residuals:
         """Scales that minimise the total variance for a bound on the L1 or L2 norm of a column."""
         moved = np.array([self._moved(part, norm) for part in self.closure])
         weight = np.array([self._weight(part) for part in self.closure])
-        scale = (moved / weight) ** (1 / (norm + 2))
+        any_rows = weight > 0  # none where an attribute has one value
+        scale = np.divide(moved, weight, out=np.ones_like(moved), where=any_rows) ** (1 / (norm + 2))
         scale *= (moved / scale**norm).sum() ** (1 / norm) * SLACK
         out = np.empty(self.rows)
         for part, value in zip(self.closure, scale, strict=True):
