@@ -317,7 +317,9 @@ class Residuals:
         moved = np.array([self._moved(part, norm) for part in self.closure])
         weight = np.array([self._weight(part) for part in self.closure])
         any_rows = weight > 0  # none where an attribute has one value
-        scale = np.divide(moved, weight, out=np.ones_like(moved), where=any_rows) ** (1 / (norm + 2))
+        scale = np.divide(moved, weight, out=np.ones_like(moved), where=any_rows) ** (
+            1 / (norm + 2)
+        )
         scale *= (moved / scale**norm).sum() ** (1 / norm) * SLACK
         out = np.empty(self.rows)
         for part, value in zip(self.closure, scale, strict=True):
