@@ -307,6 +307,7 @@ MISTAKES = [
         "ends a query (line 1, column",
         lambda: own("* FROM t", emit="EMIT EVERY 5 ROWS FOR 3 STEPS", more=", steps = 3"),
     ),
+    ("where it is a name, write `when`", lambda: own("* FROM t WHERE when > 2")),
     ("empty text", lambda: own("u FROM t, UNNEST(SPLIT(url, '')) AS part")),
     ("takes SPLIT(...)", lambda: own("u FROM t, UNNEST([1, 2]) AS part")),
     ("without OFFSET", lambda: own("u FROM t, UNNEST(SPLIT(url)) AS part WITH OFFSET")),

@@ -165,4 +165,7 @@ def _place(error: ParseError) -> str:
     message = str(first.get("description") or "unexpected text").rstrip(".")
     near = shown(str(first.get("highlight") or ""))
     where = f" (line {first.get('line')}, column {first.get('col')})" if first.get("line") else ""
-    return f"{shown(message)}{where}" + (f", near '{near}'" if near else "")
+    said = f"{shown(message)}{where}" + (f", near '{near}'" if near else "")
+    if near.upper() in VeilTokenizer.KEYWORDS and near.isidentifier():
+        said += f"; '{near}' is a word of SQL: where it is a name, write `{near}`"
+    return said

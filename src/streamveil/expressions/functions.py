@@ -421,9 +421,10 @@ def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("timestamp", ("timestamp",), _same)
 
 
-def _truncate(kind: Kind) -> Rule:
+def _truncate(cut: Kind) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         zone = _zone(name, arguments, 2)
+        kind: Kind = "timestamp" if arguments[0].kind == "timestamp" else cut  # as GoogleSQL has it
         unit = constant(name, arguments, 1, "unit")
         if zone is not None and arguments[0].kind == "date":
             raise wrong(name, arguments[0], 0, "timestamp, where a time zone follows")
