@@ -259,7 +259,8 @@ SIGNATURES = {  # every function a row expression may call
     "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) STARTS_WITH(s,part) "
     "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern) "
     "REGEXP_EXTRACT(s,pattern) REGEXP_SUBSTR(s,pattern) REGEXP_REPLACE(s,pattern,new)",
-    "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) DATE_TRUNC(d,UNIT) "
+    "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) "
+    "DATE_TRUNC(t_or_d,UNIT[,zone]) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
     "DATE_SUB(d,INTERVAL) TIMESTAMP_DIFF(a,b,UNIT) DATE_DIFF(a,b,UNIT) TIMESTAMP_SECONDS(n) "
     "TIMESTAMP_MILLIS(n) TIMESTAMP_MICROS(n) UNIX_SECONDS(t) UNIX_MILLIS(t) UNIX_MICROS(t) "
