@@ -59,7 +59,7 @@ def test_the_promise_is_restated_only_where_there_is_a_number():
 def test_the_noise_is_that_of_the_counters():
     operator = compile_plan(with_look(query().plan))
     place = operator.outputs[1].lanes[0]
-    lane, counter = operator.totalling.lanes[place], operator.totalling.counters[place]
+    lane, counter = operator.aggregation.lanes[place], operator.aggregation.counters[place]
     expected = float(counter.std(np.array([10]))[0]) * float(lane.quantum)
     assert query().explain().facts["noise"]["ms"][10] == pytest.approx(expected)
 
@@ -138,7 +138,7 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     units = float(said.split()[5])
     last = operator.schedule.triggers
     assert shown_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
-    asked = threshold_of(operator.totalling.selection, last).units
+    asked = threshold_of(operator.aggregation.selection, last).units
     assert asked == pytest.approx(units, abs=0.1)
 
 

@@ -73,14 +73,14 @@ def test_seldom_is_precise_and_often_is_fresh():
 
 def compile_sd(made):
     operator = compile_plan(made)
-    return float(operator.totalling.counters[0].std(np.array([1]))[0])
+    return float(operator.aggregation.counters[0].std(np.array([1]))[0])
 
 
 def test_epsilon_for_a_group_of_some_size():
     table = clicks(100)
     made = plan(table, Bounding(max_rows=6, max_rows_per_group=2), keys=sv.public(KEYS))
     last = np.array([8])
-    sd = float(compile_plan(made).totalling.counters[0].std(last)[0])
+    sd = float(compile_plan(made).aggregation.counters[0].std(last)[0])
     assert epsilon_for(made, 1_000, sd / 1_000) == pytest.approx(2, rel=0.03)
     assert epsilon_for(made, 1_000, sd / 2_000) > 3
     with pytest.raises(PlanError, match="no epsilon"):

@@ -122,7 +122,7 @@ def given(made):
 
 def test_a_threshold_without_the_union_over_triggers_is_found():
     operator = query(sv.Budget(epsilon=0.1, delta=0.05), steps=64, max_rows=1, selection="gaussian")
-    selection = operator.totalling.selection
+    selection = operator.aggregation.selection
     assert isinstance(selection, GaussianSelection)
 
     class Each(GaussianThresholds):
@@ -136,7 +136,7 @@ def test_a_threshold_without_the_union_over_triggers_is_found():
             return Each(**given(honest))
 
     wrong = OneTrigger(**given(selection))
-    faulty = forced(operator, totalling=forced(operator.totalling, selection=wrong))
+    faulty = forced(operator, aggregation=forced(operator.aggregation, selection=wrong))
     scenario = replace(NEW_KEYS, added=lone((5, 1)), steps=64)
     assert not audit(operator, scenario, NOISES, 4000).violates(operator.guarantee.epsilon)
     assert audit(faulty, scenario, NOISES, 4000).violates(operator.guarantee.epsilon)

@@ -77,12 +77,12 @@ def caught(operator, change=lambda one: one, pairs=PAIRS, seed=3):
 
 
 def totals(**changes):
-    return lambda one: forced(one, totalling=forced(one.totalling, **changes))
+    return lambda one: forced(one, aggregation=forced(one.aggregation, **changes))
 
 
 def counters(place, factor):
     def change(one):
-        made = list(one.totalling.counters)
+        made = list(one.aggregation.counters)
         made[place] = replace(made[place], sigma=Fraction(made[place].sigma) * factor)
         return totals(counters=tuple(made))(one)
 
@@ -98,7 +98,7 @@ def bounds(**changes):
 
 
 def selection(make):
-    return lambda one: totals(selection=make(one.totalling.selection))(one)
+    return lambda one: totals(selection=make(one.aggregation.selection))(one)
 
 
 def lower_thresholds(one):
@@ -123,7 +123,7 @@ def flatter_shift(one):
 
 
 def cut_noise(one):
-    cut = one.totalling.cut
+    cut = one.aggregation.cut
     less = replace(cut.counter, sigma=Fraction(cut.counter.sigma) / 2)
     return totals(cut=forced(cut, counter=less))(one)
 
@@ -131,7 +131,8 @@ def cut_noise(one):
 def lanes(**changes):
     def change(one):
         made = tuple(
-            forced(lane, **changes) if lane.kind == "sum" else lane for lane in one.totalling.lanes
+            forced(lane, **changes) if lane.kind == "sum" else lane
+            for lane in one.aggregation.lanes
         )
         return totals(lanes=made)(one)
 
@@ -341,8 +342,8 @@ def units_count_twice(patch):
 def every_group_is_published(patch):
     honest = release.open_keys
 
-    def opened(totalling, state, _):  # fmt: skip
-        honest(totalling, state, release._hidden(state, np.arange(state.table.keys)))
+    def opened(aggregation, state, _):  # fmt: skip
+        honest(aggregation, state, release._hidden(state, np.arange(state.table.keys)))
 
     patch.setattr(release, "open_keys", opened)
 

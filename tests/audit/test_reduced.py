@@ -36,7 +36,7 @@ def test_the_reduced_query_keeps_what_matters(name):
     small = reduced(plan, 5)
     operator, whole = compile_plan(small), compile_plan(plan)
     assert (small.budget, small.bounding) == (plan.budget, plan.bounding)
-    assert type(operator.totalling.selection) is type(whole.totalling.selection)
+    assert type(operator.aggregation.selection) is type(whole.aggregation.selection)
     assert operator.guarantee.loss.fits(plan.budget)
     assert operator.schedule.steps == 6
     for scenario in scenarios(small, operator):

@@ -41,7 +41,7 @@ SMALL = replace(LARGE, name="all rows before any weight has fallen", added=lone(
 @pytest.mark.parametrize("measures", [COUNT, SUM], ids=["count", "sum"])
 def test_the_claim_stands(measures, scenario, run):
     operator = weighted(measures)
-    assert operator.totalling.rule is not None
+    assert operator.aggregation.rule is not None
     found = audit(operator, scenario, NOISES, COPIES, run=run)
     assert not found.violates(operator.guarantee.epsilon)
     assert found.epsilon(0.01) > 0.1  # and the attack is no blank

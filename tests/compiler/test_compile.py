@@ -19,7 +19,7 @@ def test_no_row_adds_more_than_the_reach_of_its_lane(measure, high):
         .release(budget=sv.Budget(epsilon=1, delta=1e-9))
     )  # fmt: skip
     values = np.array([-1e308, 0.0, high / 3, high, 1e308])
-    for lane in compile_plan(query.plan).totalling.lanes:
+    for lane in compile_plan(query.plan).aggregation.lanes:
         if lane.kind in ("sum", "square"):
             assert int(np.abs(lane.quanta(values)).astype(np.uint64).max()) <= lane.reach
 

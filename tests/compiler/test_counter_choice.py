@@ -48,7 +48,7 @@ def test_rows_are_charged_less_only_where_noise_follows_the_weights(kind):
     state = operator.init()
     operator.fold(state, Batch(one, 1, True, "{}"), noise)
     [release] = operator.release(state, 1, noise)
-    weighted = blt_of(operator.totalling.counters[0]) is not None
+    weighted = blt_of(operator.aggregation.counters[0]) is not None
     assert weighted == ("noise_weight" in release.table.column_names)
     weight = release.table["noise_weight"].to_pylist()[0] if weighted else 1
     moved = release.table["n"].to_pylist()[0]

@@ -132,7 +132,7 @@ def test_the_forecast_is_what_the_pipeline_does(repeats):
     operator = query({"max_squared_rows": 2}, mu_share=0.7, entry_weight=0.5, hidden_groups=2,
                      weight_reference=60, steps=100)  # fmt: skip
     error, shown = day(operator, who, which, outlook.groups)
-    [counter], rule = operator.totalling.counters, operator.totalling.rule
+    [counter], rule = operator.aggregation.counters, operator.aggregation.rule
     mu = float(gaussian_mu(Budget(epsilon=6, delta=1e-9)))
     spread = float(counter.std(np.array([100]))[0]) * 0.7 * mu / np.sqrt(2)
     half = design_selection(100, Budget(epsilon=6, delta=1e-9), 2).half
@@ -176,10 +176,10 @@ def test_a_query_without_a_bound_gets_one():
     assert "forecast" in known["max_squared_rows"].reason
     assert operator.guarantee.epsilon(1e-9) <= 6
     flat = query(weights="flat", **EXPECTED)
-    assert flat.totalling.rule is None
+    assert flat.aggregation.rule is None
     assert flat.guarantee.epsilon(1e-9) <= 6
     counter = query(selection="gaussian", **EXPECTED)
-    assert isinstance(counter.totalling.selection, GaussianSelection)
+    assert isinstance(counter.aggregation.selection, GaussianSelection)
 
 
 def test_a_query_without_bounds_or_expectations_is_sized_for_usual_streams():
@@ -191,7 +191,7 @@ def test_a_query_without_bounds_or_expectations_is_sized_for_usual_streams():
 def test_options_that_are_given_win_over_the_forecast():
     operator = query({"max_squared_rows": 4}, mu_share=0.5, entry_weight=0.25, hidden_groups=3,
                      weight_reference=40, **EXPECTED)  # fmt: skip
-    rule = operator.totalling.rule
+    rule = operator.aggregation.rule
     assert operator.bounds.quadratic == 4
     assert operator.bounds.slots == 3
     assert rule.entry / rule.scale == pytest.approx(0.25, abs=0.01)
@@ -230,9 +230,9 @@ def test_public_keys_get_weights_and_less_noise_for_their_rows():
     keys = sv.public([1, 2, 3])
     weighted = query(keys=keys, **EXPECTED)
     flat = query(keys=keys, weights="flat", **EXPECTED)
-    assert weighted.totalling.selection is None
-    assert weighted.totalling.rule.caution > 0
-    assert flat.totalling.rule is None
+    assert weighted.aggregation.selection is None
+    assert weighted.aggregation.rule.caution > 0
+    assert flat.aggregation.rule is None
     assert weighted.guarantee.epsilon(1e-9) <= 6
     assert weighted.guarantee.epsilon(1e-9) > 5.9
 
@@ -251,9 +251,9 @@ def test_weights_of_public_keys_pay():
 def test_a_sum_alone_carries_weights_by_its_own_size():
     operator = query(value=(-4, 2), **EXPECTED)
     totals = np.array([[-400.0, 40.0, 4.0]])
-    sized = operator.totalling.size_of_keys.of(Totals(totals, np.ones_like(totals)))
+    sized = operator.aggregation.size_of_keys.of(Totals(totals, np.ones_like(totals)))
     assert sized.tolist() == [100.0, 10.0, 1.0]  # in rows of the largest value
-    assert operator.totalling.rule is not None
+    assert operator.aggregation.rule is not None
     assert operator.guarantee.epsilon(1e-9) <= 6
 
 

@@ -68,7 +68,7 @@ def settings(made, **changes):
 DERIVED = {
     "the bounds that run": (GAUSSIAN, "bounds", ONE),
     "the loss": (GAUSSIAN, "loss", Loss()),
-    "what is counted": (PUBLIC, "totalling", GAUSSIAN.totalling),
+    "what is counted": (PUBLIC, "aggregation", GAUSSIAN.aggregation),
     "the places of trees": (TREES, "trees", ()),
     "who is protected": (DAILY, "protects", replace(DAILY.protects, period=None)),
     "the units that may meet": (PUBLIC, "max_units", 1),
@@ -87,14 +87,14 @@ DERIVED = {
     "the weights of a test": (WEIGHTED.design.test, "rule", None),
     "how far a row reaches": (PUBLIC.design.plain[1], "reach", 1),
     "the ends of an increment": (PUBLIC.design.plain[1], "ends", (0, 1)),
-    "which lanes share noise": (SHARED.totalling, "shared", None),
-    "which lanes are charged": (PUBLIC.totalling, "charged", (0,)),
-    "the counters": (PUBLIC.totalling, "counters", ()),
-    "all lanes": (TREES.totalling, "lanes", ()),
-    "the bounds of a mechanism": (PUBLIC.totalling, "bounds", ONE),
-    "the selection of a mechanism": (GAUSSIAN.totalling, "selection", None),
-    "the count of cut rows": (PUBLIC.totalling, "cut", None),
-    "the loss of a mechanism": (PUBLIC.totalling, "loss", Loss()),
+    "which lanes share noise": (SHARED.aggregation, "shared", None),
+    "which lanes are charged": (PUBLIC.aggregation, "charged", (0,)),
+    "the counters": (PUBLIC.aggregation, "counters", ()),
+    "all lanes": (TREES.aggregation, "lanes", ()),
+    "the bounds of a mechanism": (PUBLIC.aggregation, "bounds", ONE),
+    "the selection of a mechanism": (GAUSSIAN.aggregation, "selection", None),
+    "the count of cut rows": (PUBLIC.aggregation, "cut", None),
+    "the loss of a mechanism": (PUBLIC.aggregation, "loss", Loss()),
 }  # fmt: skip
 
 
@@ -135,14 +135,14 @@ REFUSED = {
         "no plain lanes",
         lambda: design(
             PUBLIC,
-            plain=(*PUBLIC.design.plain, TREES.totalling.lanes[-1]),
+            plain=(*PUBLIC.design.plain, TREES.aggregation.lanes[-1]),
             noises=(*PUBLIC.design.noises, 1),
         ),
     ),
     "a tree of rows": ("made of nodes", lambda: design(TREES, trees=((Lane(kind="rows"), 1),))),
     "a tree without levels": (
         "made of nodes",
-        lambda: design(TREES, trees=((TREES.totalling.lanes[0], 0),)),
+        lambda: design(TREES, trees=((TREES.aggregation.lanes[0], 0),)),
     ),
     "no noise": ("sigma must", lambda: design(PUBLIC, noises=(0, *PUBLIC.design.noises[1:])).loss),
     "an entry weight above full": (
@@ -201,7 +201,7 @@ REFUSED = {
     "a confidence of one": ("confidence", lambda: replace(PUBLIC, confidence=1.0)),
     "a selection of other bounds without slots": (
         "some slots",
-        lambda: replace(TABLE.totalling.selection, bounds=ONE),
+        lambda: replace(TABLE.aggregation.selection, bounds=ONE),
     ),
 }
 
@@ -222,7 +222,7 @@ def longer(made):
 @pytest.mark.parametrize("made", [TABLE, GAUSSIAN, PUBLIC, ROUNDS, TREES, SHARED])
 def test_every_counter_is_made_for_the_triggers_of_a_window(made):
     for steps in (1, 5, 1000):
-        other = replace(made, schedule=replace(made.schedule, steps=steps)).totalling
+        other = replace(made, schedule=replace(made.schedule, steps=steps)).aggregation
         counters = [*other.counters]
         if other.cut is not None:
             counters.append(other.cut.counter)
@@ -246,26 +246,26 @@ def test_a_shape_of_another_horizon_changes_nothing():
 
 def test_all_parts_know_the_bounds_that_run():
     for made in (TABLE, GAUSSIAN, ROUNDS, WEIGHTED):
-        more = limits(made, max_rows=7, quadratic=None, per_group=None).totalling
+        more = limits(made, max_rows=7, quadratic=None, per_group=None).aggregation
         assert more.selection.bounds == more.bounds
         assert more.test is None or more.test.bounds == more.bounds
-    assert limits(GAUSSIAN, max_rows=7).totalling.selection.groups == 7
-    assert settings(TABLE, slots=9).totalling.selection.table.keys_per_unit == 9
+    assert limits(GAUSSIAN, max_rows=7).aggregation.selection.groups == 7
+    assert settings(TABLE, slots=9).aggregation.selection.table.keys_per_unit == 9
     assert TABLE.bounds.slots == TABLE.design.selection.slots
     assert WEIGHTED.bounds.scale == WEIGHTED.design.rule.scale > 1
 
 
 def test_lanes_that_are_read_twice_draw_and_cost_nothing_more():
-    shared = SHARED.totalling
+    shared = SHARED.aggregation
     assert shared.shared == 0
     assert shared.charged == SHARED.design.noises == ()
     assert shared.counters == (shared.selection.counter,)
-    assert GAUSSIAN.totalling.shared is None  # six rows in a group are not one unit
-    assert COUNTED.totalling.shared is None
+    assert GAUSSIAN.aggregation.shared is None  # six rows in a group are not one unit
+    assert COUNTED.aggregation.shared is None
 
 
 def test_a_level_of_a_tree_has_one_noise_and_all_its_nodes():
-    made = TREES.totalling
+    made = TREES.aggregation
     (first, node, levels), found = TREES.trees[0], {}
     assert first == 0
     for lane, counter in zip(made.lanes, made.counters, strict=True):

@@ -131,7 +131,7 @@ def exact_step(counter, state, increments, *_):
     return np.asarray(increments), counter.init(np.shape(increments)[-1], state.t + 1)
 
 
-def exact_shared(totalling, state):
+def exact_shared(aggregation, state):
     units = state.table.pending[state.open_rows, 0]
     return units, public(np.array(0.0))
 
@@ -149,7 +149,7 @@ def exact_trees(self, trees, rows, index, increments, at):
     return increments
 
 
-def exact_sizes(totalling, state, increments, at):
+def exact_sizes(aggregation, state, increments, at):
     return release.Totals(increments.astype(float), np.ones(increments.shape))
 
 

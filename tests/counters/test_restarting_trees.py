@@ -202,7 +202,7 @@ def test_thresholds_for_one_trigger_fail_at_all_of_them_and_the_guarantee_says_s
             options={"thresholds": thresholds},
         )  # fmt: skip
         deltas[thresholds] = operator.guarantee.loss.delta_at(6)
-        selection = operator.totalling.selection
+        selection = operator.aggregation.selection
         steps = np.arange(1, 1001)
         above = np.array([selection.threshold(int(t)) for t in steps]) - 1  # the unit itself
         sd = selection.counter.std(steps) / 1024

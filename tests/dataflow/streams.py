@@ -145,7 +145,7 @@ def arrivals(operator, rows, step, public):
 def bounded(operator, rows, public=None):
     """(unit, key, value, window, step, period) of every accepted pair without noise, and what is
     shown after each step: {(window, key): weight}. Plain loops, step by step."""
-    totalling, rule = operator.totalling, operator.totalling.rule
+    aggregation, rule = operator.aggregation, operator.aggregation.rule
     pairs, weights, hidden, shown, history = [], [], [], {}, {}
     kept = []
     for step in range(1, STEPS + 1):
@@ -167,17 +167,17 @@ def bounded(operator, rows, public=None):
         )
         kept = [pair for pair, fine in zip(pairs, accepted, strict=True) if fine]
         entered = {pair for pair, one in zip(pairs, counted, strict=True) if one}
-        if totalling.selection is not None:
+        if aggregation.selection is not None:
             for window in operator.schedule.active(step):
                 trigger = operator.schedule.trigger(window, step)
                 for key in {p[1] for p in kept if p[3] == window}:
                     mine = [p for p in kept if (p[3], p[1]) == (window, key)]
-                    limit = totalling.selection.threshold(trigger)
+                    limit = aggregation.selection.threshold(trigger)
                     people = len({(p[0], p[5]) for p in mine if p in entered})
                     enough = people > limit or (
-                        isinstance(totalling.selection, TableOpening) and people == limit
+                        isinstance(aggregation.selection, TableOpening) and people == limit
                     )
-                    test = totalling.test
+                    test = aggregation.test
                     if test is not None and trigger in test.triggers:
                         units = len({(p[0], p[5]) for p in mine})
                         valid = sum(p[2] is not None for p in mine)
@@ -186,7 +186,7 @@ def bounded(operator, rows, public=None):
                     if (window, key) not in shown and enough:
                         shown[window, key] = 1 if rule is None else rule.entry
                     if (window, key) in shown and rule is not None:
-                        forecast = max(len(mine) * totalling.triggers / trigger, rule.reference)
+                        forecast = max(len(mine) * aggregation.triggers / trigger, rule.reference)
                         wanted = int(rule.entry * np.cbrt(rule.reference / forecast))
                         shown[window, key] = max(1, min(shown[window, key], wanted))
         history[step] = dict(shown)

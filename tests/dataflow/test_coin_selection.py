@@ -18,7 +18,7 @@ NAMES = np.random.default_rng(2).integers(1, 2**63, (KEYS, 2)).astype(np.uint64)
 def selection(offset=0):
     operator = compiled(budget=Budget(epsilon=8, delta=0.01), bounding=Bounding(max_rows=3),
                         options={"selection": "table"})  # fmt: skip
-    return replace(operator.totalling.selection, offset=offset)
+    return replace(operator.aggregation.selection, offset=offset)
 
 
 def arrivals():

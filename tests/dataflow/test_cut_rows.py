@@ -113,15 +113,15 @@ def test_without_noise_it_is_the_number_of_cut_rows():
 
 def test_a_share_of_zero_counts_nothing_and_costs_nothing():
     plain, counting = query(cut_share=0), query()
-    assert plain.totalling.cut is None
-    assert plain.totalling.counters[0].sigma < counting.totalling.counters[0].sigma
+    assert plain.aggregation.cut is None
+    assert plain.aggregation.counters[0].sigma < counting.aggregation.counters[0].sigma
     _, releases = run(plain, tables(), SeededNoise(1))
     assert "cut" not in facts(releases[0])
 
 
 def test_the_charge_contains_the_bands():
     operator = query()
-    parts = operator.totalling.cut.loss.gaussian + operator.totalling.counters[0].loss(
+    parts = operator.aggregation.cut.loss.gaussian + operator.aggregation.counters[0].loss(
         3, 3).gaussian  # fmt: skip
     assert operator.loss.gaussian == parts
 
@@ -133,8 +133,8 @@ def test_a_saved_state_goes_on_like_an_unbroken_run():
     for step, table in enumerate(tables(), start=1):
         operator.fold(state, Batch(table, step, True, ""), noise)
         found += operator.release(state, step, noise)
-        width = operator.totalling.width
-        state = State.from_arrays(state.to_arrays(), len(operator.totalling.spans), width)
+        width = operator.aggregation.width
+        state = State.from_arrays(state.to_arrays(), len(operator.aggregation.spans), width)
     assert [facts(r)["cut"] for r in found] == [facts(r)["cut"] for r in whole]
 
 

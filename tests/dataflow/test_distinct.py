@@ -158,7 +158,7 @@ def furthest(operator):
 
 def test_no_unit_moves_it_further_than_declared_and_some_unit_moves_it_that_far():
     operator = compiled(aggregates=DISTINCT[:1], key_set=ALL, bounding=Bounding(max_rows=2))
-    moved, _ = lane_move(operator.totalling.lanes[0], operator.bounds)
+    moved, _ = lane_move(operator.aggregation.lanes[0], operator.bounds)
     found = furthest(operator)
     assert found <= moved**2
     assert found == (FIRSTS * 2) ** 2  # two rows, each one more at a step and one less later
@@ -173,20 +173,20 @@ def test_one_unit_of_any_stream_moves_it_no_further(rows, window, bounding, peri
         window=window, bounding=bounding, period_us=period, key_set=ALL, aggregates=DISTINCT
     )
     one, other = moves(operator, rows), moves(operator, without(rows, unit, period, which))
-    for place, lane in enumerate(operator.totalling.lanes):
+    for place, lane in enumerate(operator.aggregation.lanes):
         moved, _ = lane_move(lane, operator.bounds)
         assert reach(one, other, [place]) <= moved**2
 
 
 def test_it_is_charged_with_twice_the_reach_of_count():
     operator = compiled(aggregates=DISTINCT[:1], key_set=ALL)
-    [lane], [counter] = operator.totalling.lanes, operator.totalling.counters
+    [lane], [counter] = operator.aggregation.lanes, operator.aggregation.counters
     moved, groups = lane_move(lane, operator.bounds)
-    told = operator.totalling.cut.loss.gaussian
+    told = operator.aggregation.cut.loss.gaussian
     assert operator.loss.gaussian == weighted_loss(counter, moved, groups, None).gaussian + told
     assert moved >= FIRSTS
     assert operator.loss.fits(LOOSE)
-    plain = compiled(key_set=ALL).totalling.counters[0]
+    plain = compiled(key_set=ALL).aggregation.counters[0]
     assert float(counter.sigma) == pytest.approx(2 * float(plain.sigma), rel=1e-3)
 
 

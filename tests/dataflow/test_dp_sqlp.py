@@ -30,7 +30,7 @@ def published(**changes):
 @given(ROWS)
 def test_without_noise_rounds_equal_a_plain_simulation(rows):
     operator = published()
-    selection = operator.totalling.selection
+    selection = operator.aggregation.selection
     assert isinstance(selection, RoundSelection)
     releases, _ = run(operator, batches(rows), SilentNoise())
     kept, _ = bounded(operator, rows)
@@ -71,7 +71,9 @@ def test_the_corrected_thresholds_fit_the_budget_and_the_published_ones_do_not()
     as_printed = published(budget=budget, options={"thresholds": "published"})
     assert rigorous.loss.fits(budget)
     assert not as_printed.loss.fits(budget)  # the union over triggers is missing
-    assert as_printed.totalling.selection.threshold(3) < rigorous.totalling.selection.threshold(3)
+    assert as_printed.aggregation.selection.threshold(3) < rigorous.aggregation.selection.threshold(
+        3
+    )
 
 
 def test_failures_are_bounded_where_noise_is_hardly_larger_than_its_rounding():

@@ -100,7 +100,7 @@ def test_without_noise_the_table_and_its_weights_equal_a_plain_simulation(
         aggregates=AGGREGATES,
         options={"selection": "table", "weight_reference": 8, "entry_weight": 0.7},
     )
-    assert isinstance(operator.totalling.selection, TableOpening)
+    assert isinstance(operator.aggregation.selection, TableOpening)
     kept, history = bounded(operator, rows)
     no_two_groups_look_alike(kept, SilentNoise())
     releases, _ = run(operator, batches(rows, cuts), SilentNoise())
@@ -211,24 +211,24 @@ def test_rows_of_a_unit_move_no_lane_further_than_its_noise_hides(kind, mixed, v
         break
     table = state.windows[0].table
     [moved] = table.pending[: table.keys][np.any(table.pending[: table.keys], axis=1)]
-    totalling = operator.totalling
-    if totalling.tracks_units:
+    aggregation = operator.aggregation
+    if aggregation.tracks_units:
         assert moved[0] == 1  # a unit is one, however many rows it has
-    values = moved[int(totalling.tracks_units) :]
-    for lane, most in zip(totalling.lanes, values, strict=True):
+    values = moved[int(aggregation.tracks_units) :]
+    for lane, most in zip(aggregation.lanes, values, strict=True):
         assert abs(most) <= lane.reach * (1 if lane.kind == "units" else count)
     for level in (1, 2):  # of the tree: each row is in one node
-        nodes = [lane.kind == "node" and lane.level == level for lane in totalling.lanes]
+        nodes = [lane.kind == "node" and lane.level == level for lane in aggregation.lanes]
         assert values[nodes].sum() == count
 
 
 def test_the_nodes_of_trees_are_the_last_lanes():
     operator = compiled(keys=(), aggregates=MOMENTS, bounding=Bounding(max_rows=50))
-    nodes = [lane.kind == "node" for lane in operator.totalling.lanes]
+    nodes = [lane.kind == "node" for lane in operator.aggregation.lanes]
     assert nodes == sorted(nodes)
     assert nodes.index(True) == operator.trees[0][0] == len(operator.design.plain)
     with pytest.raises(ValueError, match="no plain lanes"):
-        replace(operator.design, plain=operator.totalling.lanes[::-1])
+        replace(operator.design, plain=operator.aggregation.lanes[::-1])
 
 
 @settings(max_examples=15)

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamveil.batch import Batch
@@ -18,6 +18,7 @@ from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.selection.gaussian import FINE
 from streamveil.core.sensitivity import lane_move
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, SourceSpec
+from streamveil.results.noise import tested_covariance as of_tests
 from streamveil.results.noise import weighted_covariance
 from tests.dataflow.streams import (
     AGGREGATES,
@@ -119,10 +120,12 @@ def test_one_unit_moves_no_lane_further_than_its_counter_pays_for(
         **SHOWN[shown],
     )  # fmt: skip
     one, other = moves(operator, rows), moves(operator, without(rows, unit, period, which))
-    lanes, ahead = operator.totalling.lanes, int(operator.totalling.tracks_units)
-    assert operator.totalling.rule is None  # weights follow from what is shown: not the same twice
+    lanes, ahead = operator.aggregation.lanes, int(operator.aggregation.tracks_units)
+    assert (
+        operator.aggregation.rule is None
+    )  # weights follow from what is shown: not the same twice
     for place, lane in enumerate(lanes):
-        if lane.place == 0 and place != operator.totalling.shared:
+        if lane.place == 0 and place != operator.aggregation.shared:
             level = [ahead + p for p, other_lane in enumerate(lanes)
                      if replace(other_lane, place=0) == lane]  # fmt: skip
             moved, _ = lane_move(lane, operator.bounds)
@@ -139,7 +142,7 @@ def test_one_unit_moves_the_selection_no_further_than_declared(rows, window, bou
     operator = compiled(window=window, bounding=bounding, aggregates=AGGREGATES[:1])
     one = moves(operator, rows)
     other = moves(operator, [row for row in rows if row[0] != unit])
-    assert reach(one, other, [0]) <= operator.totalling.selection.groups
+    assert reach(one, other, [0]) <= operator.aggregation.selection.groups
 
 
 def test_the_declared_reach_is_reached():
@@ -147,7 +150,7 @@ def test_the_declared_reach_is_reached():
     operator = compiled(key_set=ALL, bounding=Bounding(max_rows=4, max_rows_per_group=2),
                         aggregates=AGGREGATES[3:])  # fmt: skip
     rows = [(1, "a", 8, 5, 0), (1, "a", 8, 15, 0), (1, "b", 8, 5, 0), (1, "b", 8, 5, 0)]
-    moved, _ = lane_move(operator.totalling.lanes[0], operator.bounds)
+    moved, _ = lane_move(operator.aggregation.lanes[0], operator.bounds)
     found = reach(moves(operator, rows), moves(operator, []), [0])
     assert found > (moved / DETECTABLE) ** 2
 
@@ -208,7 +211,7 @@ def test_late_and_weighted_keys_release_the_scale_they_have():
         options={"selection": "table", "entry_weight": 0.8, "weight_reference": 4},
     )
     noise, state = SeededNoise(5), operator.init()
-    people = operator.totalling.selection.table.threshold + 12
+    people = operator.aggregation.selection.table.threshold + 12
     rng = np.random.default_rng(1)
     keys = np.repeat(np.arange(SAMPLES), people)
     units = np.arange(len(keys))
@@ -226,7 +229,7 @@ def test_late_and_weighted_keys_release_the_scale_they_have():
     scores = standardised(release.table, "s", 50 * truth[shown])
     assert_fits(scores, gaussian(1))
     assert_rejects(scores, gaussian(DETECTABLE))
-    assert held.weights.max() <= operator.totalling.rule.entry
+    assert held.weights.max() <= operator.aggregation.rule.entry
 
 
 @pytest.mark.parametrize("trigger", [1, 4])
@@ -235,7 +238,7 @@ def test_a_key_of_one_unit_is_shown_no_more_often_than_beta(trigger):
     operator = wide(1, key_set=KeySet(), budget=Budget(mu=1, delta=0.5),
                     aggregates=(Aggregate(name="n", function="count_units"),),
                     bounding=Bounding(max_rows=1))  # fmt: skip
-    selection = operator.totalling.selection
+    selection = operator.aggregation.selection
     noise, state, shown = SeededNoise(9), operator.init(), 0
     keys = np.arange(SAMPLES)
     for step in range(1, 6):
@@ -251,23 +254,36 @@ def test_a_key_of_one_unit_is_shown_no_more_often_than_beta(trigger):
 WEIGHED = {"options": {"selection": "table"}, "bounding": Bounding(quadratic=9)}
 
 
+FOUND_BY_ITS_TOTAL = [(0, "a", 0, 0, 0), (0, "a", 0, 0, 0), (1, "a", 0, 0, 0), (2, "a", 0, 0, 10),
+                      (3, "a", 0, 0, 0)]  # fmt: skip
+
+
 @settings(max_examples=25)
+@example(FOUND_BY_ITS_TOTAL, list(EVERYTHING), "table")
 @given(ROWS, st.permutations(EVERYTHING), st.sampled_from([*SHOWN, "weights"]))
 def test_every_aggregate_states_the_noise_of_its_own_counter(rows, mixed, shown):
     """In any order: rounding adds much to the counter of one, nothing to that of another."""
     made = SHOWN["table"] | WEIGHED if shown == "weights" else SHOWN[shown]
     operator = compiled(aggregates=tuple(mixed), **made)
-    totalling, known = operator.totalling, defaultdict(lambda: np.full(STEPS, np.nan))
+    aggregation, known = operator.aggregation, defaultdict(lambda: np.full(STEPS, np.nan))
+    tested = aggregation.test
     for release in run(operator, batches(rows), SeededNoise(3))[0]:
         for row in release.table.to_pylist():
-            known[row["k"]][release.trigger - 1] = row.get("noise_weight", 1.0)
+            weights, opened = known[row["k"]], np.array([row["opened"]])
+            weights[release.trigger - 1] = row.get("noise_weight", 1.0)
+            before = np.array(() if tested is None else tested.before(row["opened"]), np.int64)
+            weights[before - 1] = 1.0 if tested is None or tested.share is None else tested.share
             for output in operator.outputs:
                 [place, *others] = output.lanes
-                if others or place == totalling.shared:
+                if others or place == aggregation.shared:
                     continue
-                counter, quantum = totalling.counters[place], float(totalling.lanes[place].quantum)
+                counter = aggregation.counters[place]
+                quantum = float(aggregation.lanes[place].quantum)
                 at = release.trigger, release.trigger
-                [variance] = weighted_covariance(counter, *at, known[row["k"]][:, None])
+                if len(before):
+                    [variance] = of_tests(counter, at, opened, before, weights[:, None])
+                else:
+                    [variance] = weighted_covariance(counter, *at, weights[:, None])
                 assert row[f"{output.name}_sd"] == pytest.approx(variance**0.5 * quantum)
 
 

@@ -57,7 +57,7 @@ def moved_by(operator, table):
     operator.fold(state, Batch(table, 1, True, ""), SilentNoise())
     held = state.windows[0].table
     pending = held.pending[: held.keys].astype(object)
-    lanes = operator.totalling.lanes
+    lanes = operator.aggregation.lanes
     for place, lane in enumerate(lanes):
         if lane.kind == "node" and lane.place:
             continue

@@ -9,7 +9,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.core.noisy import values
 from streamveil.dataflow.aggregate import KeyRows, add_rows, key_stage
-from streamveil.dataflow.dp_sqlp import RoundTotalling
+from streamveil.dataflow.dp_sqlp import RoundPlan
 from streamveil.dataflow.release import new_window, release_stage
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, LOOSE, compiled
@@ -29,19 +29,19 @@ DESIGNS = {
 
 def totals(operator, names, batches):
     """{name: totals at every trigger} of the keys in one shard."""
-    totalling, seen = operator.totalling, {}
-    state = new_window(totalling, 1)
+    aggregation, seen = operator.aggregation, {}
+    state = new_window(aggregation, 1)
     for batch in batches:
         mine = np.flatnonzero(np.isin(batch, np.arange(len(names))[names[:, 0] > 0]))
         found = key_stage(state.table, names[batch[mine]])
-        width = totalling.width
+        width = aggregation.width
         rows = KeyRows(np.ones((len(mine), width), np.int64), np.zeros((len(mine), 0), np.int64))
         add_rows(state.table, found.rows, rows)
         at = Address(SeededNoise(4), b"job", 0)
-        if isinstance(totalling, RoundTotalling):
-            released = totalling.release(state, at)
+        if isinstance(aggregation, RoundPlan):
+            released = aggregation.release(state, at)
         else:
-            released = release_stage(totalling, state, at)
+            released = release_stage(aggregation, state, at)
         for place, row in enumerate(released.rows):
             name = state.table.names[row].tobytes()
             found = values(released.totals)

@@ -68,7 +68,7 @@ def test_what_is_tested_is_what_is_released():
         bounding=Bounding(max_rows=12, max_rows_per_group=1), budget=Budget(epsilon=6, delta=1e-6),
         options={"selection": "table"},
     )  # fmt: skip
-    test, found = operator.totalling.test, 0
+    test, found = operator.aggregation.test, 0
     assert len(test.triggers) > 1
     releases, _ = run(operator, batches(junk_first(3, users=1_300, keys=40)), SeededNoise(5))
     for release in releases:
@@ -144,11 +144,11 @@ def test_a_test_is_made_for_the_query_that_runs():
     for changed, name, value in (
         (fewer, "bounds", replace(operator.bounds, max_rows=1)),
         (later, "least_units", 3),
-        (quiet, "counter", replace(operator.totalling.counters[0], sigma=1)),
+        (quiet, "counter", replace(operator.aggregation.counters[0], sigma=1)),
     ):
-        test = replace(operator, design=changed).totalling.test
-        assert getattr(test, name) == value != getattr(operator.totalling.test, name)
-        assert test.threshold(test.triggers[-1]) != operator.totalling.test.threshold(
+        test = replace(operator, design=changed).aggregation.test
+        assert getattr(test, name) == value != getattr(operator.aggregation.test, name)
+        assert test.threshold(test.triggers[-1]) != operator.aggregation.test.threshold(
             test.triggers[-1]
         )
 
@@ -163,7 +163,7 @@ def whole_law(operator, counted, totals):
 
     `counted` units and `totals` at each trigger. Outcomes: both numbers; the second; nothing.
     """
-    selection, test = operator.totalling.selection, operator.totalling.test
+    selection, test = operator.aggregation.selection, operator.aggregation.test
     chances = np.array([1.0, *selection.table.coins.chances, 0.0])
     rate, z = float(selection.table.shift_epsilon), np.arange(400)
     weight = np.exp(-rate * z) * -np.expm1(-rate)
@@ -172,7 +172,7 @@ def whole_law(operator, counted, totals):
         for s in counted
     ]
     first, second = float(weight @ coins[0]), float(weight @ ((1 - coins[0]) * coins[1]))
-    both, one, two = drawn_noise(operator.totalling.counters[0])
+    both, one, two = drawn_noise(operator.aggregation.counters[0])
     y1, y2 = totals[0] + one, totals[1] + two
     passes1 = ((totals[0] >= test.floor) & (y1 > test.threshold(1)))[:, None]
     passes2 = (totals[1] >= test.floor) & (y2 > test.threshold(2))
@@ -235,11 +235,11 @@ def worst(operator, most=7):
 def test_no_neighbouring_streams_are_told_apart_further_than_claimed():
     """Coins, tests and released numbers together, over two triggers, from their exact laws."""
     operator = two_triggers(total_tests=2)
-    test = operator.totalling.test
+    test = operator.aggregation.test
     assert test.triggers == (1, 2)
     claimed = operator.loss.delta_at(EPSILON)
     assert 0 < worst(operator) <= claimed <= 0.02 + 1e-12
-    planted = forced(operator, totalling=forced(operator.totalling, test=Low(**vars_of(test))))
+    planted = forced(operator, aggregation=forced(operator.aggregation, test=Low(**vars_of(test))))
     assert worst(planted) > claimed  # thresholds that one unit passes
 
 

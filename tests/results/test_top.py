@@ -69,7 +69,7 @@ def test_hidden_groups_count_unless_they_are_too_small():
 @pytest.mark.parametrize("design", ["gaussian", "weights"])
 def test_a_group_above_the_ceiling_is_rarely_hidden(design):
     operator = compile_plan(query(design).plan)
-    selection, noise = operator.totalling.selection, SeededNoise(17)
+    selection, noise = operator.aggregation.selection, SeededNoise(17)
     names = np.random.default_rng(1).integers(1, 2**63, (20_000, 2)).astype(np.uint64)
     alpha, trigger = 0.02, 3
     facts = hidden_facts(operator, trigger)
@@ -83,7 +83,7 @@ def test_a_group_above_the_ceiling_is_rarely_hidden(design):
                 state, passing = selection.step(state, came, names, now, at)
         if design == "weights":  # slots: the coins do not see all rows of a group, this test does
             came = np.full(len(names), units)
-            passing = operator.totalling.test.passing(came, names, trigger, at)
+            passing = operator.aggregation.test.passing(came, names, trigger, at)
         shown[units] = len(passing) / len(names)
     assert shown[int(top) + 1] >= 1 - alpha  # over all triggers: hidden even more rarely
     assert min(shown.values()) < 0.9  # far below the ceiling most are hidden: it says something
@@ -92,10 +92,10 @@ def test_a_group_above_the_ceiling_is_rarely_hidden(design):
 def test_between_its_tests_a_table_with_slots_says_nothing_of_hidden_groups():
     """Rows of units without a slot are in a group's total, and no coin sees them."""
     operator = compile_plan(query("weights").plan)
-    assert operator.bounds.slots < operator.bounds.most_groups(operator.totalling.rule.entry)
+    assert operator.bounds.slots < operator.bounds.most_groups(operator.aggregation.rule.entry)
     assert hidden_facts(operator, 4) == {}
     assert ceiling({}, 1.0, 0.1, 10) == np.inf
-    assert hidden_facts(operator, 3)["lane"] == operator.totalling.test.place
+    assert hidden_facts(operator, 3)["lane"] == operator.aggregation.test.place
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -319,7 +319,7 @@ def _moment(micros: int) -> str:
 
 def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     """Which noise is where, and what each part costs."""
-    bounds, totalling = operator.bounds, operator.totalling
+    bounds, aggregation = operator.bounds, operator.aggregation
     rows: list[Row] = [
         ("bounding", _bounding(plan, bounds)),
         ("moved by one unit", f"at most sqrt({bounds.l2_squared:,}) rows in L2 over all groups"),
@@ -331,8 +331,10 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
             asks += f"; and how large the values of {', '.join(open_values(plan))} are"
         rows.insert(0, ("before the first release", f"{asks}: {said}" if said else asks))
     rows += selection_rows(operator)
-    for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
-        if place == totalling.shared or lane.place > 0:
+    for place, (lane, counter) in enumerate(
+        zip(aggregation.lanes, aggregation.counters, strict=True)
+    ):
+        if place == aggregation.shared or lane.place > 0:
             continue
         kind = type(counter).__name__.removesuffix("Counter")
         steps = "no horizon" if counter.horizon is None else f"{counter.horizon:,} triggers"
@@ -346,11 +348,11 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
 
 def selection_rows(operator: GroupBy) -> list[Row]:
     """How discovered groups are chosen."""
-    selection: Any = operator.totalling.selection
+    selection: Any = operator.aggregation.selection
     if selection is None:
         return []
     if isinstance(selection, GaussianSelection):
-        shared = operator.totalling.shared is not None
+        shared = operator.aggregation.shared is not None
         serves = "; the same counter answers the count" if shared else ""
         loss = selection.loss
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
@@ -363,7 +365,7 @@ def selection_rows(operator: GroupBy) -> list[Row]:
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
         ("", cost),
-        *test_rows(operator.totalling.test),
+        *test_rows(operator.aggregation.test),
     ]
 
 
@@ -405,7 +407,7 @@ def noise_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     if threshold(operator, 1) is not None:
         cells = (f"{threshold(operator, t) or 0:,.4g}" for t in triggers)
         rows.append(("units for a new group to show", *cells))
-    if operator.totalling.rule is not None:
+    if operator.aggregation.rule is not None:
         rows.append(("large groups: noise grows as", "the cube root of their total"))
     heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
     return Section("NOISE", tuple(rows), heading)
@@ -416,7 +418,7 @@ def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
     words = {"valid": "its count", "sum": "its centred sum", "square": "its squares",
              "node": "each node of its tree", "rows": "rows", "units": "units",
              "distinct": "different values"}  # fmt: skip
-    lanes = operator.totalling.lanes
+    lanes = operator.aggregation.lanes
     return [
         (place, words[lanes[place].kind])
         for nth, place in enumerate(output.lanes)
@@ -427,7 +429,7 @@ def _parts(operator: GroupBy, output: Any) -> list[tuple[int, str]]:
 def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     """Chance to be shown, and relative error of counts, for groups of some sizes."""
     counted = next(
-        (place for place, lane in enumerate(operator.totalling.lanes)
+        (place for place, lane in enumerate(operator.aggregation.lanes)
          if lane.kind in ("rows", "units", "valid")),
         None,
     )  # fmt: skip
@@ -452,7 +454,7 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     for output in operator.outputs:
         notes.setdefault(output.bias, []).append(output.name)
     rows = [(", ".join(names), note) for note, names in notes.items()]
-    if operator.totalling.cut is not None:
+    if operator.aggregation.cut is not None:
         rows.append(("told with each release", "a private count of the rows over the bound"))
     return tuple(rows)
 
@@ -460,7 +462,7 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
 def memory_rows(plan: Plan, operator: GroupBy, limit: Limit) -> tuple[Row, ...]:
     """Bytes of state per privacy unit and per group, and what to do when groups would not fit."""
     unit, entry, inside = unit_bytes(operator)
-    seen, shown = 60 + 10 * operator.totalling.width, group_bytes(operator)
+    seen, shown = 60 + 10 * operator.aggregation.width, group_bytes(operator)
     scope = "" if plan.periods is None else f" in each open {_cell(plan.periods)}"
     rows = [
         ("per unit" + scope, f"about {unit} bytes" + (
@@ -497,10 +499,10 @@ def unit_bytes(operator: GroupBy) -> tuple[int, int, int]:
 
 def group_bytes(operator: GroupBy) -> int:
     """Counter state of one shown group."""
-    totalling = operator.totalling
-    total = sum(counter.state_bytes for counter in totalling.counters)
-    counter = getattr(totalling.selection, "counter", None)
-    if totalling.shared is None and counter is not None:
+    aggregation = operator.aggregation
+    total = sum(counter.state_bytes for counter in aggregation.counters)
+    counter = getattr(aggregation.selection, "counter", None)
+    if aggregation.shared is None and counter is not None:
         total += counter.state_bytes
     return int(total)
 
@@ -510,7 +512,7 @@ def default_rows(plan: Plan, operator: GroupBy) -> list[Row]:
     rows: list[Row] = [(d.name, _short(d.value), d.reason) for d in operator.defaults]
     quiet: list[tuple[bool, Option, str, str]] = [
         (plan.counter == "auto", options.COUNTER,
-         type(operator.totalling.counters[0]).__name__ if operator.totalling.counters else "none",
+         next((type(one).__name__ for one in operator.aggregation.counters), "none"),
          "least error for this horizon"),
         (plan.preset == "default", options.PRESET, "default",
          "least error with the same guarantee"),

@@ -39,15 +39,15 @@ def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
 def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[Outlook, Errors]]:
     """The streams of the family, each with the expected errors over all groups."""
     outlook = expected(expectations(plan.options), windows_of(operator))
-    totalling = operator.totalling
-    last, place = operator.schedule.triggers, driver(totalling.lanes)
+    aggregation = operator.aggregation
+    last, place = operator.schedule.triggers, driver(aggregation.lanes)
     if outlook is None or last is None or place < 0 or plan.preset != "default":
         return []
-    settings, test = as_settings(operator), threshold_of(totalling.selection, last)
-    lane = totalling.lanes[place]
+    settings, test = as_settings(operator), threshold_of(aggregation.selection, last)
+    lane = aggregation.lanes[place]
     largest = 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
     base = lane_sd(operator, place, last) / largest
-    if totalling.selection is None:
+    if aggregation.selection is None:
         test = test._replace(units=CAUTION * base)
     family = [(one, errors_of(one, settings, test, last, base)) for one in outlook.family()]
     return [
@@ -58,7 +58,11 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[Outlook, Errors]]:
 
 def as_settings(operator: GroupBy) -> Settings:
     """The bounds, weights and selection of an operator as a forecast takes them."""
-    bounds, rule, selection = operator.bounds, operator.totalling.rule, operator.totalling.selection
+    bounds, rule, selection = (
+        operator.bounds,
+        operator.aggregation.rule,
+        operator.aggregation.selection,
+    )
     weight = 1.0 if rule is None else rule.scale / rule.entry
     return Settings(
         kind="public" if selection is None else "table" if selection.once else "gaussian",

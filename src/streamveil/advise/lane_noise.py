@@ -15,25 +15,25 @@ from streamveil.dataflow.group_by import GroupBy
 
 def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
     """Standard deviation of the noise of one lane's total at a trigger, in its own units."""
-    totalling = operator.totalling
-    counter = totalling.counters[lane]
-    if lane == totalling.shared:
+    aggregation = operator.aggregation
+    counter = aggregation.counters[lane]
+    if lane == aggregation.shared:
         return sqrt(float(counter.std(np.array([trigger]))[0]) ** 2 / FINE**2 + 1 / 12)
-    rule = totalling.rule
+    rule = aggregation.rule
     weight = 1.0 if rule is None else rule.entry / rule.scale  # of a group that is not large
     sd = float(counter.std(np.array([trigger]))[0])
-    return sd * float(totalling.lanes[lane].quantum) / weight
+    return sd * float(aggregation.lanes[lane].quantum) / weight
 
 
 def threshold(operator: GroupBy, trigger: int) -> float | None:
     """Units a group's noisy count must exceed to be shown; None for public groups."""
-    test = getattr(operator.totalling.selection, "threshold", None)
+    test = getattr(operator.aggregation.selection, "threshold", None)
     return None if test is None else float(test(trigger))
 
 
 def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
     """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
-    selection: Any = operator.totalling.selection
+    selection: Any = operator.aggregation.selection
     if selection is None:
         return None
     if not hasattr(selection, "table"):  # at this very trigger: a little less

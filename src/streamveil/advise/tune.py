@@ -228,7 +228,11 @@ def admitted(
     A group is hidden until as many of its units were accepted as the selection asks for; its weight
     follows from its size. See `error_forecast.forecast`; here for the rows of the sample.
     """
-    rule, bounds, selection = operator.totalling.rule, operator.bounds, operator.totalling.selection
+    rule, bounds, selection = (
+        operator.aggregation.rule,
+        operator.bounds,
+        operator.aggregation.selection,
+    )
     bounding = Bounding(
         max_rows=bounds.max_rows, max_rows_per_group=bounds.per_group, quadratic=bounds.quadratic
     )

@@ -80,10 +80,14 @@ def over_values(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Foreca
 def over_split(plan: Plan, table: pa.Table, fraction: float) -> Iterator[Forecast]:
     """Shares of the budget for the values, the rest for deciding which groups to show."""
     operator = compile_plan(plan)
-    if operator.totalling.selection is None or plan.preset != "default":
+    if operator.aggregation.selection is None or plan.preset != "default":
         raise PlanError("public groups and presets leave no budget to split")
-    tabled = hasattr(operator.totalling.selection, "table")
-    if not tabled and operator.totalling.shared is not None and len(operator.totalling.lanes) == 1:
+    tabled = hasattr(operator.aggregation.selection, "table")
+    if (
+        not tabled
+        and operator.aggregation.shared is not None
+        and len(operator.aggregation.lanes) == 1
+    ):
         raise PlanError("one counter selects and answers: there is nothing to split")
     name = str(options.MU_SHARE if tabled else options.SELECTION_SHARE)
     sample = read_sample(plan, table, 1 / fraction)
@@ -149,7 +153,7 @@ def epsilon_for(plan: Plan, units: int, target: float) -> float:
         place = next(i for i, out in enumerate(operator.outputs) if out.name == asked.name)
         last = operator.schedule.triggers or 1_000
         sd = lane_sd(operator, operator.outputs[place].lanes[0], last)
-        rule = operator.totalling.rule
+        rule = operator.aggregation.rule
         return sd / units * (1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3))
 
     low, high = EPSILONS

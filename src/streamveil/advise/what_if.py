@@ -184,7 +184,7 @@ def row_of(plan: Plan, operator: GroupBy, name: str, units: int) -> dict[str, fl
     last = operator.schedule.triggers or FAR
     output = next(out for out in operator.outputs if out.name == name)
     sd = lane_sd(operator, output.lanes[0], last)
-    rule = operator.totalling.rule
+    rule = operator.aggregation.rule
     grown = 1.0 if rule is None else max(1.0, units / rule.reference) ** (1 / 3)
     is_sum = first_counted(plan).function == "sum"
     return {

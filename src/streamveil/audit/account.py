@@ -117,7 +117,7 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
     ]
     total = sum(part.realised for part in found.parts)
     found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
-    selection = operator.totalling.selection
+    selection = operator.aggregation.selection
     if isinstance(selection, TableOpening):
         judge_coins(operator, script, (one, other), found)
     if isinstance(selection, GaussianSelection):
@@ -125,7 +125,7 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
         found.parts.append(
             MechanismLoss("groups of one unit", "delta", alone, claimed_delta(operator))
         )
-    if operator.totalling.test is not None:
+    if operator.aggregation.test is not None:
         lifted = lifted_alone(operator, one, other)
         found.parts.append(
             MechanismLoss("totals that one unit lifts", "delta", lifted, test_delta(operator))
@@ -138,35 +138,37 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
 
 def claimed(operator: GroupBy) -> dict[str, Any]:
     """The mu^2 that each mechanism is charged, as `GroupBy.loss` adds them up."""
-    totalling, found = operator.totalling, {}
-    for place, (lane, counter) in enumerate(zip(totalling.lanes, totalling.counters, strict=True)):
-        if place != totalling.shared and lane.place == 0:
+    aggregation, found = operator.aggregation, {}
+    for place, (lane, counter) in enumerate(
+        zip(aggregation.lanes, aggregation.counters, strict=True)
+    ):
+        if place != aggregation.shared and lane.place == 0:
             moved = lane_move(lane, operator.bounds)
-            loss = weighted_loss(counter, *moved, totalling.rule)
+            loss = weighted_loss(counter, *moved, aggregation.rule)
             found[lane_name(operator, place)] = loss.gaussian
-    if totalling.cut is not None:
-        found["cut rows"] = totalling.cut.loss.gaussian
-    if isinstance(totalling.selection, GaussianSelection):
-        found["selection"] = totalling.selection.loss.gaussian
+    if aggregation.cut is not None:
+        found["cut rows"] = aggregation.cut.loss.gaussian
+    if isinstance(aggregation.selection, GaussianSelection):
+        found["selection"] = aggregation.selection.loss.gaussian
     return found
 
 
 def claimed_delta(operator: GroupBy) -> float:
     """Of the selection."""
-    selection = operator.totalling.selection
+    selection = operator.aggregation.selection
     return 0.0 if selection is None else float(selection.loss.delta)
 
 
 def test_delta(operator: GroupBy) -> float:
     """What the loss adds for the test of totals, whatever else it holds."""
-    test, selection = operator.totalling.test, operator.totalling.selection
+    test, selection = operator.aggregation.test, operator.aggregation.selection
     rest = 0.0 if selection is None else float(selection.loss.delta)
     return 0.0 if test is None else float(operator.loss.delta) - rest
 
 
 def lane_name(operator: GroupBy, place: int) -> str:
     """A lane, or the level of a tree that it is a node of."""
-    lanes = operator.totalling.lanes
+    lanes = operator.aggregation.lanes
     lane = lanes[place]
     if lane.kind != "node":
         return f"lane {place} ({lane.kind})"
@@ -208,7 +210,7 @@ def tested_moves(
     operator: GroupBy, stream: Stream, one: Seen, other: Seen
 ) -> dict[Key, dict[int, int]]:
     """How far totals that were tested in both runs differ, before their group is published."""
-    test = operator.totalling.test
+    test = operator.aggregation.test
     if test is None or stream[0] != "group-by/lane" or stream[1][1] != test.place:
         return {}
     window = stream[1][2]
@@ -354,7 +356,7 @@ def passing_chance(steps: dict[int, Taken], limits: dict[int, float]) -> float:
 
 def lifted_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
     """The chance that a total passes its test which only this unit lifts to the floor."""
-    test, chance = operator.totalling.test, 0.0
+    test, chance = operator.aggregation.test, 0.0
     assert test is not None  # noqa: S101  (a type narrowing)
     for window, groups in one.tested.items():
         stream = ("group-by/lane", (operator.job.encode(), test.place, window))

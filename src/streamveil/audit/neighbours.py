@@ -66,7 +66,7 @@ class World:
         if isinstance(operator, SketchQuery):
             kind = pa.string() if operator.text_length else pa.int64()
             return cls(operator, keys, types=(kind,))
-        lanes = operator.totalling.lanes
+        lanes = operator.aggregation.lanes
         values = 1 + max([lane.value for lane in lanes], default=-1)
         named = tuple(sorted({lane.value for lane in lanes if lane.kind == "distinct"}))
         count = len(operator.key_names)

@@ -90,7 +90,7 @@ def same_selection(plan: Plan) -> dict[str, str]:
     if plan.key_set.public is not None or not plan.keys or plan.preset != "default":
         return {}
     whole = compile_plan(plan)
-    tabled = isinstance(whole.totalling.selection, TableOpening)
+    tabled = isinstance(whole.aggregation.selection, TableOpening)
     return {SELECTION.name: "table" if tabled else "gaussian"}
 
 
@@ -163,7 +163,7 @@ def beside_junk(operator: GroupBy, rows: int, value: float) -> list[Scenario]:
     Every unit has its first rows on keys that take its slots, then one on the key that matters. The
     others' slots are in keys that soon are shown; the added unit's are in keys of its own.
     """
-    test, slots = operator.totalling.test, operator.bounds.slots or 0
+    test, slots = operator.aggregation.test, operator.bounds.slots or 0
     last = STEPS if operator.schedule.whole else WINDOW
     room = min(rows, operator.bounds.most_groups(None if test is None else test.entry))
     if test is None or test.lane.kind == "sum" or room <= slots or 2 * slots >= MOST_KEYS:
@@ -204,7 +204,7 @@ def halved(operator: GroupBy) -> GroupBy:
 
 def around(operator: GroupBy) -> int:
     """Units with which a key is about as likely shown as not: where one more matters most."""
-    selection = operator.totalling.selection
+    selection = operator.aggregation.selection
     return 1 if selection is None else max(1, ceil(selection.threshold(1)) - 1)
 
 

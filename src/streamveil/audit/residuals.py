@@ -75,7 +75,7 @@ def bet(standard: Float64[Array, " n"], alpha: float, lane: str = "") -> NoiseTe
 
 def bare(operator: GroupBy) -> GroupBy:
     """The same query, whose columns are its lanes as they are."""
-    lanes = range(len(operator.totalling.lanes))
+    lanes = range(len(operator.aggregation.lanes))
     outputs = tuple(Output(name=f"lane{place}", function="sum", lanes=(place,)) for place in lanes)
     return replace(operator, outputs=outputs)
 
@@ -105,12 +105,12 @@ def lane_tests(
     claimed: GroupBy, running: GroupBy, noises: tuple[Noise, Noise], alpha: float
 ) -> Iterator[NoiseTest]:
     """`noises` are that of the run, and that of a run that shows the claimed deviations."""
-    scenario, lanes = crowded(claimed), len(claimed.totalling.lanes)
+    scenario, lanes = crowded(claimed), len(claimed.aggregation.lanes)
     exact, honest, found = (
         cells_of(unbroken(bare(one), scenario.batches(GROUPS, with_unit=False), noise))
         for one, noise in ((claimed, SilentNoise()), (claimed, noises[1]), (running, noises[0]))
     )
-    for place, lane in enumerate(claimed.totalling.lanes):
+    for place, lane in enumerate(claimed.aggregation.lanes):
         name, label = f"lane{place}", f"{place} ({lane.kind})"
         cells = [cell for cell in found if cell[2] == name and cell in exact and cell in honest]
         if not cells:

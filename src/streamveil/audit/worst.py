@@ -16,7 +16,6 @@ from streamveil.audit.laid_open_sketches import CellNoise, sketch_account
 from streamveil.audit.neighbours import Examined, Pair, World, drawn, varied
 from streamveil.core.counters.weights import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError
@@ -152,15 +151,15 @@ def require_laid_open(operator: Operator) -> Examined:
     """Refuses what the account does not see into: it would find nothing and say so."""
     if isinstance(operator, SketchQuery):
         return operator
-    if not isinstance(operator, GroupBy) or isinstance(operator.totalling, RoundTotalling):
+    if not isinstance(operator, GroupBy) or operator.aggregation.restarts:
         raise PlanError(
             "the exact account covers sketches and group-by queries of the default preset, not"
             " changing tables and 'dp-sqlp'"
         )
-    totalling = operator.totalling
-    chosen = totalling.selection
+    aggregation = operator.aggregation
+    chosen = aggregation.selection
     more = [chosen.counter] if isinstance(chosen, GaussianSelection) else []
-    if any(blt_of(counter) is None for counter in (*totalling.counters, *more)):
+    if any(blt_of(counter) is None for counter in (*aggregation.counters, *more)):
         raise PlanError(
             "the exact account covers the counters 'blt' and 'anytime-blt'.\n"
             "  to fix  use counter = 'auto'"

@@ -36,8 +36,7 @@ from streamveil.core.selection.gaussian import FINE, GaussianSettings
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS, HonakerCounter
 from streamveil.counters.fitting import fit, short
-from streamveil.dataflow.dp_sqlp import RoundSettings
-from streamveil.dataflow.release import Totalling, driver
+from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.total_test import can_test
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.plan import options
@@ -145,6 +144,8 @@ class Sizing:
         thresholds = self.setting(options.THRESHOLDS)
         if thresholds not in ("rigorous", "published"):
             raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
+        from streamveil.dataflow.dp_sqlp import RoundSettings  # only the preset needs it
+
         half, third = budget.epsilon / 2, budget.delta / 3
         rho = Fraction(zcdp_rho(Budget(epsilon=half, delta=third)))
         limits = replace(self.bounds, per_group=None, quadratic=None)
@@ -235,7 +236,7 @@ class Sizing:
 
     def _test(self, design: MechanismDesign, tests: int, beta: Fraction) -> TotalTesting | None:
         """The test of totals by the lane whose threshold is lowest, if any lane can be tested."""
-        made = Totalling(design=design, triggers=self.horizon)
+        made = AggregationPlan(design=design, triggers=self.horizon)
         found = {
             place: replace(
                 made, design=replace(design, test=TotalTesting(place=place, tests=tests, beta=beta))

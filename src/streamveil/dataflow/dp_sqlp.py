@@ -22,7 +22,13 @@ from streamveil.core.selection.thresholds import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.counters import HonakerCounter
 from streamveil.dataflow.outputs import Totals
-from streamveil.dataflow.release import UNITS_LANE, Released, Totalling, WindowState, open_keys
+from streamveil.dataflow.release import (
+    UNITS_LANE,
+    AggregationPlan,
+    Released,
+    WindowState,
+    open_keys,
+)
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
 
 Thresholds = Literal["rigorous", "published"]
@@ -63,6 +69,7 @@ class RoundSelection:
     """
 
     once: ClassVar[bool] = False
+    restarts: ClassVar[bool] = True
     counter: HonakerCounter  # in quanta of 1 / FINE
     bounds: Bounds
     beta: float
@@ -104,6 +111,10 @@ class RoundSelection:
         share = self.beta / self.counter.horizon
         above = self.floor + rounding - sd * float(ndtri(share * (1 - 1e-9)))
         return float(portable(above * SAFETY))
+
+    def deviation(self, trigger: int) -> float:
+        """Standard deviation of a tree's count in a round's first release, in units."""
+        return float(portable(self.counter.std(np.array([trigger]))[0])) / FINE
 
     def init(self, trigger: int) -> dict[str, Array]:
         """No keys."""
@@ -178,7 +189,7 @@ class RoundSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundTotalling(Totalling):
+class RoundPlan(AggregationPlan):
     """Algorithm 3: one Honaker tree per key and lane, whose leaves are the key's releases.
 
     Proof: a unit's rows in one (key, lane) sum to at most rows * reach, over all its keys together
@@ -238,7 +249,7 @@ class RoundTotalling(Totalling):
         return Released(state.open_rows, post_process(Totals, *last))
 
     def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-        """The current round of some keys by row number; -1 (a key never seen) is in round 0."""
+        """See `AggregationPlan`."""
         known = int(state.selection["keys"][0])
         rounds = np.append(state.selection["round"][:known], np.zeros(1, np.int64))
         return np.asarray(rounds[np.where(rows < known, rows, -1)])

@@ -24,21 +24,19 @@ from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.cut_rows import odds_of, with_share
-from streamveil.dataflow.dp_sqlp import RoundSettings, RoundTotalling
 from streamveil.dataflow.group_metadata import constant_facts, heading
 from streamveil.dataflow.keys import Types, encode_keys
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import (
+    AggregationPlan,
     Released,
     ReleaseShape,
     Stamp,
-    Totalling,
     WindowState,
     driver,
     new_window,
     open_keys,
     published_keys,
-    release_stage,
     to_columns,
     to_table,
 )
@@ -118,24 +116,27 @@ class GroupBy:
             raise ValueError("groups are either public or selected")
         if not 0 < self.confidence < 1:
             raise ValueError("confidence is above 0 and below 1")
-        _ = self.totalling.counters, self.totalling.test  # refuses what cannot be sized
+        _ = self.aggregation.counters, self.aggregation.test  # refuses what cannot be sized
 
     @cached_property
-    def totalling(self) -> Totalling:
+    def aggregation(self) -> AggregationPlan:
         """The design over the triggers of a window: all that noise depends on."""
-        rounds = isinstance(self.design.selection, RoundSettings)
-        made = RoundTotalling if rounds else Totalling
-        return made(design=self.design, triggers=self.schedule.triggers)
+        plan = AggregationPlan(design=self.design, triggers=self.schedule.triggers)
+        if not plan.restarts:
+            return plan
+        from streamveil.dataflow.dp_sqlp import RoundPlan  # only the preset needs it
+
+        return RoundPlan(design=plan.design, triggers=plan.triggers)
 
     @cached_property
     def bounds(self) -> Bounds:
         """How much one unit may contribute."""
-        return self.totalling.bounds
+        return self.aggregation.bounds
 
     @property
     def loss(self) -> Loss:
         """See `core.mechanism.Mechanism`."""
-        return self.totalling.loss
+        return self.aggregation.loss
 
     @property
     def look(self) -> Look | None:
@@ -174,13 +175,13 @@ class GroupBy:
     @property
     def plain_lanes(self) -> tuple[Lane, ...]:
         """Lanes filled row by row (tree nodes are hit instead)."""
-        units = (Lane(kind="units"),) if self.totalling.tracks_units else ()
-        return units + tuple(lane for lane in self.totalling.lanes if lane.kind != "node")
+        units = (Lane(kind="units"),) if self.aggregation.tracks_units else ()
+        return units + tuple(lane for lane in self.aggregation.lanes if lane.kind != "node")
 
     @cached_property
     def placed_trees(self) -> tuple[tuple[int, Lane, int], ...]:
         """The trees, each with the place of its first node in what is kept per key."""
-        ahead = int(self.totalling.tracks_units)
+        ahead = int(self.aggregation.tracks_units)
         return tuple((first + ahead, lane, levels) for first, lane, levels in self.trees)
 
     @cached_property
@@ -195,16 +196,16 @@ class GroupBy:
         The table selection counts units only until it shows a key. If no aggregate counts them,
         nothing depends on them afterwards.
         """
-        totalling = self.totalling
+        aggregation = self.aggregation
         if all(lane.kind != "units" for lane in self.plain_lanes):
             return "none"
-        counted = any(lane.kind == "units" for lane in totalling.lanes)
-        until_shown = isinstance(totalling.selection, TableOpening) and totalling.shared is None
+        counted = any(lane.kind == "units" for lane in aggregation.lanes)
+        until_shown = isinstance(aggregation.selection, TableOpening) and aggregation.shared is None
         return "hidden" if until_shown and not counted else "all"
 
     def first_bit(self, place: int) -> int:
         """Which first rows a lane of units counts: all where it is released, else with a slot."""
-        return COUNTED if place == 0 and self.totalling.tracks_units else NEW
+        return COUNTED if place == 0 and self.aggregation.tracks_units else NEW
 
     # ---- the operator protocol
 
@@ -234,10 +235,7 @@ class GroupBy:
         for window in active:
             held = state.windows[window]
             at = Address(noise, self.job.encode(), window)
-            if isinstance(self.totalling, RoundTotalling):
-                released = self.totalling.release(held, at)
-            else:
-                released = release_stage(self.totalling, held, at)
+            released = self.aggregation.release(held, at)
             place = window, held.trigger, step
             table = self._table(held, released, place, state.types or (), at)
             releases.append(Release(table, *place))
@@ -256,11 +254,11 @@ class GroupBy:
         at: Address,
     ) -> Noisy[pa.Table]:
         """The table of a release: a function of what was drawn and of public numbers."""
-        totalling, lost, odds = self.totalling, None, None
-        if held.cut is not None and totalling.cut is not None:
-            lost = held.cut.release(totalling.cut, held.trigger, at)
-            if driver(totalling.lanes) >= 0:
-                sizes = post_process(totalling.size_of_keys.of, released.totals)
+        aggregation, lost, odds = self.aggregation, None, None
+        if held.cut is not None and aggregation.cut is not None:
+            lost = held.cut.release(aggregation.cut, held.trigger, at)
+            if driver(aggregation.lanes) >= 0:
+                sizes = post_process(aggregation.size_of_keys.of, released.totals)
                 odds = post_process(odds_of, lost, sizes) if self.true_intervals else None
                 lost = post_process(with_share, lost, sizes)
         types = types if self.key_names else ()
@@ -274,10 +272,10 @@ class GroupBy:
     def _shape(self, trigger: int, types: Types) -> ReleaseShape:
         """What the columns of a release are; its intervals cover noise, selection, cut rows."""
         fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
-        totalling, plain = self.totalling, (fields, self.outputs, self.confidence, trigger)
-        if totalling.shared is None or totalling.selection is None:
+        aggregation, plain = self.aggregation, (fields, self.outputs, self.confidence, trigger)
+        if aggregation.shared is None or aggregation.selection is None:
             return ReleaseShape(*plain)
-        return ReleaseShape(*plain, totalling.shared, totalling.selection.threshold(trigger))
+        return ReleaseShape(*plain, aggregation.shared, aggregation.selection.threshold(trigger))
 
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""
@@ -293,7 +291,7 @@ class GroupBy:
 
     def load(self, arrays: Mapping[str, Array]) -> State:
         """See `Operator.load`."""
-        return State.from_arrays(arrays, len(self.totalling.spans), self.totalling.width)
+        return State.from_arrays(arrays, len(self.aggregation.spans), self.aggregation.width)
 
     def counters(self, state: State) -> dict[str, int]:
         """See `Operator.counters`."""
@@ -409,7 +407,7 @@ class GroupBy:
         """Creates the windows that rows arrive in; returns their part of the delta."""
         made = [window for window, _ in parts(windows) if window not in state.windows]
         names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
-        if made and self.totalling.selection is None:
+        if made and self.aggregation.selection is None:
             names, keys = self.public_keys(state.types or (), name_key)
         for window in made:
             state.windows[window] = self.blank_window(names, keys)
@@ -423,10 +421,10 @@ class GroupBy:
 
     def blank_window(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
         """A window before its first trigger; public keys are shown from then on."""
-        held = new_window(self.totalling, sum(output.monotone for output in self.outputs))
-        if self.totalling.selection is None:
+        held = new_window(self.aggregation, sum(output.monotone for output in self.outputs))
+        if self.aggregation.selection is None:
             held.table.add_keys(names, keys)
-            open_keys(self.totalling, held, np.arange(len(names), dtype=np.int64))
+            open_keys(self.aggregation, held, np.arange(len(names), dtype=np.int64))
         return held
 
     def _stamps(self, window: int, trigger: int) -> tuple[Stamp, ...]:

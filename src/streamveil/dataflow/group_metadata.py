@@ -10,29 +10,36 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol, runtime_checkable
 
 from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.rational import Blt
-from streamveil.core.portable import portable
 from streamveil.core.selection.coins import TableOpening
-from streamveil.core.selection.gaussian import FINE, GaussianSelection
+from streamveil.core.selection.gaussian import FINE
 from streamveil.counters import COUNTERS, kind_of
-from streamveil.dataflow.dp_sqlp import RoundSelection
 from streamveil.dataflow.grouping import Grouping
 from streamveil.release_metadata import VERSION, Facts
+
+
+@runtime_checkable
+class NoisyCount(Protocol):
+    """A selection by a noisy count of units."""
+
+    def threshold(self, trigger: int) -> float:
+        """Units above which a key passes."""
+
+    def deviation(self, trigger: int) -> float:
+        """Standard deviation of the count, in units."""
+
 
 FLAGS = ("non_negative", "integer", "monotone")
 
 
 def facts_of(operator: Grouping) -> Facts:
     """What is the same for every release of a job."""
-    totalling, schedule = operator.totalling, operator.schedule
-    rounds = isinstance(totalling.selection, RoundSelection)
+    aggregation, schedule = operator.aggregation, operator.schedule
     return {
         "version": VERSION,
         **({"look": list(operator.look.said)} if operator.look is not None else {}),
@@ -40,7 +47,7 @@ def facts_of(operator: Grouping) -> Facts:
         "keys": list(operator.key_names),
         "confidence": operator.confidence,
         "windows": {"whole": schedule.whole, "overlap": schedule.overlap},
-        "rounds": rounds,  # keys follow counters of their own, and keep values in between
+        "rounds": aggregation.restarts,  # keys keep values in between
         "outputs": [output_facts(output) for output in operator.outputs],
         "lanes": lane_facts(operator),
         **test_facts(operator),
@@ -61,7 +68,7 @@ def output_facts(output: Any) -> Facts:
 def distinct_counters(operator: Grouping) -> list[Counter]:
     """The counters of all lanes, each once."""
     found: list[Counter] = []
-    for counter in operator.totalling.counters:
+    for counter in operator.aggregation.counters:
         if counter not in found:
             found.append(counter)
     return found
@@ -73,18 +80,18 @@ def lane_facts(operator: Grouping) -> list[Facts]:
     `most` is what one privacy unit adds to a key that is not shown, at most. `late` lanes are
     counted from a key's opening on; the others from the first trigger of the window.
     """
-    totalling, counters = operator.totalling, distinct_counters(operator)
+    aggregation, counters = operator.aggregation, distinct_counters(operator)
     rows = rows_in_hidden_key(operator)
     found: list[Facts] = []
-    for place, lane in enumerate(totalling.lanes):
+    for place, lane in enumerate(aggregation.lanes):
         if lane.kind == "node":
             found.append({"kind": "node"})
             continue
-        shared = place == totalling.shared
+        shared = place == aggregation.shared
         most = {"units": 1.0, "sum": rows * max(lane.high, 0.0)}.get(lane.kind, float(rows))
         found.append({
             "kind": lane.kind,
-            "counter": counters.index(totalling.counters[place]),
+            "counter": counters.index(aggregation.counters[place]),
             "quantum": 1 / FINE if shared else float(lane.quantum),
             "late": not shared,
             "rounded": shared,  # the released number is rounded once more
@@ -95,7 +102,7 @@ def lane_facts(operator: Grouping) -> list[Facts]:
 
 def test_facts(operator: Grouping) -> Facts:
     """When noisy totals of hidden keys are tested, which uses noise of all their lanes."""
-    test = operator.totalling.test
+    test = operator.aggregation.test
     if test is None:
         return {}
     return {"tests": {"triggers": list(test.triggers), "weight": test.share or 1.0}}
@@ -135,7 +142,7 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
     nothing of its total; where it does, units are below `threshold` plus a geometric number, P(it
     reaches j) = exp(-rate j).
     """
-    selection, test = operator.totalling.selection, operator.totalling.test
+    selection, test = operator.aggregation.selection, operator.aggregation.test
     if isinstance(selection, TableOpening):
         if operator.bounds.hidden_groups >= operator.bounds.most_groups(rule_entry(operator)):
             rate = float(selection.table.shift_epsilon)
@@ -145,17 +152,14 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
         quantum = float(test.lane.quantum)
         threshold, sd = test.threshold(trigger) + 0.5, test.deviation(trigger)  # noise is rounded
         return {"threshold": threshold * quantum, "sd": sd * quantum, "lane": test.place}
-    if isinstance(selection, GaussianSelection):
+    if isinstance(selection, NoisyCount):
         return {"threshold": selection.threshold(trigger), "sd": selection.deviation(trigger)}
-    if isinstance(selection, RoundSelection):
-        sd = float(portable(selection.counter.std(np.array([trigger]))[0])) / FINE
-        return {"threshold": selection.threshold(trigger), "sd": sd}
     return None
 
 
 def rule_entry(operator: Grouping) -> int | None:
     """The weight of hidden keys in quanta, if there are weights."""
-    return None if operator.totalling.rule is None else operator.totalling.rule.entry
+    return None if operator.aggregation.rule is None else operator.aggregation.rule.entry
 
 
 def constant_facts(operator: Grouping) -> str:

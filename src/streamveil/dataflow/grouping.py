@@ -15,7 +15,7 @@ from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Output
-from streamveil.dataflow.release import Totalling, WindowState
+from streamveil.dataflow.release import AggregationPlan, WindowState
 from streamveil.dataflow.rows import RowProgram
 from streamveil.dataflow.state import State
 from streamveil.dataflow.windows import Schedule
@@ -40,7 +40,7 @@ class Grouping(Protocol):
     @property
     def public(self) -> tuple[tuple[Any, ...], ...] | None: ...
     @property
-    def totalling(self) -> Totalling: ...
+    def aggregation(self) -> AggregationPlan: ...
     @property
     def trees(self) -> tuple[Tree, ...]: ...
     @property

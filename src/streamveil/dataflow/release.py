@@ -60,7 +60,7 @@ class KeySize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Totalling(Mechanism):
+class AggregationPlan(Mechanism):
     """How the lanes of a query are counted and when keys are shown: a mechanism as it runs.
 
     `selection` None means public keys: all shown from the first trigger. With `shared`, that lane
@@ -89,6 +89,19 @@ class Totalling(Mechanism):
             beta=asked.beta,
             least_units=self.selection.offset + 1,
         )
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a unit counts anew in a key that was selected: the key's next round."""
+        return self.selection is not None and self.selection.restarts
+
+    def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+        """The current round of some keys by row number; -1 (a key never seen) is in round 0."""
+        return np.zeros_like(rows)
+
+    def release(self, state: WindowState, at: Address) -> Released:
+        """One trigger of one window: selects, feeds the counters. In place."""
+        return release_stage(self, state, at)
 
     @property
     def tracks_units(self) -> bool:
@@ -199,32 +212,32 @@ class Released(NamedTuple):
     )
 
 
-def new_window(totalling: Totalling, monotone: int) -> WindowState:
+def new_window(aggregation: AggregationPlan, monotone: int) -> WindowState:
     """A window without keys, before its first trigger; so many outputs may not fall."""
     return WindowState(
-        KeyTable.empty(totalling.width),
-        {} if totalling.selection is None else totalling.selection.init(1),
-        [empty_span(totalling, first, last) for first, last in totalling.spans],
-        Spread.empty(totalling.counters[0]),
+        KeyTable.empty(aggregation.width),
+        {} if aggregation.selection is None else aggregation.selection.init(1),
+        [empty_span(aggregation, first, last) for first, last in aggregation.spans],
+        Spread.empty(aggregation.counters[0]),
         np.zeros(0, np.int64),
         np.zeros((2, 0), np.int64),
         np.zeros(0, np.uint8),
         public(np.zeros((monotone, 0))),
-        cut=None if totalling.cut is None else CutBands.empty(totalling.cut),
+        cut=None if aggregation.cut is None else CutBands.empty(aggregation.cut),
     )
 
 
-def empty_span(totalling: Totalling, first: int, last: int) -> CounterState:
+def empty_span(aggregation: AggregationPlan, first: int, last: int) -> CounterState:
     """Lanes that step together, of no keys."""
-    blt, counter = blt_of(totalling.counters[first]), totalling.counters[first]
+    blt, counter = blt_of(aggregation.counters[first]), aggregation.counters[first]
     return counter.init(0) if blt is None else lanes_start(blt, last - first, 0)
 
 
-def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new"]) -> None:
+def open_keys(aggregation: AggregationPlan, state: WindowState, rows: Int64[Array, " new"]) -> None:
     """Makes keys public; their counters start with all they have gathered, at the next release."""
     if len(rows) == 0:
         return
-    entry, test = 1 if totalling.rule is None else totalling.rule.entry, totalling.test
+    entry, test = 1 if aggregation.rule is None else aggregation.rule.entry, aggregation.test
     state.open_rows = np.concatenate([state.open_rows, rows])
     cohort = np.array([[max(1, state.trigger)], [len(rows)]], np.int64)
     state.cohorts = np.concatenate([state.cohorts, cohort], axis=1)
@@ -232,7 +245,7 @@ def open_keys(totalling: Totalling, state: WindowState, rows: Int64[Array, " new
     start = None
     if test is not None:
         start = Spread.after(test.counter, test.before(state.trigger), test.share)
-    state.spread.grow(1 if totalling.rule is None else len(rows), start)
+    state.spread.grow(1 if aggregation.rule is None else len(rows), start)
     state.shown = post_process(with_lowest, state.shown, len(rows))
 
 
@@ -243,33 +256,33 @@ def with_lowest(
     return np.concatenate([shown, np.full((len(shown), more), -np.inf)], axis=1)
 
 
-def release_stage(totalling: Totalling, state: WindowState, at: Address) -> Released:
+def release_stage(aggregation: AggregationPlan, state: WindowState, at: Address) -> Released:
     """One trigger of one window: selects, feeds the counters, returns noisy totals. In place.
 
     A pure function of (state, address) on any set of keys: every key's noise and decisions depend
     on that key alone, so any partition of the keys gives the same totals.
     """
     trigger = state.trigger = state.trigger + 1
-    table, selection = state.table, totalling.selection
+    table, selection = state.table, aggregation.selection
     if selection is not None:
         keys = table.keys
         units, names = table.pending[:keys, UNITS_LANE], table.names[:keys]
         state.selection, passing = selection.step(state.selection, units, names, trigger, at)
-        open_keys(totalling, state, passing if selection.once else _hidden(state, passing))
-        if totalling.test is not None:
-            _tested(totalling, totalling.test, state, at)
+        open_keys(aggregation, state, passing if selection.once else _hidden(state, passing))
+        if aggregation.test is not None:
+            _tested(aggregation, aggregation.test, state, at)
     rows = state.open_rows
-    increments = np.empty((len(totalling.lanes), len(rows)), np.int64)
-    first, width = int(totalling.tracks_units), table.pending.shape[1]
+    increments = np.empty((len(aggregation.lanes), len(rows)), np.int64)
+    first, width = int(aggregation.tracks_units), table.pending.shape[1]
     take_lanes(table.pending.reshape(-1), rows, first, width, increments)
-    totals = _advance(totalling, state, increments, at)
-    if totalling.rule is None:
+    totals = _advance(aggregation, state, increments, at)
+    if aggregation.rule is None:
         return Released(rows, totals)
     weights = restored(state.weights)  # in force since the last release
-    share = post_process(np.divide, weights, totalling.rule.scale)
-    over = trigger / (totalling.triggers or trigger)
-    sizes = post_process(totalling.size_of_keys.of, totals)
-    state.weights = values(post_process(totalling.rule.next, weights, sizes, over))
+    share = post_process(np.divide, weights, aggregation.rule.scale)
+    over = trigger / (aggregation.triggers or trigger)
+    sizes = post_process(aggregation.size_of_keys.of, totals)
+    state.weights = values(post_process(aggregation.rule.next, weights, sizes, over))
     return Released(rows, totals, share)
 
 
@@ -281,42 +294,45 @@ def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " h
     return np.flatnonzero(hidden)
 
 
-def _tested(totalling: Totalling, test: TotalTest, state: WindowState, at: Address) -> None:
+def _tested(aggregation: AggregationPlan, test: TotalTest, state: WindowState, at: Address) -> None:
     """Shows the hidden keys that their noisy totals show; catches up all that are shown now."""
     trigger, table = state.trigger, state.table
     if trigger in test.triggers:
         hidden = _hidden(state, np.arange(table.keys))
-        lane = test.place + int(totalling.tracks_units)
+        lane = test.place + int(aggregation.tracks_units)
         passing = test.passing(table.pending[hidden, lane], table.names[hidden], trigger, at)
         found = hidden[passing]
         state.selection = withdrawn(state.selection, found, trigger)
-        open_keys(totalling, state, found)
+        open_keys(aggregation, state, found)
     new = state.open_rows[state.lanes[0].keys :]
     if len(new) and test.before(trigger):
         names = table.names[new]
-        for number, span in enumerate(totalling.spans):
-            blt = blt_of(totalling.counters[span[0]])
+        for number, span in enumerate(aggregation.spans):
+            blt = blt_of(aggregation.counters[span[0]])
             if blt is not None:
                 late = test.noise(blt, span, names, (trigger, at))
                 state.lanes[number] = join(state.lanes[number], late)
 
 
 def _advance(
-    totalling: Totalling, state: WindowState, increments: Int64[Array, "lanes shown"], at: Address
+    aggregation: AggregationPlan,
+    state: WindowState,
+    increments: Int64[Array, "lanes shown"],
+    at: Address,
 ) -> Noisy[Totals]:
     """Feeds every value lane of the shown keys."""
-    trigger, shown, rule = state.trigger, len(state.open_rows), totalling.rule
+    trigger, shown, rule = state.trigger, len(state.open_rows), aggregation.rule
     names = state.keys.names_of(state.table, state.open_rows)
     share = None if rule is None else state.weights / rule.scale
-    state.spread.step(totalling.counters[0], trigger, share)
+    state.spread.step(aggregation.counters[0], trigger, share)
     estimates, variances = list[Noisy[Array]](), list[Noisy[Array]]()
-    for number, (place, last) in enumerate(totalling.spans):
-        if place == totalling.shared:
-            noisy, variance = _shared(totalling, state)
+    for number, (place, last) in enumerate(aggregation.spans):
+        if place == aggregation.shared:
+            noisy, variance = _shared(aggregation, state)
             estimates.append(noisy)
             variances.append(variance)
             continue
-        counter = totalling.counters[place]
+        counter = aggregation.counters[place]
         blt, counted = blt_of(counter), state.lanes[number]
         address = Place(at.noise, "group-by/lane", (at.job, place, at.window))
         if blt is None:  # `weighted_loss` refuses a rule without BLT
@@ -329,10 +345,10 @@ def _advance(
         estimates.append(noisy)
         variances.append(public(state.spread.variances(counter, trigger, state.cohorts[1])))
     quanta = tuple(
-        1.0 if place == totalling.shared else totalling.quanta[place]
-        for place, _ in totalling.spans
+        1.0 if place == aggregation.shared else aggregation.quanta[place]
+        for place, _ in aggregation.spans
     )
-    return post_process(to_totals, totalling.spans, quanta, shown, *estimates, *variances)
+    return post_process(to_totals, aggregation.spans, quanta, shown, *estimates, *variances)
 
 
 def to_totals(
@@ -346,9 +362,9 @@ def to_totals(
     return Totals(estimate, variance)
 
 
-def _shared(totalling: Totalling, state: WindowState) -> tuple[Noisy[Array], Noisy[Array]]:
+def _shared(aggregation: AggregationPlan, state: WindowState) -> tuple[Noisy[Array], Noisy[Array]]:
     """What the selection has drawn at this trigger, as the total of a lane."""
-    selection = totalling.selection
+    selection = aggregation.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
     counts = restored(selection.counts(state.selection)[state.open_rows])
     sd = selection.deviation(state.trigger)

@@ -31,7 +31,6 @@ from streamveil.dataflow.aggregate import (
 from streamveil.dataflow.bounding import Passed, UnitRows
 from streamveil.dataflow.cut_rows import CutUnits, cut_in
 from streamveil.dataflow.distinct import recall, see
-from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.grouping import Grouping
 from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
@@ -166,7 +165,7 @@ def cut_rows(
     accepted: Bool[Array, " pairs"],
 ) -> dict[str, Array]:
     """Counts the rows over the bound, by how many their unit lost; returns what that changed."""
-    if operator.totalling.cut is None:
+    if operator.aggregation.cut is None:
         return {}
     places, scopes, windows, bands = np.flatnonzero(~accepted), [], [], []
     for period, mine in parts(pairs.periods[places]):
@@ -196,7 +195,7 @@ def add_bands(state: State, windows: list[int], bands: Iterable[Int64[Array, " b
 
 def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
     """What tells the key of every row: the integer that it is, or else its name (two words)."""
-    needs_names = operator.public is not None or isinstance(operator.totalling, RoundTotalling)
+    needs_names = operator.public is not None or operator.aggregation.restarts
     if needs_names or prepared.plain is None:
         return prepared.names
     return prepared.plain
@@ -210,7 +209,7 @@ def recognised(
     name_key: bytes,
 ) -> tuple[Recognised, Met]:
     """What the unit stage may know of every pair's key: all but the key rows is public."""
-    n, rule = len(asked), operator.totalling.rule
+    n, rule = len(asked), operator.aggregation.rule
     entry = 1 if rule is None else rule.entry
     room = [state.scratch.take(f"known{at}", n, kind) for at, kind in enumerate(KINDS)]
     known, strangers = Recognised(*room), []
@@ -245,7 +244,7 @@ def weighed(operator: Grouping, state: State, window: int) -> Lookup:
     """The look-up of a window with the weights of now: 0 where bounding does not ask for them."""
     held = state.windows[window]
     lookup = state.lookups.setdefault(window, Lookup())
-    asks = operator.totalling.rule is not None or operator.bounds.slots is not None
+    asks = operator.aggregation.rule is not None or operator.bounds.slots is not None
     shown = (held.open_rows, held.weights) if asks else (held.open_rows[:0], held.weights[:0])
     lookup.weigh(held.table, shown, (held.trigger, len(held.open_rows)))
     return lookup
@@ -268,11 +267,11 @@ def in_rounds(
     windows: Int64[Array, " pairs"],
 ) -> Recognised:
     """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
-    if not isinstance(operator.totalling, RoundTotalling):
+    if not operator.aggregation.restarts:
         return known
     marks = np.zeros(len(names), np.int64)
     for window, mine in parts(windows):
-        marks[mine] = operator.totalling.rounds_of(state.windows[window], known.rows[mine])
+        marks[mine] = operator.aggregation.rounds_of(state.windows[window], known.rows[mine])
     return known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
 
 
@@ -452,7 +451,7 @@ def remembered(
     operator: Grouping, state: State, found: Int32[Array, " rows"], windows: Int64[Array, " rows"]
 ) -> Recognised:
     """What `recognised` said, from the key rows."""
-    n, rule = len(found), operator.totalling.rule
+    n, rule = len(found), operator.aggregation.rule
     names, weight = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
     for window, mine in parts(windows):
         names[mine] = state.windows[window].table.names[found[mine]]

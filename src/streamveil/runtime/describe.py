@@ -13,7 +13,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import counter_facts, distinct_counters, lane_facts
 from streamveil.dataflow.protocol import Operator
-from streamveil.dataflow.release import Totalling
+from streamveil.dataflow.release import AggregationPlan
 from streamveil.plan.options import HIDDEN_GROUPS, MAX_PER_GROUP, MAX_SQUARED, MAX_UNITS
 from streamveil.plan.plan import Plan, plain
 
@@ -54,7 +54,7 @@ def mechanisms_of(operator: Operator) -> dict[str, Any]:
     """The mechanisms that run, with their noise."""
     if not isinstance(operator, GroupBy):
         return {"kind": operator.kind, "version": operator.version}
-    totalling, bounds = operator.totalling, operator.bounds
+    aggregation, bounds = operator.aggregation, operator.bounds
     return {
         "kind": operator.kind,
         "bounding": {
@@ -64,7 +64,7 @@ def mechanisms_of(operator: Operator) -> dict[str, Any]:
             HIDDEN_GROUPS.name: bounds.slots,
             "l2_squared": bounds.l2_squared,
         },
-        "selection": selection_of(totalling),
+        "selection": selection_of(aggregation),
         "counters": [counter_facts(counter) for counter in distinct_counters(operator)],
         "lanes": [facts for facts in lane_facts(operator) if facts["kind"] != "node"],
         "triggers": operator.schedule.triggers,
@@ -72,14 +72,14 @@ def mechanisms_of(operator: Operator) -> dict[str, Any]:
     }
 
 
-def selection_of(totalling: Totalling) -> dict[str, Any]:
+def selection_of(aggregation: AggregationPlan) -> dict[str, Any]:
     """How groups are shown."""
-    if totalling.selection is None:
+    if aggregation.selection is None:
         return {"kind": "public"}
     return {
-        "kind": type(totalling.selection).__name__,
-        "threshold_at_first_trigger": float(totalling.selection.threshold(1)),
-        "weights": totalling.rule is not None,
+        "kind": type(aggregation.selection).__name__,
+        "threshold_at_first_trigger": float(aggregation.selection.threshold(1)),
+        "weights": aggregation.rule is not None,
     }
 
 

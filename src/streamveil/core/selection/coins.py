@@ -84,6 +84,7 @@ class TableOpening:
         return self.half + self.offset
 
     once: ClassVar[bool] = True
+    restarts: ClassVar[bool] = False
 
     def init(self, trigger: int) -> dict[str, Array]:
         """See `Selection.init`."""

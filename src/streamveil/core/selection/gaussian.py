@@ -53,6 +53,7 @@ class GaussianSelection:
     """
 
     once: ClassVar[bool] = False
+    restarts: ClassVar[bool] = False
     counter: Counter  # of units, in quanta of 1 / FINE
     bounds: Bounds
     beta: float  # that a key of one unit alone is shown at any trigger, at most

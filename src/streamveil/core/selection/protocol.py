@@ -13,6 +13,7 @@ class Selection(Protocol):
     """Decides at each trigger which keys of a window become public."""
 
     once: ClassVar[bool]  # a key passes at one trigger only
+    restarts: ClassVar[bool]  # a unit counts anew in a key that has passed
 
     @property
     def loss(self) -> Loss:

@@ -29,11 +29,9 @@ from streamveil.dataflow.aggregate import (
 )
 from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.distinct import recall, see
-from streamveil.dataflow.dp_sqlp import RoundTotalling
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.keys import encode_keys
 from streamveil.dataflow.reject_counts import BOUNDED
-from streamveil.dataflow.release import WindowState
 from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta
 from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units, pass_witnessed
 from streamveil.dataflow.state import Index, State, parts
@@ -217,7 +215,7 @@ def open_windows(
 ) -> None:
     """Creates windows; of public keys, those that belong to the shard."""
     names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
-    if operator.totalling.selection is None:
+    if operator.aggregation.selection is None:
         names, keys = operator.public_keys(state.types or (), name_key)
         mine = np.flatnonzero(names[:, 0] % np.uint64(place[1]) == place[0])
         names, keys = names[mine], keys.take(pa.array(mine))
@@ -227,14 +225,14 @@ def open_windows(
 
 def facts_matter(operator: GroupBy) -> bool:
     """Whether bounding asks which groups were shown; if not, nothing of them is written."""
-    totalling = operator.totalling
-    restarts = isinstance(totalling, RoundTotalling)
-    return totalling.rule is not None or operator.bounds.slots is not None or restarts
+    aggregation = operator.aggregation
+    restarts = aggregation.restarts
+    return aggregation.rule is not None or operator.bounds.slots is not None or restarts
 
 
 def facts_last(operator: GroupBy) -> bool:
     """Whether what is known of a shown group stays as it was when it was shown."""
-    return operator.totalling.rule is None and not isinstance(operator.totalling, RoundTotalling)
+    return operator.aggregation.rule is None and not operator.aggregation.restarts
 
 
 def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = None) -> Facts:
@@ -249,7 +247,7 @@ def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = 
         windows.append(np.full(len(rows), number, np.int64))
         names.append(held.table.names[rows])
         weights.append(held.weights[start:])
-        rounds.append(rounds_of(operator, held, rows))
+        rounds.append(operator.aggregation.rounds_of(held, rows))
     return {
         "window": np.concatenate([np.zeros(0, np.int64), *windows]),
         "name": np.concatenate([np.zeros((0, 2), np.uint64), *names]),
@@ -261,15 +259,6 @@ def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = 
 def counts_shown(state: State) -> dict[int, int]:
     """How many groups each window has shown."""
     return {number: len(held.open_rows) for number, held in state.windows.items()}
-
-
-def rounds_of(
-    operator: GroupBy, held: WindowState, rows: Int64[Array, " shown"]
-) -> Int64[Array, " shown"]:
-    """The current round of shown keys; 0 where nothing restarts."""
-    if isinstance(operator.totalling, RoundTotalling):
-        return operator.totalling.rounds_of(held, rows)
-    return np.zeros_like(rows)
 
 
 ShownKeys = tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]
@@ -291,15 +280,15 @@ class Shown:
     @classmethod
     def of(cls, operator: GroupBy, facts: Facts) -> Shown:
         """Ready to look up."""
-        rule = operator.totalling.rule
-        restarts = isinstance(operator.totalling, RoundTotalling)
+        rule = operator.aggregation.rule
+        restarts = operator.aggregation.restarts
         made = cls({}, 1 if rule is None else rule.entry, restarts)
         made.add(operator, facts)
         return made
 
     def add(self, operator: GroupBy, facts: Facts) -> None:
         """Adds groups that were not shown before."""
-        weighed = operator.totalling.rule is not None or operator.bounds.slots is not None
+        weighed = operator.aggregation.rule is not None or operator.bounds.slots is not None
         for window, mine in parts(facts["window"]):
             table, weights, rounds = self.windows.get(window, nothing())
             table.add_names(np.ascontiguousarray(facts["name"][mine]))

@@ -232,7 +232,7 @@ def key_shard(operator: GroupBy, setup: Setup, shard: int, noise: Noise) -> Chai
 def loading(operator: GroupBy, setup: Setup) -> Callable[[Mapping[str, Array] | None], State]:
     """Makes a state of saved arrays, which it keeps, or of nothing."""
     types = types_from_bytes(np.frombuffer(setup.types, np.uint8))
-    spans, width = len(operator.totalling.spans), operator.totalling.width
+    spans, width = len(operator.aggregation.spans), operator.aggregation.width
 
     def load(arrays: Mapping[str, Array] | None) -> State:
         state = operator.init() if arrays is None else State.from_arrays(
