@@ -355,6 +355,8 @@ class TableFacts:
                 f"'{source.table}'.\n  to fix  CREATE PUBLICATION {source.publication} FOR TABLE "
                 f"{source.table}, without a list of columns, a condition or `publish`"
             )
+        if left := names & {name for (name,) in ask(MAYBE_UNSENT, [oid]).fetchall()}:
+            raise unsent(min(left))
         key = ask(
             "SELECT a.attname FROM pg_index i JOIN pg_attribute a"
             " ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)"
@@ -374,15 +376,30 @@ class TableChange:
     time: int = 0  # microseconds since 1970
 
 
+# Columns of any length whose values an update may leave out of the log. They are refused before a
+# row is read: that some value is long must not decide whether a job goes on.
+MAYBE_UNSENT = """
+    SELECT a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+    WHERE c.oid = $1 AND c.relreplident <> 'f' AND a.attnum > 0 AND NOT a.attisdropped
+    AND a.attstorage <> 'p' AND NOT EXISTS (
+        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY(i.indkey)
+        AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)"""
+
+
+def unsent(name: str) -> SourceError:
+    """What to say where the log may lack values of a column."""
+    return SourceError(
+        f"the log lacks a long value of column '{name}' where an update leaves it as it was.\n"
+        "  to fix  ALTER TABLE ... REPLICA IDENTITY FULL, and start a new state; or read the "
+        "other columns alone"
+    )
+
+
 def sent(change: TableChange, name: str) -> str | None:
     """A cell of a change."""
     cell = (change.cells or {}).get(name)
-    if cell == UNSENT:
-        raise SourceError(
-            f"an update left the long value of column '{name}' as it was, and the log does not "
-            "hold it.\n  to fix  ALTER TABLE ... REPLICA IDENTITY FULL, and start a new state; or "
-            "read the other columns alone"
-        )
+    if cell == UNSENT:  # never where the table stayed as `MAYBE_UNSENT` found it
+        raise unsent(name)
     return cell
 
 
