@@ -10,6 +10,7 @@ from streamveil.connectors.base import Chunk, Sink, Source
 from streamveil.connectors.database_sources import DuckdbSource, PostgresSource, SqliteSource
 from streamveil.connectors.databases import DuckdbSink, PostgresSink, SqliteSink
 from streamveil.connectors.delta import DeltaSink
+from streamveil.connectors.delta_source import DeltaSource
 from streamveil.connectors.files import FilesSource
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_sink import KafkaSink
@@ -20,6 +21,7 @@ from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.errors import SourceError, nearest
 
 SOURCES: dict[str, Callable[..., Source]] = {
+    "delta": DeltaSource,
     "duckdb": DuckdbSource,
     "files": FilesSource,
     "kafka": KafkaSource,

@@ -31,7 +31,7 @@ from streamveil.release_metadata import SUFFIXES
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SOURCES = ("files", "memory", "rate", *LIVE, *DATABASES)  # one file each in connectors
+SOURCES = ("delta", "files", "memory", "rate", *LIVE, *DATABASES)  # one file each in connectors
 SINKS = ("files", "console", "delta", "duckdb", "kafka", "memory", "postgres", "sqlite")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (

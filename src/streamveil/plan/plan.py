@@ -25,6 +25,7 @@ MICROS = 1_000_000
 LIVE = ("kafka", "postgres_changes")  # sources that go on, unless follow = FALSE
 DATABASES = ("duckdb", "postgres", "sqlite")  # sources whose rows are sorted by what they hold
 PLACES = {
+    "delta": ("path",),
     "duckdb": ("path",),
     "files": ("path",),
     "kafka": ("config", "servers"),

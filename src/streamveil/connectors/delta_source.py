@@ -1,0 +1,219 @@
+"""A Delta table as a source: the rows of one version, and then of each version that follows.
+
+The rows of the first version come file by file, in the order of their paths. Of each later version
+come the files that its commit adds, in that order too. Delta's files and commits never change once
+they are written, so (version, file, row) is a place that stays. A commit that only puts rows into
+other files (`dataChange` = false: OPTIMIZE) adds none. One that takes rows away or writes them
+anew is refused: what was counted cannot be taken back.
+
+A job holds to the table it began with, by the identifier that the table gave itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+
+from streamveil.connectors.base import Chunk, select, slices
+from streamveil.connectors.fit import fit
+from streamveil.connectors.names import shown
+from streamveil.connectors.rejected_rows import with_places
+from streamveil.errors import MissingExtraError, SourceError
+from streamveil.frames import plain, plain_schema
+
+AT_ONCE = 50_000  # rows
+
+
+@dataclass(frozen=True)
+class DeltaPosition:
+    """Where reading stands: `row` rows are done of a file of a version."""
+
+    table: str  # identifier of the table
+    first: int  # version that was read whole
+    version: int
+    file: int = 0  # its place among those that the version adds
+    row: int = 0
+
+
+class DeltaSource:
+    """Rows of the table in the folder `path`, as of `version`: the newest one if not given.
+
+    With `follow`, the rows that later versions add come after them.
+    """
+
+    def __init__(self, path: str, version: int | None = None, *, follow: bool = False) -> None:
+        try:
+            import deltalake
+            import deltalake.fs
+        except ImportError:
+            raise MissingExtraError("the source 'delta'", "delta") from None
+        if version is not None and (isinstance(version, bool) or version < 0):
+            raise SourceError(f"version counts from 0, so it cannot be {version}")
+        self.path, self.version, self.bounded = str(path), version, not follow
+        self.traced = False  # see `connectors.rejected_rows`
+        self.names: list[str] = []  # of the files, as they were begun; where it is traced
+        self._delta: Any = deltalake
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`. Whoever follows may find the first version gone from the log."""
+        with self._words():
+            return schema_of(self._at(self.version if self.bounded else None))
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """See `Source.read`."""
+        wanted = select(self.schema(), columns, f"the Delta table '{shown(self.path)}'")
+        with self._words():
+            newest = self._at(None)
+            place = self._place(position, newest)
+            last = place.first if self.bounded else newest.version()
+            for version in range(place.version, last + 1):
+                if version > place.version:
+                    place = replace(place, version=version, file=0, row=0)
+                yield from self._rows_of(place, wanted, min(max_rows, AT_ONCE))
+
+    def _place(self, position: str | None, newest: Any) -> DeltaPosition:
+        """A position, or the first one; SourceError if it is of another table."""
+        table = newest.metadata().id
+        if position is None:
+            first = newest.version() if self.version is None else self.version
+            return DeltaPosition(table, first, first)
+        place = DeltaPosition(**json.loads(position))
+        if place.table != table or place.version > newest.version() + 1:
+            raise SourceError(
+                f"'{shown(self.path)}' is not the Delta table that this job began with, or is an"
+                " older copy of it.\n"
+                "  to fix  restore that table, or start a new state, which is charged"
+            )
+        return place
+
+    def _rows_of(self, place: DeltaPosition, wanted: pa.Schema, max_rows: int) -> Iterator[Chunk]:
+        """The rows of one version from a place on."""
+        added = None if place.version == place.first else self._added(place.version)
+        if added is not None and not added:
+            return
+        table = self._at(place.version)
+        own = schema_of(table)
+        require_columns(own, wanted, place.version)
+        files = sorted(
+            (one for one in table.to_pyarrow_dataset().get_fragments()
+             if added is None or one.path in added),
+            key=lambda one: str(one.path),
+        )  # fmt: skip
+        if added is not None and len(files) < len(added):
+            raise gone(self.path, f"a file of version {place.version} is not in it")
+        for number, file in list(enumerate(files))[place.file :]:
+            here = place if number == place.file else replace(place, file=number, row=0)
+            if self.traced:
+                self.names.append(shown(file.path))
+            yield from self._rows(file, here, number + 1 == len(files), own, wanted, max_rows)
+
+    def _rows(
+        self, file: Any, place: DeltaPosition, last: bool, own: pa.Schema,  # noqa: FBT001
+        wanted: pa.Schema, max_rows: int,
+    ) -> Iterator[Chunk]:  # fmt: skip
+        """The rows of one file from a place on."""
+        groups: list[int] = []
+        row = 0
+        for group in file.row_groups:
+            if groups or row + group.num_rows > place.row:
+                groups.append(group.id)
+            else:
+                row += group.num_rows
+        if not groups:
+            return
+        whole = file.subset(row_group_ids=groups)
+        scanned = whole.to_batches(schema=own, columns=wanted.names, batch_size=max_rows)
+        end = sum(group.num_rows for group in file.row_groups)
+        for batch in scanned:
+            skip = min(max(place.row - row, 0), batch.num_rows)
+            row += skip
+            for part in slices(plain(pa.Table.from_batches([batch]).slice(skip)), max_rows):
+                rows, rejected = fit(part, wanted)
+                numbers = np.arange(row, row + rows.num_rows) + 1
+                row += rows.num_rows
+                after = replace(place, row=row)
+                if row == end:
+                    after = replace(place, file=place.file + 1, row=0)
+                    if last:
+                        after = replace(place, version=place.version + 1, file=0, row=0)
+                if self.traced:
+                    rows = with_places(rows, len(self.names) - 1, numbers)
+                yield Chunk(rows, json.dumps(asdict(after)), rejected)
+
+    def _added(self, version: int) -> set[str]:
+        """Paths of the files that a version adds; SourceError if it takes rows away."""
+        log = pa.fs.PyFileSystem(self._delta.fs.DeltaStorageHandler(self.path))
+        try:
+            with log.open_input_stream(f"_delta_log/{version:020}.json") as file:
+                actions = [json.loads(line) for line in file.read().splitlines() if line.strip()]
+        except FileNotFoundError:
+            raise gone(self.path, f"its log holds version {version} no more") from None
+        changes = [
+            (kind, action)
+            for line in actions
+            for kind, action in line.items()
+            if kind in ("add", "remove") and action.get("dataChange", True)
+        ]
+        if any(kind == "remove" for kind, _ in changes):
+            raise SourceError(
+                f"version {version} of the Delta table '{shown(self.path)}' takes away rows or"
+                " writes them anew (DELETE, UPDATE, MERGE, overwrite); what was read of them"
+                " cannot be taken back.\n"
+                "  to fix  follow a table that is only appended to, such as the table of raw rows"
+                " that this one is made from, or start a new state, which is charged"
+            )
+        return {unquote(action["path"]) for _, action in changes}  # a log holds them quoted
+
+    def _at(self, version: int | None) -> Any:
+        return self._delta.DeltaTable(self.path, version=version)
+
+    @contextmanager
+    def _words(self) -> Iterator[None]:
+        """Errors in words, without what a library says: that may hold values."""
+        errors = self._delta.exceptions
+        try:
+            yield
+        except errors.DeltaProtocolError:
+            raise SourceError(
+                f"the Delta table '{shown(self.path)}' uses what cannot be read here, such as"
+                " deletion vectors or column mapping.\n"
+                "  to fix  turn that off (delta.enableDeletionVectors = false and REORG TABLE ..."
+                " APPLY (PURGE)), or copy the table"
+            ) from None
+        except (errors.DeltaError, pa.ArrowException, OSError, json.JSONDecodeError) as error:
+            raise gone(self.path, type(error).__name__) from None
+
+
+def schema_of(table: Any) -> pa.Schema:
+    """The columns of a version of a table."""
+    return plain_schema(pa.schema(table.schema().to_arrow())).remove_metadata()
+
+
+def require_columns(own: pa.Schema, wanted: pa.Schema, version: int) -> None:
+    """SourceError unless a version has all wanted columns, of the types they began with."""
+    for field in wanted:
+        if field.name not in own.names or own.field(field.name).type != field.type:
+            raise SourceError(
+                f"column '{field.name}' is not in version {version} of the Delta table, or has"
+                " another type there than in the version that this process began with.\n"
+                "  to fix  give the column back, or start a new state, which is charged"
+            )
+
+
+def gone(path: str, reason: str) -> SourceError:
+    """What to say where a table cannot be read."""
+    return SourceError(
+        f"the source cannot read the Delta table '{shown(path)}': {reason}.\n"
+        "  to fix  check that it is there and that this user may read it; versions and files must"
+        " be kept until they are read (delta.logRetentionDuration, VACUUM)"
+    )

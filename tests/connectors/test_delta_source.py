@@ -1,0 +1,197 @@
+"""A Delta table as a source: every row once, version after version, or a refusal in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import streamveil as sv
+from streamveil.connectors import open_source
+from streamveil.connectors.rejected_rows import traced
+from streamveil.errors import MissingExtraError, SourceError
+from tests.connectors.test_kafka import counts
+
+deltalake = pytest.importorskip("deltalake")
+
+
+def rows(first, last):
+    return pa.table({
+        "u": pa.array(range(first, last)),
+        "page": [(None, "a b", "ü/%", "c=d")[u % 4] for u in range(first, last)],
+    })  # fmt: skip
+
+
+def add(path, first, last, **more):
+    deltalake.write_deltalake(path, rows(first, last), mode="append", **more)
+
+
+def opened(path, **options):
+    return open_source("delta", {"path": str(path), **options})
+
+
+def read(source, position=None, most=1000, columns=None):
+    chunks = list(source.read(position, most, columns))
+    return [row for chunk in chunks for row in chunk.rows.to_pylist()], chunks
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Three versions of a partitioned table, of rows 0 to 29."""
+    path = tmp_path / "visits"
+    add(path, 0, 10, partition_by=["page"])
+    add(path, 10, 20)
+    add(path, 20, 30)
+    return path
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(MissingExtraError, match=r"streamveil\[delta\]"):
+        opened(tmp_path)
+
+
+def test_every_position_goes_on_with_the_same_rows(table):
+    add(table, 30, 45)
+    found, chunks = read(opened(table, version=1, follow=True), most=2)
+    assert sorted(row["u"] for row in found) == list(range(45))
+    assert all(row in rows(0, 45).to_pylist() for row in found)
+    assert [row["u"] < 20 for row in found] == [True] * 20 + [False] * 25
+    done = 0
+    for chunk in chunks:
+        done += chunk.rows.num_rows
+        for most in (3, 1000):
+            source = opened(table, version=1, follow=True)
+            assert read(source, chunk.position, most)[0] == found[done:]
+
+
+def test_a_place_within_a_file_of_many_row_groups_is_found(tmp_path):
+    made = deltalake.WriterProperties(max_row_group_size=7)
+    add(tmp_path, 0, 50, writer_properties=made)
+    found, chunks = read(opened(tmp_path), most=5)
+    assert [row["u"] for row in found] == list(range(50))
+    for chunk in chunks:
+        rest = read(opened(tmp_path), chunk.position)[0]
+        assert [row["u"] for row in rest] == list(range(rest[0]["u"], 50)) if rest else True
+        done = json.loads(chunk.position)["row"] or 50
+        assert len(rest) == 50 - done
+
+
+def test_a_version_is_read_as_it_was_and_what_follows_when_it_comes(table):
+    assert len(read(opened(table, version=0))[0]) == 10
+    now, follower = opened(table), opened(table, follow=True)
+    for source in (now, follower):
+        found, chunks = read(source)
+        assert len(found) == 30
+    position = chunks[-1].position
+    assert read(follower, position) == ([], [])
+    add(table, 30, 33)
+    follows = read(follower, position, columns=["u"])[0]
+    assert sorted(row["u"] for row in follows) == [30, 31, 32]
+    assert read(now, position)[0] == []
+
+
+def test_rows_that_only_move_to_other_files_are_not_read_again(table):
+    _, chunks = read(opened(table, follow=True))
+    deltalake.DeltaTable(table).optimize.compact()
+    add(table, 30, 31)
+    add(table, 30, 31)
+    deltalake.DeltaTable(table).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    follows = read(opened(table, follow=True), chunks[-1].position, columns=["u"])[0]
+    assert follows == [{"u": 30}] * 2
+    deltalake.DeltaTable(table).optimize.compact()
+    assert len(read(opened(table, follow=True), chunks[-1].position)[0]) == 2
+    deltalake.DeltaTable(table).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    with pytest.raises(SourceError, match="until they are read"):
+        read(opened(table, follow=True), chunks[-1].position)
+
+
+@pytest.mark.parametrize("way", ["delete", "update", "overwrite"])
+def test_a_version_that_takes_rows_away_is_refused(table, way):
+    _, chunks = read(opened(table, follow=True))
+    if way == "delete":
+        deltalake.DeltaTable(table).delete("u = 3")
+    elif way == "update":
+        deltalake.DeltaTable(table).update(updates={"u": "u + 100"}, predicate="u = 3")
+    else:
+        deltalake.write_deltalake(table, rows(7, 9), mode="overwrite")
+    with pytest.raises(SourceError, match=r"cannot be taken back.*\n.*to fix"):
+        read(opened(table, follow=True), chunks[-1].position)
+    assert read(opened(table, follow=True))[0]  # a new state begins after it
+
+
+def test_a_table_that_lost_what_is_to_be_read_is_refused(table):
+    _, chunks = read(opened(table, version=0, follow=True), most=3)
+    second = next(chunk for chunk in chunks if json.loads(chunk.position)["version"] == 2)
+    log = table / "_delta_log" / f"{2:020}.json"
+    deltalake.DeltaTable(table).create_checkpoint()
+    kept = log.read_bytes()
+    log.unlink()
+    with pytest.raises(SourceError, match=r"cannot read.*\n.*logRetentionDuration"):
+        read(opened(table, follow=True), second.position)
+    log.write_bytes(kept)
+    for version in (0, 1):  # what was read may go
+        (table / "_delta_log" / f"{version:020}.json").unlink()
+    assert len(read(opened(table, version=0, follow=True), second.position)[0]) == 10
+    for file in table.rglob("*.parquet"):
+        if "_delta_log" not in str(file):
+            file.unlink()
+    with pytest.raises(SourceError, match="VACUUM") as caught:
+        read(opened(table))
+    assert caught.value.__cause__ is None
+
+
+def test_another_table_at_the_same_place_is_refused_and_a_moved_one_is_not(table, tmp_path):
+    _, chunks = read(opened(table, follow=True), most=4)
+    moved = Path(shutil.move(table, tmp_path / "moved"))
+    assert read(opened(moved, follow=True), chunks[-1].position)[0] == []
+    add(table, 0, 30)
+    with pytest.raises(SourceError, match="not the Delta table"):
+        read(opened(table, follow=True), chunks[0].position)
+
+
+def test_a_column_may_come_and_one_that_is_read_may_not_go(table):
+    source = opened(table, follow=True)
+    _, chunks = read(source)
+    more = rows(30, 32).append_column("late", pa.array([1, 2]))
+    deltalake.write_deltalake(table, more, mode="append", schema_mode="merge")
+    at = chunks[-1].position
+    assert len(read(opened(table, follow=True), at, columns=["u", "page"])[0]) == 2
+    assert {row["late"] for row in read(opened(table))[0]} == {None, 1, 2}
+    with pytest.raises(SourceError, match="no_such"):
+        read(opened(table), columns=["no_such"])
+
+
+def test_what_is_no_table_is_refused_without_a_library_s_words(table, tmp_path):
+    for source in (opened(tmp_path / "nowhere"), opened(table, version=99)):
+        with pytest.raises(SourceError, match="cannot read the Delta table"):
+            source.schema()
+    file = next(file for file in table.rglob("*.parquet"))
+    file.write_bytes(b"secret")
+    with pytest.raises(SourceError, match="cannot read") as caught:
+        read(opened(table))
+    assert "secret" not in str(caught.value)
+    with pytest.raises(SourceError, match="from 0"):
+        opened(table, version=-1)
+
+
+def test_rows_have_places_where_they_are_traced(table):
+    source = traced(opened(table))
+    _, chunks = read(source, most=4)
+    places = np.concatenate([chunk.rows.column(-1).to_numpy() for chunk in chunks])
+    assert len({*places.tolist()}) == 30
+    assert len(source.names) == len({*source.names}) > 3
+
+
+def test_a_table_answers_a_question(table):
+    asked = (
+        sv.source("delta", "visits", path=str(table)).protect("u")
+        .group_by("page", keys=sv.public(["a b", "c=d"])).agg(n=sv.count()).bound(max_rows=1)
+    )  # fmt: skip
+    answer = asked.release(budget=sv.Budget(epsilon=9e5, delta=1e-9)).answer().table
+    assert counts(answer) == {"a b": 8, "c=d": 7}
