@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 
 import streamveil as sv
 from streamveil.connectors import open_source
+from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.rejected_rows import traced
 from streamveil.errors import MissingExtraError, SourceError
 from tests.connectors.test_kafka import counts
@@ -195,3 +197,41 @@ def test_a_table_answers_a_question(table):
     )  # fmt: skip
     answer = asked.release(budget=sv.Budget(epsilon=9e5, delta=1e-9)).answer().table
     assert counts(answer) == {"a b": 8, "c=d": 7}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_job_from_table_to_table_that_is_killed_around_every_commit_counts_each_row_once(
+    table, tmp_path, monkeypatch
+):
+    asked = (
+        sv.source("delta", "visits", path=str(table), follow=True).protect("u")
+        .group_by("page", keys=sv.public(["a b", "ü/%", "c=d"])).agg(n=sv.count())
+        .bound(max_rows=1).to("delta", path=str(tmp_path / "answers"))
+        .release(budget=sv.Budget(epsilon=9e5, delta=1e-9), every=sv.rows(5), steps=8)
+    )  # fmt: skip
+    add(table, 30, 40)
+    plain, deaths = DeltaSink.write, 0
+    for when in ("before", "after") * 8:
+
+        def write(self, job, release, when=when):
+            if when == "after":
+                plain(self, job, release)
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaSink, "write", write)
+            try:
+                list(asked.run(state=tmp_path / "state"))
+            except Killed:
+                deaths += 1
+    list(asked.run(state=tmp_path / "state"))
+    assert deaths >= 8
+    found = deltalake.DeltaTable(tmp_path / "answers")
+    answers = found.to_pyarrow_table()
+    assert found.version() == 7
+    assert sorted(answers["trigger"].to_pylist()) == sorted([*range(1, 9)] * 3)
+    last = answers.filter(pa.compute.equal(answers["trigger"], 8))
+    assert counts(last) == {"a b": 10, "c=d": 10, "ü/%": 10}
