@@ -209,6 +209,31 @@ def test_a_column_of_which_the_log_may_lack_values_is_refused_whatever_the_rows_
     assert len(row["note"]) == 500 * 32
 
 
+def test_a_value_of_each_type_is_the_same_at_first_and_as_a_change(server, table, tmp_path):
+    server.ask(
+        "DROP TABLE other; CREATE TABLE other (id int, b boolean, d date, t timestamptz,"
+        " f float8, n numeric, y bytea, i interval, j jsonb, a int[]);"
+        "ALTER TABLE other REPLICA IDENTITY FULL; ALTER PUBLICATION p ADD TABLE other"
+    )
+    odd = (
+        "INSERT INTO other VALUES (1, TRUE, '2020-01-02', '2020-01-02 03:04:05.6+05', 1e300, 1.5,"
+        " '\\x00ff', '1 month', '{\"a\": 1}', '{1,2}'), (2, FALSE, 'infinity', 'infinity',"
+        " 'NaN', 'NaN', '', '-1 s', 'null', '{}'), (3, NULL, '0044-03-15 BC', '-infinity',"
+        " '-infinity', 1e400, NULL, NULL, NULL, NULL)"
+    )
+    server.ask(odd)
+    source = opened(server, tmp_path, table="other")
+    first = list(source.read(None, 10))
+    server.ask(odd)
+    after = list(source.read(first[-1].position, 10))
+    kept = [
+        [{**row, "pg_time": None} for chunk in chunks for row in chunk.rows.to_pylist()]
+        for chunks in (first, after)
+    ]
+    assert repr(kept[0]) == repr(kept[1])
+    assert [row["b"] for row in kept[1]] == [True, False, None]
+
+
 def test_rows_have_places_where_they_are_traced(server, table, tmp_path):
     chunks = list(traced(opened(server, tmp_path)).read(None, 4))
     places = np.concatenate([chunk.rows.column(-1).to_numpy() for chunk in chunks])

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
@@ -178,7 +179,7 @@ class PostgresChanges:
             for rows in self._first_rows(place, most):
                 done = place.rows + rows.num_rows
                 place = replace(place, rows=done)
-                table, rejected = fit(rows.select(wanted.names), wanted)
+                table, rejected = read_as(rows, wanted)
                 yield Chunk(self._placed(table, done), place.text(), rejected)
             place = replace(place, snapshot=None)
         with self._stream(place) as stream:
@@ -206,7 +207,7 @@ class PostgresChanges:
             else pa.array([sent(one, name) for one in changes], pa.string())
             for name in wanted.names
         ]  # fmt: skip
-        rows, rejected = fit(pa.table(columns, wanted.names), wanted)
+        rows, rejected = read_as(pa.table(columns, wanted.names), wanted)
         return Chunk(self._placed(rows, place.rows), place.text(), rejected)
 
     def _first(self, connection: Any) -> LogPlace:
@@ -374,6 +375,22 @@ class TableChange:
     operation: str = ""
     cells: dict[str, str | None] | None = None
     time: int = 0  # microseconds since 1970
+
+
+def read_as(texts: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
+    """See `fit`; truth values are 't' and 'f' in the log, and 'true' and 'false' in a query.
+
+    >>> texts = pa.table({"x": ["t", "false", "?"]})
+    >>> read_as(texts, pa.schema({"x": pa.bool_()}))[0]["x"].to_pylist()
+    [True, False, None]
+    """
+    for one in wanted:
+        if pa.types.is_boolean(one.type):
+            whole = texts.column(one.name)
+            for short, long in (("^t$", "true"), ("^f$", "false")):
+                whole = pc.replace_substring_regex(whole, short, long)
+            texts = texts.set_column(texts.column_names.index(one.name), one.name, whole)
+    return fit(texts.select(wanted.names), wanted)
 
 
 # Columns of any length whose values an update may leave out of the log. They are refused before a
