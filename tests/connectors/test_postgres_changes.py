@@ -234,6 +234,20 @@ def test_a_value_of_each_type_is_the_same_at_first_and_as_a_change(server, table
     assert [row["b"] for row in kept[1]] == [True, False, None]
 
 
+@pytest.mark.parametrize("kind", ["postgres", "postgres_changes"])
+def test_a_database_whose_texts_can_fail_to_be_read_is_refused(kind, server, table):
+    import psycopg
+
+    with psycopg.connect(server.url, password=PASSWORD, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS plain")
+        connection.execute("CREATE DATABASE plain ENCODING SQL_ASCII TEMPLATE template0"
+                           " LC_COLLATE 'C' LC_CTYPE 'C'")  # fmt: skip
+    url = server.url.rsplit("/", 1)[0] + "/plain"
+    more = {"publication": "p"} if kind == "postgres_changes" else {}
+    with pytest.raises(SourceError, match="encoding SQL_ASCII"):
+        open_source(kind, {"url": url, "table": "visits", **more}).schema()
+
+
 def test_rows_have_places_where_they_are_traced(server, table, tmp_path):
     chunks = list(traced(opened(server, tmp_path)).read(None, 4))
     places = np.concatenate([chunk.rows.column(-1).to_numpy() for chunk in chunks])

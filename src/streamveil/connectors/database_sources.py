@@ -435,7 +435,7 @@ class PostgresSource(DatabaseSource):
 
     def connect(self) -> Any:
         """See `DatabaseSource`."""
-        connection = self.server.connect()
+        connection = self.server.connect_to_read()
         connection.read_only = True
         connection.execute(PLAIN_TEXT)
         return connection

@@ -279,7 +279,7 @@ class PostgresChanges:
     def _connection(self) -> Iterator[Any]:
         """A connection that ends with the block, and errors in words."""
         try:
-            with closing(self.server.connect()) as connection:
+            with closing(self.server.connect_to_read()) as connection:
                 yield connection
         except self.server.error as error:
             state = str(getattr(error, "sqlstate", None) or "")

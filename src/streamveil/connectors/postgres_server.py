@@ -51,6 +51,18 @@ class PostgresServer:
             **settings, cursor_factory=self._psycopg.RawCursor, client_encoding="utf8"
         )
 
+    def connect_to_read(self) -> Any:
+        """As `connect`, to a database of whose texts none can fail to be read."""
+        connection = self.connect()
+        kind = connection.info.parameter_status("server_encoding")
+        if kind != "UTF8":
+            connection.close()
+            raise SourceError(
+                f"the database has the encoding {kind}, in which one row's text can fail to be read"
+                " and stop a job.\n  to fix  copy it into a database with the encoding UTF8"
+            )
+        return connection
+
     def detail(self, error: Exception) -> str:
         """Why no connection was made; an error of a statement may hold data."""
         made = isinstance(error, self._psycopg.OperationalError)
