@@ -114,10 +114,6 @@ def render(content: dict[str, Any]) -> str:
         " counts as 0. The default looks at the rows first, as a job over files does. Named"
         f" alternatives: {named}; each but the first two is the best of several settings, for each"
         " error by itself, chosen with the truth in hand.",
-        "The figures are older than"
-        " [decision 29](decisions/0029-the-look-learns-the-law-of-groups.md): what a look learns of"
-        " groups is not in them. By how much it changed errors on streams drawn later"
-        " stands there.",
         "![default over best named alternative](figures/regret.png)",
         "\n".join(summary(found)),
     ]
