@@ -40,6 +40,21 @@ def test_a_time_range_that_no_file_touches_is_said(zone, tmp_path):
             warn_of_nothing(plan(tmp_path, start, end))
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_that_no_calendar_has_stop_nothing(unit, tmp_path):
+    """One person's clock may be wrong: whether a job starts must not depend on it."""
+    for name, odd in (("a", 2**62), ("b", -(2**62))):
+        odd //= 1000 if unit == "s" else 1  # which Parquet stores as milliseconds
+        times = pa.array([odd, odd]).cast(pa.timestamp(unit))
+        pq.write_table(pa.table({"ts": times, "u": [1, 2]}), tmp_path / f"{name}.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_nothing(plan(tmp_path, "2026-01-01", "2026-01-02"))
+    (tmp_path / "b.parquet").unlink()
+    with pytest.warns(UserWarning, match="no file holds a time between start and end"):
+        warn_of_nothing(plan(tmp_path, "2026-01-01", "2026-01-02"))
+
+
 def test_it_is_said_once_before_the_charge_and_refuses_nothing(tmp_path):
     write(tmp_path, "UTC")
     state = tmp_path / "s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamveil.connectors.files import FilesSource
+
+A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def nothing_to_read(source: object, column: str | None, start_us: int, end_us: int) -> str | None:
@@ -23,15 +24,18 @@ def nothing_to_read(source: object, column: str | None, start_us: int, end_us: i
     ends = [end for path in files for end in times_of(path, column)]
     if not ends or None in ends:
         return None  # a file that does not tell
-    low, high = (datetime.fromtimestamp(at / 1e6, UTC) for at in (start_us, end_us))
     known = [end for end in ends if end is not None]
-    if min(known) < high and max(known) >= low:
+    if min(known) < end_us and max(known) >= start_us:
         return None
     return "no file holds a time between start and end"
 
 
-def times_of(path: Path, column: str | None) -> Iterator[datetime | None]:
-    """The first and last time of every part of a Parquet file; None where it does not tell."""
+def times_of(path: Path, column: str | None) -> Iterator[int | None]:
+    """The first and last time of every part of a Parquet file, microseconds; None: it tells none.
+
+    Times are read as the whole numbers that they are stored as: one that no calendar has stops
+    nothing.
+    """
     try:
         found = pq.read_metadata(path) if path.suffix == ".parquet" else None
     except (OSError, pa.ArrowInvalid):
@@ -39,12 +43,14 @@ def times_of(path: Path, column: str | None) -> Iterator[datetime | None]:
     if found is None or column not in found.schema.names:
         yield None
         return
-    place = found.schema.names.index(column)
+    place, kind = (
+        found.schema.names.index(column),
+        found.schema.to_arrow_schema().field(column).type,
+    )
     for group in range(found.num_row_groups):
         told: Any = found.row_group(group).column(place).statistics
-        ends = (told.min, told.max) if told is not None and told.has_min_max else (None,)
-        for end in ends:
-            if isinstance(end, datetime):
-                yield end if end.tzinfo else end.replace(tzinfo=UTC)
-            else:
-                yield None
+        if told is None or not told.has_min_max or not pa.types.is_timestamp(kind):
+            yield None
+            continue
+        for end in (told.min_raw, told.max_raw):
+            yield end * 1_000_000 // A_SECOND[kind.unit]
