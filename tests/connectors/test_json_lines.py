@@ -198,3 +198,27 @@ def test_a_line_of_very_many_values_is_malformed_and_a_long_text_is_a_text(tmp_p
     assert [chunk.rejected for chunk in chunks if chunk.rejected] == [{"malformed row": 1}]
     read = [len(value) for chunk in chunks for value in chunk.rows["n"].to_pylist()]
     assert read == [len(text)]
+
+
+HUGE = '{"n": 123456789012345678901234567890}'  # of which Arrow does not tell the line
+ENDLESS = {
+    "in a block of many lines": [*['{"n": 1, "t": "' + "x" * 200 + '"}'] * 40, HUGE],
+    "beside a line that is no object": ["]", *['{"n": 1, "t": "' + "x" * 200 + '"}'] * 40, HUGE],
+    "before a line that is most of the block": [
+        *['{"n": 1}'] * 20, HUGE, '{"t": "' + "x" * 20_000 + '"}'],
+    "after it": [*['{"n": 1}'] * 20, '{"t": "' + "x" * 20_000 + '"}', HUGE],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("last", ["", "\n"])
+def test_a_block_is_divided_into_smaller_ones_and_comes_to_an_end(lines, last, monkeypatch):
+    calls = []
+
+    def counted(block, wanted):
+        calls.append(len(block))
+        assert len(calls) < 500
+        return native_rows(block, wanted)
+
+    monkeypatch.setattr(json_lines, "native_rows", counted)
+    same(("\n".join(lines) + last).encode())

@@ -88,22 +88,22 @@ def parsed(block: bytes, wanted: pa.Schema) -> Iterator[LinePiece]:
 
 
 def parts_of(block: bytes, odd: int | None, wanted: pa.Schema) -> list[bytes]:
-    """A block in several parts; none where its lines are to be read one by one.
+    """A block in several smaller parts; none where its lines are to be read one by one.
 
     Where Arrow tells which line is odd, that comes by itself, if the part before it is worth that.
     """
-    count = block.count(b"\n") + 1
-    if len(block) <= LEAST or count <= PARTS:
+    if len(block) <= LEAST or block.count(b"\n") < PARTS:
         return []
-    if odd is not None and count > odd >= count // (2 * PARTS):
-        lines = lines_of(block)
+    lines = lines_of(block)
+    if odd is not None and len(lines) > odd >= len(lines) // (2 * PARTS):
         parts = [b"".join(lines[:odd]), b"".join(lines[odd : odd + 1]), b"".join(lines[odd + 1 :])]
         return [part for part in parts if part]
     try:
         native_rows(block[: block.index(b"\n") + 1], wanted)
     except OddError:
         return []  # others are likely to be odd as well
-    return list(divided(block))
+    parts = list(divided(block))
+    return parts if len(parts) > 1 else []  # one line may be nearly all of it
 
 
 def sifted_rows(block: bytes, wanted: pa.Schema) -> LinePiece | None:
