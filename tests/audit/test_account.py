@@ -12,7 +12,7 @@ from streamveil.errors import PlanError
 from tests.audit.queries import BUDGETS, compiled
 from tests.dataflow.streams import plan_of
 
-QUERIES, PAIRS = 50, 4
+QUERIES, PAIRS = 32, 4
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
 
 
