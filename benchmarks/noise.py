@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 
@@ -91,20 +90,12 @@ def exact_samplers(n: int) -> dict[str, tuple[int, Callable[[], object]]]:
         "rounded Laplace, keyed by id": (
             n, lambda: samplers.rounded_laplace_for(draws, ids, centre, 7)),
     }  # fmt: skip
-    for sigma in (1, 10, 1000, 10_000, 10**6):
-        cases[f"discrete Gaussian, sigma {sigma:,}"] = (
-            n,
-            lambda sigma=sigma: samplers.discrete_gaussian(draws, sigma, n),
-        )
     for scale in (1, 10, 10**6):
         cases[f"discrete Laplace, scale {scale:,}"] = (
             n,
             lambda scale=scale: samplers.discrete_laplace(draws, scale, n),
         )
     return cases | {
-        "geometric, 1/10": (n, lambda: samplers.geometric(draws, Fraction(1, 10), n)),
-        "Bernoulli, 1/3": (n, lambda: samplers.bernoulli(draws, Fraction(1, 3), n)),
-        "uniform integers below 1,000": (n, lambda: samplers.uniform_integers(draws, 1000, n)),
         "exponential choice among 2^20, per score": (
             2**20, lambda: samplers.exponential_choice(draws, np.resize(centre, 2**20), 1, 1)),
         "BLT step (d = 4): PRF + noise + state, per key-step": (n, blt_step(n, ids)),

@@ -1,19 +1,15 @@
 """Exact samplers: integers whose law is the stated one, from the words of a noise source.
 
 Each is a pure function of its draws: the same address gives the same noise. `rounded_*` add noise
-to a centre; `discrete_*`, `geometric`, `bernoulli` and `uniform_integers` draw from fixed laws;
-`exponential_choice` picks an index. `docs/noise.md` compares them and states what is proved.
+to a centre, `discrete_laplace` draws from a fixed law, `exponential_choice` picks an index.
+`docs/noise.md` compares them and states what is proved.
 
 The `*_word` kernels draw once and can be called from other numba kernels; when one answers "not
 sure" its outcome must be replaced by `settle`'s.
 """
 
-from streamveil.core.noise.samplers.choice import (
-    bernoulli,
-    exponential_choice,
-    uniform_integers,
-)
-from streamveil.core.noise.samplers.inverse import discrete_laplace, geometric
+from streamveil.core.noise.samplers.choice import exponential_choice
+from streamveil.core.noise.samplers.inverse import discrete_laplace
 from streamveil.core.noise.samplers.quantiles import gaussian_table, laplace_table
 from streamveil.core.noise.samplers.rounded import (
     Asked,
@@ -25,17 +21,12 @@ from streamveil.core.noise.samplers.rounded import (
     rounded_word,
     settle,
 )
-from streamveil.core.noise.samplers.tables import discrete_gaussian, distance
 
 __all__ = [
     "Asked",
-    "bernoulli",
-    "discrete_gaussian",
     "discrete_laplace",
-    "distance",
     "exponential_choice",
     "gaussian_table",
-    "geometric",
     "laplace_table",
     "rounded_gaussian",
     "rounded_gaussian_for",
@@ -44,5 +35,4 @@ __all__ = [
     "rounded_laplace_for",
     "rounded_word",
     "settle",
-    "uniform_integers",
 ]

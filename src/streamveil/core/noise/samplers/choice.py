@@ -1,6 +1,6 @@
-"""Coins, uniform integers and the exponential mechanism's choice, all exact.
+"""The exponential mechanism's choice, exact.
 
-Exponential choice: the winner of score_i * rate + Gumbel_i, Gumbel_i = -ln E_i, E_i exponential
+The winner of score_i * rate + Gumbel_i, Gumbel_i = -ln E_i, E_i exponential
 (inversion of one word each), is index i with probability exactly proportional to exp(rate
 score_i). float64 finds the winner with an error margin; candidates within it (nearly always the
 winner alone) are compared in multiprecision, with more bits as needed. E_i comes from a table with
@@ -19,74 +19,9 @@ from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import exact
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
 from streamveil.errors import require_positive
-from streamveil.types import Array, Bool, Exact, Float64, Int64, UInt64
+from streamveil.types import Exact, Float64, UInt64
 
 TRUST = 2.0**-30  # relative error a logarithm may have
-WORD = 2**64
-
-
-def bernoulli(
-    draws: Draws, probability: Exact | float | Array, shape: int | tuple[int, ...]
-) -> Bool[Array, "*shape"]:
-    """Coins that are True with exactly this probability (one, or an array of the shape).
-
-    A word below floor(2^64 p) is True, above it False; equal (one in 2^64) asks for more bits.
-    """
-    out = np.zeros(shape, np.bool_)
-    chances = np.asarray(
-        probability if isinstance(probability, np.ndarray) else Fraction(probability)
-    )
-    if not bool(np.all((chances >= 0) & (chances <= 1))):
-        raise ValueError("probability must be between 0 and 1")
-    certain = chances == 1
-    scaled = np.where(certain, 0, chances) * WORD  # exact for floats and for fractions
-    cuts = scaled.astype(np.uint64) if isinstance(scaled, np.ndarray) else np.uint64(int(scaled))
-    words, cuts, certain = np.broadcast_arrays(
-        draws.words(out.size).reshape(out.shape), cuts, certain
-    )
-    out[...] = (words < cuts) | certain
-    for i in np.flatnonzero((words == cuts) & ~certain).tolist():
-        chance = Fraction(np.broadcast_to(chances, out.shape).flat[i])
-        word = Fraction(int(words.flat[i]), WORD)
-        out.flat[i] = below(word, chance, exact.tail_at(draws, i))
-    return out
-
-
-def below(known: Fraction, chance: Fraction, tail: exact.Tail) -> bool:
-    """Whether the uniform number that starts with `known` (64 bits) is below `chance`."""
-    n = 1
-    while True:
-        unit = Fraction(1, WORD ** (n + 1))
-        spelled = sum(Fraction(int(w), WORD ** (j + 2)) for j, w in enumerate(tail(n)))
-        low = known + spelled
-        if low + unit <= chance:
-            return True
-        if low >= chance:
-            return False
-        n *= 2
-
-
-def uniform_integers(
-    draws: Draws, bound: int, shape: int | tuple[int, ...]
-) -> Int64[Array, "*shape"]:
-    """Integers 0..bound-1, each exactly equally likely: floor(bound U), no rejection.
-
-    >>> from streamveil.core.noise.keyed import SeededNoise
-    >>> uniform_integers(SeededNoise(1).at("doc"), 6, 5)
-    array([4, 1, 0, 5, 2])
-    """
-    if not 0 < bound <= 2**32:
-        raise ValueError(f"bound must be between 1 and 2**32, not {bound}")
-    out = np.zeros(shape, np.int64)
-    words, wide = draws.words(out.size), np.uint64(bound)
-    low, high = words & np.uint64(2**32 - 1), words >> np.uint64(32)
-    middle = high * wide + (low * wide >> np.uint64(32))  # floor(words * bound / 2^32)
-    flat = (middle >> np.uint64(32)).astype(np.int64)
-    rest = words * wide  # the low 64 bits of words * bound; further bits add less than bound
-    for i in np.flatnonzero(rest > np.uint64(WORD - bound)).tolist():
-        cut = Fraction(int(flat[i]) + 1, bound)
-        flat[i] += not below(Fraction(int(words[i]), WORD), cut, exact.tail_at(draws, i))
-    return flat.reshape(out.shape)
 
 
 @njit(cache=True)
