@@ -50,7 +50,9 @@ Groups: `COUNT`, `COUNT(DISTINCT x)`, `COUNTIF`, `SUM`, `AVG`, `MIN`, `MAX`, `LO
 
 `FROM t, UNNEST(SPLIT(tags, ',')) AS tag`, or `UNNEST(column)` of lists, makes several rows of one,
 which count against the bounds as any rows do; `.unnest(tag="SPLIT(tags, ',')")` in Python. This
-asks for no other row, so that it runs on live data as well.
+asks for no other row, so that it runs on live data as well. A row is made into 1,000 at most, and
+into fewer where the texts beside the parts would take more than 16 MiB; no count of cut rows and
+no interval tells of parts beyond that.
 
 What combines rows needs all of them, held in memory, so the source must end: a one-shot query, or a
 replay by time. On live data, where a row to come would change what was released,

@@ -289,6 +289,26 @@ def test_a_text_becomes_a_row_for_each_part_and_a_list_for_each_element():
     assert all(left_alone(plan, t, unit) for unit in range(1, 5))
 
 
+def test_no_row_is_made_into_more_than_memory_holds():
+    """A text of commas beside another long text: its rows were gigabytes, and stopped the job."""
+    rows = [
+        {"id": 1, "tags": "," * 200_000, "note": "x" * 20_000},
+        {"id": 2, "tags": "," * 5_000, "note": ""},
+        {"id": 3, "tags": "a,b", "note": "y"},
+    ]
+    plan = asked("t, UNNEST(SPLIT(tags)) AS part", around="SELECT {} part, COUNT(*) AS n FROM {}"
+                 " GROUP BY part", table=pa.Table.from_pylist(rows))  # fmt: skip
+    table = pa.Table.from_pylist(rows)
+    made = own_rows(plan.source, table)
+    count = {one["values"]: one["counts"] for one in pc.value_counts(made["id"]).to_pylist()}
+    assert count == {1: -(-module.MOST_REPEATED // 220_001), 2: module.MOST_PARTS, 3: 2}
+    for kept in (rows[1:], rows[:1]):  # each row by itself
+        alone = own_rows(plan.source, pa.Table.from_pylist(kept))
+        wanted = made.filter(pc.is_in(made["id"], pa.array([row["id"] for row in kept])))
+        assert alone.to_pylist() == wanted.to_pylist()
+    assert plan.source.reads(table.schema, ["id", "part"]) == ["id", "tags"]
+
+
 SETS = "SELECT {} place, day, COUNT(*) AS n, SUM(x, contribution_bounds_per_row => (-3, 5)) AS s "
 
 
@@ -329,7 +349,8 @@ def test_rows_that_become_several_go_on_without_end_and_resume(tmp_path):
     )
     *_, final = query.run(state=str(tmp_path / "s"))
     assert all(abs(n - 40) < 25 for n in final.table["n"].to_pylist())  # 1e-9: noise of sd 2
-    source = MappedSource(MemorySource(t), partial(own_rows, query.plan.source))
+    change, needs = partial(own_rows, query.plan.source), query.plan.source.reads
+    source = MappedSource(MemorySource(t), change, needs)
     first, *rest = source.read(None, 7, ["part"])
     assert first.rows.num_rows == 14
     again = list(source.read(first.position, 7, ["part"]))

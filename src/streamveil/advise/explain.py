@@ -37,7 +37,7 @@ from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
-from streamveil.plan.own_rows import OwnRows, OwnSets, OwnStep, OwnUnnest, OwnWindows
+from streamveil.plan.own_rows import MOST_PARTS, OwnRows, OwnSets, OwnStep, OwnUnnest, OwnWindows
 from streamveil.plan.plan import Clock, Plan, SourceSpec, TableSource, Window
 from streamveil.plan.value_bounds import in_units, is_open, open_values
 from streamveil.sketches.operator import SketchQuery
@@ -257,7 +257,7 @@ def words_of(step: OwnStep) -> str:
         f"{c.name} = {c.function}({c.expression or ''})" for c in step.columns
     )  # fmt: skip
     if isinstance(step, OwnUnnest):
-        return f"one for each {step.name} in {step.expression}{kept}"
+        return f"one for each {step.name} in {step.expression}{kept}, {MOST_PARTS:,} at most"
     if isinstance(step, OwnSets):
         named = ", ".join(map(step.words, step.sets))
         return f"one in each of {len(step.sets)} sets{kept}: {named}"

@@ -6,7 +6,8 @@ the unit: every group and every partition is of one unit by construction, so tha
 written down that mixes two. All rows must be there: the input ends, and is held in memory.
 
 Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), which asks for no other row and
-goes on without end: rows that contribution bounds count as any others.
+goes on without end: rows that contribution bounds count as any others. How many is limited for each
+row by itself (`unnested`), so that no single row can fill the memory or an array.
 
 Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
     in the order of the rows they begin with (`OwnGroup`) or come from (`OwnWindows`). Without one
@@ -46,6 +47,8 @@ from streamveil.expressions.expr import (
     compile_predicate,
     compile_unit,
     compile_value,
+    decoded,
+    kind_of,
     normalize_expression,
 )
 from streamveil.plan.combine import one_zero
@@ -68,6 +71,8 @@ NUMBERS, CONDITIONS = ("SUM", "AVG"), ("LOGICAL_OR", "LOGICAL_AND")
 PLACES = ("ROW_NUMBER", "RANK", "DENSE_RANK")
 MOVED = ("LAG", "LEAD", "FIRST_VALUE")
 RUNNING = ("COUNT", "SUM")  # totals up to a row, where an order is given
+MOST_PARTS = 1_000  # rows that UNNEST makes of one
+MOST_REPEATED = 1 << 24  # bytes of the texts beside them, in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +150,14 @@ class OwnRows(SourceSpec):
     person: str = ""  # the column that the unit is in the combined rows; the unit of the plan
     steps: tuple[OwnStep, ...]
 
-    def reads(self, schema: pa.Schema) -> list[str]:
-        """The columns of the source that are needed: all those that steps do not throw away."""
-        if not any(isinstance(step, OwnGroup) for step in self.steps):
-            return list(schema.names)
+    def reads(self, schema: pa.Schema, later: Sequence[str] | None = None) -> list[str]:
+        """The columns of the source that are needed: all those that steps do not throw away.
+
+        `later`: what is read after the last step, if that is known.
+        """
+        kept = schema.names if later is None else later
+        if any(isinstance(step, OwnGroup) for step in self.steps):
+            kept = []
         texts = [self.unit]
         for step in self.steps:
             texts += [step.where or "TRUE", *(key.expression for key in keys_of(step))]
@@ -157,7 +166,7 @@ class OwnRows(SourceSpec):
                 texts += [order.expression for order in column.order]
             texts += [step.expression] if isinstance(step, OwnUnnest) else []
         mentioned = {name.lower() for text in texts for name in columns_of(text)}
-        return [name for name in schema.names if name.lower() in mentioned]
+        return [name for name in schema.names if name.lower() in mentioned or name in kept]
 
     @property
     def row_by_row(self) -> bool:
@@ -217,7 +226,11 @@ def windowed(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
 
 
 def unnested(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
-    """The row once for each part, in order; none where there is no list."""
+    """The row once for each of its first parts, in order; none where there is no list.
+
+    A row has at most `MOST_PARTS`, and fewer where the texts that are repeated beside them would
+    take more than `MOST_REPEATED` bytes: a function of that row alone, whatever it holds.
+    """
     if step.separator is None:
         name = column_named(table.schema, parse_text(step.expression).name)
         lists = whole(table.column(name))
@@ -231,11 +244,35 @@ def unnested(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
         if compiled.kind not in ("string", "null"):
             raise PlanError(f"SPLIT({step.expression}) takes text, not {compiled.kind}")
         texts = plain(compiled(table)).cast(pa.string())
-        lists = pc.split_pattern(texts, step.separator)
-    rows = pc.list_parent_indices(lists)
-    made = dict(zip(table.column_names, table.columns, strict=True))
-    parts = {name: whole(column).take(rows) for name, column in made.items()}
-    return pa.table({**parts, step.name: pc.list_flatten(lists)}), units.take(rows)
+        lists = pc.split_pattern(texts, step.separator, max_splits=MOST_PARTS)
+    repeated = {name: wide(table.column(name)) for name in table.column_names}
+    place = np.asarray(pc.list_parent_indices(lists)).astype(np.int64)
+    most = most_parts([*repeated.values(), wide(units)])
+    first = np.arange(len(place)) - np.searchsorted(place, place) < most[place]
+    rows = pa.array(place[first])
+    parts = {name: column.take(rows) for name, column in repeated.items()}
+    made = {**parts, step.name: pc.list_flatten(lists).filter(pa.array(first))}
+    return pa.table(made), wide(units).take(rows)
+
+
+def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
+    """Into how many each row may be made, by the bytes of its own texts.
+
+    >>> most_parts([pa.array(["a", "b" * 2**23, None])]).tolist()
+    [1000, 2, 1000]
+    """
+    sizes = np.ones(len(columns[0]), np.int64)
+    for column in columns:
+        if kind_of(column.type) in ("string", "bytes"):
+            sizes += np.asarray(pc.fill_null(pc.binary_length(decoded(column)), 0))
+    return np.clip((MOST_REPEATED + sizes - 1) // sizes, 1, MOST_PARTS)
+
+
+def wide(column: Any) -> Any:
+    """A column of which an array may hold more than 2 GiB of text."""
+    one = whole(column) if isinstance(column, pa.ChunkedArray) else column
+    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return one.cast(larger[one.type]) if one.type in larger else one
 
 
 def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
@@ -244,8 +281,7 @@ def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     number, count = len(step.sets), table.num_rows
     rows = pa.array(np.repeat(np.arange(count), number))
     which = np.tile(np.arange(number), count)
-    made = {name: whole(column).take(rows)
-            for name, column in zip(table.column_names, table.columns, strict=True)}  # fmt: skip
+    made = {name: wide(table.column(name)).take(rows) for name in table.column_names}
     made[SET] = pa.array([step.words(chosen) for chosen in step.sets]).take(pa.array(which))
     for place, held in enumerate(keys):
         inside = np.array([place in chosen for chosen in step.sets])[which]

@@ -19,8 +19,14 @@ from streamveil.runtime.schedule import changed
 class MappedSource:
     """A source of which each row becomes rows, alone: read and resumed as the source is."""
 
-    def __init__(self, inner: Source, change: Callable[[pa.Table], pa.Table]) -> None:
+    def __init__(
+        self,
+        inner: Source,
+        change: Callable[[pa.Table], pa.Table],
+        needs: Callable[[pa.Schema, list[str] | None], list[str]],
+    ) -> None:
         self.inner, self.change, self.bounded = inner, change, inner.bounded
+        self.needs = needs  # the columns that a change needs, for those that are read after it
 
     @property
     def names(self) -> list[str]:
@@ -35,7 +41,8 @@ class MappedSource:
         self, position: str | None, max_rows: int, columns: list[str] | None = None
     ) -> Iterator[Chunk]:
         """See `Source.read`; a chunk may hold more rows than asked for."""
-        for chunk in self.inner.read(position, max_rows):
+        needed = self.needs(self.inner.schema(), columns)
+        for chunk in self.inner.read(position, max_rows, needed):
             rows = self.change(chunk.rows)
             if columns is not None:
                 rows = rows.select([*columns, *({PLACE} & {*rows.column_names})])

@@ -29,7 +29,7 @@ def per_unit(spec: SourceSpec, source: Source) -> Source:
     schema = source.schema()
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     if spec.row_by_row:
-        return MappedSource(source, partial(own_rows, spec))
+        return MappedSource(source, partial(own_rows, spec), spec.reads)
     return CombinedSource(source, partial(combined, spec), spec.reads(schema))
 
 
