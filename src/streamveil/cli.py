@@ -210,7 +210,8 @@ def run(
         ),
     ] = None,
     log: Annotated[
-        str | None, typer.Option(help="Log lines on stderr, of public facts: text, or json.")
+        str | None,
+        typer.Option(help="Log lines on stderr, of public facts, instead of progress: text, json."),
     ] = None,
     metrics: Annotated[
         str | None,
@@ -237,25 +238,23 @@ def run(
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)
         return
-    if planned.asks and not (once or planned.plan.clock.kind != "wall"):
-        raise PlanError(
-            "ASK in a script is answered when the run ends, and this one never does.\n"
-            "  to fix  --once, or `streamveil ask` while nothing runs"
-        )
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
-    if planned.asks and engine == "spark":
-        raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
+    if planned.asks:
+        require_answers(planned.plan, engine, once=once)
     own: dict[str, dict[str, Any]] = {
         "embedded": {"--memory": memory, "--keep-releases": keep_releases},
         "spark": {"--master": master, "--shards": shards, "--storage": storage},
     }
     require_read(engine, own)
     last = None
+    if exact_metrics and metrics is None:
+        raise PlanError("--exact-metrics shows more at --metrics PORT.\n  to fix  give both")
+    quiet = quiet or log is not None  # counts of rows are no log lines
     pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
     watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
-    bar = progress_bar(planned.plan, seen, quiet=quiet or log is not None)
+    bar = progress_bar(planned.plan, seen, quiet=quiet)
     serving = served(watch, metrics, exact=exact_metrics) if metrics else nullcontext()
     with logged(log, watch), stopping(seen), serving, bar as show:
         listen = both(show, watch.hear)
@@ -270,6 +269,7 @@ def run(
             job: Any = on.start(planned.plan, once=once, **common)
         else:
             job = start(planned.plan, pace=pace, keep_releases=keep_releases, **common)
+        watch.begin(job.closed_steps)
         with job:
             for release in job:
                 last = release
@@ -281,6 +281,17 @@ def run(
     show_last(last, planned.plan)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
+    """Refuses questions in a script that nobody would answer."""
+    if not once and plan.clock.kind == "wall":
+        raise PlanError(
+            "ASK in a script is answered when the run ends, and this one never does.\n"
+            "  to fix  --once, or `streamveil ask` while nothing runs"
+        )
+    if engine == "spark":
+        raise PlanError("ASK is answered by the embedded engine only.\n  to fix  leave it out")
 
 
 def both(*listeners: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -71,6 +71,45 @@ def test_log_lines_are_the_same_for_neighbours(script, tmp_path):
     assert [told[0][0]["event"], told[0][-1]["event"]] == ["starting", "nothing is left to do"]
 
 
+WALL = """
+CREATE STREAM clicks WITH (source = 'files', path = '{path}', event_time = 'ts');
+SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (
+         epsilon = 1, delta = 1e-9, privacy_unit_column = user, max_rows_contributed = 3,
+         public_groups = ['a', 'b'], clock = 'wall', start = TIMESTAMP '1970-01-01', steps = 3)
+       page, COUNT(*) AS n
+FROM clicks GROUP BY page EMIT EVERY INTERVAL 1 HOUR;
+"""
+
+
+def test_a_step_without_rows_is_logged_as_one_with_them(script, tmp_path):
+    """Of neighbours one has all rows of the first step: its micro-batches leave the step open."""
+    told = []
+    for name, users in (("all", [7]), ("none", [])):
+        path = script(name, users)
+        path.write_text(WALL.format(path=tmp_path / f"{name}.parquet"))
+        result = run(path, tmp_path / f"state-{name}", "--log", "json")
+        assert "micro-batches" not in result.stderr, "counts are no log lines"
+        found = lines(result)
+        assert [line["step"] for line in found if "step" in line] == [1, 2, 3]
+        told.append([line for line in found if line.pop("time")])
+    assert told[0] == told[1]
+
+
+def test_a_job_that_starts_again_knows_its_steps(script, tmp_path):
+    plan = plan_of(script("q", [1]))
+    object.__setattr__(plan, "clock", Clock(kind="wall", every=HOUR, start_us=0, steps=24))
+    watch = Watch(plan, tmp_path / "s", now=lambda: 12.5 * 3600)
+    assert watch.figures().healthy, "nothing is known yet"
+    watch.begin(12)
+    assert (watch.figures().step, watch.figures().behind, watch.figures().behind_seconds) == (
+        12, 0, 0.0
+    )  # fmt: skip
+    watch.hear(Progress(900, 13, 5, 0, 0.0, 0, 0, closed=False))
+    assert watch.figures().step == 12, "rows of an open step change nothing"
+    watch.begin(9)
+    assert (watch.figures().behind, watch.figures().behind_seconds) == (3, 2.5 * 3600)
+
+
 def plan_of(script):
     return parse_script(script.read_text(), {}).query.plan
 
@@ -132,7 +171,7 @@ def test_other_peoples_messages_are_not_logged(script, tmp_path, capsys):
     assert logging.getLogger("streamveil.job").handlers == []
 
 
-@pytest.mark.parametrize("wrong", [["--log", "xml"], ["--metrics", "no port"]])
+@pytest.mark.parametrize("wrong", [["--log", "xml"], ["--metrics", "no port"], ["--exact-metrics"]])
 def test_wrong_settings_are_refused_before_a_charge(script, tmp_path, wrong):
     command = ["run", str(script("q", [1])), "--state", str(tmp_path / "s"), *wrong]
     assert CliRunner().invoke(app, command).exit_code != 0

@@ -72,13 +72,15 @@ def give_up(number: int) -> None:
 def committed(seen: list[Progress]) -> str:
     """What stays, from the last progress.
 
+    Public facts alone: how many micro-batches a step has depends on its rows.
+
     >>> committed([])
-    'this run committed nothing'
+    'this run closed no step'
     """
-    if not seen:
-        return "this run committed nothing"
+    if not seen or not seen[0].closed_steps:
+        return "this run closed no step"
     last = seen[0]
     return (
-        f"{last.batch:,} micro-batches up to step {last.step:,} are committed, and"
-        f" {last.releases:,} releases of this run are published"
+        f"step {last.closed_steps:,} is the last one closed, and {last.releases:,} releases of this"
+        " run are published"
     )

@@ -184,6 +184,11 @@ class Job:
         """How far the job has come."""
         return self._last.place
 
+    @property
+    def closed_steps(self) -> int:
+        """How many steps are closed, over all runs."""
+        return self.place.step if self.place.closed else self.place.step - 1
+
     def counters(self) -> dict[str, int]:
         """Operator-only health numbers. Never published."""
         return self.work.operator.counters(self._state)
@@ -246,6 +251,7 @@ class Job:
 
     def _run(self) -> Generator[Release]:
         yield from self._send(self._latest)
+        self._published = 0  # whether the last commit closed its step may depend on rows
         self.work.keep_in(self._store.directory)
         self.work.committed(self.place.position)
         feed = self.work.feed(self.place.position)
@@ -361,6 +367,7 @@ class Job:
                 checkpoint_bytes=self._store.checkpoint_bytes,
                 rejected=place.rejected,
                 counters=self._health,
+                closed=place.closed,
             )
         )
 

@@ -28,6 +28,12 @@ class Progress:
     checkpoint_bytes: int
     rejected: dict[str, int] = field(default_factory=dict)  # rows by reason, over all runs
     counters: dict[str, int] = field(default_factory=dict)
+    closed: bool = True  # whether the step took all its rows
+
+    @property
+    def closed_steps(self) -> int:
+        """How many steps are closed: public, where the number of micro-batches is not."""
+        return self.step if self.closed else self.step - 1
 
     @property
     def rows_per_second(self) -> float:

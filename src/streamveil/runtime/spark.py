@@ -205,6 +205,11 @@ class SparkJob:
         """The last step whose releases are all published."""
         return self.mark.step
 
+    @property
+    def closed_steps(self) -> int:
+        """The same: a step is published whole."""
+        return self.committed
+
     def _account(self, shared: Path | None) -> Account:
         plan, operator = self.plan, self.operator
         return Account(

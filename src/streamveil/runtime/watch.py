@@ -1,9 +1,14 @@
 """What an operator watches: log lines, metrics and health of a running job.
 
-By default all of it is public: steps, releases, the budget and how far the job is behind its public
-calendar. Counts of rows and sizes of the state depend on people's rows: they are shown where the
-operator asks for them, and never published. When a line or a figure appears depends on how long the
-work took, which everybody who watches a job sees (docs/privacy.md).
+By default all of it is public: closed steps, releases, the budget and how far the job is behind its
+public calendar. Counts of rows and sizes of the state depend on people's rows: they are shown where
+the operator asks for them, and never published.
+
+Proof that lines and figures are the same for neighbours: they are functions of the query, of the
+ledger, of the public clock and of the sequence of closed steps, in which every step of the schedule
+is, with or without rows (`runtime.schedule`). A micro-batch that leaves its step open changes
+nothing here: how many of them a step has depends on its rows. When a line or a figure appears
+depends on how long the work took, which everybody who watches a job sees (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -41,9 +46,10 @@ class Figures:
     """What is told of a job at one time."""
 
     job: str
-    step: int  # of the last commit
+    step: int  # the last closed one, over all runs
     steps: int | None  # of the job, where it ends
     behind: int  # steps that ended by the public clock, and are not closed
+    behind_seconds: float  # since the first of them ended
     releases: int  # of this run
     epsilon: float | None  # charged to the ledger of the state
     epsilon_limit: float | None
@@ -69,23 +75,31 @@ class Watch:
     def __init__(self, plan: Plan, state: Path, *, now: Callable[[], float]) -> None:
         self.plan, self.state, self.now = plan, state, now
         self.last: Progress | None = None
+        self.closed: int | None = None  # steps; None while the state is being opened
+        self._releases = 0
         self._ledger: tuple[int, tuple[float | None, float | None]] = 0, (None, None)
+
+    def begin(self, closed: int) -> None:
+        """Takes how many steps earlier runs have closed."""
+        self.closed = closed
 
     def hear(self, seen: Progress) -> None:
         """Takes a report of the job, and logs the steps that it closed."""
-        before, self.last = self.last, seen
-        if before is None or (before.step, before.releases) != (seen.step, seen.releases):
+        self.last = seen
+        if seen.closed:
+            self.closed, self._releases = seen.step, seen.releases
             told = {"job": self.plan.name, "step": seen.step, "releases": seen.releases}
             LOG.info("step %d, %d releases of this run", seen.step, seen.releases, extra=told)
 
     def figures(self) -> Figures:
         """The public figures as they are now."""
-        step = 0 if self.last is None else self.last.step
+        clock, now, closed = self.plan.clock, self.now(), self.closed
         spent, limit = self._charged()
+        late = 0 if closed is None else behind(clock, closed, now)
+        due = clock.due_us((closed or 0) + 1) / 1e6 if late else now
         return Figures(
-            job=self.plan.name, step=step, steps=self.plan.clock.steps,
-            behind=behind(self.plan.clock, step, self.now()),
-            releases=0 if self.last is None else self.last.releases,
+            job=self.plan.name, step=closed or 0, steps=clock.steps,
+            behind=late, behind_seconds=now - due, releases=self._releases,
             epsilon=spent, epsilon_limit=limit,
         )  # fmt: skip
 
@@ -160,6 +174,9 @@ def logged(form: str | None, watch: Watch) -> Iterator[None]:
     try:
         yield
         LOG.info("nothing is left to do", extra=job)
+    except SystemExit as left:  # a signal: it says what is committed
+        LOG.info("%s", left, extra=job)
+        raise
     except StreamveilError as error:
         LOG.error("stopped: %s", error, extra=job)
         raise
@@ -185,6 +202,7 @@ def exposition(watch: Watch, *, exact: bool = False) -> bytes:
         "step": ("Steps closed, over all runs", told.step),
         "steps": ("Steps of the job", told.steps),
         "behind_steps": ("Steps due by the public clock and not closed", told.behind),
+        "behind_seconds": ("Since the first of these was due", told.behind_seconds),
         "releases": ("Releases of this run", told.releases),
         "epsilon_charged": ("Epsilon charged to the ledger", told.epsilon),
         "epsilon_limit": ("Limit of the ledger", told.epsilon_limit),
