@@ -176,6 +176,14 @@ def test_messages_that_hold_line_feeds_are_one_row_each():
     assert found.malformed.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("blank", [b"", b" ", b"\n", b" \r\n\t"])
+def test_a_blank_message_is_malformed_and_takes_no_other_one_s_place(blank):
+    wanted = pa.schema([("n", pa.int64())])
+    found = json_messages([b'{"n": 1}', blank, b'{"n": 2}'], wanted)
+    assert [int(n) for n in found.rows["n"].to_pylist()] == [1, 2]
+    assert found.malformed.tolist() == [1]
+
+
 @pytest.mark.parametrize("name", ["n", "other"])
 @pytest.mark.parametrize("more", [0, 1])
 def test_values_in_values_are_read_down_to_a_stated_depth(name, more, tmp_path):

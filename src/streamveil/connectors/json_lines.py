@@ -60,7 +60,8 @@ def json_block(block: bytes, wanted: pa.Schema) -> Lines:
 
 
 def json_messages(messages: list[bytes], wanted: pa.Schema) -> Lines:
-    """The same of messages, each of which is a line of its own whatever it holds."""
+    """The same of messages, each of which is a line of its own whatever it holds; none is blank."""
+    messages = [message if message.strip() else b"null" for message in messages]
     block = b"\n".join(messages)
     if messages and block.count(b"\n") == len(messages) - 1:
         return json_block(block + b"\n", wanted)

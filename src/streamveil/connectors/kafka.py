@@ -1,4 +1,4 @@
-"""A Kafka topic of JSON messages: every message one row, with its key, its time and its offset.
+"""A Kafka topic: every message one row, with its key, its headers, its time and its offset.
 
 The place of a row is its partition and offset. Nothing is committed to the brokers: how far a job
 has come is in its own state, so no group is joined and no rebalance can move a partition away.
@@ -10,36 +10,34 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import whole
+from streamveil.connectors import avro, protobuf
 from streamveil.connectors.base import Chunk, declared_schema, select
-from streamveil.connectors.fit import cast_or_null, fit
-from streamveil.connectors.json_lines import json_messages
-from streamveil.connectors.rejected_rows import (
-    MALFORMED,
-    MISFIT,
-    misfits,
-    rejected_lines,
-    with_places,
+from streamveil.connectors.kafka_columns import (
+    HEADER,
+    OF_MESSAGE,
+    OF_MESSAGES,
+    headers_of,
+    offsets_of,
 )
-from streamveil.errors import MissingExtraError, PlanError, SourceError
-from streamveil.types import Array, Int64
+from streamveil.connectors.messages import of_json
+from streamveil.connectors.rejected_rows import MALFORMED, MISFIT, rejected_lines, with_places
+from streamveil.connectors.schema_registry import PREFIX, RegisteredMessages, Registry
+from streamveil.errors import MissingExtraError, PlanError, SourceError, nearest
 
 WAIT = 30.0  # seconds without an answer before a read fails
 POLL = 0.1  # seconds between two looks at how far a range is read
 AT_ONCE = 50_000  # messages
-OF_MESSAGES = pa.schema([  # columns that every topic has, besides those declared
-    ("kafka_key", pa.string()), ("kafka_time", pa.timestamp("us", tz="UTC")),
-    ("kafka_partition", pa.int64()), ("kafka_offset", pa.int64()),
-])  # fmt: skip
+Format = Literal["json", "avro", "protobuf"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +55,23 @@ class Topic:
         for name in ("servers", "topic", "columns"):
             if not options.get(name):
                 raise PlanError(f"the source 'kafka' needs '{name}'")
-        unknown = options.keys() - {"servers", "topic", "columns", "config"}
+        for name in ("format", "registry", "subject"):
+            if options.get(name, "json") != "json":
+                raise PlanError(
+                    f"'{name}' of a topic is for the embedded engine: Spark reads JSON.\n"
+                    "  to fix  run on the embedded engine, or send JSON"
+                )
+        known = {name: value for name, value in options.items() if name != "format"}
+        unknown = known.keys() - {"servers", "topic", "columns", "config"}
         if unknown:
             raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}'")
-        return cls(**options)
+        for name in known["columns"]:
+            if name.startswith(HEADER):
+                raise PlanError(
+                    f"'{name}' is a header, which the embedded engine reads and Spark does not.\n"
+                    "  to fix  run on the embedded engine, or leave it out"
+                )
+        return cls(**known)
 
     def client(self) -> Any:
         """The package that talks to brokers."""
@@ -79,7 +90,17 @@ class Topic:
         }, logger=logging.getLogger("streamveil.kafka"))  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
-        """What the file of settings says. Its content appears in no message."""
+        """What the file of settings says of brokers. Its content appears in no message."""
+        more = self._configured().items()
+        return {name: value for name, value in more if not name.startswith(PREFIX)}
+
+    def registry(self, url: str) -> Registry:
+        """The registry of schemas, with what the file of settings says of it."""
+        more = self._configured().items()
+        own = {name[len(PREFIX) :]: str(value) for name, value in more if name.startswith(PREFIX)}
+        return Registry(url, own)
+
+    def _configured(self) -> dict[str, Any]:
         try:
             more = {} if self.config is None else json.loads(Path(self.config).read_text())
         except (OSError, ValueError):
@@ -133,8 +154,10 @@ class KafkaSource:
     """Messages of a topic in the order of partitions and offsets, as far as they are there now.
 
     Options: `servers`, `topic`, declared columns, `config` (a JSON file of librdkafka settings);
-    `follow = FALSE` reads what is there and ends. A read visits one partition after the other, each
-    up to its end as of the beginning of the read.
+    `format`: json, or avro or protobuf with a `registry` of schemas and their `subject`;
+    `follow = FALSE` reads what is there and ends. A declared column `kafka_header_NAME` is the last
+    header of that name. A read visits one partition after the other, each up to its end as of the
+    beginning of the read.
 
     A position holds the next offset of every partition and which of them comes next. Proof that
     reading goes on with the same rows in the same order: rows follow a position within one
@@ -142,15 +165,19 @@ class KafkaSource:
     change. What another partition has got meanwhile comes after the next position.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options of SQL, given by name)
         self,
         servers: str,
         topic: str,
         columns: dict[str, str],
         config: str | None = None,
-        follow: bool = True,  # noqa: FBT001,FBT002  (an option of SQL, given by name)
+        follow: bool = True,  # noqa: FBT001,FBT002
+        format: Format = "json",
+        registry: str | None = None,
+        subject: str | None = None,
     ) -> None:
         self.topic = Topic(servers=servers, topic=topic, columns=columns, config=config)
+        self.schemas = schemas_of(self.topic, format, registry, subject)
         self.declared = declared_schema(columns)
         for name in self.declared.names:
             if name in OF_MESSAGES.names:
@@ -186,6 +213,8 @@ class KafkaSource:
         consumer = self.topic.consumer()
         try:
             parts = list(left(self.topic, offsets, self.topic.ends(consumer), at["next"]))
+            if self.schemas is not None:  # after the ends: see its proof
+                self.schemas.refresh(self._fields(self.declared).names)
             self._partitions = max([self._partitions, *(part.partition + 1 for part in parts)])
             following = at["next"]
             for part, later in zip_longest(parts, parts[1:]):
@@ -201,63 +230,61 @@ class KafkaSource:
         finally:
             consumer.close()
 
+    def _fields(self, wanted: pa.Schema) -> pa.Schema:
+        """The columns that are fields of a message's value."""
+        return pa.schema([one for one in wanted if one.name in self.declared.names
+                          and not one.name.startswith(HEADER)])  # fmt: skip
+
     def _chunk(self, found: list[Any], wanted: pa.Schema, position: str) -> Chunk:
         """Rows of some messages of a partition."""
-        declared = pa.schema([one for one in wanted if one.name in self.declared.names])
-        texts = [message.value() or b"null" for message in found]
-        lines = json_messages(texts, declared)
-        rows, rejected = fit(lines.rows, declared)
-        malformed = [found[i] for i in lines.malformed]
-        kept = np.delete(np.arange(len(found)), lines.malformed)
-        good = [found[i] for i in kept] if malformed else found
+        texts = [message.value() or b"" for message in found]
+        read = of_json if self.schemas is None else self.schemas.read
+        made = read(texts, self._fields(wanted))
+        good = found
+        if len(made.malformed):
+            good = [found[i] for i in np.delete(np.arange(len(found)), made.malformed)]
+        headers, lost = headers_of(good, wanted)
         told = {name: OF_MESSAGE[name](good) for name in wanted.names if name in OF_MESSAGE}
+        told |= {name: headers.column(name) for name in headers.column_names}
         table = pa.table(
-            [told[one.name] if one.name in told else rows.column(one.name) for one in wanted],
+            [told[one.name] if one.name in told else made.rows.column(one.name) for one in wanted],
             wanted,
         )
-        if malformed:
-            rejected = {**rejected, MALFORMED: len(malformed)}
+        rejected = dict(Counter(made.rejected) + Counter(lost))
         if not self.traced:
             return Chunk(table, position, rejected)
         partition = found[0].partition() if found else 0
-        misfit = [good[i] for i in np.flatnonzero(misfits(lines.rows, rows))]
         odd = tuple(
             rejected_lines(
-                wanted, f"{self.topic.topic}/{partition}", reason, offsets_of(some),
-                [message.value() or b"" for message in some],
+                wanted, f"{self.topic.topic}/{partition}", reason,
+                offsets_of([found[i] for i in some]), [texts[i] for i in some],
             )
-            for reason, some in ((MALFORMED, malformed), (MISFIT, misfit)) if some
+            for reason, some in ((MALFORMED, made.malformed), (MISFIT, made.misfit)) if len(some)
         )  # fmt: skip
         table = with_places(table, partition, offsets_of(good))
         return Chunk(table, position, rejected, odd)
 
 
-def offsets_of(found: list[Any]) -> Int64[Array, " messages"]:
-    """Where messages are in their partition."""
-    return np.fromiter((message.offset() for message in found), np.int64, len(found))
-
-
-def keys_of(found: list[Any]) -> pa.Array:
-    """Keys as text; null where there is none, or one that is no text."""
-    keys = pa.array([message.key() for message in found], pa.binary())
-    return whole(cast_or_null(pa.chunked_array([keys]), pa.string()))
-
-
-def times_of(found: list[Any]) -> pa.Array:
-    """When messages came, or were made: what the topic keeps."""
-    times = [message.timestamp()[1] * 1000 for message in found]
-    return pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-
-
-def partitions_of(found: list[Any]) -> pa.Array:
-    """The partitions of messages."""
-    return pa.array([message.partition() for message in found], pa.int64())
-
-
-OF_MESSAGE: dict[str, Callable[[list[Any]], pa.Array]] = {
-    "kafka_key": keys_of, "kafka_time": times_of,
-    "kafka_partition": partitions_of, "kafka_offset": lambda found: pa.array(offsets_of(found)),
-}  # fmt: skip
+def schemas_of(
+    topic: Topic, format: Format, registry: str | None, subject: str | None
+) -> RegisteredMessages | None:
+    """What reads messages with registered schemas; None for JSON."""
+    if format not in get_args(Format):
+        raise SourceError(
+            f"format = '{format}' is none of a topic{nearest(format, get_args(Format))}.\n"
+            f"  to fix  give one of {', '.join(get_args(Format))}"
+        )
+    if (format == "json") != (registry is None) or (format == "json" and subject is not None):
+        raise SourceError(
+            "format = 'avro' and 'protobuf' need the registry of their schemas, and JSON has"
+            " none.\n  to fix  give format and registry = 'http://...' together, or neither"
+        )
+    if registry is None:
+        return None
+    made = avro.compiled if format == "avro" else protobuf.compiled
+    return RegisteredMessages(
+        topic.registry(registry), subject or f"{topic.topic}-value", format.upper(), made
+    )
 
 
 def left(

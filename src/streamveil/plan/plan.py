@@ -28,7 +28,7 @@ PLACES = {
     "delta": ("path",),
     "duckdb": ("path",),
     "files": ("path",),
-    "kafka": ("config", "servers"),
+    "kafka": ("config", "registry", "servers"),
     "postgres": ("url",),
     "postgres_changes": ("url",),
     "sqlite": ("path",),

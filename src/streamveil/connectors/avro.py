@@ -1,0 +1,219 @@
+"""Messages of Avro, by the schema that they were written with.
+
+A message may not be able to stop a job, or to take more memory than its size allows. Two kinds of
+schema would let it: one that holds itself (its depth is the message's to choose), and a list of
+items that take no bytes (so is its length). Both are refused, by the schema alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.connectors.base import times
+from streamveil.connectors.json_lines import json_text, text_array
+from streamveil.connectors.messages import Decoded, Decoder, decoded
+from streamveil.connectors.schema_registry import RegisteredSchema
+from streamveil.errors import MissingExtraError, SourceError
+
+Definitions = dict[str, Any]  # name -> what it is
+MOMENTS = {"millis": 1_000, "micros": 1, "nanos": 0}  # microseconds of one
+LARGEST = 1 << 126  # of a decimal
+DAYS = (1 << 31) - 1
+
+
+def compiled(schema: RegisteredSchema) -> tuple[Decoder, frozenset[str]]:
+    """A decoder, and the fields that it knows."""
+    try:
+        import fastavro
+    except ImportError:
+        raise MissingExtraError("Avro", "schemas") from None
+    named: Definitions = {}
+    known: dict[str, Any] = {}
+    for text in texts_of(schema):
+        written = json.loads(text)
+        require_finite(written, named, ())
+        parsed = fastavro.parse_schema(bare(written), known)
+    fields = written.get("fields", ()) if isinstance(written, dict) else ()
+    if not fields:
+        raise SourceError("a schema of Avro is no record.\n  to fix  write records with fields")
+    makers = {one["name"]: maker_of(resolved(one["type"], named)) for one in fields}
+    read = partial(fastavro.schemaless_reader, writer_schema=parsed)
+    return partial(columns, read, makers), frozenset(makers)
+
+
+def texts_of(schema: RegisteredSchema) -> list[str]:
+    """What it imports, each once, before itself."""
+    found: dict[str, None] = {}
+    for _, one in schema.references:
+        found.update(dict.fromkeys(texts_of(one)))
+    return [*found, schema.text]
+
+
+def columns(
+    read: Callable[..., Any], makers: dict[str, Any], messages: list[bytes], wanted: pa.Schema
+) -> Decoded:
+    """The wanted fields of messages; a field that the schema lacks is null."""
+    rows: list[dict[str, Any]] = []
+    malformed = []
+    for place, message in enumerate(messages):
+        source = io.BytesIO(message)
+        try:
+            row = read(source)
+        except Exception:  # whatever bytes do: it is a message that cannot be read
+            row = None
+        if row is None or source.tell() != len(message):
+            malformed.append(place)
+        else:
+            rows.append(row)
+    made = [
+        makers[name]([row[name] for row in rows]) if name in makers else pa.nulls(len(rows))
+        for name in wanted.names
+    ]
+    table = pa.table(made, wanted.names)
+    return decoded(table, np.array(malformed, np.int64), len(messages), wanted)
+
+
+def maker_of(schema: Any) -> Callable[[list[Any]], pa.Array]:
+    """What makes a column of the values of a type."""
+    if isinstance(schema, list):
+        some = [one for one in schema if one != "null"]
+        return maker_of(some[0]) if len(some) == 1 else of_texts
+    kind, logical = (schema, None) if isinstance(schema, str) else (
+        schema["type"], schema.get("logicalType")
+    )  # fmt: skip
+    if logical == "decimal":
+        return partial(of_decimals, int(schema.get("scale", 0)))
+    if logical == "date" and kind == "int":
+        return of_days
+    moment, _, unit = (logical or "").rpartition("timestamp-")
+    if moment in ("", "local-") and unit in MOMENTS and kind == "long":
+        return partial(of_moments, MOMENTS[unit])
+    return MAKERS.get(kind, of_texts)
+
+
+def of_texts(values: list[Any]) -> pa.Array:
+    """Text; what is no text, as JSON."""
+    return text_array(
+        [value if isinstance(value, str) else json_text(plain(value)) for value in values]
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value with bytes as Avro writes them in JSON."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+def of_decimals(scale: int, values: list[bytes | None]) -> pa.Array:
+    """Decimals, as text: their size has no bound."""
+    made = [None if value is None else int.from_bytes(value, "big", signed=True)
+            for value in values]  # fmt: skip
+    return text_array([None if one is None or abs(one) >= LARGEST else
+                       str(Decimal(one).scaleb(-scale)) for one in made])  # fmt: skip
+
+
+def of_days(values: list[int | None]) -> pa.Array:
+    """Days since 1970. A message may hold more than 32 bits."""
+    days = pc.min_element_wise(pa.array(values, pa.int64()), DAYS, skip_nulls=False)
+    days = pc.max_element_wise(days, -DAYS, skip_nulls=False)
+    return days.cast(pa.int32()).cast(pa.date32())
+
+
+def of_moments(factor: int, values: list[int | None]) -> pa.Array:
+    """Times since 1970."""
+    if not factor:
+        return pa.array(values, pa.int64()).cast(pa.timestamp("ns", tz="UTC"))
+    moments = times(pa.chunked_array([pa.array(values, pa.int64())]), factor)
+    return moments.combine_chunks().cast(pa.timestamp("us", tz="UTC"))
+
+
+def of_type(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    """Values as they are."""
+    return pa.array(values, kind)
+
+
+MAKERS: dict[Any, Callable[[list[Any]], pa.Array]] = {
+    "int": partial(of_type, pa.int64()), "long": partial(of_type, pa.int64()),
+    "float": partial(of_type, pa.float64()), "double": partial(of_type, pa.float64()),
+    "boolean": partial(of_type, pa.bool_()), "bytes": partial(of_type, pa.binary()),
+    "fixed": partial(of_type, pa.binary()), "string": of_texts, "enum": of_texts,
+}  # fmt: skip
+
+
+def bare(schema: Any) -> Any:
+    """A schema without logical types: values come as they were written."""
+    if isinstance(schema, list):
+        return [bare(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: [{**one, "type": bare(one["type"])} for one in value] if name == "fields"
+        else bare(value) if name in ("type", "items", "values") else value
+        for name, value in schema.items() if name != "logicalType"
+    }  # fmt: skip
+
+
+def resolved(schema: Any, named: Definitions) -> Any:
+    """What a type is called by another name."""
+    if isinstance(schema, list):
+        return [resolved(one, named) for one in schema]
+    if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list):
+        return resolved(schema["type"], named)
+    if isinstance(schema, str) and schema not in PRIMITIVE:
+        return named.get(schema) or named.get(schema.rpartition(".")[2], schema)
+    return schema
+
+
+PRIMITIVE = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1,
+             "string": 1}  # type -> least bytes of a value  # fmt: skip
+
+
+def require_finite(schema: Any, named: Definitions, within: tuple[str, ...]) -> int:
+    """The least bytes that a value takes; SourceError for what messages could make endless.
+
+    `named` learns every type with a name, by its whole name and by its last part.
+    """
+    if isinstance(schema, list):
+        return 1 + min((require_finite(one, named, within) for one in schema), default=0)
+    if isinstance(schema, str):
+        if schema in PRIMITIVE:
+            return PRIMITIVE[schema]
+        if schema in within or schema.rpartition(".")[2] in within:
+            raise SourceError(
+                f"the type '{schema}' of an Avro schema holds itself, so one message could be of"
+                " any depth.\n  to fix  write rows of a type that ends"
+            )
+        known = named.get(schema) or named.get(schema.rpartition(".")[2])
+        return 0 if known is None else require_finite(known, named, within)
+    kind = schema["type"]
+    if kind in ("array", "map"):
+        least = require_finite(schema["items" if kind == "array" else "values"], named, within)
+        if least == 0 and kind == "array":
+            raise SourceError(
+                "an Avro schema has a list of items that take no bytes, so one message could be of"
+                " any length.\n  to fix  write rows without it"
+            )
+        return 1
+    if kind not in ("record", "error", "enum", "fixed"):
+        return require_finite(kind, named, within)
+    own = schema["name"].rpartition(".")[2]
+    if named.get(own, schema) != schema:
+        raise SourceError(
+            f"an Avro schema has two types called '{own}'.\n  to fix  give each a name of its own"
+        )
+    named[own] = named[schema["name"]] = schema
+    if kind in ("enum", "fixed"):
+        return 1 if kind == "enum" else int(schema["size"])
+    return sum(require_finite(one["type"], named, (*within, own)) for one in schema["fields"])
