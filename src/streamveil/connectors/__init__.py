@@ -12,6 +12,8 @@ from streamveil.connectors.databases import DuckdbSink, PostgresSink, SqliteSink
 from streamveil.connectors.delta import DeltaSink
 from streamveil.connectors.delta_source import DeltaSource
 from streamveil.connectors.files import FilesSource
+from streamveil.connectors.iceberg import IcebergSink
+from streamveil.connectors.iceberg_source import IcebergSource
 from streamveil.connectors.kafka import KafkaSource
 from streamveil.connectors.kafka_sink import KafkaSink
 from streamveil.connectors.memory import MemorySource
@@ -24,6 +26,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "delta": DeltaSource,
     "duckdb": DuckdbSource,
     "files": FilesSource,
+    "iceberg": IcebergSource,
     "kafka": KafkaSource,
     "memory": MemorySource,
     "postgres": PostgresSource,
@@ -36,6 +39,7 @@ SINKS: dict[str, Callable[..., Sink]] = {
     "console": ConsoleSink,
     "delta": DeltaSink,
     "duckdb": DuckdbSink,
+    "iceberg": IcebergSink,
     "kafka": KafkaSink,
     "postgres": PostgresSink,
     "sqlite": SqliteSink,

@@ -31,8 +31,16 @@ from streamveil.release_metadata import SUFFIXES
 SQUARED = ("variance", "stddev")
 LARGEST = 1e140  # a bound: variances of noise, which are squares, stay below 1e308
 SKETCHES = ("heavy_hitters", "approx_frequency")  # their values are a column of the release
-SOURCES = ("delta", "files", "memory", "rate", *LIVE, *DATABASES)  # one file each in connectors
-SINKS = ("files", "console", "delta", "duckdb", "kafka", "memory", "postgres", "sqlite")
+SOURCES = (
+    "delta",
+    "files",
+    "iceberg",
+    "memory",
+    "rate",
+    *LIVE,
+    *DATABASES,
+)  # one file each in connectors
+SINKS = ("files", "console", "delta", "duckdb", "iceberg", "kafka", "memory", "postgres", "sqlite")
 LARGEST_DELTA = 0.1
 SAY_BOUNDS = (
     "say which values are plausible before looking at the data: "

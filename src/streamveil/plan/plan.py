@@ -28,6 +28,7 @@ PLACES = {
     "delta": ("path",),
     "duckdb": ("path",),
     "files": ("path",),
+    "iceberg": ("catalog", "table"),
     "kafka": ("config", "registry", "servers"),
     "postgres": ("url",),
     "postgres_changes": ("url",),
