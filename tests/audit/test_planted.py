@@ -19,11 +19,11 @@ from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.selection_table import TableSelection
 from streamveil.core.selection.thresholds import GaussianThresholds
+from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import cut_rows, group_by, release, rows, stages
 from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.errors import PlanError, ReusedNoiseError
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeySet, Window
@@ -443,7 +443,7 @@ CLAIMS = {
     "the selection's counter is free": (THRESHOLD, lambda patch: patch.setattr(
         GaussianSelection, "loss", no_gaussian(GaussianSelection.loss))),
     "the test of totals is free": (TABLE, lambda patch: patch.setattr(
-        mechanism.TotalTesting, "loss", property(lambda self: Loss()))),
+        TotalTest, "loss", property(lambda self: Loss()))),
     "groups of one unit are free": (THRESHOLD, lambda patch: patch.setattr(
         GaussianSelection, "loss", property(lambda self: self.counter.loss(
             Fraction(1024) * 2, self.groups)))),

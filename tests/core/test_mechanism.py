@@ -14,6 +14,7 @@ from streamveil.calendars.cells import Cells
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.sensitivity import Bounds, Lane
+from streamveil.counters import COUNTERS, HonakerCounter
 
 ROWS = pa.schema(
     [("u", pa.int64()), ("k", pa.int64()), ("t", pa.timestamp("us", tz="UTC")), ("v", pa.float64())]
@@ -77,6 +78,12 @@ DERIVED = {
     "hidden groups of a unit": (GAUSSIAN.design.selection, "hidden", 1),
     "slots of a count of units": (GAUSSIAN.design.selection, "slots", 1),
     "rows of a round": (ROUNDS.design.selection, "rows", 1),
+    "triggers of rounds": (ROUNDS.design.selection, "horizon", 50),
+    "the trees of rounds": (ROUNDS.aggregation.selection, "trees", None),
+    "what rounds cost": (ROUNDS.aggregation.selection, "loss", Loss()),
+    "what rounds fail with": (ROUNDS.aggregation.selection, "failure", 0.0),
+    "the trees of releases": (ROUNDS.aggregation, "release_trees", ()),
+    "whether groups restart": (ROUNDS.aggregation, "restarts", False),
     "triggers of a table": (TABLE.design.selection, "horizon", 50),
     "keys of a unit in a table": (TABLE.design.selection, "keys_per_unit", 1),
     "the counter of a selection": (GAUSSIAN.design.selection, "counter", None),
@@ -85,6 +92,12 @@ DERIVED = {
     "the lane of a test": (TABLE.design.test, "lane", Lane(kind="rows")),
     "the counter of a test": (TABLE.design.test, "counter", None),
     "the weights of a test": (WEIGHTED.design.test, "rule", None),
+    "which triggers are tested": (TABLE.aggregation.test, "triggers", (100,)),
+    "the noise of a test": (TABLE.aggregation.test, "deviation", 1.0),
+    "what a unit may add to a hidden group": (TABLE.aggregation.test, "most", 1),
+    "the least total that is tested": (TABLE.aggregation.test, "floor", 1),
+    "what a test costs": (TABLE.aggregation.test, "loss", Loss()),
+    "the test of a mechanism": (TABLE.aggregation, "test", None),
     "how far a row reaches": (PUBLIC.design.plain[1], "reach", 1),
     "the ends of an increment": (PUBLIC.design.plain[1], "ends", (0, 1)),
     "which lanes share noise": (SHARED.aggregation, "shared", None),
@@ -106,6 +119,14 @@ def test_what_follows_is_no_setting(part, name, value):
 
 
 # ---- what is refused
+
+
+class HalfPaid(HonakerCounter):
+    """Trees that charge for half of what a unit moves."""
+
+    def loss(self, moved=1, keys=None):
+        return super().loss(Fraction(moved) / 2, keys)
+
 
 REFUSED = {
     "slots beside a selection": ("slots follow", lambda: limits(TABLE, slots=9)),
@@ -162,10 +183,36 @@ REFUSED = {
         "count no units",
         lambda: design(ROUNDS, plain=(Lane(kind="units"),), noises=ROUNDS.design.noises[:1]),
     ),
-    "rounds of another counter": ("Honaker", lambda: design(ROUNDS, counter=PUBLIC.design.counter)),
+    "rounds of another counter": (
+        "charges less",
+        lambda: design(ROUNDS, counter=PUBLIC.design.counter),
+    ),
     "rounds without a bound on rows": (
         "rounds need a bound",
         lambda: limits(ROUNDS, max_rows=None, quadratic=9),
+    ),
+    "rounds of trees that charge half": (
+        "charges less",
+        lambda: design(ROUNDS, counter=HalfPaid(horizon=1, sigma=1)),
+    ),
+    "rounds of Laplace noise": (
+        "charges less",
+        lambda: design(ROUNDS, counter=COUNTERS["k-ary-tree"](horizon=1, sigma=1)),
+    ),
+    "rounds without an end": (
+        "number of triggers",
+        lambda: replace(ROUNDS, schedule=replace(ROUNDS.schedule, steps=None)),
+    ),
+    "rounds that never fail": ("beta must", lambda: settings(ROUNDS, beta=0.0)),
+    "rounds of no unit": ("floor must", lambda: settings(ROUNDS, floor=0)),
+    "rounds without noise": ("noise must", lambda: settings(ROUNDS, noise=0)),
+    "a test at no trigger": (
+        "at least 1",
+        lambda: design(TABLE, test=replace(TABLE.design.test, tests=0)),
+    ),
+    "a test that never fails": (
+        "beta must",
+        lambda: design(TABLE, test=replace(TABLE.design.test, beta=Fraction(0))),
     ),
     "coins without an end": (
         "number of triggers",
@@ -229,7 +276,7 @@ def test_every_counter_is_made_for_the_triggers_of_a_window(made):
         if hasattr(other.selection, "counter"):
             counters.append(other.selection.counter)
         if hasattr(other.selection, "horizon"):
-            assert other.selection.table.horizon == steps
+            assert other.selection.horizon == steps
         assert {counter.horizon for counter in counters} == {steps}
         assert other.test is None or other.test.triggers[-1] == steps
 

@@ -10,13 +10,17 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import norm
 
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.counters.restarting_trees import Grove, refined_variances, restart
+from streamveil.core.counters.restarting_trees import (
+    Grove,
+    refined_variances,
+    restart,
+    tree_rounding,
+    tree_std,
+)
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.noise.samplers import rounded_gaussian_for
 from streamveil.core.noisy import values
 from streamveil.counters import HonakerCounter
-from streamveil.counters.tree import refined_roundings
-from streamveil.dataflow.dp_sqlp import grove_of
 from streamveil.plan.plan import Bounding, Clock
 from tests.dataflow.test_dp_sqlp import published
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
@@ -58,7 +62,7 @@ class Twin:
 
 @given(st.integers(1, 33), st.integers(0, 2**32))
 def test_it_is_the_definition_key_by_key(horizon, seed):
-    grove = grove_of(HonakerCounter(horizon=horizon, sigma=50))
+    grove = Grove.paid_by(HonakerCounter(horizon=horizon, sigma=50))
     names = np.random.default_rng(seed).integers(0, 2**63, (3, 2)).astype(np.uint64)
     state, twins, noise = planted(grove, 3), [Twin(grove) for _ in names], SeededNoise(seed)
     for t in range(1, horizon + 1):
@@ -73,7 +77,7 @@ def test_it_is_the_definition_key_by_key(horizon, seed):
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=40))
 def test_without_noise_it_is_a_running_sum(xs):
-    grove = grove_of(HonakerCounter(horizon=len(xs), sigma=1000))
+    grove = Grove.paid_by(HonakerCounter(horizon=len(xs), sigma=1000))
     names, silent = np.zeros((1, 2), np.uint64), SilentNoise().at("t")
     state = planted(grove, 1)
     found = [int(step(grove, state, t, [x], (silent, names))[0]) for t, x in enumerate(xs, 1)]
@@ -83,7 +87,7 @@ def test_without_noise_it_is_a_running_sum(xs):
 @pytest.mark.parametrize("t", [1, 6, 7, 8, 12, 16])
 def test_its_error_is_that_of_the_tree(t):
     counter = HonakerCounter(horizon=16, sigma=1000)
-    grove, noise = grove_of(counter), SeededNoise(t)
+    grove, noise = Grove.paid_by(counter), SeededNoise(t)
     names = np.arange(2 * SAMPLES, dtype=np.uint64).reshape(-1, 2)
     state, none = planted(grove, SAMPLES), np.zeros(SAMPLES, np.int64)
     for past in range(1, t + 1):
@@ -190,7 +194,7 @@ def test_one_rounded_draw_a_block_moves_an_estimate_as_far_as_rounded_nodes():
         if level:
             offset = (1 - weights[level]) * (offset + moved[-1])
         moved.append(0.5 + offset)  # the offset adds up estimates that were rounded before
-    assert_allclose(moved, refined_roundings(9))
+    assert_allclose(moved, tree_rounding(9, 2 ** np.arange(9)))
 
 
 def test_thresholds_for_one_trigger_fail_at_all_of_them_and_the_guarantee_says_so():
@@ -205,7 +209,7 @@ def test_thresholds_for_one_trigger_fail_at_all_of_them_and_the_guarantee_says_s
         selection = operator.aggregation.selection
         steps = np.arange(1, 1001)
         above = np.array([selection.threshold(int(t)) for t in steps]) - 1  # the unit itself
-        sd = selection.counter.std(steps) / 1024
+        sd = tree_std(selection.noise, selection.trees.levels, steps) / 1024
         tails = float(norm.sf(above / sd).sum())
         assert (
             tails * (1 - 1e-6) < selection.failure < tails * 1.01

@@ -8,9 +8,9 @@ from scipy.stats import norm
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
+from streamveil.core.selection.rounds import FINE, RoundSelection
 from streamveil.core.sensitivity import Bounds
 from streamveil.counters import HonakerCounter
-from streamveil.dataflow.dp_sqlp import FINE, RoundSelection
 from streamveil.errors import PlanError
 from streamveil.plan.plan import Bounding
 from streamveil.results.noise import mix
@@ -79,9 +79,8 @@ def test_the_corrected_thresholds_fit_the_budget_and_the_published_ones_do_not()
 def test_failures_are_bounded_where_noise_is_hardly_larger_than_its_rounding():
     """One node: the exact tail of a rounded Gaussian, which may be above that of its deviation."""
     for sigma in (20, 51.9, 247.2, 1000):
-        tree = HonakerCounter(horizon=1, sigma=sigma)
         for beta in (1e-3, 1e-7, 3.3e-7, 1e-12):
-            selection = RoundSelection(counter=tree, bounds=Bounds(max_rows=1), beta=beta)
+            selection = RoundSelection(horizon=1, noise=sigma, bounds=Bounds(max_rows=1), beta=beta)
             needed = np.floor((selection.threshold(1) - 1) * FINE) + 0.5
             assert norm.sf(needed / sigma) <= min(selection.failure, beta)
 

@@ -15,23 +15,23 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.kernels import Coefficients
 from streamveil.core.counters.weights import WeightRule
 from streamveil.core.noise.keyed import Address, SeededNoise
+from streamveil.core.selection.total_test import TotalTest, can_test
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import BltCounter
-from streamveil.dataflow.total_test import TotalTest, can_test, grid_of_tests
 from streamveil.plan.plan import Bounding
 from tests.dataflow.streams import AGGREGATES, batches, compiled, run
 from tests.planting import forced
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value
 
 ROWS = Lane(kind="rows")
-grid_of_tests.__test__ = TotalTest.__test__ = False
+TotalTest.__test__ = False
 
 
 def made(bounds, horizon=8, tests=3, sigma=9, **changes):
     counter = BltCounter(horizon=horizon, sigma=sigma)
     settings = {
         "counter": counter, "lane": ROWS, "place": 0, "bounds": bounds, "rule": None,
-        "triggers": grid_of_tests(horizon, tests), "beta": Fraction(1, 20),
+        "tests": tests, "beta": Fraction(1, 20),
     }  # fmt: skip
     return TotalTest(**settings | changes)
 

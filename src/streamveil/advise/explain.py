@@ -26,10 +26,10 @@ from streamveil.compiler.sketch import compile_sketch
 from streamveil.compiler.tables import Design
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
+from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.bounding import Shape
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.total_test import TotalTest
 from streamveil.dataflow.windows import Schedule, better_start
 from streamveil.display import STYLE
 from streamveil.errors import visible_lines

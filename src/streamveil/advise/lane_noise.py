@@ -37,7 +37,7 @@ def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
     if selection is None:
         return None
     if not hasattr(selection, "table"):  # at this very trigger: a little less
-        sd = float(selection.counter.std(np.array([trigger]))[0]) / FINE
+        sd = selection.deviation(trigger)
         return float(ndtr((units - selection.threshold(trigger)) / sd))
     steps = np.arange(1, selection.horizon + 1)
     arrived = np.where(steps <= trigger, units * steps // trigger - selection.offset, 0)

@@ -26,8 +26,8 @@ from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
 from streamveil.core.selection.coins import FAR, TableOpening
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.selection_table import TableSelection
+from streamveil.core.selection.total_test import TotalTest
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.total_test import TotalTest
 from streamveil.types import Array
 
 Stream = tuple[str, tuple[Any, ...]]  # purpose and path of the draws of one counter in one window

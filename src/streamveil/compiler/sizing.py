@@ -30,14 +30,15 @@ from streamveil.compiler.error_forecast import (
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
-from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, MechanismDesign, TotalTesting
+from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, MechanismDesign
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, GaussianSettings
+from streamveil.core.selection.rounds import RoundSettings
+from streamveil.core.selection.total_test import TotalTesting, can_test
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS, HonakerCounter
 from streamveil.counters.fitting import fit, short
 from streamveil.dataflow.release import AggregationPlan, driver
-from streamveil.dataflow.total_test import can_test
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.plan import options
 from streamveil.plan.look import expectations
@@ -144,8 +145,6 @@ class Sizing:
         thresholds = self.setting(options.THRESHOLDS)
         if thresholds not in ("rigorous", "published"):
             raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
-        from streamveil.dataflow.dp_sqlp import RoundSettings  # only the preset needs it
-
         half, third = budget.epsilon / 2, budget.delta / 3
         rho = Fraction(zcdp_rho(Budget(epsilon=half, delta=third)))
         limits = replace(self.bounds, per_group=None, quadratic=None)

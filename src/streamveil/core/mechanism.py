@@ -17,9 +17,12 @@ from typing import Any, Protocol, cast
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
+from streamveil.core.counters.restarting_trees import Grove
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
+from streamveil.core.selection.coins import TableOpening
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.protocol import Selection
+from streamveil.core.selection.total_test import TotalTest, TotalTesting
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.types import Exact
 
@@ -52,20 +55,6 @@ class Look:
 
     loss: Loss
     said: tuple[str, ...] = ()  # its numbers, each with an interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class TotalTesting:
-    """Hidden groups are also shown by the noisy total of a lane (`dataflow.total_test`)."""
-
-    place: int  # of the lane
-    tests: int  # triggers at which totals are tested, at most
-    beta: Fraction  # that a test shows what only one unit lets pass, at most
-
-    @property
-    def loss(self) -> Loss:
-        """Of all tests, beside the selection and the lanes."""
-        return Loss(delta=self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +127,14 @@ class Mechanism:
     Proof: one unit moves a lane by at most `lane_move` in L2 over all groups, windows and triggers
         of its scope, so each counter in `counters` is one Gaussian mechanism, charged by
         `weighted_loss` for exactly that move; the nodes of a tree level are one lane spread out,
-        under one counter, and all of them are there. A lane that holds what the counter of the
-        selection counts (`is_units`) is read from it and draws nothing, so it costs nothing more.
-        Every counter is made for `triggers` steps, and releases happen at no others. The selection
-        and the count of cut rows are sized from the same bounds, and prove their own losses. The
-        parts are composed adaptively (`Loss`); that two units share a fingerprint is a chance.
+        under one counter, and all of them are there. Where groups restart, a lane is counted by one
+        tree for each group, whose leaves are its releases, and the counter pays for it
+        (`Grove.paid_by`); there a unit is new in every round, so no lane may count units. A lane
+        that holds what the counter of the selection counts (`is_units`) is read from it and draws
+        nothing, so it costs nothing more. Every counter is made for `triggers` steps, and releases
+        happen at no others. The selection, the test of totals and the count of cut rows are sized
+        from the same bounds, and prove their own losses. The parts are composed adaptively
+        (`Loss`); that two units share a fingerprint is a chance.
         `GroupBy` proves what its stages must keep for this.
     """
 
@@ -154,6 +146,10 @@ class Mechanism:
             raise ValueError(
                 f"{len(self.charged)} lanes draw noise, and {len(self.design.noises)} have some"
             )
+        if self.restarts:
+            if any(lane.kind == "units" for lane in self.lanes):
+                raise ValueError("a unit is new in every round: rounds count no units")
+            _ = self.release_trees  # refuses counters that charge less than what runs
 
     @cached_property
     def rule(self) -> WeightRule | None:
@@ -184,6 +180,31 @@ class Mechanism:
         chosen = self.design.selection
         return None if chosen is None else chosen.over(self.counted, self.bounds, self.triggers)
 
+    @property
+    def restarts(self) -> bool:
+        """Whether a unit counts anew in a group that was selected: the group's next round."""
+        return self.selection is not None and self.selection.restarts
+
+    @cached_property
+    def test(self) -> TotalTest | None:
+        """The test of totals, for the bounds, lanes and counters that there are."""
+        asked, blts = self.design.test, tuple(map(blt_of, self.counters))
+        if asked is None:
+            return None
+        counter = blts[asked.place]
+        if counter is None or None in blts or not isinstance(self.selection, TableOpening):
+            raise ValueError("totals are tested beside coins, where every counter is a BLT")
+        return TotalTest(
+            counter=counter,
+            lane=self.lanes[asked.place],
+            place=asked.place,
+            bounds=self.bounds,
+            rule=self.rule,
+            tests=asked.tests,
+            beta=asked.beta,
+            least_units=self.selection.offset + 1,
+        )
+
     @cached_property
     def shared(self) -> int | None:
         """The place of the lane that is read from the selection's counter of units."""
@@ -213,6 +234,11 @@ class Mechanism:
                 found.append(self.counted(noises[place]) if place in noises else found[-1])
         return tuple(found)
 
+    @cached_property
+    def release_trees(self) -> tuple[Grove, ...]:
+        """What counts each lane where groups restart: trees that its counter pays for."""
+        return tuple(map(Grove.paid_by, self.counters))
+
     def counted(self, noise: Exact) -> Counter:
         """A counter of the design's shape, with such noise, for all triggers."""
         shape: Any = self.design.counter
@@ -233,7 +259,7 @@ class Mechanism:
         """The sum of all parts; see the class."""
         design = self.design
         parts = [Loss(chance=Fraction(design.max_units, 2**COLLISION_BITS))]
-        others = design.look, self.cut, self.selection, design.test
+        others = design.look, self.cut, self.selection, self.test
         parts += [one.loss for one in others if one is not None]
         for place in self.charged:
             moved = lane_move(self.lanes[place], self.bounds)

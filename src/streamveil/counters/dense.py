@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 
 from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.noise import remembering_step
 from streamveil.core.counters.protocol import (
     CounterState,
     Estimates,
@@ -19,7 +18,7 @@ from streamveil.core.counters.protocol import (
 )
 from streamveil.core.counters.schedule import check_horizon
 from streamveil.core.noise.keyed import Draws
-from streamveil.counters.toeplitz import WholeHistory, weighted_history
+from streamveil.counters.toeplitz import WholeHistory, remembering_step, weighted_history
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
 

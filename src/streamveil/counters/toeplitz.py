@@ -11,13 +11,14 @@ import numpy as np
 from streamveil.compiled import njit
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters import correlated_noise
-from streamveil.core.counters.noise import remembering_step
+from streamveil.core.counters.noise import gaussian_about
 from streamveil.core.counters.protocol import (
     CounterState,
     Estimates,
     Ids,
     Increments,
     checked_times,
+    column,
     next_step,
     zeros,
 )
@@ -195,3 +196,18 @@ def _row_norms(weights: Array, scales: Array) -> Array:
             squares[0, i] += total**2
             squares[1, i] += (total / scales[j]) ** 2
     return squares
+
+
+def remembering_step(
+    state: CounterState,
+    increments: Increments,
+    about: tuple[Float64[Array, " keys"], float, Exact | float],
+    draws: Draws,
+    ids: Ids | None,
+) -> tuple[Estimates, CounterState]:
+    """One step of a feedback counter that keeps every z: `about` is (offset, D_t, sigma)."""
+    offset, scale, sigma = about
+    fresh = gaussian_about(draws, ids, offset, correlated_noise.up(sigma) * scale)
+    total, real = state.whole[0] + column(increments, state.keys) + fresh, state.real.copy()
+    real[state.t] = (fresh - offset) / scale
+    return total, CounterState(state.t + 1, total[None, :], real)

@@ -21,14 +21,20 @@ from streamveil.core.counters.protocol import (
     next_step,
     zeros,
 )
-from streamveil.core.counters.restarting_trees import refined_variances
+from streamveil.core.counters.restarting_trees import (
+    ROUNDING,
+    blocks_of,
+    levels_over,
+    refined_variances,
+    tree_loss,
+    tree_rounding,
+    tree_std,
+)
 from streamveil.core.counters.schedule import check_horizon
 from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_positive
 from streamveil.types import Array, Exact, Float64, Int64
-
-ROUNDING = 1 / 12  # variance of rounding a draw to an integer
 
 
 def renewed(
@@ -99,7 +105,7 @@ class BinaryTreeCounter(Stepping):
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        nodes = bits_of(t, self.horizon, self.levels).sum(axis=0)
+        nodes = blocks_of(checked_times(t, self.horizon), self.levels).sum(axis=0)
         return np.asarray(np.sqrt(nodes * (float(self.sigma) ** 2 + ROUNDING)))
 
     @property
@@ -164,7 +170,7 @@ class HonakerCounter(Stepping):
     @property
     def levels(self) -> int:
         """Blocks that one step can lie in."""
-        return max(1, (self.horizon - 1).bit_length())
+        return levels_over(self.horizon)
 
     @property
     def needs_horizon(self) -> bool:
@@ -178,17 +184,15 @@ class HonakerCounter(Stepping):
 
     def loss(self, moved: Exact | float = 1, keys: int | None = None) -> Loss:
         """See `Counter.loss`."""
-        return correlated_noise.gaussian_loss(self.sigma, self.sensitivity, moved, keys=keys)
+        return tree_loss(self.sigma, self.levels, moved)
 
     def std(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """See `Counter.std`."""
-        parts = bits_of(t, self.horizon, self.levels)
-        variance = refined_variances(self.levels) @ parts
-        return np.asarray(np.sqrt(variance * (float(self.sigma) ** 2 + ROUNDING)))
+        return tree_std(self.sigma, self.levels, checked_times(t, self.horizon))
 
     def rounding(self, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
         """The most that rounding every node to an integer moves the estimate after t steps."""
-        return np.asarray(refined_roundings(self.levels) @ bits_of(t, self.horizon, self.levels))
+        return tree_rounding(self.levels, checked_times(t, self.horizon))
 
     @property
     def state_bytes(self) -> int:
@@ -225,19 +229,3 @@ class HonakerCounter(Stepping):
 def trailing_zeros(t: int) -> int:
     """The level of the largest block that step t completes."""
     return (t & -t).bit_length() - 1
-
-
-def bits_of(t: Array, horizon: int, levels: int) -> Int64[Array, "levels times"]:
-    """Blocks of each level that make up the first t steps; the top level may count two."""
-    times = checked_times(t, horizon)
-    parts = (times >> np.arange(levels)[:, None]) & 1
-    parts[-1] = times >> (levels - 1)
-    return np.asarray(parts)
-
-
-def refined_roundings(levels: int) -> Float64[Array, " levels"]:
-    """The most that half a quantum in every node moves a block's refined estimate."""
-    roundings = [0.5]
-    for weight in refined_variances(levels)[1:]:
-        roundings.append(weight / 2 + (1 - weight) * 2 * roundings[-1])
-    return np.array(roundings)

@@ -16,8 +16,9 @@ from streamveil.core.mechanism import Mechanism
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.release import count, count_weighted, lanes_start
-from streamveil.core.selection.coins import TableOpening, withdrawn
+from streamveil.core.selection.coins import withdrawn
 from streamveil.core.selection.gaussian import GaussianSelection, join
+from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.cut_rows import CutBands
@@ -26,7 +27,6 @@ from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Estimate, Output, Totals
 from streamveil.dataflow.published_keys import ShownKeys
 from streamveil.dataflow.release_kernels import take_lanes
-from streamveil.dataflow.total_test import TotalTest, grid_of_tests
 from streamveil.dataflow.true_intervals import since_shown, with_cut
 from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
@@ -69,31 +69,6 @@ class AggregationPlan(Mechanism):
     counted, those of the first sum, in largest rows: keys have at least that many. With `test`,
     hidden keys are also shown by the noisy total of a lane.
     """
-
-    @cached_property
-    def test(self) -> TotalTest | None:
-        """The test of totals, for the bounds, lanes and counters that there are."""
-        asked, blts = self.design.test, tuple(map(blt_of, self.counters))
-        if asked is None:
-            return None
-        counter = blts[asked.place]
-        if counter is None or None in blts or not isinstance(self.selection, TableOpening):
-            raise ValueError("totals are tested beside coins, where every counter is a BLT")
-        return TotalTest(
-            counter=counter,
-            lane=self.lanes[asked.place],
-            place=asked.place,
-            bounds=self.bounds,
-            rule=self.rule,
-            triggers=grid_of_tests(counter.horizon, asked.tests),
-            beta=asked.beta,
-            least_units=self.selection.offset + 1,
-        )
-
-    @property
-    def restarts(self) -> bool:
-        """Whether a unit counts anew in a key that was selected: the key's next round."""
-        return self.selection is not None and self.selection.restarts
 
     def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         """The current round of some keys by row number; -1 (a key never seen) is in round 0."""

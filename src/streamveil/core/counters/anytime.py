@@ -16,30 +16,18 @@ from streamveil.core.counters.rational import Blt, check_buffers, root_coefficie
 from streamveil.core.counters.stream import Stepping
 from streamveil.core.noise.keyed import Draws
 from streamveil.errors import require_positive
+from streamveil.optimize import least_maximum
 from streamveil.types import Array, Exact, Float64, Int64
 
 FOREVER = 2**40  # steps; at one per second, 35,000 years
-SHARPNESS = (8.0, 64.0, 512.0)  # of the smooth maxima that precede the true one
 PER_OCTAVE = 6  # times tested between t and 2t
 SHORT = ((20, 1), (200, 2), (512, 3))  # below so many steps so many buffers are within 0.2 %
 MILLION = Blt(  # what `searched` finds for 2^20 steps and 6 buffers: 20 bits of each rate
-    p=(
-        1.8554055714048445e-06,
-        4.366174107417464e-05,
-        0.0004924722015857697,
-        0.004879876971244812,
-        0.04319489002227783,
-        0.2974057197570801,
-    ),
-    q=(
-        9.950788808055222e-06,
-        0.00013355165719985962,
-        0.0013632867485284805,
-        0.012315288186073303,
-        0.09493470191955566,
-        0.4872612953186035,
-    ),
-)
+    p=(1.8554055714048445e-06, 4.366174107417464e-05, 0.0004924722015857697,
+       0.004879876971244812, 0.04319489002227783, 0.2974057197570801),
+    q=(9.950788808055222e-06, 0.00013355165719985962, 0.0013632867485284805,
+       0.012315288186073303, 0.09493470191955566, 0.4872612953186035),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +146,7 @@ def anytime_blt(tuned: int, d: int) -> Blt:
 
 @lru_cache(maxsize=32)
 def searched(tuned: int, d: int) -> Blt:
-    """See `anytime_blt`.
-
-    Algorithm: BFGS on smooth maxima of growing sharpness, then sequential quadratic programming on
-        the maximum itself; gradients by complex steps.
-    """
-    from scipy.optimize import minimize  # slow to load, and rarely needed
-
+    """See `anytime_blt`."""
     octaves = PER_OCTAVE * tuned.bit_length()
     times = np.unique(np.rint(np.geomspace(1, tuned, octaves + 1)))
     goals = np.log(root_squared_norm(times))
@@ -173,47 +155,7 @@ def searched(tuned: int, d: int) -> Blt:
         with np.errstate(all="ignore"):
             return np.asarray(log_errors(x, times) - goals)
 
-    def slopes(x: Array) -> Array:
-        return rational.gradients(ratios, x).T
-
-    x = rational.geometric_start(0.1 / tuned, d)
-    for sharp in SHARPNESS:
-
-        def smooth(x: Array, sharp: float = sharp) -> float:
-            found = ratios(x)
-            top = float(found.max())
-            value = top + float(np.log(np.exp(sharp * (found - top)).sum())) / sharp
-            return value if np.isfinite(value) else np.inf
-
-        def slope(x: Array, sharp: float = sharp) -> Array:
-            found = ratios(x)
-            weights = np.exp(sharp * (found - found.max()))
-            return np.asarray(weights @ slopes(x) / weights.sum())
-
-        x = minimize(smooth, x, jac=slope, method="BFGS", options={"gtol": 1e-6}).x
-    return rational.rounded_blt(_least_maximum(ratios, slopes, x))
-
-
-def _least_maximum(ratios: rational.Map, slopes: rational.Map, x: Array) -> Array:
-    """Minimises the largest entry of `ratios`, from a good start: least y with y >= every entry."""
-    from scipy.optimize import minimize
-
-    last = np.append(np.zeros(len(x)), 1.0)
-    bound = {
-        "type": "ineq",
-        "fun": lambda z: z[-1] - ratios(z[:-1]),
-        "jac": lambda z: np.hstack([-slopes(z[:-1]), np.ones((len(slopes(z[:-1])), 1))]),
-    }
-    found = minimize(
-        lambda z: z[-1],
-        np.append(x, ratios(x).max()),
-        jac=lambda _: last,
-        method="SLSQP",
-        constraints=[bound],
-        options={"ftol": 1e-10, "maxiter": 200},
-    ).x[:-1]
-    better = np.max(ratios(found)) <= np.max(ratios(x))
-    return np.asarray(found if better else x)
+    return rational.rounded_blt(least_maximum(ratios, rational.geometric_start(0.1 / tuned, d)))
 
 
 def log_errors(x: Array, times: Array) -> Array:

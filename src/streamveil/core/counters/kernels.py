@@ -237,3 +237,28 @@ def _decay(row, keep, noise, after):  # type: ignore[no-untyped-def]
         after[k] = keep * row[k] + noise[k]
     for k in range(known, len(after)):
         after[k] = noise[k]
+
+
+@njit(cache=True)
+def advance_spread(rows: Array, keep: Array, drain: Array, scale: float, fresh: Array) -> None:
+    """Adds one step of noise of variance `fresh` to the second moments of every key."""
+    d = len(keep)
+    pairs = d * (d + 1) // 2
+    spent = np.empty(d)
+    for key in range(rows.shape[1]):
+        quadratic, mixed = 0.0, 0.0
+        for i in range(d):
+            spent[i] = 0.0
+            for j in range(d):
+                low, high = min(i, j), max(i, j)
+                spent[i] += rows[high * (high + 1) // 2 + low, key] * drain[j]
+            quadratic += drain[i] * spent[i]
+            mixed += drain[i] * rows[pairs + i, key]
+        new = fresh[key]
+        rows[pairs + d, key] += scale**2 * (new + quadratic) - 2 * scale * mixed
+        for i in range(d):
+            cross = rows[pairs + i, key]
+            rows[pairs + i, key] = keep[i] * (cross - scale * spent[i]) + scale * new
+            for j in range(i + 1):
+                cell = i * (i + 1) // 2 + j
+                rows[cell, key] = rows[cell, key] * keep[i] * keep[j] + new

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.core.counters.correlated_noise import up
-from streamveil.core.counters.protocol import CounterState, Estimates, Ids, Increments, column
+from streamveil.core.counters.protocol import Ids
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import rounded_gaussian, rounded_gaussian_for
 from streamveil.types import Array, Exact, Float64, Int64
@@ -30,18 +30,3 @@ def gaussian_rows(
     """round(sigma G), `rows` independent draws per key."""
     centre = np.zeros((keys, rows))
     return np.ascontiguousarray(gaussian_about(draws, ids, centre, up(sigma)).T)
-
-
-def remembering_step(
-    state: CounterState,
-    increments: Increments,
-    about: tuple[Float64[Array, " keys"], float, Exact | float],
-    draws: Draws,
-    ids: Ids | None,
-) -> tuple[Estimates, CounterState]:
-    """One step of a feedback counter that keeps every z: `about` is (offset, D_t, sigma)."""
-    offset, scale, sigma = about
-    fresh = gaussian_about(draws, ids, offset, up(sigma) * scale)
-    total, real = state.whole[0] + column(increments, state.keys) + fresh, state.real.copy()
-    real[state.t] = (fresh - offset) / scale
-    return total, CounterState(state.t + 1, total[None, :], real)

@@ -11,23 +11,18 @@ with q_0 = 0; and C(x)^-1 = 1 - sum_i drain_i x / (1 - (1-q_i) x).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from streamveil.core.portable import portable
+from streamveil.optimize import least
 from streamveil.types import Array, Float64
 
 Rates = Float64[Array, " d"]
-COMPLEX_STEP = 1e-30
-NEWTON_STEP = 1e-6  # of differences between gradients
-NEWTON_ROUNDS = 4
 RATE_BITS = 20  # of a rate: the error grows by the square of 2^-20
 LARGEST_D = 8
-
-Map = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -149,7 +144,7 @@ def best_blt(horizon: int, d: int) -> Blt:
         error = quadratic(beta, geometric(*pairs(with_zero(q)), float(reach)))
         return np.asarray(np.log(square * error) / 2)
 
-    return descend(objective, geometric_start(0.8 / reach, d))
+    return rounded_blt(least(objective, geometric_start(0.8 / reach, d)))
 
 
 def check_buffers(d: int) -> None:
@@ -173,54 +168,6 @@ def rates_of(x: Array) -> tuple[Array, Array]:
 def pairs(rates: Array) -> tuple[Array, Array]:
     """Rates along rows and along columns: every pair of them, when combined."""
     return rates[..., :, None], rates[..., None, :]
-
-
-def gradients(objective: Map, x: Array) -> Array:
-    """Derivatives by complex steps, exact to rounding: one row for each coordinate of `x`."""
-    bumped = x.astype(complex) + COMPLEX_STEP * 1j * np.eye(len(x))
-    with np.errstate(all="ignore"):
-        return np.asarray(objective(bumped).imag / COMPLEX_STEP)
-
-
-def descend(objective: Map, start: Array) -> Blt:
-    """BFGS with complex-step gradients, then Newton's method.
-
-    `objective` must be analytic, and takes many points at once.
-
-    BFGS ends where it stands when the gradient is small, and where that is depends on the last
-    digits of every step before. Newton's method leads from there to the optimum itself, unless that
-    is so flat that it is not one point.
-    """
-
-    def value(x: Array) -> float:
-        with np.errstate(all="ignore"):
-            found = float(objective(x))
-        return found if np.isfinite(found) else np.inf
-
-    def gradient(x: Array) -> Array:
-        return gradients(objective, x)
-
-    options = {"gtol": 1e-9, "maxiter": 2000}
-    from scipy.optimize import minimize  # slow to load, and designs are kept
-
-    found = minimize(value, start, jac=gradient, method="BFGS", options=options)
-    return rounded_blt(polished(gradient, found.x))
-
-
-def polished(gradient: Map, x: Array) -> Array:
-    """The zero of a gradient next to a point, as near as the gradient can tell."""
-    at = gradient(x)
-    shifted = np.array([gradient(moved) for moved in x + NEWTON_STEP * np.eye(len(x))])
-    bends = (shifted - at) / NEWTON_STEP
-    if not np.all(np.isfinite(bends)) or np.linalg.eigvalsh(bends + bends.T).min() <= 0:
-        return x
-    for _ in range(NEWTON_ROUNDS):
-        trial = x - np.linalg.solve(bends, at)
-        following = gradient(trial)
-        if not np.abs(following).max() < np.abs(at).max():
-            break
-        x, at = trial, following
-    return x
 
 
 def rounded_blt(x: Array) -> Blt:

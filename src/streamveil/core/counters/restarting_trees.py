@@ -1,18 +1,23 @@
-"""Many small Honaker trees that restart at their own times: one draw for each key and trigger."""
+"""Honaker trees: what they cost and how far they are off; many small ones that restart."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
 from streamveil.compiled import njit
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters.correlated_noise import UP, gaussian_loss
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import Asked, gaussian_table, rounded_gaussian_word, settle
 from streamveil.core.noisy import Noisy, drawn
-from streamveil.types import Array, Bool, Float64, Int64, UInt64
+from streamveil.types import Array, Bool, Exact, Float64, Int64, UInt64
 
 SMALLEST = 64  # rows of new arrays
+ROUNDING = 1 / 12  # variance of rounding a draw to an integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,19 @@ class Grove:
 
     levels: int
     sigma: float
+
+    @classmethod
+    def over(cls, horizon: int, sigma: Exact | float) -> Grove:
+        """Trees of at most so many steps, with such noise in a node."""
+        return cls(levels=levels_over(horizon), sigma=float(np.nextafter(float(sigma), np.inf)))
+
+    @classmethod
+    def paid_by(cls, counter: Counter) -> Grove:
+        """Trees of a counter's horizon and noise, if what it charges covers theirs."""
+        made = cls.over(counter.horizon, counter.sigma)
+        if counter.loss(1).gaussian < tree_loss(made.sigma, made.levels, 1).gaussian:
+            raise ValueError("this counter charges less than the trees of rounds cost")
+        return made
 
     @property
     def weights(self) -> Float64[Array, " levels"]:
@@ -130,6 +148,39 @@ class Grove:
         level = [min((int(t) & -int(t)).bit_length() - 1, self.levels - 1) for t in number]
         middle[places], scale[places] = centres, self.spreads[level]
         return settle(asked, places, words.reshape(-1), middle, scale)
+
+
+def levels_over(horizon: int) -> int:
+    """Blocks that one of so many steps can lie in. The two halves of 2^h steps are just added."""
+    return max(1, (horizon - 1).bit_length())
+
+
+def tree_loss(sigma: Exact | float, levels: int, moved: Exact | float) -> Loss:
+    """Of trees whose leaves one unit moves by `moved` in L2: a leaf lies in one node per level."""
+    return gaussian_loss(sigma, sqrt(levels) * UP, moved)
+
+
+def blocks_of(t: Int64[Array, " times"], levels: int) -> Int64[Array, "levels times"]:
+    """Blocks of each level that make up the first t steps; the top level may count two."""
+    parts = (t >> np.arange(levels)[:, None]) & 1
+    parts[-1] = t >> (levels - 1)
+    return np.asarray(parts)
+
+
+def tree_std(
+    sigma: Exact | float, levels: int, t: Int64[Array, " times"]
+) -> Float64[Array, " times"]:
+    """Standard deviation of the estimate after t steps; nodes are rounded to integers."""
+    variance = refined_variances(levels) @ blocks_of(t, levels)
+    return np.asarray(np.sqrt(variance * (float(sigma) ** 2 + ROUNDING)))
+
+
+def tree_rounding(levels: int, t: Int64[Array, " times"]) -> Float64[Array, " times"]:
+    """The most that rounding every node to an integer moves the estimate after t steps."""
+    roundings = [0.5]
+    for weight in refined_variances(levels)[1:]:
+        roundings.append(weight / 2 + (1 - weight) * 2 * roundings[-1])
+    return np.asarray(np.array(roundings) @ blocks_of(t, levels))
 
 
 def refined_variances(levels: int) -> Float64[Array, " levels"]:

@@ -19,7 +19,7 @@ from streamveil.core.noise.keyed import Draws
 from streamveil.core.noise.samplers import exact
 from streamveil.core.noise.samplers.quantiles import laplace_table, quantile_word
 from streamveil.errors import require_positive
-from streamveil.types import Exact, Float64, UInt64
+from streamveil.types import Array, Exact, Float64, UInt64
 
 TRUST = 2.0**-30  # relative error a logarithm may have
 

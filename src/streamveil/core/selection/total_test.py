@@ -8,21 +8,31 @@ from functools import cached_property
 
 import numpy as np
 
+from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.blt import BltCounter
-from streamveil.core.counters.protocol import CounterState as CounterState
+from streamveil.core.counters.kernels import advance_spread
+from streamveil.core.counters.protocol import CounterState
 from streamveil.core.counters.weights import WeightRule, blt_of
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.portable import portable
 from streamveil.core.release import count_weighted, lanes_start
 from streamveil.core.selection.thresholds import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow.key_weights import Spread
 from streamveil.types import Array, Float64, Int64, UInt64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
 LAST = 0.5  # of beta, for the last trigger
 COUNTING = ("rows", "valid", "units")
 AT_ONCE = 1 << 16  # keys that are tested together
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalTesting:
+    """Noisy totals also show groups: what bounds, lanes and triggers do not imply."""
+
+    place: int  # of the lane
+    tests: int  # triggers at which totals are tested, at most
+    beta: Fraction  # that a test shows what only one unit lets pass, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +48,7 @@ class TotalTest:
         and from the trigger that shows it at each: what was tested is what is released. Noise has
         an address, so nothing is kept of a key that was not shown.
     Protects: all rows of one unit.
-    Guarantee: delta = `beta`, beside the selection and the Gaussian loss of the lanes; charged by
-        `core.mechanism.TotalTesting`.
+    Guarantee: `loss`, a delta of `beta`, beside the selection and the Gaussian loss of the lanes.
     Proof: Let G run the counters of every key of the universe at t_1 .. t_J, and from the trigger
         that shows it at each; with the coins of the selection, where there are any. D has one unit
         u more than D'. Let X be the pairs (key, j) of hidden keys whose total at t_j is below
@@ -75,22 +84,29 @@ class TotalTest:
     place: int  # of the lane
     bounds: Bounds
     rule: WeightRule | None
-    triggers: tuple[int, ...]  # t_1 < t_2 ..; the last is that of the window
+    tests: int  # at most
     beta: Fraction  # that a test shows what only one unit lets pass, at most
     least_units: int = 1  # k
 
     def __post_init__(self) -> None:
-        if list(self.triggers) != sorted({*self.triggers}) or not self.triggers:
-            raise ValueError(f"triggers must rise, not {self.triggers}")
-        if self.triggers[0] < 1 or self.triggers[-1] != self.counter.horizon:
+        if self.tests < 1 or self.least_units < 1:
             raise ValueError(
-                f"triggers must be between 1 and {self.counter.horizon}, the last of them that"
-                f" number, not {self.triggers}"
+                f"tests and least_units are at least 1, not {self.tests} and {self.least_units}"
             )
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
         if not can_test(self.counter, self.lane, self.bounds, self.rule):
             raise ValueError("this lane's total does not tell one unit from many")
+
+    @property
+    def loss(self) -> Loss:
+        """Of all tests; see the class."""
+        return Loss(delta=self.beta)
+
+    @cached_property
+    def triggers(self) -> tuple[int, ...]:
+        """t_1 < t_2 ..; the last is that of the window."""
+        return grid_of_tests(self.counter.horizon, self.tests)
 
     @property
     def entry(self) -> int:
@@ -122,9 +138,14 @@ class TotalTest:
 
     def deviation(self, trigger: int) -> float:
         """Of the noisy total that is tested at a trigger, in quanta."""
-        spread = Spread.after(self.counter, (*self.before(trigger), trigger), self.share)
-        variance = spread.variances(self.counter, trigger, np.ones(1, np.int64))
-        return float(np.sqrt(variance[0]))
+        plan, d = self.counter.schedule, self.counter.buffers
+        noise, rounding = np.zeros((2, d * (d + 1) // 2 + d + 1, 1))
+        for step in (*self.before(trigger), trigger):
+            scale, wide = plan.scales(step)
+            drawn = np.array([(wide / (self.share or 1.0)) ** 2])
+            for moments, fresh in ((noise, drawn), (rounding, np.array([1 / (12 * scale**2)]))):
+                advance_spread(moments, plan.keep, plan.drain, scale, fresh)
+        return float(np.sqrt(noise[-1] * float(self.counter.sigma) ** 2 + rounding[-1])[0])
 
     @cached_property
     def _thresholds(self) -> tuple[int, ...]:
