@@ -27,7 +27,6 @@ ARROWS = {
     DISPLAY: set(),
     BATCH: {"core", DISPLAY},  # a release is made of what the core drew
     "calibrate": {"core"},  # a budget to a noise scale: what core then charges
-    "accounts": {"core"},
     "counters": {"core", "calibrate"},
     "linear": {"core", "calibrate"},
     "dynamic": {"linear", "core"},
@@ -41,6 +40,7 @@ ARROWS = {
     TERMINAL: set(),
     FRAMES: set(),
     "connectors": {TERMINAL, FRAMES, CALENDARS, "core"},  # of the core: the type of what may leave
+    "accounts": {"connectors", "core"},  # a ledger may lie in a database
     "compiler": {"changing_tables", "sketches", "dataflow", "dynamic", "linear", "counters", "core",
                  "calibrate", "connectors", "sql", "plan", "expressions", CALENDARS},
     "engines": {"changing_tables", "sketches", "dataflow", "core", "connectors", "plan",

@@ -1,8 +1,8 @@
 """The command line. Every command is a few lines over the library.
 
 Exit codes: 0 done, 1 unexpected failure, 2 wrong use or a refused query, 3 over budget, 4 state or
-ledger, 5 source, 6 an audit refuted the claim, 130 and 143 stopped by Ctrl-C and by SIGTERM (what
-is committed stays; run again to resume).
+ledger, 5 source, 6 an audit refuted the claim, 7 little is left in a ledger, 130 and 143 stopped by
+Ctrl-C and by SIGTERM (what is committed stays; run again to resume).
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ app = typer.Typer(
     name="streamveil",
     help="Differentially private answers over data that never stops changing.",
     epilog="Start with `streamveil demo`. Exit codes: 0 done, 2 refused query, 3 over budget, "
-    "4 state or ledger, 5 source, 6 refuted by an audit, 130 interrupted, "
-    "143 stopped by SIGTERM.",
+    "4 state or ledger, 5 source, 6 refuted by an audit, 7 little is left in a ledger, "
+    "130 interrupted, 143 stopped by SIGTERM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -194,7 +194,7 @@ def run(
         str | None, typer.Option(help="URI of shard state, with --engine spark; default: in STATE.")
     ] = None,
     shared: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--ledger", help="A ledger that several jobs share (ledger create)."),
     ] = None,
     rejects: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 from streamveil.accounts.ledger import Charge, Ledger
@@ -53,6 +53,28 @@ def record(ledger: Ledger) -> dict[str, Any]:
         "chain": CHAIN | {"head": ledger.head, "charges": len(ledger.entries())},
         "head": ledger.head,
     }  # fmt: skip
+
+
+def measured(ledger: Ledger) -> tuple[str, float]:
+    """What is left of a limit, in its own measure; all of it before the first charge.
+
+    >>> from streamveil.core.accounting.budget import Budget
+    >>> from streamveil.core.accounting.guarantee import Zcdp
+    >>> from streamveil.core.accounting.neighbours import Neighbours
+    >>> with Ledger.open(None, Budget(rho=1), Neighbours("user")) as ledger:
+    ...     ledger.charge("a", Zcdp(0.75))
+    ...     measured(ledger)
+    ('rho', 0.25)
+    """
+    limit, left = ledger.limit, ledger.left()
+    if limit.rho is not None:
+        return "rho", float(limit.rho if ledger.caps is None else left.zcdp)
+    if limit.mu is not None:
+        return "mu", sqrt(limit.mu**2 if ledger.caps is None else left.gaussian)
+    assert limit.epsilon is not None  # noqa: S101  (a budget has exactly one of the three)
+    if ledger.caps is None:
+        return "epsilon", float(limit.epsilon)
+    return "epsilon", left.epsilon(limit.quoted_delta)
 
 
 def charge_record(charge: Charge, delta: Fraction) -> dict[str, Any]:

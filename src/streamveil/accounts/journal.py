@@ -68,9 +68,30 @@ class Journal:
         """The records appended since the last call, by anyone; StoreError when one was altered."""
         return [record for record, _ in self._unread()]
 
-    def hashes(self) -> list[str]:
-        """The hashes of the records appended since the last call."""
-        return [claimed for _, claimed in self._unread()]
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "in memory" if self.path is None else self.path.stem
+
+    def make(self) -> None:
+        """Nothing: a file is made when it is opened."""
+
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path is not None and self.path.is_file()
+
+    def reread(self) -> list[str]:
+        """The hashes of all records, read again from the first; refuses a torn tail."""
+        if self.path is None:
+            return [self.head]
+        fresh = Journal(self.path)
+        with fresh.locked():
+            torn = has_torn_tail(self.path)
+            hashes = [claimed for _, claimed in fresh._unread()]
+        fresh.close()
+        if torn:
+            raise StoreError(f"{self.path} ends within a record; it was never acknowledged")
+        return hashes
 
     def _unread(self) -> list[tuple[Record, str]]:
         if self.path is None:
@@ -106,7 +127,7 @@ class Journal:
         """Refuses a whole record whose last byte is another than it was: it was acknowledged."""
         with suppress(ValueError):
             json.loads(tail[:-1])
-            raise self._altered()
+            raise altered(str(self.path))
 
     def append(self, records: Sequence[Record]) -> None:
         """Adds records with one write and one sync: all of them are durable, or none is.
@@ -157,16 +178,8 @@ class Journal:
             entry = json.loads(line)
             record, claimed = entry["record"], entry["hash"]
         except (ValueError, KeyError, TypeError):
-            record, claimed = {}, ""
-        if chain(self.head, ENCODER.encode(record)) != claimed:
-            raise self._altered()
-        return record, claimed
-
-    def _altered(self) -> StoreError:
-        return StoreError(
-            f"{self.path} was altered: a record does not match its hash.\n"
-            "  to fix  restore it from a copy; nothing more may be charged to it"
-        )
+            record, claimed = None, ""
+        return record, checked(str(self.path), self.head, record, claimed)
 
     def _open(self) -> int:
         if self._file is None:
@@ -189,6 +202,21 @@ class Journal:
                 self._refused = error
                 return file
         raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from error
+
+
+def checked(where: str, head: str, record: Record | None, claimed: str) -> str:
+    """The hash of a record that follows `head`, which must be the one that is claimed."""
+    if record is None or chain(head, ENCODER.encode(record)) != claimed:
+        raise altered(where)
+    return claimed
+
+
+def altered(where: str) -> StoreError:
+    """What to say of records that are not as they were written."""
+    return StoreError(
+        f"{where} was altered: a record does not match its hash.\n"
+        "  to fix  restore it from a copy; nothing more may be charged to it"
+    )
 
 
 def has_torn_tail(path: Path) -> bool:

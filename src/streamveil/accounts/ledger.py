@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 from streamveil.accounts import spending
-from streamveil.accounts.journal import Journal, Record, has_torn_tail
+from streamveil.accounts.journal import START, Journal, Record
+from streamveil.accounts.server_journal import ServerJournal, on_server
 from streamveil.accounts.spending import Amounts, Cost, Periods, PeriodTotals
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
@@ -17,6 +18,7 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 
 FORMAT = 1
+Where = str | Path  # a file, or the address of a server with the ledger's name behind #
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ class Ledger:
       to fix     use more noise, a shorter horizon, fewer mechanisms, or a larger limit
     """
 
-    def __init__(self, journal: Journal, limit: Budget, protects: Neighbours) -> None:
+    def __init__(
+        self, journal: Journal | ServerJournal, limit: Budget, protects: Neighbours
+    ) -> None:
         self.limit = limit
         self.protects = protects
         self.caps: Loss | None = None  # None: fixed by the first charge
@@ -141,13 +145,15 @@ class Ledger:
     @classmethod
     def open(
         cls,
-        path: str | Path | None,
+        path: Where | None,
         limit: Budget,
         protects: Neighbours,
         *,
         caps: Loss | None = None,
     ) -> Ledger:
         """Opens or creates a ledger; without a path it lives in this process's memory.
+
+        A path is a file, or `postgresql://user@host/database#name`, a ledger of that database.
 
         `caps` chooses how an (epsilon, delta) limit is shared between kinds of loss, for jobs of
         different kinds; by default the first charge does.
@@ -156,30 +162,34 @@ class Ledger:
             caps = spending.own_caps(limit)
         elif not caps.fits(limit):
             raise ValueError(f"caps of {caps} do not fit the limit {limit}")
-        ledger = cls(Journal(None if path is None else Path(path)), limit, protects)
+        ledger = cls(journal_at(path), limit, protects)
         with ledger._journal.locked():
             ledger._catch_up()
-            if ledger._journal.head == Journal(None).head:
+        if ledger._journal.head == START:
+            ledger._journal.make()
+        with ledger._journal.locked():
+            ledger._catch_up()
+            if ledger._journal.head == START:
                 ledger._journal.append([ledger._header(caps)])
                 ledger.caps = caps
         return ledger
 
     @classmethod
-    def load(cls, path: str | Path) -> Ledger:
+    def load(cls, path: Where) -> Ledger:
         """Opens an existing ledger with the limit and the unit it was created with."""
-        file = Path(path)
-        if not file.is_file():
-            raise StoreError(f"there is no ledger at {file}")
-        journal = Journal(file)
+        journal = journal_at(path)
+        if not journal.exists():
+            where = f"there is no ledger '{journal.name}' in its database"
+            raise StoreError(where if on_server(path) else f"there is no ledger at {path}")
         try:
             records = journal.unread()
         finally:
             journal.close()
         if not records:
-            raise StoreError(f"{file} is not a ledger")
+            raise StoreError(f"{path} is not a ledger")
         header = records[0]
         limit = Budget.from_dict(header["limit"])
-        return cls.open(file, limit, Neighbours.from_dict(header["protects"]))
+        return cls.open(path, limit, Neighbours.from_dict(header["protects"]))
 
     def charge(
         self,
@@ -279,23 +289,14 @@ class Ledger:
         return list(self._charges)
 
     def verify(self, head: str | None = None) -> str:
-        """Reads the whole file again; StoreError when a record was altered, dropped or torn.
+        """Reads all of it again; StoreError when a record was altered, dropped or torn.
 
         Returns the hash that vouches for all records. Cutting whole records off the end can only
         be seen by who kept an earlier hash: give it as `head`.
         """
-        path = self._journal.path
-        if path is None:
-            return self._journal.head
-        fresh = Journal(path)
-        with fresh.locked():
-            torn = has_torn_tail(path)
-            hashes = fresh.hashes()
-        fresh.close()
-        if torn:
-            raise StoreError(f"{path} ends within a record; it was never acknowledged")
+        hashes = self._journal.reread()
         if not hashes or (head is not None and head not in hashes):
-            raise StoreError(f"{path} has lost records that were in it")
+            raise StoreError(f"the ledger '{self.name}' has lost records that were in it")
         return hashes[-1]
 
     def convert(self, to: str) -> Guarantee:
@@ -340,7 +341,7 @@ class Ledger:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return "in memory" if self._journal.path is None else self._journal.path.stem
+        return self._journal.name
 
     def _header(self, caps: Loss | None) -> Record:
         header: Record = {
@@ -425,6 +426,13 @@ class Ledger:
             asked=charge.loss,
             left=left,
         )
+
+
+def journal_at(where: Where | None) -> Journal | ServerJournal:
+    """The journal of a file, of a server, or of this process's memory."""
+    if isinstance(where, str) and on_server(where):
+        return ServerJournal(where)
+    return Journal(None if where is None else Path(where))
 
 
 def _way_out(asked: Cost, limit: Amounts) -> str:

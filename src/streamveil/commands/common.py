@@ -35,7 +35,10 @@ QueryFile = Annotated[Path, typer.Argument(help="A file with SQL; `-` reads stan
 Releases = Annotated[
     Path, typer.Argument(help="State directory of a job, or the folder that its sink wrote.")
 ]
-StateFolder = Annotated[Path, typer.Argument(help="State directory of a job, or a ledger file.")]
+StateFolder = Annotated[Path, typer.Argument(help="State directory of a job.")]
+LedgerPlace = Annotated[
+    str, typer.Argument(help="State directory, ledger file, or postgresql://user@host/db#name.")
+]
 Tables = Annotated[
     list[str] | None,
     typer.Option("--table", help="name=path: a table the query names, in files. Repeatable."),
@@ -194,9 +197,10 @@ def show_or_write(table: pa.Table, title: str, out: Path | None, most: int = SHO
     say(f"{table.num_rows:,} {word}: {out}")
 
 
-def open_ledger(path: Path) -> Any:
-    """The ledger of a state directory, or a ledger file."""
+def open_ledger(where: str) -> Any:
+    """The ledger of a state directory, of a file, or of a server."""
     from streamveil.accounts.ledger import Ledger
     from streamveil.runtime.store import LEDGER
 
-    return Ledger.load(path / LEDGER if path.is_dir() else path)
+    path = Path(where)
+    return Ledger.load(path / LEDGER if path.is_dir() else where)

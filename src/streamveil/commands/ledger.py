@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from streamveil.commands.common import StateFolder, open_ledger, print_whole, typed
+from streamveil.commands.common import LedgerPlace, open_ledger, print_whole, typed
 from streamveil.errors import PlanError, StoreError
 from streamveil.terminal import Terminal, label, say
+
+LITTLE_LEFT = 7  # exit code
 
 app = typer.Typer(
     help="What was spent, by what, and what it means.",
@@ -24,7 +25,9 @@ app = typer.Typer(
 @app.command("create", epilog="Example: streamveil ledger create clicks.ledger --unit user_id "
              "--per '1 day' --epsilon 8 --delta 1e-7")  # fmt: skip
 def create(
-    path: Annotated[Path, typer.Argument(help="The file; it must not exist yet.")],
+    place: Annotated[
+        str, typer.Argument(help="A new file, or postgresql://user@host/database#name.")
+    ],
     unit: Annotated[str, typer.Option(help="The privacy unit, as the queries name it.")],
     epsilon: Annotated[str | None, typer.Option(help="The limit, with --delta.")] = None,
     delta: Annotated[str | None, typer.Option(help="A chance far below 1 / units.")] = None,
@@ -36,32 +39,33 @@ def create(
     """A ledger whose limit several jobs over the same data share.
 
     Give it to each job with `streamveil run … --ledger FILE`. A job that would exceed the limit
-    is refused before it reads anything.
+    is refused before it reads anything. Jobs on several hosts share a ledger of a database.
     """
     from datetime import timedelta
 
-    from streamveil.accounts.ledger import Ledger
+    from streamveil.accounts.ledger import Ledger, journal_at
     from streamveil.core.accounting.budget import Budget
     from streamveil.core.accounting.neighbours import Neighbours
     from streamveil.sql.parts import duration_us
 
-    if path.exists():
-        raise StoreError(f"'{path}' exists already; a limit is never changed")
+    journal = journal_at(place)
+    if journal.exists():
+        raise StoreError(f"the ledger '{journal.name}' exists already; a limit is never changed")
     period = None if per is None else timedelta(microseconds=duration_us(per, "--per"))
     with typed("the limit is not complete: "):
         limit = Budget(epsilon=epsilon, delta=delta, rho=rho)
     if not unit.strip():
         raise PlanError("--unit is empty; name the privacy unit as the queries do")
-    with Ledger.open(path, limit, Neighbours(unit, period=period)) as ledger:
-        say(f"limit {ledger.limit}, {ledger.protects.phrase}: {path}")
+    with Ledger.open(place, limit, Neighbours(unit, period=period)) as ledger:
+        say(f"limit {ledger.limit}, {ledger.protects.phrase}: {place}")
 
 
 @app.command("show", epilog="Example: streamveil ledger show pages.veil")
-def show(state: StateFolder) -> None:
+def show(place: LedgerPlace) -> None:
     """Every charge, what is spent and what is left."""
     from streamveil.core.accounting.guarantee import rounded_up
 
-    with open_ledger(state) as ledger:
+    with open_ledger(place) as ledger:
         table = Table(title=label(f"limit {ledger.limit}, {ledger.protects.phrase}"))
         for column in ("charge", "loss", "range"):
             table.add_column(column)
@@ -76,26 +80,50 @@ def show(state: StateFolder) -> None:
         console.print(f"left:  {ledger.left()}")
 
 
+@app.command("check", epilog="Example: streamveil ledger check clicks.ledger --warn-below 0.5")
+def check(
+    place: LedgerPlace,
+    warn_below: Annotated[
+        float, typer.Option(help="Warn when less is left, in the measure of the limit.", min=0)
+    ],
+    head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
+) -> None:
+    """For cron: whether the ledger is whole, and whether enough of its limit is left.
+
+    What is left is what a charge for all rows could still take, as epsilon at the limit's delta,
+    rho or mu. Exit code 7: less than that is left. Exit code 4: the ledger is not whole.
+    """
+    from streamveil.accounts.deployment import measured
+
+    with open_ledger(place) as ledger:
+        hash_of_all = ledger.verify(head)
+        measure, left = measured(ledger)
+        say(f"left: {measure} = {left:.4g} of {ledger.limit}, hash {hash_of_all}")
+        if left < warn_below:
+            say(f"less than {warn_below:g} is left in the ledger '{ledger.name}'", err=True)
+            raise typer.Exit(LITTLE_LEFT)
+
+
 @app.command("verify", epilog="Example: streamveil ledger verify pages.veil --head 3f2a…")
 def verify(
-    state: StateFolder,
+    place: LedgerPlace,
     head: Annotated[str | None, typer.Option(help="A hash noted earlier: nothing was cut.")] = None,
 ) -> None:
     """Reads the whole file again and checks every record; prints the hash that vouches for it.
 
     Note the hash somewhere else: given as --head later, it shows that no record was cut off.
     """
-    with open_ledger(state) as ledger:
+    with open_ledger(place) as ledger:
         say(ledger.verify(head))
 
 
 @app.command("convert", epilog="Example: streamveil ledger convert pages.veil --to user-year")
 def convert(
-    state: StateFolder,
+    place: LedgerPlace,
     to: Annotated[str, typer.Option(help="user-week, user-month or user-year.")] = "user-year",
 ) -> None:
     """What one unit may lose in a longer time, from what was charged per unit-period."""
-    with open_ledger(state) as ledger:
+    with open_ledger(place) as ledger:
         with typed():
             guarantee = ledger.convert(to)
         _, delta = guarantee.quoted(ledger.limit.quoted_delta)
@@ -103,9 +131,9 @@ def convert(
 
 
 @app.command("export", epilog="Example: streamveil ledger export pages.veil > deployment.json")
-def export(state: StateFolder) -> None:
+def export(place: LedgerPlace) -> None:
     """The deployment as a JSON record for registries and audits (see docs/ledger.md)."""
     from streamveil.accounts.deployment import record
 
-    with open_ledger(state) as ledger:
+    with open_ledger(place) as ledger:
         say(json.dumps(record(ledger), indent=2, allow_nan=False))

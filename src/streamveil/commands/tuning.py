@@ -90,9 +90,7 @@ def tune(
     ] = None,
     epsilon: Annotated[str, typer.Option(help="What the survey may cost.")] = "0.1",
     delta: Annotated[str, typer.Option(help="Of the survey.")] = "1e-10",
-    ledger: Annotated[
-        Path | None, typer.Option(help="The ledger that pays for the survey.")
-    ] = None,
+    ledger: Annotated[str | None, typer.Option(help="The ledger that pays for the survey.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw all metrics into this file.")] = None,
     table: Tables = None,
     name: Wanted = None,
@@ -172,7 +170,7 @@ def solve_without_rows(plan: Plan, target: float | None, units: int | None) -> N
     say(f"epsilon = {least:.4g} forecasts an error of {target:.2%} at {units:,} units")
 
 
-def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: Path | None) -> None:
+def survey_rows(plan: Plan, rows: pa.Table, budget: Budget, ledger: str | None) -> None:
     """Noisy histograms over units, and what they recommend."""
     from dataclasses import replace
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamveil.accounts.ledger import Ledger
+from streamveil.accounts.ledger import Ledger, Where
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 
@@ -20,7 +20,7 @@ class Account:
     limit: Budget  # of the ledger of its state
     guarantee: Guarantee
     about: Callable[[], dict[str, Any]]  # describes the job, for the ledger's export
-    shared: Path | None = None  # a ledger that several jobs over the same data share
+    shared: Where | None = None  # a ledger that several jobs over the same data share
 
     def require_room(self) -> None:
         """Raises what a charge of the shared ledger would raise now; takes nothing."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
 from streamveil.core.accounting.budget import Budget
@@ -57,7 +58,7 @@ class Work:
     limit: Budget
     sink: Sink | None = None
     post: tuple[Post, ...] = ()  # of every release on its way out; the state keeps them as drawn
-    ledger: Path | None = None  # shared with other jobs over the same data; charged as well
+    ledger: Where | None = None  # shared with other jobs over the same data; charged as well
     rejects: Routing | None = None  # where rows go that cannot be used; None: they are only counted
     keep_in: Callable[[Path], None] = lambda _: None  # tells the source where the state is
     committed: Callable[[str | None], None] = lambda _: None  # tells it what is durable

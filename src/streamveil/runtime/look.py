@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.accounts.ledger import Where
 from streamveil.compiler.group_by import compile_plan
 from streamveil.connectors.base import micros
 from streamveil.core.noise.keyed import KeyedNoise, Noise
@@ -41,7 +42,7 @@ CHUNK = 1_000_000  # rows
 
 
 def looked(
-    plan: Plan, state: Path, noise: Noise | None, ledger: Path | None
+    plan: Plan, state: Path, noise: Noise | None, ledger: Where | None
 ) -> tuple[Plan, Content | None]:
     """The plan with what a look at its rows says, and what to `keep` of a look that was made now.
 
@@ -156,12 +157,12 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
     return rows.filter(inside)
 
 
-def require_room(plan: Plan, ledger: Path | None) -> None:
+def require_room(plan: Plan, ledger: Where | None) -> None:
     """Refuses what would be refused whatever the look said, before it is paid."""
     account(plan, compile_plan(combined_plan(in_any_case(plan))), ledger).require_room()
 
 
-def fits(plan: Plan, ledger: Path | None) -> bool:
+def fits(plan: Plan, ledger: Where | None) -> bool:
     """Whether there are settings for what the look said, and room for them in a shared ledger.
 
     What to do otherwise does not depend on the look: the settings of a query that knows nothing.
@@ -173,7 +174,7 @@ def fits(plan: Plan, ledger: Path | None) -> bool:
     return True
 
 
-def account(plan: Plan, operator: Operator, ledger: Path | None) -> Account:
+def account(plan: Plan, operator: Operator, ledger: Where | None) -> Account:
     """What the job will pay."""
     return Account(
         name=plan.name, limit=plan.budget, guarantee=operator.guarantee, about=dict, shared=ledger

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from streamveil.accounts.ledger import Where
 from streamveil.errors import PlanError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class SparkEngine:
     def start(  # noqa: PLR0913  (the options of `Query.run`)
         self, plan: Plan, *, state: str | Path, secret: str | None = None,
         noise: Noise | None = None, insecure: bool = False, once: bool = False,
-        progress: Listener | None = None, ledger: str | Path | None = None,
+        progress: Listener | None = None, ledger: Where | None = None,
         rejects: str | Path | None = None,
     ) -> SparkJob:  # fmt: skip
         """Creates or resumes the job of a plan; iterating over it yields its releases."""
@@ -60,7 +61,7 @@ class SparkEngine:
         return SparkJob(
             plan, state=state, session=made, layout=layout,
             keys=Randomness(secret, noise, insecure), once=once, progress=progress,
-            ledger=None if ledger is None else Path(ledger), publish=self.publish,
+            ledger=ledger, publish=self.publish,
         )  # fmt: skip
 
 

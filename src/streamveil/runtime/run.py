@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch
 from streamveil.compiler.compile import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
@@ -69,7 +70,7 @@ def run(  # noqa: PLR0913  (the public signature)
     insecure: bool = False,
     progress: Listener | None = None,
     pace: Pace | None = None,
-    ledger: str | Path | None = None,
+    ledger: Where | None = None,
     rejects: str | Path | None = None,
     keep_releases: int | None = None,
 ) -> Job:
@@ -77,8 +78,9 @@ def run(  # noqa: PLR0913  (the public signature)
 
     `state` is a directory of the job's own, created when absent. `secret` says where the job's
     secret is kept when not there (see `secret.given`). `noise` other than keyed noise is refused
-    unless `insecure` is set, and then announced. `ledger` is a file made by `ledger create` whose
-    limit several jobs over the same data share: a new job is charged there too, or refused.
+    unless `insecure` is set, and then announced. `ledger` is what `ledger create` made,
+    a file or a server's address with a name, whose limit several jobs over the same data share: a
+    new job is charged there too, or refused.
     `rejects` is a directory for rows that cannot be used, as they came, with the reason and their
     place in the source (`docs/rejects.md`). It is private: whoever reads it sees people's rows.
     `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
@@ -87,11 +89,11 @@ def run(  # noqa: PLR0913  (the public signature)
     keys = Randomness(secret, noise, insecure)
     if epoch_of(Path(state)) is None:
         warn_of_nothing(plan)
-    shared, fresh = None if ledger is None else Path(ledger), None
+    fresh = None
     if engine is None:
-        plan, fresh = looked(plan, Path(state), noise, shared)
+        plan, fresh = looked(plan, Path(state), noise, ledger)
     work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
-    work = replace(work, ledger=shared, keep_releases=keep_releases)
+    work = replace(work, ledger=ledger, keep_releases=keep_releases)
     if fresh is not None:
         require(work, Path(state))
         keep(Path(state), fresh)

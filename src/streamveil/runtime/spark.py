@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
 from streamveil.compiler import compile
 from streamveil.compiler.group_by import check_public
@@ -105,7 +106,7 @@ class SparkJob:
     def __init__(  # noqa: PLR0913  (what `SparkEngine.start` was given)
         self, plan: Plan, *, state: str | Path, session: Any, layout: SparkLayout | None = None,
         keys: Randomness | None = None, once: bool = False, progress: Listener | None = None,
-        ledger: Path | None = None, publish: Publish | None = None,
+        ledger: Where | None = None, publish: Publish | None = None,
     ) -> None:  # fmt: skip
         self.publish = publish
         fingerprint, plan = plan.fingerprint, placed(plan)
@@ -210,7 +211,7 @@ class SparkJob:
         """The same: a step is published whole."""
         return self.committed
 
-    def _account(self, shared: Path | None) -> Account:
+    def _account(self, shared: Where | None) -> Account:
         plan, operator = self.plan, self.operator
         return Account(
             name=plan.name, limit=plan.budget, guarantee=operator.guarantee, shared=shared,
