@@ -60,6 +60,40 @@ replay by time. On live data, where a row to come would change what was released
 user_id)` in windows those who came. What would let rows of two people meet is refused. Proof:
 `streamveil.plan.own_rows`.
 
+## Joins
+One person's rows may meet rows of the same person elsewhere: funnels, retention, attributes of
+people. And every row may meet rows of a table that is nobody's.
+```sql
+CREATE STREAM visits WITH (source = 'files', path = 'visits.parquet', event_time = 'ts');
+CREATE TABLE people WITH (source = 'files', path = 'people.parquet');
+CREATE TABLE regions WITH (source = 'files', path = 'regions.csv', public = TRUE);
+
+SELECT WITH DIFFERENTIAL_PRIVACY
+    OPTIONS (epsilon = 1, delta = 1e-6, privacy_unit_column = user_id)
+  r.region, p.plan, COUNT(DISTINCT user_id) AS people
+FROM visits AS v
+JOIN people AS p ON v.user_id = p.user_id
+JOIN regions AS r ON v.country = r.country
+WHERE user_id NOT IN (SELECT user_id FROM 'complaints.parquet')
+GROUP BY r.region, p.plan
+```
+| form | meaning |
+|---|---|
+| `v JOIN p ON v.user_id = p.user_id`, `v LEFT JOIN p USING (user_id)` | by the privacy unit, and \
+by more equalities; other conditions too in an inner join. Tables, subqueries by the unit, the \
+table itself under another name |
+| `v JOIN r ON v.country = r.country` | r is declared `public = TRUE`: one file, read when the \
+query is made; the job goes on with the same rows only |
+| `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are elsewhere, or not |
+| `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
+
+A row meets the first 1,000 that match it. A join by the unit needs all rows, as every combination of
+rows does; one with a public table asks for no other row and runs on live data as well. Neighbours
+have or lack a person's rows in all tables. Every other join would let rows of two people meet and
+is refused. In Python `visits.protect("user_id").join(people, on="user_id", how="left")`, and
+`sv.memory(table, public=True)`; a column of both tables is `name:column`. Proof:
+`streamveil.plan.joins`.
+
 ## Totals beside groups
 `GROUP BY ROLLUP (country, city)`, `CUBE` and `GROUPING SETS ((country), (city), ())` give several
 groupings at once; a column `grouping_set` says which. Each set is charged: bounds are given for one

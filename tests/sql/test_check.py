@@ -53,7 +53,7 @@ LEAKY = {  # habit -> ways to ask for it in SQL
         sql("SUM(DISTINCT x) AS n FROM t"),
     ],
     "join": [
-        sql("COUNT(*) AS n FROM t JOIN t AS s ON t.u = s.u"),
+        sql("COUNT(*) AS n FROM t JOIN t AS s ON t.url = s.url"),
         sql("COUNT(*) AS n FROM t, t AS s"),
         sql("COUNT(*) AS n FROM (SELECT u FROM t CROSS JOIN t AS s)"),
     ],
@@ -98,7 +98,7 @@ def test_leaky_habits_are_refused_with_reason_and_way_out(habit, text):
 @pytest.mark.parametrize(
     "text",
     [
-        "COUNT(*) AS n FROM t WHERE u IN (SELECT u FROM t)",
+        "COUNT(*) AS n FROM t WHERE url IN (SELECT url FROM t)",
         "COUNT(*) AS n FROM t WHERE EXISTS (SELECT 1 FROM t)",
         "SUM((SELECT MAX(x) FROM t), contribution_bounds_per_row => (0, 1)) AS s FROM t",
         "k, COUNT(*) AS n FROM (SELECT u, RANK() OVER (ORDER BY ts) AS k FROM t) GROUP BY k",

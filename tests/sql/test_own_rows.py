@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from math import inf
 
 import duckdb
 import numpy as np
@@ -331,7 +333,7 @@ def test_the_exact_account_covers_all_sets_together(by):
     """Two to three times the rows of one set, in as many groups: charged, and no more is lost."""
     plan = asked(by, around=SETS + "FROM t GROUP BY {}")
     operator = compile_plan(plan)
-    *_, worst = search(operator, 1.0, seed=1)
+    *_, worst = islice(search(operator, inf, seed=1), 15)
     assert worst.stands
     assert worst.tightness > 0.5
     one_set = asked("place", around=SETS.replace("day, ", "") + "FROM t GROUP BY {}")

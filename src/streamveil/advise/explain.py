@@ -35,6 +35,7 @@ from streamveil.display import STYLE
 from streamveil.errors import visible_lines
 from streamveil.plan import options
 from streamveil.plan.combine import combined_plan
+from streamveil.plan.joins import MATCHES, Joined, OwnJoin, OwnSelect, OwnUnion
 from streamveil.plan.look import look_share, with_look
 from streamveil.plan.options import Option
 from streamveil.plan.own_rows import MOST_PARTS, OwnRows, OwnSets, OwnStep, OwnUnnest, OwnWindows
@@ -263,8 +264,26 @@ def words_of(step: OwnStep) -> str:
         return f"one in each of {len(step.sets)} sets{kept}: {named}"
     if isinstance(step, OwnWindows):
         return f"beside each{kept}: {columns}"
+    if isinstance(step, Joined):
+        return words_of_join(step) + kept
+    if isinstance(step, OwnUnion):
+        return f"and those of '{step.other.name}' after them{kept}"
+    if isinstance(step, OwnSelect):
+        return f"as {', '.join(key.name for key in step.keys)}{kept}"
     keys = ", ".join(key.expression for key in step.keys) or "nothing"
     return f"one for each {keys}{kept}" + (f": {columns}" if columns else "")
+
+
+def words_of_join(step: Joined) -> str:
+    """A join in words."""
+    equal = "".join(f", {key.expression} = {key.name}" for key in step.keys)
+    theirs = f"the public table '{step.sides[1]}'"
+    if isinstance(step, OwnJoin):
+        theirs = f"the same unit in '{step.other.name}'"
+    if step.how in ("semi", "anti"):
+        return f"where {'no ' if step.how == 'anti' else ''}row of {theirs} is there{equal}"
+    alone = ", or alone" if step.how == "left" else ""
+    return f"each beside rows of {theirs} ({MATCHES:,} at most){equal}{alone}"
 
 
 def _answer(agg: Any) -> str:

@@ -24,10 +24,12 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.plan import options as options_of
+from streamveil.plan.joins import How
 from streamveil.plan.options import OPTIONS
-from streamveil.plan.own_rows import column_text
+from streamveil.plan.own_rows import column_text, with_person
 from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
+from streamveil.sql.joins import join_named
 from streamveil.sql.own_rows import combine_named, unnest_named, with_sets
 from streamveil.sql.parts import (
     Duration,
@@ -168,6 +170,36 @@ class Stream:
             )
         made = combine_named(self.source, self.unit, self.conditions, by, named)
         return replace(self, source=made, unit=column_text(made.person), conditions=())
+
+    @fitting('join(people, on="user_id")')
+    def join(self, other: Stream, on: str | Iterable[str], how: How = "inner") -> Stream:
+        """Each row beside the same person's rows in another relation, or those of a public table.
+
+        Columns that both have are read as `name:column`, in backquotes; of `on` they are the same.
+
+        Args:
+            other: a stream of which `on` names the person too, or a table with public=True.
+            on: columns that are equal on both sides; the privacy unit is one, unless the other
+                table is public.
+            how: "inner", "left" (rows without a match stay, beside nulls), "semi" (only keeps
+                rows that have one) or "anti" (only those that have none).
+
+        Raises:
+            PlanError: `protect` has not been called, or rows of two units would meet.
+        """
+        if self.unit is None:
+            raise PlanError("join needs to know who is protected.\n  to fix  protect(...) first")
+        if not isinstance(other, Stream):
+            raise PlanError(
+                f"join takes a stream, not {type(other).__name__}.\n"
+                "  to fix  join(memory(table), on=...), with public=True where it is nobody's"
+            )
+        columns = [on] if isinstance(on, str) else [*on]
+        made = join_named(
+            self.source, self.unit, self.conditions, other.source, other.conditions, columns, how
+        )
+        made, unit = with_person(made, self.unit)
+        return replace(self, source=made, unit=unit, conditions=())
 
     @fitting('window(tumble("1 day"))')
     def window(self, shape: Window) -> Stream:
@@ -376,6 +408,7 @@ def files(
     *,
     event_time: str | None = None,
     name: str | None = None,
+    public: bool = False,
     **options: Any,
 ) -> Stream:
     """Rows of Parquet, CSV or JSON-lines files: a path, a glob or a directory.
@@ -384,6 +417,7 @@ def files(
         path: a file, a folder, a pattern such as "clicks/*.parquet", or a list of them.
         event_time: the column with each row's time; windows and releases by time need it.
         name: what messages and the ledger call the source; the file's name if left out.
+        public: nobody's data are in it, so that rows of others may be joined with it.
         **options: settings of the connector, as in WITH (...) of CREATE STREAM (docs/sql.md).
 
     Raises:
@@ -406,18 +440,22 @@ def files(
         kind="files",
         options={"path": str(path) if isinstance(path, PurePath) else path, **options},
         event_time=event_time,
+        public=public,
     )
     return Stream(spec)
 
 
 @fitting('memory(table, event_time="ts")')
-def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -> Stream:
+def memory(
+    table: Any, *, event_time: str | None = None, name: str = "memory", public: bool = False
+) -> Stream:
     """Rows of a table: of Arrow, pandas, Polars, DuckDB, or a dict of columns.
 
     Args:
         table: the rows.
         event_time: the column with each row's time; windows and releases by time need it.
         name: what messages and the ledger call the source.
+        public: nobody's data are in it, so that rows of others may be joined with it.
 
     Raises:
         PlanError: `table` is none of these.
@@ -427,7 +465,9 @@ def memory(table: Any, *, event_time: str | None = None, name: str = "memory") -
     """
     rows = as_table(table)
     return Stream(
-        SourceSpec(name=name, kind="memory", options={"table": rows}, event_time=event_time)
+        SourceSpec(
+            name=name, kind="memory", options={"table": rows}, event_time=event_time, public=public
+        )
     )
 
 

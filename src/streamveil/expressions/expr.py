@@ -220,6 +220,10 @@ def column_named(schema: pa.Schema, name: str) -> str:
         return str(matches[0])
     if matches:
         raise PlanError(f"column '{shown(name)}' is ambiguous: names differ only in case")
+    sides = [one for one in schema.names if one.lower().endswith(f":{name.lower()}")]
+    if sides:  # of a join
+        words = " or ".join(shown(one.replace(":", ".")) for one in sides)
+        raise PlanError(f"column '{shown(name)}' is in both tables of the join: write {words}")
     raise PlanError(f"unknown column '{shown(name)}'{nearest(name, schema.names)}")
 
 

@@ -101,8 +101,8 @@ HABITS: dict[str, Habit] = {
     "join": Habit(
         "a join before contribution bounding",
         "rows of one person could match, multiply or remove rows of another, beyond every bound",
-        "join beforehand on the privacy unit alone and store the result; to name the groups use "
-        "public_groups, or RIGHT JOIN with a list or a public table",
+        "join by the privacy unit (v JOIN p ON v.user_id = p.user_id), or with a table that is "
+        "declared public; to name the groups use public_groups",
     ),
     "row-order": Habit(
         "LIMIT, OFFSET or ORDER BY on rows before bounding",
@@ -247,7 +247,9 @@ def check_own_rows(plan: Plan) -> Complaints:
                 "  to fix  EMIT EVERY INTERVAL n UNIT, or ask once"
             )
         return
-    endless = source.options.get("follow", source.kind in LIVE) is True
+    endless = any(
+        one.options.get("follow", one.kind in LIVE) is True for one in (source, *source.others)
+    )
     if endless or plan.clock.kind not in ("once", "event"):
         yield (
             "a subquery by the privacy unit needs all rows of a person, and here more may come.\n"

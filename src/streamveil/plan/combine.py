@@ -11,6 +11,7 @@ order (which decides what bounding keeps): neighbours stay neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamveil.batch import whole
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_predicate, compile_value
 from streamveil.plan.plan import Aggregate, KeyColumn, Plan
+from streamveil.types import Array, Int64
 
 TOTALS = {"count": "count", "sum": "sum", "avg": "mean"}  # of a unit in a group
 PLANNED = {"count": "sum", "sum": "sum", "avg": "avg"}  # over the combined rows
@@ -120,6 +123,25 @@ def one_zero(column: Any) -> Any:
         return column
     plain = pc.add(column, pa.scalar(0.0, column.type))
     return pc.if_else(pc.is_nan(plain), pa.scalar(float("nan"), column.type), plain)
+
+
+def plain(column: Any) -> Any:
+    """One array, with one zero and one NaN."""
+    return one_zero(whole(column) if isinstance(column, pa.ChunkedArray) else column)
+
+
+def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
+    """Numbers from 0 that tell rows apart as these columns do; nulls are a value.
+
+    >>> numbered([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
+    [0, 2, 1]
+    """
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        coded = column.dictionary_encode(null_encoding="encode").indices
+        own = np.asarray(coded).astype(np.int64)
+        code = np.unique(code * (own.max(initial=0) + 1) + own, return_inverse=True)[1]
+    return code
 
 
 def _run(text: str, table: pa.Table) -> Any:

@@ -5,18 +5,20 @@ a function of one unit's rows. A step says what is done with the rows of one uni
 the unit: every group and every partition is of one unit by construction, so that no step can be
 written down that mixes two. All rows must be there: the input ends, and is held in memory.
 
-Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), which asks for no other row and
-goes on without end: rows that contribution bounds count as any others. How many is limited for each
-row by itself (`unnested`), so that no single row can fill the memory or an array.
+Steps may also make several rows of one (`OwnUnnest`, `OwnSets`), or put a public table beside each
+(`joins.OwnLookup`), which asks for no other row and goes on without end: rows that contribution
+bounds count as any others. How many is limited for each row by itself (`unnested`, `MATCHES` of
+`joins`), so that no single row can fill the memory or an array. What joins a person's rows with the
+same person's elsewhere is `joins`.
 
 Proof: a step maps the rows of each unit, in their order, to rows of that unit, and puts the results
     in the order of the rows they begin with (`OwnGroup`) or come from (`OwnWindows`). Without one
     unit all other rows come out as they were, in the same order: neighbours stay neighbours at any
-    number of steps, and what follows bounds and charges them as rows of any source. That holds to
-    the last bit: totals are added up in the order of the unit's rows alone, running sums are of
-    integers, and ranks compare rows of one unit. A row without a unit stays without one and is left
-    out, as any such row; a unit's period is no unit (rows of two periods would meet), so that
-    protecting periods is refused (`plan.check`), as are inputs that do not end.
+    number of steps, and what follows bounds and charges them as rows of any source (of joins see
+    `joins`). That holds to the last bit: totals are added up in the order of the unit's rows alone,
+    running sums are of integers, and ranks compare rows of one unit. A row without a unit stays
+    without one and is left out, as any such row; a unit's period is no unit (rows of two periods
+    would meet), so that protecting periods is refused (`plan.check`), as are inputs without an end.
 Memory: the rows of the source, in the columns that the query reads, once more for each step.
 
 >>> rows = pa.table({"user": [1, 2, 1], "day": [5, 5, 6]})
@@ -28,7 +30,7 @@ Memory: the rows of the source, in the columns that the query reads, once more f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +53,17 @@ from streamveil.expressions.expr import (
     kind_of,
     normalize_expression,
 )
-from streamveil.plan.combine import one_zero
+from streamveil.plan.combine import numbered, plain
+from streamveil.plan.joins import (
+    OwnJoin,
+    OwnLookup,
+    OwnSelect,
+    OwnUnion,
+    added,
+    joined,
+    looked_up,
+    selected,
+)
 from streamveil.plan.plan import KeyColumn, SourceSpec
 from streamveil.plan.post import SortKey
 from streamveil.types import Array, Bool, Int64
@@ -138,8 +150,10 @@ class OwnSets:
 
 
 SET = "grouping_set"  # the column that tells sets apart
-OwnStep = OwnGroup | OwnWindows | OwnUnnest | OwnSets
-ALONE = (OwnUnnest, OwnSets)  # steps that look at one row
+OwnStep = OwnGroup | OwnWindows | OwnUnnest | OwnSets | OwnSelect | OwnLookup | OwnJoin | OwnUnion
+ALONE = (OwnUnnest, OwnSets, OwnSelect, OwnLookup)  # steps that look at one row
+WITH_OTHERS = (OwnJoin, OwnUnion)  # steps that read another relation
+Load = Callable[["OwnRows"], pa.Table]  # all rows of its source, as they came
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +169,8 @@ class OwnRows(SourceSpec):
 
         `later`: what is read after the last step, if that is known.
         """
+        if any(isinstance(step, OwnLookup | OwnJoin | OwnUnion) for step in self.steps):
+            return list(schema.names)
         kept = schema.names if later is None else later
         if any(isinstance(step, OwnGroup) for step in self.steps):
             kept = []
@@ -173,14 +189,35 @@ class OwnRows(SourceSpec):
         """Whether each row is used alone, so that more may always come."""
         return all(isinstance(step, ALONE) for step in self.steps)
 
+    @property
+    def others(self) -> list[OwnRows]:
+        """The other relations that steps read."""
+        found = [step.other for step in self.steps if isinstance(step, WITH_OTHERS)]
+        return [one for one in found if isinstance(one, OwnRows)]
+
 
 def keys_of(step: OwnStep) -> tuple[KeyColumn, ...]:
     """The keys of a step that groups."""
-    return step.keys if isinstance(step, OwnGroup | OwnSets) else ()
+    return step.keys if isinstance(step, OwnGroup | OwnSets | OwnSelect) else ()
 
 
-def own_rows(source: OwnRows, table: pa.Table) -> pa.Table:
+def nothing_else(source: OwnRows) -> pa.Table:
+    """No rows of another relation are at hand."""
+    raise PlanError(
+        f"the query joins '{source.name}', and a sample is of one relation.\n"
+        "  to fix  leave the sample out, or store joined rows first and query these"
+    )
+
+
+def own_rows(source: OwnRows, table: pa.Table, load: Load = nothing_else) -> pa.Table:
     """All rows of a source, combined; the unit among them is that of the rows they are made of."""
+    made, units = after_steps(source, table, load)
+    columns = dict(zip(made.column_names, made.columns, strict=True))
+    return pa.table({**columns, source.person: units})
+
+
+def after_steps(source: OwnRows, table: pa.Table, load: Load) -> tuple[pa.Table, Any]:
+    """The rows after all steps, and the unit of each."""
     units = plain(compile_unit(source.unit, table.schema)(table))
     for step in source.steps:
         if step.where is not None:
@@ -188,14 +225,13 @@ def own_rows(source: OwnRows, table: pa.Table) -> pa.Table:
                 compile_predicate(step.where, table.schema)(table), fill_value=False
             )
             table, units = table.filter(passes), units.filter(passes)
-        table, units = RUN[type(step)](step, table, units)
-    made = dict(zip(table.column_names, table.columns, strict=True))
-    return pa.table({**made, source.person: units})
-
-
-def combined_schema(source: OwnRows, schema: pa.Schema) -> pa.Schema:
-    """The columns of combined rows."""
-    return own_rows(source, schema.empty_table()).schema
+        if isinstance(step, WITH_OTHERS):
+            assert isinstance(step.other, OwnRows)  # noqa: S101  (`with_other`)
+            theirs = after_steps(step.other, load(step.other), load)
+            table, units = BESIDE[type(step)](step, table, units, theirs)
+        else:
+            table, units = RUN[type(step)](step, table, units)
+    return table, units
 
 
 def grouped(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
@@ -290,21 +326,11 @@ def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     return pa.table(made), units.take(rows)
 
 
-RUN = {OwnGroup: grouped, OwnWindows: windowed, OwnUnnest: unnested, OwnSets: in_sets}
-
-
-def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
-    """Numbers from 0 that tell rows apart as these columns do; nulls are a value.
-
-    >>> numbered([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
-    [0, 2, 1]
-    """
-    code = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        coded = column.dictionary_encode(null_encoding="encode").indices
-        own = np.asarray(coded).astype(np.int64)
-        code = np.unique(code * (own.max(initial=0) + 1) + own, return_inverse=True)[1]
-    return code
+RUN: dict[type, Callable[[Any, pa.Table, Any], tuple[pa.Table, Any]]] = {
+    OwnGroup: grouped, OwnWindows: windowed, OwnUnnest: unnested, OwnSets: in_sets,
+    OwnSelect: selected, OwnLookup: looked_up,
+}  # fmt: skip
+BESIDE: dict[type, Callable[..., tuple[pa.Table, Any]]] = {OwnJoin: joined, OwnUnion: added}
 
 
 def total(column: OwnColumn, table: pa.Table, group: Int64[Array, " rows"]) -> Any:
@@ -336,11 +362,6 @@ def values_of(column: OwnColumn, table: pa.Table) -> Any:
             "  to fix  CAST the column, or write a condition"
         )
     return plain(compiled(table))
-
-
-def plain(column: Any) -> Any:
-    """One array, with one zero and one NaN."""
-    return one_zero(whole(column) if isinstance(column, pa.ChunkedArray) else column)
 
 
 @dataclass(frozen=True)

@@ -265,13 +265,21 @@ class Plan:
         content = {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
         }
-        for place in PLACES.get(self.source.kind, ()):
-            content["source"]["options"].pop(place, None)
-            content["source"]["name"] = ""  # which may come from the place
+        unplaced(content["source"])
         if self.zone:  # the same query by other rules is another division of time
             content["rules"] = digest(self.zone)
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def unplaced(source: dict[str, Any]) -> None:
+    """Leaves out where a source lies, and where those lie that its rows are joined with."""
+    for place in PLACES.get(source["kind"], ()):
+        source["options"].pop(place, None)
+        source["name"] = ""  # which may come from the place
+    for step in source.get("steps", ()):
+        if step.get("other") is not None:
+            unplaced(step["other"])
 
 
 def plain(value: Any) -> Any:

@@ -63,8 +63,9 @@ class CombinedSource:
         inner: Source,
         combine: Callable[[pa.Table], Combined],
         wanted: list[str] | None = None,
+        made: pa.Schema | None = None,
     ) -> None:
-        self.inner, self.combine, self.wanted = inner, combine, wanted
+        self.inner, self.combine, self.wanted, self.made = inner, combine, wanted, made
 
     @property
     def names(self) -> list[str]:
@@ -73,6 +74,8 @@ class CombinedSource:
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
+        if self.made is not None:
+            return self.made
         return self.combine(self._read_schema().empty_table()).rows.schema
 
     def _read_schema(self) -> pa.Schema:

@@ -10,10 +10,12 @@ from streamveil.connectors import Source, open_source
 from streamveil.connectors.rejected_rows import traced
 from streamveil.expressions.expr import compile_unit
 from streamveil.plan.combine import Combined
-from streamveil.plan.own_rows import OwnRows, own_rows
+from streamveil.plan.own_rows import Load, OwnRows, own_rows
 from streamveil.plan.plan import SourceSpec
 from streamveil.runtime.combined import CombinedSource, MappedSource
 from streamveil.sql.schema import check_declared
+
+CHUNK = 1_000_000  # rows of another relation, at once
 
 
 def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
@@ -30,9 +32,25 @@ def per_unit(spec: SourceSpec, source: Source) -> Source:
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     if spec.row_by_row:
         return MappedSource(source, partial(own_rows, spec), spec.reads)
-    return CombinedSource(source, partial(combined, spec), spec.reads(schema))
+    made = combined(spec, no_rows, schema.empty_table()).rows.schema if spec.others else None
+    return CombinedSource(source, partial(combined, spec, all_rows), spec.reads(schema), made)
 
 
-def combined(spec: OwnRows, table: pa.Table) -> Combined:
+def combined(spec: OwnRows, load: Load, table: pa.Table) -> Combined:
     """Rows after all steps; none is unusable as it comes: what is missing is null."""
-    return Combined(own_rows(spec, table), table.slice(0, 0))
+    return Combined(own_rows(spec, table, load), table.slice(0, 0))
+
+
+def all_rows(spec: OwnRows) -> pa.Table:
+    """The rows of another relation; lines that are no rows are left out."""
+    source = open_source(spec.kind, spec.options, spec.event_time)
+    names = source.schema().names
+    found = [chunk.rows.select(names) for chunk in source.read(None, CHUNK)]
+    return pa.concat_tables([source.schema().empty_table(), *found])
+
+
+def no_rows(spec: OwnRows) -> pa.Table:
+    """The columns of another relation."""
+    schema = open_source(spec.kind, spec.options, spec.event_time).schema()
+    check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
+    return schema.empty_table()

@@ -19,8 +19,8 @@ from streamveil.plan.plan import Plan
 from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostShift, SortKey
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
+from streamveil.sql.names import only
 from streamveil.sql.options import whole
-from streamveil.sql.scope import only
 from streamveil.sql.script import PRIVATE
 
 CLAUSES = {"expressions", "from_", "where", "order", "limit", "offset", "with_"}

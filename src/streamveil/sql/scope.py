@@ -8,7 +8,7 @@ the columns of the subquery, not behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -16,10 +16,11 @@ from sqlglot import exp
 
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, parse_text, shown
-from streamveil.plan.check import HABITS
 from streamveil.plan.own_rows import OwnRows, with_step
-from streamveil.plan.plan import SourceSpec, Window
+from streamveil.plan.plan import SourceSpec
 from streamveil.sql import own_rows
+from streamveil.sql.joins import name_of, union_of, with_join, with_members
+from streamveil.sql.names import INNER, From, InReach, only, resolved, row_text
 from streamveil.sql.options import instant, interval, length, whole, word
 from streamveil.sql.parts import window_of
 
@@ -38,74 +39,6 @@ PLACED: dict[str, Callable[[exp.Expr, str], Any]] = {  # where windows begin
 }
 
 
-@dataclass
-class From:
-    """What FROM brings into scope."""
-
-    source: SourceSpec
-    window: Window = field(default_factory=Window)
-    where: list[str] = field(default_factory=list)
-    columns: dict[str, exp.Expr] | None = None  # of a row-wise subquery; None: the table's own
-    names: set[str] = field(default_factory=set)  # qualifiers that mean this table
-    rest: bool = False  # whether all columns of the table are there besides `columns`
-
-    def expression(self, text: str, what: str) -> str:
-        """An expression of the clause, over columns of the source."""
-        if self.columns is None:
-            return text
-        try:
-            return row_text(parse_text(text, what), self)
-        except PlanError as error:
-            raise PlanError(f"{what}: {error}") from None
-
-    def own_column(self, name: str, what: str) -> str:
-        """A column by which rows are read: of the source, under whatever name.
-
-        What a subquery computes is known only after a row was read.
-        """
-        if self.columns is None:
-            return name
-        value = _named(self, name, what)
-        if not isinstance(value, exp.Column):
-            raise PlanError(
-                f"{what}: the subquery computes '{shown(name)}', and rows are read by the times "
-                "that they come with.\n  to fix  select the column of the source as it is, or "
-                "store the computed time"
-            )
-        return value.name
-
-
-INNER = {
-    "distinct": HABITS["dedupe"],
-    "order": HABITS["row-order"],
-    "limit": HABITS["row-order"],
-    "offset": HABITS["row-order"],
-    "windows": HABITS["other-rows"],
-    "laterals": HABITS["join"],
-    "sample": HABITS["sample"],
-}
-
-
-def only(tree: exp.Expr, allowed: set[str], reasons: Mapping[str, Any]) -> None:
-    """Refuses every clause that is present and not allowed."""
-    for name, value in tree.args.items():
-        if not value or name in allowed:
-            continue
-        reason = reasons.get(name, INNER.get(name))
-        if reason is None:
-            raise PlanError(f"'{name.rstrip('_').upper()}' is not available in a private query")
-        raise reason.error() if hasattr(reason, "error") else PlanError(f"not available: {reason}")
-
-
-@dataclass(frozen=True)
-class InReach:
-    """What a relation may name, and who is protected."""
-
-    sources: Mapping[str, SourceSpec]
-    named: Mapping[str, exp.Expr]  # by WITH
-    unit: exp.Expr | None  # over the columns of the relation
-
-
 def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | None = None) -> From:
     """What the FROM of a query, with its WITH, brings into scope."""
     clause = tree.args.get("from_")
@@ -118,8 +51,17 @@ def read_from(tree: exp.Expr, sources: Mapping[str, SourceSpec], unit: str | Non
             raise PlanError(f"WITH declares '{shown(cte.alias)}' twice")
         named[cte.alias.lower()] = cte.this
     protected = None if unit is None else parse_text(unit, "the privacy unit")
-    inner = _relation(clause.this, InReach(sources, named, protected))
-    return _with_lists(tree, inner, protected)
+    known = InReach(sources, named, protected)
+    return filtered(tree, _with_joins(tree, _relation(clause.this, known), known), known)
+
+
+def filtered(tree: exp.Expr, inner: From, known: InReach) -> From:
+    """What WHERE leaves of it; units that another relation holds are steps."""
+    clause = tree.args.get("where")
+    inner, condition = with_members(clause.this if clause else None, inner, known, _relation)
+    if condition is not None:
+        inner = replace(inner, where=[*inner.where, row_text(condition, inner)])
+    return inner
 
 
 def _relation(node: exp.Expr, known: InReach) -> From:
@@ -157,16 +99,15 @@ def _source(name: str, sources: Mapping[str, SourceSpec]) -> SourceSpec:
 def _subquery(tree: exp.Expr, alias: str, known: InReach) -> From:
     """A subquery of columns and WHERE is the same as computing them here; more is `own_rows`."""
     if not isinstance(tree, exp.Select):
-        raise HABITS["other-rows"].error()
+        return union_of(tree.unnest(), alias, known, _subquery)
     only(tree, {"expressions", "from_", "where", "joins", *own_rows.COMBINING}, INNER)
     clause = tree.args.get("from_")
     if clause is None:
         raise PlanError("FROM is missing in the subquery")
     unit = None if known.unit is None else _unit_within(known.unit, tree.expressions, alias)
-    inner = _with_lists(tree, _relation(clause.this, replace(known, unit=unit)), unit)
+    within = replace(known, unit=unit)
+    inner = filtered(tree, _with_joins(tree, _relation(clause.this, within), within), within)
     where = list(inner.where)
-    if tree.args.get("where"):
-        where.append(row_text(tree.args["where"].this, inner))
     columns, rest = _columns(tree.expressions, inner)
     made = From(inner.source, inner.window, where, columns, {alias} if alias else set(), rest)
     return _combined(tree, inner, made, unit) if own_rows.combines(tree) else made
@@ -227,30 +168,36 @@ def _combined(tree: exp.Expr, inner: From, made: From, unit: exp.Expr | None) ->
     return replace(made, source=scope.source, where=scope.where, columns=scope.items, rest=rest)
 
 
-def _with_lists(tree: exp.Expr, inner: From, unit: exp.Expr | None) -> From:
-    """FROM t, UNNEST(...) AS x: a row for each element; any other join is refused."""
+def _with_joins(tree: exp.Expr, inner: From, known: InReach) -> From:
+    """JOIN by the unit or with a public table, and UNNEST: a row for each element."""
+    own = name_of(tree.args["from_"].this)
     for join in tree.args.get("joins") or ():
-        node = join.this
-        plain = not (join.side or join.args.get("on") or join.args.get("using"))
-        if not isinstance(node, exp.Unnest) or not plain:
-            raise HABITS["join"].error()
-        alias = node.args.get("alias")
-        names = [*alias.columns, *filter(None, [alias.this])] if alias else []
-        if len(names) != 1 or len(node.expressions) != 1 or node.args.get("offset"):
-            raise PlanError("write FROM t, UNNEST(SPLIT(column, ',')) AS name, without OFFSET")
-        if unit is None:
-            raise PlanError(
-                "UNNEST needs to know who is protected.\n"
-                "  to fix  privacy_unit_column = user_id in the OPTIONS"
-            )
-        step = own_rows.unnest_of(resolved(node.expressions[0], inner), names[0].name, inner.where)
-        unit_text = row_text(unit, inner)
-        source = with_step(inner.source, unit_text, step)
-        columns = inner.columns
-        if columns is not None:
-            columns = {**columns, step.name: exp.column(step.name, quoted=True)}
-        inner = replace(inner, source=source, where=[], columns=columns)
+        if isinstance(join.this, exp.Unnest):
+            inner = _with_list(join, inner, known.unit)
+        else:
+            inner = with_join(join, inner, own, known, _relation)
     return inner
+
+
+def _with_list(join: Any, inner: From, unit: exp.Expr | None) -> From:
+    """FROM t, UNNEST(...) AS x."""
+    node = join.this
+    plain = not (join.side or join.args.get("on") or join.args.get("using"))
+    alias = node.args.get("alias")
+    names = [*alias.columns, *filter(None, [alias.this])] if alias else []
+    if not plain or len(names) != 1 or len(node.expressions) != 1 or node.args.get("offset"):
+        raise PlanError("write FROM t, UNNEST(SPLIT(column, ',')) AS name, without OFFSET")
+    if unit is None:
+        raise PlanError(
+            "UNNEST needs to know who is protected.\n"
+            "  to fix  privacy_unit_column = user_id in the OPTIONS"
+        )
+    step = own_rows.unnest_of(resolved(node.expressions[0], inner), names[0].name, inner.where)
+    source = with_step(inner.source, row_text(unit, inner), step)
+    columns = inner.columns
+    if columns is not None:
+        columns = {**columns, step.name: exp.column(step.name, quoted=True)}
+    return replace(inner, source=source, where=[], columns=columns)
 
 
 def _aliased(node: exp.Expr, items: list[exp.Expr]) -> exp.Expr:
@@ -365,45 +312,3 @@ def _descriptor(tree: exp.Expr, name: str) -> str:
     if not is_call or len(tree.expressions) != 1:
         raise PlanError(f"the second argument of {name} is DESCRIPTOR(time_column)")
     return word(tree.expressions[0], "the column of DESCRIPTOR")
-
-
-def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
-    """The tree over columns of the source: qualifiers dropped, subquery columns put in."""
-    copy = tree.copy()
-    for column in list(copy.find_all(exp.Column)):
-        if isinstance(column.parent, exp.Kwarg):
-            continue  # a word, as in report_format => DEFAULT
-        table = column.args.get("table")
-        if table is not None:
-            if column.args.get("db") or table.name not in scope.names:
-                raise PlanError(
-                    f"'{shown(canonical(column))}': no such table in FROM, and fields of "
-                    "structures cannot be read"
-                )
-            column.set("table", None)
-        if scope.columns is None:
-            continue
-        value = _named(scope, column.name).copy()
-        new = value if isinstance(value, exp.Column | exp.Literal) else exp.Paren(this=value)
-        if column is copy:
-            copy = new
-        else:
-            column.replace(new)
-    return copy
-
-
-def _named(scope: From, name: str, what: str = "") -> exp.Expr:
-    """A column of a subquery, by its name in any case."""
-    columns = scope.columns or {}
-    known = {one.lower(): value for one, value in columns.items()}
-    if name.lower() in known:
-        return known[name.lower()]
-    if scope.rest:
-        return exp.column(name, quoted=True)
-    where = f"{what}: " if what else ""
-    raise PlanError(f"{where}unknown column '{shown(name)}'{nearest(name, columns)}")
-
-
-def row_text(tree: exp.Expr, scope: From) -> str:
-    """An expression over columns of the source, as plans store it."""
-    return canonical(resolved(tree, scope))

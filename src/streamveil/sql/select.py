@@ -22,11 +22,12 @@ from streamveil.plan.post import RESERVED, Post, PostColumn
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import FORMS, decided, function_name, is_aggregate, read_aggregate
 from streamveil.sql.assemble import Draft
+from streamveil.sql.names import From, only, resolved, row_text
 from streamveil.sql.options import length, whole
 from streamveil.sql.own_rows import with_sets
 from streamveil.sql.parts import Ticks
 from streamveil.sql.post import PostScope, clauses_of, is_nothing
-from streamveil.sql.scope import From, only, read_from, resolved, row_text
+from streamveil.sql.scope import read_from
 from streamveil.sql.script import Cursor
 from streamveil.sql.table import grouping_sets
 
@@ -46,9 +47,7 @@ def read_select(
     allowed = {"expressions", "from_", "joins", "where", "group", "with_", "having", "order"}
     only(tree, allowed | {"limit", "offset"}, _OUTER)
     scope = read_from(tree, sources, options.PRIVACY_UNIT.of(values))
-    where = scope.where + (
-        [row_text(tree.args["where"].this, scope)] if tree.args.get("where") else []
-    )
+    where = scope.where
     named = _named_columns(values, scope)
     unit_name = options.PRIVACY_UNIT.name
     if isinstance(scope.source, OwnRows):

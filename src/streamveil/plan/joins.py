@@ -1,0 +1,218 @@
+"""Joins of one person's rows with the same person's rows elsewhere, and with public tables.
+
+A join by the privacy unit lets rows of one unit meet, and no others: what it makes of a unit is a
+function of that unit's rows in all relations. Neighbours have or lack a unit's rows in all of them.
+A public table is nobody's: every row is joined with it alone, as if it were computed from the row.
+
+Proof: codes compare the unit first (`matches`), so rows that match are one unit's. What is made of
+    a unit's rows stands where these rows stood in the first relation, in their order, and what
+    is added from another (`OwnUnion`) comes after all of them, in the order there: without one
+    unit all other rows come out as they were. A row without a unit matches nothing.
+Bound: each row meets the first `MATCHES` rows that match it and no more, so a join holds at most so
+    many times the rows of its first relation, whatever the data are. `explain` says so.
+
+>>> matches(np.array([0, 1, 1]), np.array([1, 2, 1, 1]), most=2)
+(array([1, 1, 2, 2]), array([0, 2, 0, 2]))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import whole
+from streamveil.errors import PlanError
+from streamveil.expressions.dialect import shown
+from streamveil.expressions.expr import compile_key
+from streamveil.plan.combine import numbered, plain
+from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.types import Array, Bool, Int64
+
+MATCHES = 1000  # rows that one row is joined with, at most
+How = Literal["inner", "left", "semi", "anti"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSelect:
+    """The rows as they are, in other columns, each computed from one row."""
+
+    keys: tuple[KeyColumn, ...]
+    rest: bool = False  # whether the columns that there were stay beside these
+    where: str | None = None
+    columns: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What all joins say. Columns of both sides have their own names, and `side:name` too."""
+
+    keys: tuple[KeyColumn, ...] = ()  # columns of these rows that must match, by the names there
+    how: How = "inner"
+    sides: tuple[str, str] = ("", "")  # what the relations are called; '': columns know already
+    same: tuple[str, ...] = ()  # columns of both that match, which need no side
+    where: str | None = None
+    columns: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnJoin(Joined):
+    """Each row beside rows of the same unit elsewhere. `how`: semi and anti only keep or drop."""
+
+    other: SourceSpec  # of which each row names its unit (`own_rows.OwnRows`)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLookup(Joined):
+    """Each row beside the rows of a public table that match it."""
+
+    table: pa.Table = field(repr=False)
+    digest: str  # of its rows: a job goes on with the same table only
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnUnion:
+    """The rows, and after them those of another relation, whose columns have the same places."""
+
+    other: SourceSpec
+    where: str | None = None
+    keys: tuple[KeyColumn, ...] = ()
+    columns: tuple[Any, ...] = ()
+
+
+def digest_of(table: pa.Table) -> str:
+    """The same for the same rows, however they lie in memory."""
+    found = hashlib.blake2b(digest_size=16)
+    for batch in table.combine_chunks().to_batches():
+        found.update(batch.serialize())
+    return found.hexdigest()
+
+
+def selected(step: OwnSelect, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """Columns computed row by row."""
+    made = dict(zip(table.column_names, table.columns, strict=True)) if step.rest else {}
+    for key in step.keys:
+        made[key.name] = plain(compile_key(key.expression, table.schema)(table))
+    return pa.table(made), units
+
+
+def looked_up(step: OwnLookup, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
+    """Rows beside those of a public table."""
+    left, right = codes(step, table, step.table)
+    return put_together(step, (table, left), (step.table, right), units)
+
+
+def joined(
+    step: OwnJoin, table: pa.Table, units: Any, other: tuple[pa.Table, Any]
+) -> tuple[pa.Table, Any]:
+    """Rows beside those of the same unit."""
+    theirs, persons = other
+    left, right = codes(step, table, theirs, [(units, same_kind(persons, units, "privacy unit"))])
+    return put_together(step, (table, left), (theirs, right), units)
+
+
+def added(
+    step: OwnUnion, table: pa.Table, units: Any, other: tuple[pa.Table, Any]
+) -> tuple[pa.Table, Any]:
+    """Rows of both relations, one after the other."""
+    theirs, persons = other
+    if theirs.num_columns != table.num_columns:
+        raise PlanError(
+            f"UNION ALL of {table.num_columns} columns and {theirs.num_columns}.\n"
+            "  to fix  select the same columns in both, in the same order"
+        )
+    made = {}
+    for name, own, their in zip(table.column_names, table.columns, theirs.columns, strict=True):
+        column = whole(own)
+        made[name] = pa.concat_arrays([column, same_kind(whole(their), column, name)])
+    return pa.table(made), pa.concat_arrays([units, same_kind(persons, units, "privacy unit")])
+
+
+def codes(
+    step: Joined, table: pa.Table, other: pa.Table, first: list[tuple[Any, Any]] | None = None
+) -> tuple[Int64[Array, " rows"], Int64[Array, " others"]]:
+    """Numbers that are equal for rows that match; -1 and -2 match nothing."""
+    pairs = list(first or [])
+    for key in step.keys:
+        own = plain(compile_key(key.expression, table.schema)(table))
+        their = plain(compile_key(key.name, other.schema)(other))
+        pairs.append((own, same_kind(their, own, key.name)))
+    found = numbered([pa.concat_arrays([own, their]) for own, their in pairs])
+    sides = []
+    for place, (some, missing) in enumerate(
+        ((found[: table.num_rows], -1), (found[table.num_rows :], -2))
+    ):
+        lacks = np.zeros(len(some), np.bool_)
+        for pair in pairs:
+            lacks |= np.asarray(pair[place].is_null())
+        sides.append(np.where(lacks, missing, some))
+    return sides[0], sides[1]
+
+
+def same_kind(column: Any, like: Any, name: str) -> Any:
+    """A column in the type of another."""
+    if column.type == like.type:
+        return column
+    try:
+        return column.cast(like.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise PlanError(
+            f"'{shown(name)}' is {like.type} on one side and {column.type} on the other.\n"
+            "  to fix  CAST one of them in a subquery"
+        ) from None
+
+
+def matches(
+    left: Int64[Array, " rows"], right: Int64[Array, " others"], most: int = MATCHES
+) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]]:
+    """Places of rows that match, in the order of the left, then of the right."""
+    order = np.argsort(right, kind="stable")
+    ranked = right[order]
+    first = np.searchsorted(ranked, left, "left")
+    count = np.minimum(np.searchsorted(ranked, left, "right") - first, most)
+    rows = np.repeat(np.arange(len(left)), count)
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+    return rows, order[np.repeat(first, count) + place]
+
+
+def put_together(
+    step: Joined, own: tuple[pa.Table, Any], other: tuple[pa.Table, Any], units: Any
+) -> tuple[pa.Table, Any]:
+    """The rows that a join makes, from both tables and their codes."""
+    (table, left), (theirs, right) = own, other
+    if step.how in ("semi", "anti"):
+        kept = pa.array(np.isin(left, right) == (step.how == "semi"))
+        return table.filter(kept), units.filter(kept)
+    rows, places = matches(left, right)
+    missing: Bool[Array, " rows"] = np.zeros(len(rows), np.bool_)
+    if step.how == "left":
+        alone = np.setdiff1d(np.arange(len(left)), rows)
+        at = np.argsort(np.concatenate([rows, alone]), kind="stable")
+        rows = np.concatenate([rows, alone])[at]
+        places = np.concatenate([places, np.zeros(len(alone), np.int64)])[at]
+        missing = np.concatenate([missing, np.ones(len(alone), np.bool_)])[at]
+    own_rows, their_rows = pa.array(rows), pa.array(places, mask=missing)
+    made = {}
+    for name, (table_of, column) in names_of(step, table, theirs).items():
+        held = whole((table, theirs)[table_of].column(column))
+        made[name] = held.take((own_rows, their_rows)[table_of])
+    return pa.table(made), units.take(own_rows)
+
+
+def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple[int, str]]:
+    """The columns of a join: by name where one side has it, and by side and name."""
+    tables = (table, theirs)
+    lower = [{name.lower() for name in one.column_names} for one in tables]
+    same = {name.lower() for name in step.same}
+    made: dict[str, tuple[int, str]] = {}
+    for side, one in enumerate(tables):
+        for name in one.column_names:
+            unclear = name.lower() in lower[1 - side]
+            if not unclear or (side == 0 and name.lower() in same):
+                made[name] = (side, name)
+            if step.sides[side]:
+                made[f"{step.sides[side]}:{name}"] = (side, name)
+    return made

@@ -1,0 +1,335 @@
+"""JOIN, IN (SELECT ...) and UNION ALL of one person's rows, and JOIN with public tables.
+
+Rows of two relations meet by the privacy unit, or where one of them is declared public; every other
+join is refused (`HABITS["join"]`). What is read becomes steps (`plan.joins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from sqlglot import exp
+
+from streamveil.errors import PlanError
+from streamveil.expressions.dialect import canonical, shown
+from streamveil.expressions.expr import conjunction, normalize_expression
+from streamveil.plan.check import HABITS
+from streamveil.plan.joins import How, Joined, OwnJoin, OwnLookup, OwnSelect, OwnUnion, digest_of
+from streamveil.plan.own_rows import OwnRows, with_step
+from streamveil.plan.plan import KeyColumn, SourceSpec
+from streamveil.sql.names import From, InReach, resolved, row_text
+from streamveil.sql.own_rows import texts_of
+
+Relation = Callable[[exp.Expr, InReach], From]
+Pair = tuple[exp.Expr, exp.Expr]  # equal in a join: of the rows so far, and of the table it adds
+READERS: dict[str, Callable[[str], pa.Table]] = {
+    ".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv,
+}  # fmt: skip
+
+
+def with_join(join: Any, left: From, own: str, known: InReach, relation: Relation) -> From:
+    """What FROM brings into scope after one more JOIN. `own`: what the rows so far are called."""
+    how = how_of(join)
+    name = name_of(join.this)
+    if name in left.names or not (name or join.args.get("using")):
+        raise PlanError(
+            f"a join needs two names: '{shown(name or own)}' is one.\n"
+            "  to fix  FROM visits AS v JOIN people AS p ON v.user_id = p.user_id"
+        )
+    pairs, rest = equal(join, left, name)
+    if rest and how == "left":
+        raise PlanError(
+            f"LEFT JOIN ... ON takes equalities, not {shown(canonical(rest[0]))}.\n"
+            "  to fix  JOIN a subquery that has the condition in its WHERE"
+        )
+    same = tuple(one.name for one, other in pairs
+                 if isinstance(one, exp.Column) and isinstance(other, exp.Column)
+                 and one.name.lower() == other.name.lower())  # fmt: skip
+    said: dict[str, Any] = {"how": how, "sides": ("" if left.sides else own, name), "same": same}
+    table = public_table(join.this, known.sources)
+    if table is not None:
+        step: OwnJoin | OwnLookup = OwnLookup(
+            table=table, digest=digest_of(table), keys=keys_of(pairs, left), **said
+        )
+    else:
+        at = unit_pair(pairs, left, known)
+        other = as_relation(relation(join.this, replace(known, unit=pairs[at][1])), pairs[at][1])
+        step = OwnJoin(other=other, keys=keys_of(pairs[:at] + pairs[at + 1 :], left), **said)
+    source = materialized(left, needs_unit(known))
+    where = [] if left.columns is not None else left.where
+    step = replace(step, where=conjunction(where) if where else None)
+    sides = {**(left.sides or dict.fromkeys(left.names, own)), name: name}
+    made = From(
+        with_step(source, row_text(needs_unit(known), left), step), left.window,
+        names=left.names | {name}, sides={side: to for side, to in sides.items() if side},
+        same=left.same | {(side, column.lower()) for column in same
+                          for side in (sides if how == "inner" else left.names or {own})},
+    )  # fmt: skip
+    made.where = [row_text(condition, made) for condition in rest]
+    return made
+
+
+def how_of(join: exp.Expr) -> How:
+    """Inner or left; every other kind says what to write."""
+    side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
+    if side in ("RIGHT", "FULL"):
+        raise PlanError(
+            f"{side} JOIN is not there.\n  to fix  "
+            + ("name the tables the other way round, with LEFT JOIN" if side == "RIGHT" else
+               "UNION ALL of the rows of both, in a subquery")
+        )  # fmt: skip
+    if kind == "CROSS" or not (join.args.get("on") or join.args.get("using")):
+        raise HABITS["join"].error()
+    return "left" if side == "LEFT" else "inner"
+
+
+def name_of(node: Any) -> str:
+    """What a relation is called: its alias, or the table's own name."""
+    if node.alias:
+        return str(node.alias)
+    return PurePath(".".join(part.name for part in node.parts)).stem if is_table(node) else ""
+
+
+def is_table(node: Any) -> bool:
+    """Whether a node is the name of a table."""
+    return isinstance(node, exp.Table) and not isinstance(node.this, exp.Anonymous)
+
+
+def equal(join: exp.Expr, left: From, name: str) -> tuple[list[Pair], list[exp.Expr]]:
+    """What is equal on both sides, and the conditions that say something else."""
+    using = join.args.get("using") or []
+    if using:
+        columns = [exp.column(one.name, quoted=True) for one in using]
+        return [(one, one.copy()) for one in columns], []
+    pairs, rest = list[Pair](), list[exp.Expr]()
+    for part in conjuncts(join.args["on"]):
+        ends = [part.this, part.expression] if isinstance(part, exp.EQ) else []
+        sides = [side_of(end, left, name) for end in ends]
+        if sorted(sides) == [0, 1]:
+            one, other = sorted(ends, key=lambda end: side_of(end, left, name))
+            pairs.append((one, without_side(other)))
+        else:
+            rest.append(part)
+    return pairs, rest
+
+
+def side_of(tree: exp.Expr, left: From, name: str) -> int:
+    """0: of the rows so far; 1: of the table that a join adds; 2: of neither, or of both."""
+    found = set()
+    for column in tree.find_all(exp.Column):
+        side = column.args.get("table")
+        if side is None:
+            raise PlanError(
+                f"'{shown(column.name)}' in ON: of which table?\n  to fix  write its name before "
+                f"it, as in {shown(name)}.{shown(column.name)}, or USING ({shown(column.name)})"
+            )
+        if side.name not in {*left.names, name}:
+            raise PlanError(f"'{shown(canonical(column))}' in ON: no such table in FROM")
+        found.add(int(side.name == name))
+    return found.pop() if len(found) == 1 else 2
+
+
+def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
+    """The conditions that AND joins."""
+    tree = tree.unnest()
+    if isinstance(tree, exp.And):
+        yield from conjuncts(tree.this)
+        yield from conjuncts(tree.expression)
+    else:
+        yield tree
+
+
+def without_side(tree: exp.Expr) -> exp.Expr:
+    """The same over columns of one table, which need not say so."""
+    copy = tree.copy()
+    for column in copy.find_all(exp.Column):
+        column.set("table", None)
+    return copy
+
+
+def keys_of(pairs: list[Pair], left: From) -> tuple[KeyColumn, ...]:
+    """Pairs as plans keep them: the other table's expression is the name."""
+    own = without_side if left.columns is not None else lambda tree: resolved(tree, left)
+    return tuple(
+        KeyColumn(name=texts_of(other), expression=texts_of(own(one))) for one, other in pairs
+    )
+
+
+def needs_unit(known: InReach) -> exp.Expr:
+    """Who is protected, which a join must know."""
+    if known.unit is None:
+        raise PlanError(
+            "a join needs to know who is protected.\n"
+            "  to fix  privacy_unit_column = user_id in the OPTIONS"
+        )
+    return known.unit
+
+
+def unit_pair(pairs: list[Pair], left: From, known: InReach) -> int:
+    """Which pair says that both rows are of one unit; a join without one mixes people.
+
+    Proof: it is the unit of the rows so far, as they compute it, and becomes that of the others.
+    """
+    unit = texts_of(resolved(needs_unit(known), left))
+    for place, (one, _) in enumerate(pairs):
+        if texts_of(resolved(one, left)) == unit:
+            return place
+    raise HABITS["join"].error()
+
+
+def as_relation(found: From, unit: exp.Expr) -> OwnRows:
+    """Another relation, whose rows name their unit: its columns, after its conditions."""
+    if found.window.kind != "whole":
+        raise PlanError(
+            "TUMBLE, HOP and CUMULATE go around the first table of a join.\n"
+            "  to fix  JOIN the table itself, or a subquery of it"
+        )
+    source = materialized(found, unit)
+    if found.columns is None and found.where:
+        source = with_step(source, texts_of(unit), OwnSelect(
+            keys=(), rest=True, where=conjunction(found.where)
+        ))  # fmt: skip
+    return source
+
+
+def materialized(found: From, unit: exp.Expr) -> OwnRows:
+    """A source whose columns are those that a subquery selects, under their names."""
+    text = row_text(unit, found)
+    if found.columns is None:
+        return with_step(found.source, text)
+    keys = tuple(KeyColumn(name=name, expression=texts_of(tree))
+                 for name, tree in found.columns.items())  # fmt: skip
+    where = conjunction(found.where) if found.where else None
+    time = found.source.event_time
+    plain = {name: tree.name for name, tree in found.columns.items()
+             if isinstance(tree, exp.Column)}  # fmt: skip
+    kept = (name for name, own in plain.items() if time and own.lower() == time.lower())
+    made = with_step(found.source, text, OwnSelect(keys=keys, rest=found.rest, where=where))
+    return replace(made, event_time=next(kept, time if found.rest else None))
+
+
+def public_table(node: Any, sources: Any) -> pa.Table | None:
+    """The rows of a table that is declared public; None for every other relation."""
+    if not is_table(node):
+        return None
+    name = ".".join(part.name for part in node.parts).lower()
+    spec = next((one for known, one in sources.items() if known.lower() == name), None)
+    return rows_of(spec) if spec is not None and spec.public else None
+
+
+def rows_of(spec: SourceSpec) -> pa.Table:
+    """All rows of a public table."""
+    name = spec.name
+    held, path = spec.options.get("table"), spec.options.get("path")
+    if isinstance(held, pa.Table):
+        return held
+    read = READERS.get(Path(path).suffix.lower()) if isinstance(path, str) else None
+    if read is None:
+        raise PlanError(f"the public table '{shown(name)}' must be one .parquet or .csv file")
+    try:
+        return read(str(path))
+    except (OSError, pa.ArrowInvalid):
+        raise PlanError(f"the public table '{shown(name)}' cannot be read") from None
+
+
+def with_members(
+    tree: exp.Expr | None, inner: From, known: InReach, relation: Relation
+) -> tuple[From, exp.Expr | None]:
+    """WHERE unit [NOT] IN (SELECT ...) as steps, and the rest of the condition."""
+    rest = list[exp.Expr]()
+    for part in conjuncts(tree) if tree is not None else ():
+        plain = part.this.unnest() if isinstance(part, exp.Not) else part
+        if not (isinstance(plain, exp.In) and plain.args.get("query") is not None):
+            if plain.find(exp.Exists) is not None:
+                raise PlanError(
+                    "EXISTS asks for rows of another relation.\n"
+                    "  to fix  user_id IN (SELECT user_id FROM ...), by the privacy unit"
+                )
+            rest.append(part)
+            continue
+        unit = texts_of(resolved(needs_unit(known), inner))
+        if texts_of(resolved(plain.this, inner)) != unit:
+            raise HABITS["join"].error()
+        query = plain.args["query"].unnest()
+        items = query.expressions if isinstance(query, exp.Select) else []
+        if len(items) != 1 or items[0].is_star:
+            raise PlanError(f"{shown(canonical(plain))}: the subquery selects one column, the unit")
+        theirs = exp.column(items[0].alias_or_name, quoted=True)
+        subquery = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("members")))
+        other = as_relation(relation(subquery, replace(known, unit=theirs)), theirs)
+        how: How = "anti" if isinstance(part, exp.Not) else "semi"
+        where = conjunction(inner.where) if inner.where else None
+        step = OwnJoin(other=other, how=how, where=where)
+        inner = replace(inner, source=with_step(inner.source, unit, step), where=[])
+    if not rest:
+        return inner, None
+    return inner, exp.and_(*(part.copy() for part in rest), copy=False)
+
+
+def union_of(tree: Any, alias: str, known: InReach, subquery: Callable[..., From]) -> From:
+    """Rows of several SELECTs, one after the other."""
+    if not isinstance(tree, exp.Union) or tree.args.get("distinct"):
+        raise HABITS["dedupe" if isinstance(tree, exp.Union) else "other-rows"].error()
+    for clause in ("order", "limit", "offset"):
+        if tree.args.get(clause):
+            raise HABITS["row-order"].error()
+    unit = needs_unit(known)
+    first = subquery(tree.left, alias, known)
+    names = list(first.columns or {})
+    theirs = names_of(tree.right)
+    if first.columns is None or first.rest or "*" in theirs:
+        raise PlanError("UNION ALL of SELECT *.\n  to fix  name the same columns in both SELECTs")
+    place = next((at for at, name in enumerate(names) if name.lower() == unit.name.lower()), None)
+    if not isinstance(unit, exp.Column) or place is None or place >= len(theirs):
+        raise PlanError(
+            f"UNION ALL without the privacy unit {shown(canonical(unit))}.\n"
+            "  to fix  select it in both, at the same place and under its name in the first"
+        )
+    person = exp.column(theirs[place], quoted=True)
+    other = as_relation(subquery(tree.right, alias, replace(known, unit=person)), person)
+    source = with_step(materialized(first, unit), texts_of(unit), OwnUnion(other=other))
+    columns: dict[str, exp.Expr] = {name: exp.column(name, quoted=True) for name in names}
+    return From(source, first.window, columns=columns, names={alias} if alias else set())
+
+
+def names_of(tree: exp.Expr) -> list[str]:
+    """The columns of a SELECT, or of the first of several."""
+    while isinstance(tree, exp.Union | exp.Subquery):
+        tree = tree.this
+    items = tree.expressions if isinstance(tree, exp.Select) else []
+    return ["*" if item.is_star else item.alias_or_name for item in items]
+
+
+def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and how)
+    source: SourceSpec, unit: str, where: Sequence[str], other: SourceSpec,
+    theirs: Sequence[str], on: Sequence[str], how: How,
+) -> OwnRows:  # fmt: skip
+    """The steps of `Stream.join`: columns of the same names are equal, the unit among them."""
+    if how not in ("inner", "left", "semi", "anti"):
+        raise PlanError(f"how is 'inner', 'left', 'semi' or 'anti', not '{shown(str(how))}'")
+    texts = [texts_of(exp.column(name, quoted=True)) for name in on]
+    person = normalize_expression(unit)
+    before = source.steps if isinstance(source, OwnRows) else ()
+    named = any(isinstance(step, Joined) for step in before)
+    said: dict[str, Any] = {
+        "how": how, "sides": ("" if named else source.name, other.name), "same": tuple(on),
+        "where": conjunction(list(where)) if where else None,
+    }  # fmt: skip
+    if other.public:
+        table = rows_of(other)
+        keys = tuple(KeyColumn(name=text, expression=text) for text in texts)
+        return with_step(source, person, OwnLookup(
+            table=table, digest=digest_of(table), keys=keys, **said
+        ))  # fmt: skip
+    if person not in texts:
+        raise HABITS["join"].error()
+    keys = tuple(KeyColumn(name=text, expression=text) for text in texts if text != person)
+    more = [OwnSelect(keys=(), rest=True, where=conjunction(list(theirs)))] if theirs else []
+    made = with_step(other, person, *more)
+    return with_step(source, person, OwnJoin(other=made, keys=keys, **said))

@@ -1,0 +1,129 @@
+"""What names mean: the columns that FROM brought into scope, and clauses that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlglot import exp
+
+from streamveil.errors import PlanError, nearest
+from streamveil.expressions.dialect import canonical, parse_text, shown
+from streamveil.plan.check import HABITS
+from streamveil.plan.plan import SourceSpec, Window
+
+
+@dataclass
+class From:
+    """What FROM brings into scope."""
+
+    source: SourceSpec
+    window: Window = field(default_factory=Window)
+    where: list[str] = field(default_factory=list)
+    columns: dict[str, exp.Expr] | None = None  # of a row-wise subquery; None: the table's own
+    names: set[str] = field(default_factory=set)  # qualifiers that mean this table
+    rest: bool = False  # whether all columns of the table are there besides `columns`
+    sides: dict[str, str] = field(default_factory=dict)  # of a join: qualifier -> side it names
+    same: frozenset[tuple[str, str]] = frozenset()  # (qualifier, column) that needs no side
+
+    def expression(self, text: str, what: str) -> str:
+        """An expression of the clause, over columns of the source."""
+        if self.columns is None:
+            return text
+        try:
+            return row_text(parse_text(text, what), self)
+        except PlanError as error:
+            raise PlanError(f"{what}: {error}") from None
+
+    def own_column(self, name: str, what: str) -> str:
+        """A column by which rows are read: of the source, under whatever name.
+
+        What a subquery computes is known only after a row was read.
+        """
+        if self.columns is None:
+            return name
+        value = named_column(self, name, what)
+        if not isinstance(value, exp.Column):
+            raise PlanError(
+                f"{what}: the subquery computes '{shown(name)}', and rows are read by the times "
+                "that they come with.\n  to fix  select the column of the source as it is, or "
+                "store the computed time"
+            )
+        return value.name
+
+
+INNER = {
+    "distinct": HABITS["dedupe"],
+    "order": HABITS["row-order"],
+    "limit": HABITS["row-order"],
+    "offset": HABITS["row-order"],
+    "windows": HABITS["other-rows"],
+    "laterals": HABITS["join"],
+    "sample": HABITS["sample"],
+}
+
+
+def only(tree: exp.Expr, allowed: set[str], reasons: Mapping[str, Any]) -> None:
+    """Refuses every clause that is present and not allowed."""
+    for name, value in tree.args.items():
+        if not value or name in allowed:
+            continue
+        reason = reasons.get(name, INNER.get(name))
+        if reason is None:
+            raise PlanError(f"'{name.rstrip('_').upper()}' is not available in a private query")
+        raise reason.error() if hasattr(reason, "error") else PlanError(f"not available: {reason}")
+
+
+@dataclass(frozen=True)
+class InReach:
+    """What a relation may name, and who is protected."""
+
+    sources: Mapping[str, SourceSpec]
+    named: Mapping[str, exp.Expr]  # by WITH
+    unit: exp.Expr | None  # over the columns of the relation
+
+
+def resolved(tree: exp.Expr, scope: From) -> exp.Expr:
+    """The tree over columns of the source: qualifiers dropped, subquery columns put in."""
+    copy = tree.copy()
+    for column in list(copy.find_all(exp.Column)):
+        if isinstance(column.parent, exp.Kwarg):
+            continue  # a word, as in report_format => DEFAULT
+        table = column.args.get("table")
+        if table is not None:
+            if column.args.get("db") or table.name not in scope.names:
+                raise PlanError(
+                    f"'{shown(canonical(column))}': no such table in FROM, and fields of "
+                    "structures cannot be read"
+                )
+            column.set("table", None)
+            if table.name in scope.sides and (table.name, column.name.lower()) not in scope.same:
+                side = f"{scope.sides[table.name]}:{column.name}"
+                column.set("this", exp.to_identifier(side, quoted=True))
+        if scope.columns is None:
+            continue
+        value = named_column(scope, column.name).copy()
+        new = value if isinstance(value, exp.Column | exp.Literal) else exp.Paren(this=value)
+        if column is copy:
+            copy = new
+        else:
+            column.replace(new)
+    return copy
+
+
+def named_column(scope: From, name: str, what: str = "") -> exp.Expr:
+    """A column of a subquery, by its name in any case."""
+    columns = scope.columns or {}
+    known = {one.lower(): value for one, value in columns.items()}
+    if name.lower() in known:
+        return known[name.lower()]
+    if scope.rest:
+        return exp.column(name, quoted=True)
+    where = f"{what}: " if what else ""
+    raise PlanError(f"{where}unknown column '{shown(name)}'{nearest(name, columns)}")
+
+
+def row_text(tree: exp.Expr, scope: From) -> str:
+    """An expression over columns of the source, as plans store it."""
+    return canonical(resolved(tree, scope))

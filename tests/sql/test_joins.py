@@ -1,0 +1,249 @@
+"""Joins by the privacy unit: DuckDB gives the same, and no rows of two people meet."""
+
+from dataclasses import replace
+from itertools import islice
+from math import inf
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamveil as sv
+from streamveil.audit.worst import search
+from streamveil.compiler.group_by import compile_plan
+from streamveil.errors import PlanError
+from streamveil.expressions.expr import compile_value
+from streamveil.plan import joins as module
+from streamveil.plan.own_rows import own_rows
+from tests.sql.test_own_rows import PRIVATE, counted, rows_of, sorted_rows
+
+REGIONS = pa.table({"place": ["a", "b", "b", "d"], "region": ["east", "west", "north", "south"]})
+RELATIONS = [  # over t and u, which people have rows in, and regions, which are public
+    "SELECT t.id, u.day AS day FROM t JOIN u ON t.id = u.id",
+    "SELECT id, t.day AS day, u.x AS x FROM t JOIN u USING (id) WHERE t.day < u.day",
+    "SELECT a.id, a.day AS day, b.x AS x FROM t AS a LEFT JOIN u AS b ON b.id = a.id "
+    "AND a.day = b.day",
+    "SELECT a.id, b.x AS x FROM t AS a LEFT JOIN u AS b ON a.id = b.id WHERE b.id IS NULL",
+    "SELECT a.id, a.x AS x, b.x AS y FROM t AS a JOIN u AS b ON a.id = b.id AND a.x + 1 > b.x",
+    "SELECT id, x, first FROM t JOIN (SELECT id, MIN(day) AS first FROM u GROUP BY id) AS f "
+    "USING (id)",
+    "SELECT a.id, COUNT(*) AS n, SUM(b.x) AS s FROM t AS a JOIN u AS b ON a.id = b.id "
+    "GROUP BY a.id",
+    "SELECT id, region FROM t JOIN regions USING (place)",
+    "SELECT id, x, region FROM t JOIN regions AS r ON t.place = r.place AND t.x = 2",
+    "SELECT id, region FROM t LEFT JOIN regions AS r ON t.place = r.place",
+    "SELECT t.id, regions.region AS region, u.day AS day FROM t JOIN u ON t.id = u.id "
+    "JOIN regions ON u.place = regions.place",
+    "SELECT id, x FROM t WHERE id IN (SELECT id FROM u WHERE x > 2) AND x > 0",
+    "SELECT id, x FROM (SELECT id, x FROM t WHERE x < 3) WHERE id NOT IN "
+    "(SELECT id FROM u WHERE day = 1 AND NOT id IS NULL)",
+    "SELECT id, day, kind FROM (SELECT id, day, 't' AS kind FROM t WHERE x > 0 UNION ALL "
+    "SELECT id, day + 1, 'u' FROM u)",
+    "SELECT id, MAX(day) AS latest, COUNT(*) AS n FROM (SELECT id, day FROM t UNION ALL "
+    "SELECT id, day FROM u UNION ALL SELECT id, day FROM t WHERE x > 1) GROUP BY id",
+]
+
+
+def tables(seed):
+    u = rows_of(seed + 1000, 40)
+    return {"t": rows_of(seed), "u": u.filter(pc.less(u["id"], 6)),
+            "regions": sv.memory(REGIONS, public=True)}  # fmt: skip
+
+
+def planned(relation, found, private=PRIVATE, around="SELECT {} COUNT(*) AS n FROM ({})"):
+    return sv.sql(around.format(private, relation), found).plan
+
+
+def without(found, unit):
+    """The tables as they would be without a unit."""
+    return {
+        name: one if name == "regions" else one.filter(others(one["id"], unit))
+        for name, one in found.items()
+    }
+
+
+def others(column, unit):
+    return pc.fill_null(pc.not_equal(column, unit), fill_value=True)
+
+
+def made(plan, found):
+    return own_rows(plan.source, found["t"], lambda spec: found[spec.name])
+
+
+def left_alone(plan, found, unit):
+    """Whether the rows of all others come out as they would without a unit, in their order."""
+    rows = made(plan, found)
+    kept = rows.filter(others(rows[plan.source.person], unit))
+    return kept.to_pylist() == made(plan, without(found, unit)).to_pylist()
+
+
+@pytest.mark.parametrize("relation", RELATIONS, ids=range(len(RELATIONS)))
+def test_a_join_by_the_unit_gives_what_duckdb_gives(relation):
+    found = tables(1)
+    duck = duckdb.connect()
+    for name, one in found.items():
+        duck.register(name, REGIONS if name == "regions" else one)
+    wanted = duck.sql(relation).arrow().read_all()
+    names = ", ".join(f"`{name}`" for name in wanted.column_names)
+    around = f"SELECT {{}} {names}, COUNT(*) AS rows_counted FROM ({{}}) GROUP BY ALL"
+    plan = planned(relation, found, around=around)
+    combined = made(plan, found)
+    plain = replace(plan, source=replace(plan.source, steps=(), unit=plan.unit))
+    mine = counted(plain, combined).drop_columns("the unit")
+    assert mine.num_rows > 3
+    assert sorted_rows(mine) == sorted_rows(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(RELATIONS), st.integers(0, 999), st.integers(0, 8))
+def test_without_a_unit_the_rows_of_all_others_are_the_same(relation, seed, unit):
+    found = tables(seed)
+    assert left_alone(planned(relation, found), found, unit)
+
+
+@pytest.mark.parametrize("relation", [RELATIONS[0], RELATIONS[2], RELATIONS[5]])
+def test_a_planted_join_of_two_people_is_seen(relation, monkeypatch):
+    """A join that forgets the unit, as a faulty program might, lets some unit move others' rows."""
+    found = tables(2)
+    plan = planned(relation, found)
+    assert all(left_alone(plan, found, unit) for unit in range(9))
+    whole = module.numbered
+    monkeypatch.setattr(module, "numbered", lambda columns: whole([pa.repeat(0, len(columns[0])),
+                                                                  *columns[1:]]))  # fmt: skip
+    assert not all(left_alone(plan, found, unit) for unit in range(9))
+
+
+def test_a_planted_order_by_match_is_seen(monkeypatch):
+    """Where joined rows stand must not depend on others: first come first counted."""
+    found = tables(2)
+    plan = planned(RELATIONS[0], found)
+    honest = module.matches
+
+    def by_others(left, right, most=module.MATCHES):
+        rows, places = honest(left, right, most)
+        order = np.argsort(len(right) * (places % 2) + rows, kind="stable")
+        return rows[order], places[order]
+
+    monkeypatch.setattr(module, "matches", by_others)
+    assert not all(left_alone(plan, found, unit) for unit in range(9))
+
+
+REFUSED = [  # what would mix people, and what its refusal names
+    ("SELECT t.id, u.x FROM t JOIN u ON t.day = u.day", "a join before"),
+    ("SELECT t.id, u.x FROM t JOIN u ON t.id < u.id", "a join before"),
+    ("SELECT t.id, u.x FROM t JOIN u ON t.id = u.x", ""),
+    ("SELECT t.id, u.x FROM t JOIN u ON t.id + 1 = u.id", "a join before"),
+    ("SELECT t.id, u.x FROM t JOIN u ON t.id = u.id OR t.day = u.day", "a join before"),
+    ("SELECT t.id, n FROM t JOIN (SELECT day AS id, COUNT(*) AS n FROM u GROUP BY place) AS u "
+     "USING (id)", "GROUP BY without the privacy unit"),
+    ("SELECT id, x FROM t WHERE place IN (SELECT place FROM u)", "a join before"),
+    ("SELECT id, x FROM t WHERE day > 0 OR id IN (SELECT id FROM u)", "other rows"),
+    ("SELECT id, x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.id = t.id)", "IN \\(SELECT"),
+    ("SELECT id, x FROM t, u", "a join before"),
+    ("SELECT id, x FROM t CROSS JOIN u", "a join before"),
+    ("SELECT id, x FROM t FULL JOIN u USING (id)", "UNION ALL"),
+    ("SELECT id, x FROM t UNION DISTINCT SELECT id, x FROM u", "removing duplicates"),
+    ("SELECT id, x FROM t UNION ALL SELECT x, id FROM u ORDER BY x LIMIT 3", "LIMIT"),
+    ("SELECT x FROM t UNION ALL SELECT x FROM u", "without the privacy unit"),
+    ("SELECT id, region FROM t JOIN nobody USING (place)", "a join before"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("relation", "reason"), REFUSED)
+def test_what_would_mix_people_is_refused(relation, reason):
+    found = {**tables(0), "nobody": REGIONS}  # not declared public
+    if not reason:  # whoever says so declares that u.x names the person there
+        assert planned(relation, found).source.steps[0].other.unit == "x"
+        return
+    with pytest.raises(PlanError, match=reason):
+        planned(relation, found)
+
+
+def test_columns_of_both_tables_need_the_name_of_one():
+    found = tables(0)
+    plan = planned("SELECT t.id, t.x FROM t JOIN u ON t.id = u.id", found)
+    with pytest.raises(PlanError, match=r"write t\.day or u\.day"):
+        compile_value("day", made(plan, found).schema)
+
+
+def test_one_row_meets_no_more_than_so_many():
+    t = pa.table({"id": [1, 1, 2], "x": [1, 2, 3]})
+    u = pa.table({"id": [1] * (module.MATCHES + 7) + [2]})
+    plan = planned("SELECT t.id, t.x FROM t JOIN u ON t.id = u.id", {"t": t, "u": u})
+    assert own_rows(plan.source, t, lambda _: u).num_rows == 2 * module.MATCHES + 1
+    assert "1,000 at most" in str(sv.sql(
+        f"SELECT {PRIVATE} COUNT(*) AS n FROM t JOIN u ON t.id = u.id", {"t": t, "u": u}
+    ).explain())  # fmt: skip
+
+
+def test_python_says_the_same_as_sql_and_a_job_resumes(tmp_path):
+    found = tables(3)
+    for name in ("t", "u"):
+        pq.write_table(found[name], tmp_path / f"{name}.parquet")
+    pq.write_table(REGIONS, tmp_path / "regions.parquet")
+    text = (
+        f"CREATE TABLE regions WITH (source = 'files', path = '{tmp_path}/regions.parquet', "
+        f"public = TRUE); SELECT {PRIVATE.replace('epsilon = 50', 'epsilon = 500')} region, "
+        "COUNT(*) AS n, COUNT(DISTINCT id) AS people "
+        f"FROM '{tmp_path}/t.parquet' AS t JOIN '{tmp_path}/u.parquet' AS u ON t.id = u.id "
+        "JOIN regions ON t.place = regions.place WHERE u.x > 0 GROUP BY region"
+    )
+    query = sv.sql(text)
+    here = {one: sv.files(str(tmp_path / f"{one}.parquet")) for one in ("t", "u")}
+    named = (
+        here["t"].protect("id").join(here["u"], on="id")
+        .join(sv.files(str(tmp_path / "regions.parquet"), public=True), on="place")
+    )  # fmt: skip
+    assert [type(step).__name__ for step in named.source.steps] == ["OwnJoin", "OwnLookup"]
+    *_, release = query.run(state=str(tmp_path / "state"))
+    assert release.table.num_rows >= 1
+    again = [*query.run(state=str(tmp_path / "state"))]
+    assert all(one.table == release.table for one in again)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("t", "u", "regions"):
+        pq.write_table(REGIONS if name == "regions" else found[name], moved / f"{name}.parquet")
+    elsewhere = sv.sql(text.replace(str(tmp_path), str(moved)))
+    assert elsewhere.plan.fingerprint == query.plan.fingerprint  # where rows lie says nothing
+    pq.write_table(REGIONS.slice(1), moved / "regions.parquet")
+    assert (
+        sv.sql(text.replace(str(tmp_path), str(moved))).plan.fingerprint != query.plan.fingerprint
+    )
+
+
+def test_rows_that_are_only_looked_up_go_on_without_end():
+    t = pa.table({"id": list(range(40)), "place": ["a", "b"] * 20, "at": pa.array(
+        [i * 3_600_000_000 for i in range(40)], pa.timestamp("us", "UTC"))})  # fmt: skip
+    private = PRIVATE.removesuffix(")") + (
+        ", start = '1970-01-01', end = '1970-01-03', privacy_unit_period = INTERVAL 1 DAY)"
+    )
+    text = (
+        "SELECT {} region, COUNT(*) AS n FROM TUMBLE(TABLE t, DESCRIPTOR(at), size => INTERVAL 1 "
+        "DAY) AS t {} GROUP BY region EMIT EVERY INTERVAL 1 DAY"
+    )
+    streams = {"t": sv.memory(t, event_time="at"), "u": t,
+               "regions": sv.memory(REGIONS, public=True)}  # fmt: skip
+    query = sv.sql(text.format(private, "JOIN regions ON t.place = regions.place"), streams)
+    assert query.plan.source.row_by_row
+    last = query.answer().table
+    assert {row["region"] for row in last.to_pylist()} <= {"east", "west", "north"}
+    with pytest.raises(PlanError, match="leave out privacy_unit_period"):
+        sv.sql(
+            text.format(private, "JOIN u ON t.id = u.id"), {**streams, "u": t.drop_columns("at")}
+        )
+
+
+@pytest.mark.parametrize("relation", [RELATIONS[0], RELATIONS[13]])
+def test_the_exact_account_covers_joined_rows(relation):
+    """Rows of a join are bounded as any rows: what a query over them claims stands."""
+    found = tables(0)
+    around = "SELECT {} day, COUNT(*) AS n FROM ({}) GROUP BY day"
+    operator = compile_plan(planned(relation, found, around=around))
+    *_, worst = islice(search(operator, inf, seed=1), 15)
+    assert worst.stands
+    assert worst.tightness > 0.5
