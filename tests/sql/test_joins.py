@@ -99,6 +99,34 @@ def test_a_join_by_the_unit_gives_what_duckdb_gives(relation):
     assert sorted_rows(mine) == sorted_rows(wanted)
 
 
+@pytest.mark.parametrize("odd", ["x", "7"])
+@pytest.mark.parametrize("relation", [
+    "SELECT t.id FROM t JOIN v ON t.id = v.id",
+    "SELECT t.id FROM t JOIN w ON t.id = w.id AND t.day = w.day",
+    "SELECT id FROM (SELECT id, day FROM t UNION ALL SELECT id, day FROM w)",
+    "SELECT id FROM (SELECT id, place FROM t UNION ALL SELECT id, day FROM t)",
+])  # fmt: skip
+def test_types_and_no_value_decide_whether_two_relations_meet(relation, odd):
+    """A text that is no number stopped the job, and texts that are all numbers did not."""
+    t = rows_of(1)
+    found = {"t": t, "v": pa.table({"id": ["1", odd]}), "w": pa.table({"id": [1], "day": [odd]})}
+    plan = planned(relation, found)
+    with pytest.raises(PlanError, match=r"one side and \w+ on the other"):
+        made(plan, found)
+
+
+def test_columns_of_one_kind_are_united_whatever_they_hold():
+    texts = [str(n) for n in range(200)]
+    coded = [pa.array(part).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
+             for part in (texts[:100], texts[100:])]  # fmt: skip
+    t = pa.table({"id": range(100), "a": coded[0], "b": pa.array(range(100), pa.int8())})
+    u = pa.table({"id": range(100), "a": coded[1], "b": pa.array([2**40] * 100)})
+    plan = planned("SELECT id, a, b FROM t UNION ALL SELECT id, a, b FROM u", {"t": t, "u": u})
+    rows = made(plan, {"t": t, "u": u})
+    assert rows["a"].to_pylist() == texts
+    assert rows["b"].to_pylist() == [*range(100), *[2**40] * 100]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(RELATIONS), st.integers(0, 999), st.integers(0, 8))
 def test_without_a_unit_the_rows_of_all_others_are_the_same(relation, seed, unit):

@@ -130,6 +130,13 @@ def plain(column: Any) -> Any:
     return one_zero(whole(column) if isinstance(column, pa.ChunkedArray) else column)
 
 
+def wide(column: Any) -> Any:
+    """A column of which an array may hold more than 2 GiB of text."""
+    one = whole(column) if isinstance(column, pa.ChunkedArray) else column
+    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return one.cast(larger[one.type]) if one.type in larger else one
+
+
 def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
     """Numbers from 0 that tell rows apart as these columns do; nulls are a value.
 

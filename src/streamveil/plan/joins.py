@@ -24,11 +24,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import whole
 from streamveil.errors import PlanError
 from streamveil.expressions.dialect import shown
-from streamveil.expressions.expr import compile_key
-from streamveil.plan.combine import numbered, plain
+from streamveil.expressions.expr import compile_key, kind_of, read_column
+from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.plan import KeyColumn, SourceSpec
 from streamveil.types import Array, Bool, Int64
 
@@ -125,10 +124,28 @@ def added(
             "  to fix  select the same columns in both, in the same order"
         )
     made = {}
-    for name, own, their in zip(table.column_names, table.columns, theirs.columns, strict=True):
-        column = whole(own)
-        made[name] = pa.concat_arrays([column, same_kind(whole(their), column, name)])
+    for own, their in zip(table.column_names, theirs.column_names, strict=True):
+        made[own] = pa.concat_arrays(in_one_type(table, own, theirs, their))
     return pa.table(made), pa.concat_arrays([units, same_kind(persons, units, "privacy unit")])
+
+
+def in_one_type(table: pa.Table, own: str, theirs: pa.Table, their: str) -> list[Any]:
+    """Two columns in one type, which their types alone decide."""
+    columns = [wide(table.column(own)), wide(theirs.column(their))]
+    types = [column.type for column in columns]
+    if types[0] == types[1] and not pa.types.is_dictionary(types[0]):  # whose codes may run out
+        return columns
+    kinds = {kind_of(one) for one in types}
+    if kinds == {"int", "float"}:
+        return [read_column(*one).cast(pa.float64(), safe=False)
+                for one in ((table, own), (theirs, their))]  # fmt: skip
+    if "null" in kinds:
+        wanted = types[0] if kind_of(types[1]) == "null" else types[1]
+        return [pa.nulls(len(one), wanted) if kind_of(one.type) == "null" else one
+                for one in columns]  # fmt: skip
+    if len(kinds) == 1 and None not in kinds:
+        return [read_column(table, own), read_column(theirs, their)]
+    raise two_kinds(own, *types)
 
 
 def codes(
@@ -153,16 +170,23 @@ def codes(
 
 
 def same_kind(column: Any, like: Any, name: str) -> Any:
-    """A column in the type of another."""
+    """A column in the type of another, of the same kind: no value decides whether there is one.
+
+    Both are values of expressions, so that a kind has one type.
+    """
     if column.type == like.type:
         return column
-    try:
-        return column.cast(like.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise PlanError(
-            f"'{shown(name)}' is {like.type} on one side and {column.type} on the other.\n"
-            "  to fix  CAST one of them in a subquery"
-        ) from None
+    if "null" in (kind_of(column.type), kind_of(like.type)):
+        return pa.nulls(len(column), like.type)
+    raise two_kinds(name, like.type, column.type)
+
+
+def two_kinds(name: str, own: Any, their: Any) -> PlanError:
+    """The complaint about columns of types that do not meet."""
+    return PlanError(
+        f"'{shown(name)}' is {own} on one side and {their} on the other.\n"
+        "  to fix  CAST one of them in a subquery"
+    )
 
 
 def matches(
@@ -197,9 +221,9 @@ def put_together(
     own_rows, their_rows = pa.array(rows), pa.array(places, mask=missing)
     made = {}
     for name, (table_of, column) in names_of(step, table, theirs).items():
-        held = whole((table, theirs)[table_of].column(column))
+        held = wide((table, theirs)[table_of].column(column))
         made[name] = held.take((own_rows, their_rows)[table_of])
-    return pa.table(made), units.take(own_rows)
+    return pa.table(made), wide(units).take(own_rows)
 
 
 def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple[int, str]]:

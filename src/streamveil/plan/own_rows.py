@@ -53,7 +53,7 @@ from streamveil.expressions.expr import (
     kind_of,
     normalize_expression,
 )
-from streamveil.plan.combine import numbered, plain
+from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.joins import (
     OwnJoin,
     OwnLookup,
@@ -302,13 +302,6 @@ def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
         if kind_of(column.type) in ("string", "bytes"):
             sizes += np.asarray(pc.fill_null(pc.binary_length(decoded(column)), 0))
     return np.clip((MOST_REPEATED + sizes - 1) // sizes, 1, MOST_PARTS)
-
-
-def wide(column: Any) -> Any:
-    """A column of which an array may hold more than 2 GiB of text."""
-    one = whole(column) if isinstance(column, pa.ChunkedArray) else column
-    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    return one.cast(larger[one.type]) if one.type in larger else one
 
 
 def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
