@@ -11,19 +11,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from html import escape
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streamveil.advise import explain_table as tables
 from streamveil.advise.explain_forecast import HEADING, outlook_rows
 from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
-from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
 from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
 from streamveil.calendars.cells import Cells, clock_of
-from streamveil.changing_tables.operator import ChangingTable
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
-from streamveil.compiler.sketch import compile_sketch
-from streamveil.compiler.tables import Design
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.total_test import TotalTest
@@ -41,7 +36,10 @@ from streamveil.plan.options import Option
 from streamveil.plan.own_rows import MOST_PARTS, OwnRows, OwnSets, OwnStep, OwnUnnest, OwnWindows
 from streamveil.plan.plan import Clock, Plan, SourceSpec, TableSource, Window
 from streamveil.plan.value_bounds import in_units, is_open, open_values
-from streamveil.sketches.operator import SketchQuery
+
+if TYPE_CHECKING:
+    from streamveil.changing_tables.operator import ChangingTable
+    from streamveil.sketches.operator import SketchQuery
 
 FORECAST_UNITS = (30, 100, 300, 1_000, 10_000)  # privacy units of a group
 FILL = 0.75  # share of a hash table in use, between two steps of its growth
@@ -108,7 +106,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
     if isinstance(plan.source, TableSource):
         return explain_table(plan)
     if is_sketched(plan):
-        return explain_sketch(plan, compile_sketch(plan))
+        return explain_sketch(plan)
     plan = with_look(plan)
     operator = compile_plan(combined_plan(in_units(plan)))
     triggers = shown_triggers(operator.schedule.triggers)
@@ -153,6 +151,9 @@ def moment(us: int, zone: str = "") -> str:
 
 def explain_table(plan: Plan) -> Explanation:
     """Describes a query over a changing table."""
+    from streamveil.advise import explain_table as tables
+    from streamveil.compiler.tables import Design
+
     design = Design(plan)
     triggers = shown_triggers(design.workload.steps)
     heading = ("standard deviation at release", *(f"{t:,}" for t in triggers))
@@ -177,8 +178,12 @@ def explain_table(plan: Plan) -> Explanation:
     return Explanation(promise(plan, design.operator), sections, facts)
 
 
-def explain_sketch(plan: Plan, operator: SketchQuery) -> Explanation:
+def explain_sketch(plan: Plan) -> Explanation:
     """Describes a query that a sketch answers."""
+    from streamveil.advise.explain_sketch import sketch_defaults, sketch_noise, sketch_rows
+    from streamveil.compiler.sketch import compile_sketch
+
+    operator = compile_sketch(plan)
     triggers = shown_triggers(operator.schedule.triggers)
     noise = Section("NOISE (collisions add to it)", sketch_noise(operator, triggers),
                     ("standard deviation at release", *(f"{t:,}" for t in triggers)))  # fmt: skip

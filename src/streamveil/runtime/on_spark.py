@@ -43,7 +43,8 @@ class SparkEngine:
                 "  to fix  leave rejects out (they are counted by reason all the same), or use the"
                 " embedded engine"
             )
-        from streamveil.connectors import FilesSource, open_source
+        from streamveil.connectors import open_source
+        from streamveil.connectors.files import FilesSource
         from streamveil.engines.spark.session import require_pyspark, require_session, session
 
         require_pyspark()  # what follows imports what other versions do not have
