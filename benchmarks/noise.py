@@ -27,6 +27,7 @@ import numpy as np
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.noise import samplers
 from streamveil.core.noise.keyed import KeyedNoise, Place
+from streamveil.core.noise.samplers import choice, inverse
 
 REPEATS = 5
 OUT = Path(__file__).parent / "results" / "noise.json"
@@ -93,11 +94,11 @@ def exact_samplers(n: int) -> dict[str, tuple[int, Callable[[], object]]]:
     for scale in (1, 10, 10**6):
         cases[f"discrete Laplace, scale {scale:,}"] = (
             n,
-            lambda scale=scale: samplers.discrete_laplace(draws, scale, n),
+            lambda scale=scale: inverse.discrete_laplace(draws, scale, n),
         )
     return cases | {
         "exponential choice among 2^20, per score": (
-            2**20, lambda: samplers.exponential_choice(draws, np.resize(centre, 2**20), 1, 1)),
+            2**20, lambda: choice.exponential_choice(draws, np.resize(centre, 2**20), 1, 1)),
         "BLT step (d = 4): PRF + noise + state, per key-step": (n, blt_step(n, ids)),
     }  # fmt: skip
 

@@ -37,6 +37,25 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert list(Path("out").rglob("*.csv"))
 
 
+MOST_MODULES = 190  # of ours that the first query of the README loads, `explain` included
+LOADED = """
+import sys
+ours = [name for name in sys.modules if name.split(".")[0] == "streamveil"]
+print("ours", len(ours), file=sys.stderr)
+"""
+
+
+def test_the_first_query_loads_few_modules(tmp_path):
+    """A part that a query does not name is not loaded: other connectors, SQL, tables, sketches."""
+    blocks = [text for language, text in BLOCK.findall((ROOT / "README.md").read_text())
+              if language == "python"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", blocks[0] + blocks[1] + LOADED], cwd=tmp_path, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert int(done.stderr.rsplit("ours", 1)[1]) <= MOST_MODULES
+
+
 def test_links_in_the_documents_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -39,7 +39,6 @@ from streamveil.api.builder import (
     tumble,
     variance,
 )
-from streamveil.api.table_builder import table
 from streamveil.batch import Release
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import (
@@ -52,26 +51,26 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
-from streamveil.runtime.on_spark import spark
 
 __version__ = "0.1.0"
 
 # mechanisms for use with NumPy arrays alone, loaded when first asked for
 _MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
-# what reads releases, or forecasts them, loaded when first asked for
-_READERS = {
+# functions that are loaded when first asked for
+_LATER = {
     "answers": "streamveil.api.answers", "read": "streamveil.runtime.published",
+    "spark": "streamveil.runtime.on_spark", "table": "streamveil.api.table_builder",
     "what_if": "streamveil.api.what_if",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Loads `counters`, `sketches`, `linear`, `dynamic`, `answers` and `read` on first use."""
+    """Loads mechanisms and functions that not every query needs, on first use."""
     if name in _MECHANISMS:
         return import_module(f"streamveil.{name}")
-    if name in _READERS:
-        return getattr(import_module(_READERS[name]), name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     known = [*__all__, *_MECHANISMS]
     raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
 
@@ -83,7 +82,9 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from streamveil.api.answers import answers
+    from streamveil.api.table_builder import table
     from streamveil.api.what_if import what_if
+    from streamveil.runtime.on_spark import spark
     from streamveil.runtime.published import read
 
 __all__ = [

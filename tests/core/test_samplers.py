@@ -9,6 +9,7 @@ from scipy import stats
 
 from streamveil.core.noise import samplers
 from streamveil.core.noise.keyed import KeyedNoise, SeededNoise, SilentNoise
+from streamveil.core.noise.samplers import choice, inverse
 from tests.statistics import (
     DETECTABLE,
     SAMPLES,
@@ -62,7 +63,7 @@ def test_keyed_noise_has_its_law_in_every_column(law, width):
 
 @pytest.mark.parametrize("scale", [0.5, 1, 3, Fraction(50, 3), 1000, 10**7])
 def test_discrete_laplace_has_its_law(scale):
-    seen = samplers.discrete_laplace(at(int(scale)), scale, SAMPLES)
+    seen = inverse.discrete_laplace(at(int(scale)), scale, SAMPLES)
     assert_fits(seen, discrete_laplace(float(scale)))
     assert_rejects(seen, discrete_laplace(DETECTABLE * float(scale)))
 
@@ -73,7 +74,7 @@ def test_exponential_choice_has_its_law(epsilon):
     weights = np.exp(epsilon * scores / 2 / float(sensitivity))
     wrong = np.exp(DETECTABLE * 1.2 * epsilon * scores / 2 / float(sensitivity))
     seen = np.array(
-        [samplers.exponential_choice(at(i), scores, epsilon, sensitivity) for i in range(SAMPLES)]
+        [choice.exponential_choice(at(i), scores, epsilon, sensitivity) for i in range(SAMPLES)]
     )
     assert_fits(seen, stats.rv_discrete(values=(range(5), weights / weights.sum())))
     assert_rejects(seen, stats.rv_discrete(values=(range(5), wrong / wrong.sum())))
@@ -87,8 +88,8 @@ def test_silence_returns_the_centre():
         assert np.array_equal(draw(SILENT, centre, 5), expected)
     for draw in (samplers.rounded_gaussian_for, samplers.rounded_laplace_for):
         assert np.array_equal(draw(SILENT, ids, centre, 5), expected)
-    assert not samplers.discrete_laplace(SILENT, 5, (3, 2)).any()
-    assert samplers.exponential_choice(SILENT, np.array([1.0, 9.0, 3.0]), 1, 1) == 1
+    assert not inverse.discrete_laplace(SILENT, 5, (3, 2)).any()
+    assert choice.exponential_choice(SILENT, np.array([1.0, 9.0, 3.0]), 1, 1) == 1
 
 
 def test_integer_centres_are_exact_at_any_size():
@@ -106,9 +107,9 @@ DRAWS = {
     "rounded Laplace, keyed": lambda d, n: samplers.rounded_laplace_for(
         d, IDS[:n], np.zeros(n), 1e6
     ),
-    "discrete Laplace": lambda d, n: samplers.discrete_laplace(d, 10**6, n),
+    "discrete Laplace": lambda d, n: inverse.discrete_laplace(d, 10**6, n),
     "choice": lambda d, n: np.array(
-        [samplers.exponential_choice(d.at("one", i), np.linspace(0, 9, 99), 1, 1) for i in range(n)]
+        [choice.exponential_choice(d.at("one", i), np.linspace(0, 9, 99), 1, 1) for i in range(n)]
     ),
 }
 PINNED = {  # made by this code at its first version with all samplers: releases depend on them
@@ -152,11 +153,11 @@ def test_a_keys_noise_does_not_depend_on_the_other_keys():
         lambda: samplers.rounded_gaussian(at(), np.zeros(2), float("nan")),
         lambda: samplers.rounded_gaussian(at(), np.zeros(2), 2.0**51),
         lambda: samplers.rounded_gaussian_for(at(), IDS[:3], np.zeros(4), 1),
-        lambda: samplers.discrete_laplace(at(), -1, 3),
-        lambda: samplers.discrete_laplace(at(), 2**51, 3),
-        lambda: samplers.exponential_choice(at(), np.array([]), 1, 1),
-        lambda: samplers.exponential_choice(at(), np.array([np.inf]), 1, 1),
-        lambda: samplers.exponential_choice(at(), np.array([1.0]), 0, 1),
+        lambda: inverse.discrete_laplace(at(), -1, 3),
+        lambda: inverse.discrete_laplace(at(), 2**51, 3),
+        lambda: choice.exponential_choice(at(), np.array([]), 1, 1),
+        lambda: choice.exponential_choice(at(), np.array([np.inf]), 1, 1),
+        lambda: choice.exponential_choice(at(), np.array([1.0]), 0, 1),
     ],
 )
 def test_impossible_settings_are_refused(call):

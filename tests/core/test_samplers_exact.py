@@ -152,9 +152,9 @@ def test_forced_fallback_gives_the_same_noise(monkeypatch):
         "gaussian_for": lambda d: samplers.rounded_gaussian_for(d, IDS, centre, 0.3),
         "laplace": lambda d: samplers.rounded_laplace(d, centre, 1e6),
         "laplace_for": lambda d: samplers.rounded_laplace_for(d, IDS, centre, 4.5),
-        "discrete_laplace": lambda d: samplers.discrete_laplace(d, Fraction(100, 3), (30, 2)),
-        "tiny_laplace": lambda d: samplers.discrete_laplace(d, 0.4, 60),
-        "choice": lambda d: samplers.exponential_choice(d, np.linspace(0, 3, 30), 1, 1),
+        "discrete_laplace": lambda d: inverse.discrete_laplace(d, Fraction(100, 3), (30, 2)),
+        "tiny_laplace": lambda d: inverse.discrete_laplace(d, 0.4, 60),
+        "choice": lambda d: choice.exponential_choice(d, np.linspace(0, 3, 30), 1, 1),
     }
     fast = {name: call(NOISE.at("forced")) for name, call in calls.items()}
     for law in ("gaussian", "laplace"):
@@ -185,7 +185,7 @@ def count_calls(monkeypatch, module, name):
 def test_a_choice_between_equal_words_is_settled_by_further_bits():
     draws = Ordered((12345678901234567, 12345678901234567))
     # a larger p is a smaller exponential, so a larger Gumbel: the later tail wins
-    assert samplers.exponential_choice(draws, np.zeros(2), 1, 1) == 1
+    assert choice.exponential_choice(draws, np.zeros(2), 1, 1) == 1
 
 
 class Ordered(Spelled):
@@ -198,6 +198,6 @@ class Ordered(Spelled):
 def test_every_draw_beyond_the_table_is_a_candidate():
     scores = np.array([0.0, -30.0])
     words = np.array([2**24 - 1, 2**62], np.uint64)  # E = 27.03.. or more, against 0.69
-    assert samplers.exponential_choice(Spelled(tuple(words.tolist())), scores, 1, 1) == 0
+    assert choice.exponential_choice(Spelled(tuple(words.tolist())), scores, 1, 1) == 0
     scores = np.array([0.0, -0.5])
-    assert samplers.exponential_choice(Spelled(tuple(words.tolist())), scores, 1, 1) == 1
+    assert choice.exponential_choice(Spelled(tuple(words.tolist())), scores, 1, 1) == 1

@@ -24,6 +24,7 @@ from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan.look import divided, look_share, stated, told, with_look
 from streamveil.runtime import look as looks
+from streamveil.runtime import survey as surveys
 from streamveil.runtime.run import run
 from streamveil.runtime.survey import Survey
 
@@ -115,7 +116,7 @@ def test_the_stated_loss_of_a_look_is_that_of_its_noise():
 
 def test_a_look_is_made_once_and_remembered(rows, tmp_path, monkeypatch):
     plan, made = asked(rows), []
-    monkeypatch.setattr(looks, "survey", lambda *given: made.append(1) or ORIGINAL(*given))
+    monkeypatch.setattr(surveys, "survey", lambda *given: made.append(1) or ORIGINAL(*given))
     first = released(plan, tmp_path / "s")
     again = released(plan, tmp_path / "s", seed=1)
     assert first.equals(again)
@@ -124,7 +125,7 @@ def test_a_look_is_made_once_and_remembered(rows, tmp_path, monkeypatch):
         released(replace(plan, where="page > 3"), tmp_path / "s")
 
 
-ORIGINAL = looks.survey
+ORIGINAL = surveys.survey
 
 
 def test_a_job_that_was_cut_off_after_its_look_goes_on_with_it(rows, tmp_path):

@@ -158,7 +158,7 @@ def test_too_few_units_give_intervals_that_hold_everything(tmp_path):
 def test_bounds_are_chosen_once_and_kept(tmp_path, monkeypatch):
     plan = asked(table_of(VALUES["ones"]))
     first = released(plan, tmp_path / "s")
-    monkeypatch.setattr(looks, "survey", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(surveys, "survey", lambda *_: pytest.fail("looked again"))
     assert released(plan, tmp_path / "s")[0].table.equals(first[0].table)
 
 

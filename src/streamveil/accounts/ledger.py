@@ -7,17 +7,21 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from streamveil.accounts import spending
 from streamveil.accounts.journal import START, Journal, Record
-from streamveil.accounts.server_journal import ServerJournal, on_server
 from streamveil.accounts.spending import Amounts, Cost, Periods, PeriodTotals
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import NOTHING, Guarantee, Loss, days_of, most_periods
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, PlanError, StoreError
 
+if TYPE_CHECKING:
+    from streamveil.accounts.server_journal import ServerJournal
+
 FORMAT = 1
+SCHEMES = ("postgresql://", "postgres://")  # of the addresses of servers
 Where = str | Path  # a file, or the address of a server with the ledger's name behind #
 
 
@@ -428,9 +432,20 @@ class Ledger:
         )
 
 
+def on_server(where: object) -> bool:
+    """Whether a ledger is named by the address of a server.
+
+    >>> on_server("postgresql://writer@db/stats#clicks"), on_server("clicks.ledger")
+    (True, False)
+    """
+    return isinstance(where, str) and where.startswith(SCHEMES)
+
+
 def journal_at(where: Where | None) -> Journal | ServerJournal:
     """The journal of a file, of a server, or of this process's memory."""
     if isinstance(where, str) and on_server(where):
+        from streamveil.accounts.server_journal import ServerJournal
+
         return ServerJournal(where)
     return Journal(None if where is None else Path(where))
 

@@ -37,7 +37,6 @@ from streamveil.accounts.journal import ENCODER, START, Record, altered, chain, 
 from streamveil.connectors.postgres_server import PostgresServer
 from streamveil.errors import PlanError, SourceError, StoreError, require_file_name
 
-SCHEMES = ("postgresql://", "postgres://")
 TABLE = "streamveil_ledgers"
 MAKE = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} (ledger text, number bigint CHECK (number >= 0),"
@@ -52,15 +51,6 @@ MAKE = (
         )
     ),
 )  # fmt: skip
-
-
-def on_server(where: object) -> bool:
-    """Whether a ledger is named by the address of a server.
-
-    >>> on_server("postgresql://writer@db/stats#clicks"), on_server("clicks.ledger")
-    (True, False)
-    """
-    return isinstance(where, str) and where.startswith(SCHEMES)
 
 
 class ServerJournal:

@@ -29,8 +29,6 @@ from streamveil.plan.options import OPTIONS
 from streamveil.plan.own_rows import column_text, with_person
 from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
-from streamveil.sql.joins import join_named
-from streamveil.sql.own_rows import combine_named, unnest_named, with_sets
 from streamveil.sql.parts import (
     Duration,
     Instant,
@@ -42,7 +40,6 @@ from streamveil.sql.parts import (
     quoted,
     window_of,
 )
-from streamveil.sql.sql import parse_script
 
 if TYPE_CHECKING:
     from streamveil.results.answers import Answers
@@ -168,6 +165,8 @@ class Stream:
             raise PlanError(
                 "per_unit needs to know who is protected.\n  to fix  protect(...) first"
             )
+        from streamveil.sql.own_rows import combine_named
+
         made = combine_named(self.source, self.unit, self.conditions, by, named)
         return replace(self, source=made, unit=column_text(made.person), conditions=())
 
@@ -195,6 +194,8 @@ class Stream:
                 "  to fix  join(memory(table), on=...), with public=True where it is nobody's"
             )
         columns = [on] if isinstance(on, str) else [*on]
+        from streamveil.sql.joins import join_named
+
         made = join_named(
             self.source, self.unit, self.conditions, other.source, other.conditions, columns, how
         )
@@ -227,6 +228,8 @@ class Stream:
         """
         if self.unit is None:
             raise PlanError("unnest needs to know who is protected.\n  to fix  protect(...) first")
+        from streamveil.sql.own_rows import unnest_named
+
         made, unit = unnest_named(self.source, self.unit, self.conditions, named)
         return replace(self, source=made, unit=unit, conditions=())
 
@@ -365,6 +368,8 @@ class Stream:
         """The stream whose rows are there once for each set of groups."""
         if not self.sets:
             return self
+        from streamveil.sql.own_rows import with_sets
+
         source, keys, unit = with_sets(
             self.source, self.groups, self.sets, self.conditions, self.unit
         )
@@ -942,6 +947,8 @@ def sql(
         name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
         for name, t in (tables or frames).items()
     }
+    from streamveil.sql.sql import parse_script  # a query in Python needs no grammar of SELECT
+
     query = Query(parse_script(text, known).query.plan)
     if frames:
         return query.answer(state, **({} if ledger is None else {"ledger": ledger}))

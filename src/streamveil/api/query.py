@@ -14,7 +14,6 @@ from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.plan import Plan
 from streamveil.sql.parts import quoted
-from streamveil.sql.post import read_step
 
 if TYPE_CHECKING:
     from streamveil.advise.explain import Explanation
@@ -116,6 +115,8 @@ class Query:
         return post_processed(release, self.plan.post)
 
     def _then(self, clauses: str, items: str = "*") -> Query:
+        from streamveil.sql.post import read_step
+
         steps = read_step(items, clauses, self.plan)
         return Query(replace(self.plan, post=(*self.plan.post, *steps)))
 

@@ -33,10 +33,9 @@ from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, MechanismDesign
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, GaussianSettings
-from streamveil.core.selection.rounds import RoundSettings
 from streamveil.core.selection.total_test import TotalTesting, can_test
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
-from streamveil.counters import COUNTERS, HonakerCounter
+from streamveil.counters import COUNTERS
 from streamveil.counters.fitting import fit, short
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
@@ -145,6 +144,9 @@ class Sizing:
         thresholds = self.setting(options.THRESHOLDS)
         if thresholds not in ("rigorous", "published"):
             raise PlanError(f"thresholds must be rigorous or published, not {thresholds}")
+        from streamveil.core.selection.rounds import RoundSettings  # only the preset needs them
+        from streamveil.counters.tree import HonakerCounter
+
         half, third = budget.epsilon / 2, budget.delta / 3
         rho = Fraction(zcdp_rho(Budget(epsilon=half, delta=third)))
         limits = replace(self.bounds, per_group=None, quadratic=None)

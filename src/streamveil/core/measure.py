@@ -10,12 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from streamveil.core.noise.keyed import Draws
-from streamveil.core.noise.samplers import (
-    discrete_laplace,
-    exponential_choice,
-    rounded_gaussian,
-    rounded_laplace,
-)
+from streamveil.core.noise.samplers import rounded_gaussian, rounded_laplace
+from streamveil.core.noise.samplers.choice import exponential_choice
+from streamveil.core.noise.samplers.inverse import discrete_laplace
 from streamveil.core.noisy import Noisy, drawn
 from streamveil.types import Array, Exact, Float64, Int64
 

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
-from streamveil.core.counters.restarting_trees import Grove
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.selection.coins import TableOpening
 from streamveil.core.selection.gaussian import GaussianSelection
@@ -25,6 +24,9 @@ from streamveil.core.selection.protocol import Selection
 from streamveil.core.selection.total_test import TotalTest, TotalTesting
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.types import Exact
+
+if TYPE_CHECKING:
+    from streamveil.core.counters.restarting_trees import Grove
 
 COLLISION_BITS = 64  # of the fingerprint of a unit
 BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024
@@ -237,6 +239,8 @@ class Mechanism:
     @cached_property
     def release_trees(self) -> tuple[Grove, ...]:
         """What counts each lane where groups restart: trees that its counter pays for."""
+        from streamveil.core.counters.restarting_trees import Grove  # only the preset needs them
+
         return tuple(map(Grove.paid_by, self.counters))
 
     def counted(self, noise: Exact) -> Counter:

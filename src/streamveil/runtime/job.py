@@ -27,7 +27,6 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError, StoreError
 from streamveil.plan.post import Post
-from streamveil.results.post import post_processed
 from streamveil.runtime import store as stores
 from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
@@ -348,7 +347,11 @@ class Job:
 
     def _send(self, releases: tuple[Release, ...]) -> tuple[Release, ...]:
         """Sends what a durable record leads to to the sink; safe to repeat. Gives what was sent."""
-        shown = tuple(post_processed(release, self.work.post) for release in releases)
+        shown = releases
+        if self.work.post:
+            from streamveil.results.post import post_processed  # loaded when there is some
+
+            shown = tuple(post_processed(release, self.work.post) for release in releases)
         if self.work.sink is not None:
             for release in shown:
                 self.work.sink.write(self.work.name, release)

@@ -10,7 +10,7 @@ of the job's charge, which is made before anything is published.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,13 +29,14 @@ from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import Bounds, in_any_case, open_values
 from streamveil.runtime import disk, notes
 from streamveil.runtime.account import Account
-from streamveil.runtime.columns import needed_columns
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.notes import Content
-from streamveil.runtime.opened import open_rows
+from streamveil.runtime.query_rows import needed_columns, open_rows
 from streamveil.runtime.store import LOOK, epoch_of, require_empty
-from streamveil.runtime.survey import Learned, survey
 from streamveil.sql.schema import check_schema
+
+if TYPE_CHECKING:
+    from streamveil.runtime.survey import Learned
 
 KIND, VERSION = "look", 1
 CHUNK = 1_000_000  # rows
@@ -98,6 +99,8 @@ def remembered(plan: Plan, path: Path) -> Plan:
 
 def look(plan: Plan, noise: Noise) -> tuple[dict[str, Any], list[str], Bounds]:
     """Reads all rows and asks for their shape; options, all numbers in words, and bounds."""
+    from streamveil.runtime.survey import survey  # loaded when a job looks
+
     looking, _ = divided(plan.budget, look_share(plan))
     learned, _ = survey(plan, rows_of(plan), looking, noise)
     given = EXPECTED_ROWS.name in plan.options and open_values(plan)  # looked for bounds alone

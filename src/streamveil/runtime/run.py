@@ -25,16 +25,14 @@ from streamveil.errors import PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Plan, TableSource
-from streamveil.results.post import require_post
 from streamveil.runtime.calibration import calibration
-from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
 from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import keep, looked
-from streamveil.runtime.opened import open_rows
 from streamveil.runtime.progress import Listener, resident_bytes
+from streamveil.runtime.query_rows import needed_columns, open_rows, time_named
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches
 from streamveil.runtime.store import SCRATCH, epoch_of
@@ -152,7 +150,10 @@ def work_of(
     operator: Operator = (engine or operator_of)(inner)
     source = opened = open_rows(plan.source, plan.clock.arrival, trace=rejects is not None)
     check_schema(plan, source.schema())
-    require_post(plan, source.schema())
+    if plan.post:
+        from streamveil.results.post import require_post  # loaded when there is some
+
+        require_post(plan, source.schema())
     if inner is not plan:
         source = CombinedSource(source, partial(combine_rows, plan))
     feed = feed_of(inner, source, pace or Pace())

@@ -46,11 +46,11 @@ from streamveil.plan.plan import PLACES, Plan, TableSource
 from streamveil.results.post import post_processed, require_post
 from streamveil.runtime.account import Account
 from streamveil.runtime.calibration import calibration
-from streamveil.runtime.columns import needed_columns, time_named
 from streamveil.runtime.describe import describe
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.progress import Listener, Progress, silent
+from streamveil.runtime.query_rows import needed_columns, time_named
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
     SHARDS,

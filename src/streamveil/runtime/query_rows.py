@@ -1,4 +1,4 @@
-"""The source of a plan, opened: rows as they come, or combined from each unit's own."""
+"""The rows of a query: its source, as it comes or combined by unit, and the columns it reads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from streamveil.connectors import Source, open_source
 from streamveil.connectors.rejected_rows import traced
-from streamveil.expressions.expr import compile_unit
+from streamveil.expressions.expr import column_named, columns_of, compile_unit
 from streamveil.plan.combine import Combined
 from streamveil.plan.own_rows import Load, OwnRows, own_rows
-from streamveil.plan.plan import SourceSpec
+from streamveil.plan.plan import Plan, SourceSpec, TableSource
 from streamveil.runtime.combined import CombinedSource, MappedSource
 from streamveil.sql.schema import check_declared
 
@@ -54,3 +54,19 @@ def no_rows(spec: OwnRows) -> pa.Table:
     schema = open_source(spec.kind, spec.options, spec.event_time).schema()
     check_declared(spec, schema, {*compile_unit(spec.unit, schema).columns})
     return schema.empty_table()
+
+
+def needed_columns(plan: Plan, schema: pa.Schema) -> list[str]:
+    """The source's columns that the plan mentions, in the source's order."""
+    texts = [plan.unit, plan.where, *(key.expression for key in plan.keys)]
+    if not isinstance(plan.source, TableSource):  # whose aggregates are over declared columns
+        texts += [aggregate.expression for aggregate in plan.aggregates]
+    mentioned = {name.lower() for text in texts if text for name in columns_of(text)}
+    exact = {time_named(schema, name) for name in (plan.source.event_time, plan.clock.arrival)}
+    exact |= set(plan.source.columns) if isinstance(plan.source, TableSource) else set()
+    return [name for name in schema.names if name.lower() in mentioned or name in exact]
+
+
+def time_named(schema: pa.Schema, name: str | None) -> str | None:
+    """A column of times as the source spells it."""
+    return None if name is None else column_named(schema, name)
