@@ -1,6 +1,7 @@
 """The page shows what was released and spent, escapes it, and needs nothing from outside."""
 
 import builtins
+import json
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import streamveil as sv
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.dashboard import page, series, write
+from streamveil.dashboard import page, series, view, write
 from streamveil.errors import MissingExtraError
 from streamveil.release_metadata import TIME, ReleaseTime, kept_time
 from streamveil.results import charts, draw
@@ -73,9 +74,10 @@ def state(tmp_path_factory):
 def test_a_state_directory_becomes_one_page(state, tmp_path):
     tags = parsed(write(state, tmp_path / "d.html"))
     names = [tag for tag, _ in tags.seen]
-    assert names.count("svg") == 2
+    panels = [attrs for _, attrs in tags.seen if attrs.get("data-draw") == "panel"]
+    assert {attrs["data-chart"] for attrs in panels} == {"0", "1", "2"}  # n, ms, the cut share
     assert names.count("h1") == 1
-    assert "script" not in names, "a key became markup"
+    assert names.count("script") == 1 + len(page.SCRIPTS), "a key became markup"
     outside = [v for _, attrs in tags.seen for k, v in attrs.items()
                if k in ("src", "href") and v and not v.startswith("#")]  # fmt: skip
     assert outside == []
@@ -87,21 +89,35 @@ def test_a_state_directory_becomes_one_page(state, tmp_path):
     assert again == (tmp_path / "d.html").read_bytes(), "the page depends on something else"
 
 
-def test_numbers_of_the_page_are_the_released_ones(state):
+def test_numbers_of_the_page_are_the_released_ones(state, tmp_path):
     answers = sv.answers(state)
-    for chart in series.charts(answers):
-        assert len(chart.ticks) == len(answers.moments)
-        assert len(chart.breaks) == len({m.window for m in answers.moments}) - 1
-        for place, moment in enumerate(answers.moments):
-            table = answers.releases.table(moment)
-            known = dict(zip(table["page"].to_pylist(), table[chart.name].to_pylist(), strict=True))
-            for line in chart.lines:
-                value = known.get(line.label)
-                shown = line.value[place]
-                assert np.isnan(shown) if value is None else shown == value
-    figure = draw.figure_of(chart)
-    titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles[: len(chart.lines)] == [draw.literal(line.label) for line in chart.lines]
+    text = write(state, tmp_path / "d.html").read_text()
+    shown = json.loads(text.partition('id="view">')[2].partition("</script>")[0])
+    assert shown == view.view_of(answers, series.ledger_record(page.ledger_at(state, None)))
+    for chart in shown["charts"][:2]:
+        assert len(chart["x"]) == len(answers.moments)
+        assert len(chart["breaks"]) == len({m.window for m in answers.moments}) - 1
+        at = dict(zip(chart["x"], answers.moments, strict=True))
+        for line in chart["lines"]:
+            values = {at[point["x"]]: (point["v"], point["lo"], point["hi"])
+                      for point in line["points"]}  # fmt: skip
+            for moment in answers.moments:
+                table = answers.releases.table(moment).to_pylist()
+                row = next((row for row in table if row["page"] == line["label"]), None)
+                name = chart["name"]
+                known = None if row is None else tuple(
+                    row[name + end] for end in ("", "_low", "_high")
+                )  # fmt: skip
+                assert values.get(moment) == known
+
+
+def test_a_page_loads_nothing_and_no_key_leaves_its_text(state, tmp_path):
+    """The policy is the browser's to hold; the JSON inside ends no element."""
+    text = write(state, tmp_path / "d.html").read_text()
+    data = text.partition('id="view">')[2].partition("</script>")[0]
+    assert "<" not in data
+    assert HOSTILE.replace("<", "\\u003c") in data.replace('\\"', '"')
+    assert "default-src &#x27;none&#x27;" in text
 
 
 def test_a_sinks_folder_without_facts_or_ledger(tmp_path):
@@ -137,8 +153,8 @@ def test_the_missing_extra_is_named(monkeypatch):
 def test_a_group_whose_name_begins_with_an_underscore_is_named():
     value = np.array([1.0, 2.0])
     lines = tuple(charts.Line(name, value, value - 1, value + 1) for name in ("_home", "news"))
-    drawn = draw.svg(charts.Chart("n", ("1", "2"), (), (), lines, ""))
-    assert [name for name in ("_home", "news") if name in drawn] == ["_home", "news"]
+    figure = draw.figure_of(charts.Chart("n", ("1", "2"), (), (), lines, ""))
+    assert [axes.get_title("left") for axes in figure.axes] == ["_home", "news"]
 
 
 def windows(*counts):
@@ -160,12 +176,13 @@ def windows(*counts):
 ])  # fmt: skip
 def test_a_last_window_without_groups_leaves_the_others_on_the_page(counts, labels, tmp_path):
     answers = Answers(of_releases(windows(*counts)))
-    (chart,) = series.charts(answers)
-    assert [line.label for line in chart.lines] == labels
-    for line in chart.lines:
-        group = int(line.label.split()[1])
-        shown = [group if group < n else np.nan for n in counts]
-        np.testing.assert_array_equal(line.value, shown)
+    (chart,) = view.view_of(answers, None)["charts"]
+    assert [line["label"] for line in chart["lines"]][: len(labels)] == labels
+    for line in chart["lines"]:
+        group = int(line["label"].split()[1])
+        at = [place for place, n in zip(chart["x"], counts, strict=True) if group < n]
+        assert [(point["x"], point["v"]) for point in line["points"]] == [(x, group) for x in at]
+        assert bool(line["hidden"]) == (len(at) < len(counts))
     text = page.html(answers, None)
     last = max((window for window, n in enumerate(counts) if n), default=None)
     if last is not None:

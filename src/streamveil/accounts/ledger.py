@@ -280,6 +280,11 @@ class Ledger:
         """
         return _lost(self.entries(), 1)
 
+    def so_far(self) -> list[Loss]:
+        """What `spent` was after each charge, oldest first."""
+        entries = self.entries()
+        return [_lost(entries[: place + 1], 1) for place, _ in enumerate(entries)]
+
     def left(self, range: Periods | None = None) -> Loss:
         """What a charge (with that range) could still take. Empty before the caps are fixed."""
         self._refresh()

@@ -1,5 +1,6 @@
-"""A web page of what a job released and spent: public values only, one file, no server."""
+"""A web page of what a job released and spent: public values only, in one file or served."""
 
 from streamveil.dashboard.page import write
+from streamveil.dashboard.serve import server_of
 
-__all__ = ["write"]
+__all__ = ["server_of", "write"]

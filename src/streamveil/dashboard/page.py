@@ -1,8 +1,14 @@
-"""The page itself: plain HTML with its charts inside, readable without a network or a script."""
+"""The page itself: one file of HTML, with a plotting library and released numbers inside.
+
+Tables are plain HTML; a script that comes with the page draws the charts, at any width. Nothing is
+loaded from elsewhere, and the page says so to the browser (`POLICY`).
+"""
 
 from __future__ import annotations
 
+import json
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +18,44 @@ from streamveil.api.answers import answers
 from streamveil.api.query import Query
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.dashboard import series
+from streamveil.dashboard.view import NO_ANSWER, view_of
 from streamveil.display import html_of
 from streamveil.results.answers import Answers
-from streamveil.results.charts import Chart, tick
-from streamveil.results.draw import svg
+from streamveil.results.charts import bias_of, tick
 
+SCRIPTS = ("d3.min.js", "plot.umd.min.js", "view.js")  # in this order; LICENSES.txt says whose
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+)
 STYLE = """
 :root { --line: #d9dde2; --soft: #5b6570; --ink: #1c2127; --ok: #3c896d }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; margin: 0 auto;
-  max-width: 1080px; padding: 2rem 1.2rem 4rem }
-h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem }
-p { margin: .3rem 0 } .soft { color: var(--soft) } .note { color: var(--soft); font-size: .88rem }
+  max-width: 1840px; padding: 1.6rem clamp(.8rem, 2.5vw, 2.4rem) 4rem }
+h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem }
+h3 { font-size: .85rem; font-weight: 600; margin: 0; overflow-wrap: anywhere }
+p { margin: .3rem 0; max-width: 75em } .soft { color: var(--soft) }
+.note { color: var(--soft); font-size: .88rem }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: .8rem;
-  margin: 1.2rem 0 }
+  margin: 1.2rem 0; max-width: 1100px }
 .tile { border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem }
 .tile b { display: block; font-size: 1.25rem; font-weight: 600 }
 .bar { height: 8px; border-radius: 4px; background: var(--line); overflow: hidden; margin: .4rem 0 }
 .bar i { display: block; height: 100%; background: #1b6ca8 }
-table { border-collapse: collapse; width: 100%; font-size: .9rem }
+.panels { display: grid; gap: 1rem 1.4rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)) }
+.sides { display: grid; gap: 0 2.4rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)) }
+.panels > *, .sides > * { min-width: 0 }
+.key { display: inline-block; width: .9em; height: .9em; background: #eef0f2; vertical-align: -.1em;
+  border: 1px solid var(--line) }
+.scroll { overflow-x: auto } figure { margin: 0 } svg { max-width: 100%; height: auto }
+table { border-collapse: collapse; font-size: .9rem }
 td { font-variant-numeric: tabular-nums }
 th { text-align: left; color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line) }
-td, th { padding: .25rem .6rem .25rem 0 } td.n, th.n { text-align: right }
+td, th { padding: .25rem .9rem .25rem 0 } td.n, th.n { text-align: right }
 tr:nth-child(even) td { background: #f7f8f9 } .yes { color: var(--ok) }
-figure { margin: 0; overflow-x: auto } svg { max-width: 100%; height: auto }
-code { font-size: .85rem; overflow-wrap: anywhere }
+code { font-size: .85rem; overflow-wrap: anywhere } #live { float: right }
 @media print { body { max-width: none } }
 """
 
@@ -51,36 +71,73 @@ def write(
     Shown are released numbers, what follows from them, and the ledger: all of it public. Of a state
     directory its own ledger is read; for a sink's folder, name one.
     """
-    where = Path(ledger) if ledger is not None else Path(source) / "ledger"
-    record = series.ledger_record(where / "ledger" if where.is_dir() else where)
+    record = series.ledger_record(ledger_at(source, ledger))
     path = Path(out)
     path.write_text(html(answers(source, query=query), record), encoding="utf-8")
     return path
 
 
-def html(found: Answers, record: dict[str, Any] | None) -> str:
-    """The whole page."""
-    facts = found.releases.facts or {}
-    title = str(facts.get("job", "releases"))
+def ledger_at(source: str | Path, ledger: str | Path | None) -> Path:
+    """Where the ledger is: the one that is named, or the state's own."""
+    where = Path(ledger) if ledger is not None else Path(source) / "ledger"
+    return where / "ledger" if where.is_dir() else where
+
+
+def html(found: Answers, record: dict[str, Any] | None, live: int = 0) -> str:
+    """The whole page. `live`: it asks its server again every so many seconds; 0: it is a file."""
+    title = title_of(found)
+    inline = "".join(f"<script>{script(name)}</script>" for name in SCRIPTS)
+    served = "".join(f'<script src="{name}"></script>' for name in SCRIPTS)
+    state = '<span id="live" class="note" aria-live="polite"></span>' if live else ""
+    attributes = f' data-live="{live}"' if live else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · streamveil</title><style>{STYLE}</style></head>"
+        f'<body{attributes}>{state}<main id="page">{body(found, record)}</main>'
+        "<noscript><p>Charts are drawn by a script inside this page.</p></noscript>"
+        f'<script type="application/json" id="view">{embedded(view_of(found, record))}</script>'
+        f"{served if live else inline}</body></html>\n"
+    )
+
+
+def script(name: str) -> str:
+    """A script that comes with the page."""
+    return (files("streamveil.dashboard") / "static" / name).read_text(encoding="utf-8")
+
+
+def embedded(view: dict[str, Any]) -> str:
+    """JSON that can stand inside a page: no text of it ends an element or opens one."""
+    return json.dumps(view, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def title_of(found: Answers) -> str:
+    """What the job is called."""
+    return str((found.releases.facts or {}).get("job", "releases"))
+
+
+def body(found: Answers, record: dict[str, Any] | None) -> str:
+    """What is shown, with room for the charts."""
+    view = view_of(found, record)
+    heading, table, notes = series.last_release(found)
     parts = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{escape(title_of(found))}</h1>",
         f'<p class="soft">{escape(promise(record))}</p>',
         tiles(found, record),
-        *(chart_of(chart, facts) for chart in series.charts(found)),
-        table_of(*series.last_release(found)),
+        *(panels(at, made, found) for at, made in enumerate(view["charts"])),
+        '<div class="sides">',
+        rows_drawn("largest", view),
+        rows_drawn("movers", view),
+        "</div>",
+        table_of(heading, table, notes),
     ]
     changed = series.changes(found)
     if changed is not None:
         parts.append(table_of("What changed since the release before", *changed))
     if record is not None:
-        parts.append(spending(record))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · streamveil</title><style>{STYLE}</style></head><body>"
-        + "\n".join(parts)
-        + "</body></html>\n"
-    )
+        parts.append(spending(record, drawn=view["spent"] is not None))
+    return "\n".join(parts)
 
 
 def promise(record: dict[str, Any] | None) -> str:
@@ -130,27 +187,60 @@ def fraction(text: str) -> float:
     return float(Fraction(text))
 
 
-def chart_of(chart: Chart, facts: dict[str, Any]) -> str:
-    """One number over time."""
-    level = float(facts.get("confidence", 0.95))
-    note = f"{level:.0%} intervals of the noise are shaded."
-    note += f" Not in them: {chart.bias}." if chart.bias else ""
+def panels(place: int, made: dict[str, Any], found: Answers) -> str:
+    """Room for one number over time: a panel for each group."""
+    lines, numbers = made["lines"], found.releases.answers
+    boxes = "".join(
+        f"<figure><h3>{escape(line['label'])}</h3>"
+        f'<div data-draw="panel" data-chart="{place}" data-line="{at}"></div></figure>'
+        for at, line in enumerate(lines)
+    )
+    if made["name"] not in numbers:
+        note = "The share of rows that are in no number, told with noise; shaded to its upper end."
+        return f'<h2>Rows over the bounds</h2><div class="panels">{boxes}</div>{said(note)}'
+    level = float((found.releases.facts or {}).get("confidence", 0.95))
+    note = f"{level:.0%} intervals of the noise are shaded; each panel has a scale of its own."
+    bias = bias_of(found.releases, made["name"])
+    note += f" Not in them: {bias}." if bias else ""
+    grey = any(line["hidden"] for line in lines)
+    why = f'<p class="note"><span class="key"></span> {escape(NO_ANSWER)}</p>' if grey else ""
     return (
-        f"<h2>{escape(chart.name)}, largest groups</h2><figure>{svg(chart)}</figure>"
-        f'<p class="note">{escape(note)}</p>'
+        f'<h2>{escape(made["name"])}, largest groups</h2><div class="panels">{boxes}</div>'
+        f"{said(note)}{why}"
+    )
+
+
+def said(note: str) -> str:
+    """A sentence below a chart."""
+    return f'<p class="note">{escape(note)}</p>'
+
+
+def rows_drawn(name: str, view: dict[str, Any]) -> str:
+    """Room for groups beside each other, with their intervals."""
+    rows = view[name]
+    if rows is None or not rows["rows"]:
+        return ""
+    title = f"{rows['title']}: {rows['name']}"
+    note = (
+        "Green and red: the change is certain, at the confidence of one interval."
+        if rows["signed"] else "Bars are intervals of the noise, each by itself."
+    )  # fmt: skip
+    return (
+        f'<figure><h2>{escape(title)}</h2><div data-draw="rows" data-rows="{name}"></div>'
+        f"{said(note)}</figure>"
     )
 
 
 def table_of(title: str, table: pa.Table, notes: tuple[str, ...]) -> str:
     """Rows with a heading; intervals in one cell."""
-    return f"<h2>{escape(title)}</h2>{html_of(table, notes)}"
+    return f'<h2>{escape(title)}</h2><div class="scroll">{html_of(table, notes)}</div>'
 
 
 def _finite(epsilon: float | None) -> str:
     return "no finite epsilon" if epsilon is None else f"epsilon = {rounded_up(epsilon)}"
 
 
-def spending(record: dict[str, Any]) -> str:
+def spending(record: dict[str, Any], *, drawn: bool) -> str:
     """The ledger: charges, what is left, a year of a unit, the hash that vouches for it."""
     rows = "".join(
         "<tr>"
@@ -160,14 +250,16 @@ def spending(record: dict[str, Any]) -> str:
         for charge in record["charges"]
     )
     year = record["lifetime"].get("user-year")
+    chart = '<div class="panels"><div data-draw="spent"></div></div>' if drawn else ""
     longer = (
         f'<p class="note">A unit present in all {year["periods"]} periods of a year loses at most'
         f" {_finite(year['epsilon'])}, delta = {fraction(year['delta']):.3g}.</p>"
         if year else ""
     )  # fmt: skip
     return (
-        "<h2>Ledger</h2><table><tr><th>charge</th><th>loss</th><th>range</th><th>charged</th></tr>"
-        f'{rows}</table><p class="note">Left: {escape(record["left"]["text"])}.</p>{longer}'
+        f'<h2>Ledger</h2>{chart}<div class="scroll"><table><tr><th>charge</th><th>loss</th>'
+        "<th>range</th><th>charged</th></tr>"
+        f'{rows}</table></div><p class="note">Left: {escape(record["left"]["text"])}.</p>{longer}'
         f'<p class="note">Hash that vouches for all records: <code>{escape(record["head"])}</code>'
         "</p>"
     )

@@ -1,7 +1,8 @@
-"""What the page shows: numbers over time, the last release, what changed, what was spent."""
+"""What the page shows as tables: the last release, what changed, what was spent."""
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,15 @@ from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
 from streamveil.errors import PlanError
 from streamveil.results.answers import Answers
-from streamveil.results.charts import Chart, chart, chosen, tick
+from streamveil.results.charts import tick
 
 ROWS = 25  # of a table
 
 
-def charts(answers: Answers) -> list[Chart]:
-    """One chart for each number."""
-    releases = answers.releases
-    moments = chosen(releases.moments)
-    return [chart(releases, name, moments) for name in releases.answers]
+def largest(answers: Answers) -> tuple[str, pa.Table, str]:
+    """The largest groups of the last release that shows any: a heading, the groups, the number."""
+    heading, table, _ = last_release(answers)
+    return heading, table, answers.releases.answers[0]
 
 
 def last_release(answers: Answers) -> tuple[str, pa.Table, tuple[str, ...]]:
@@ -55,4 +55,8 @@ def ledger_record(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     with Ledger.load(path) as ledger:
-        return record(ledger)
+        found, delta = record(ledger), ledger.limit.quoted_delta
+        for charge, loss in zip(found["charges"], ledger.so_far(), strict=True):
+            epsilon = loss.epsilon(delta)
+            charge["so_far"] = epsilon if isfinite(epsilon) else None
+        return found

@@ -30,7 +30,7 @@ Memory: the rows of the source, in the columns that the query reads, once more f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -301,7 +301,7 @@ def most_parts(columns: Sequence[Any]) -> Int64[Array, " rows"]:
     for column in columns:
         if kind_of(column.type) in ("string", "bytes"):
             sizes += np.asarray(pc.fill_null(pc.binary_length(decoded(column)), 0))
-    return np.clip((MOST_REPEATED + sizes - 1) // sizes, 1, MOST_PARTS)
+    return np.asarray(np.clip((MOST_REPEATED + sizes - 1) // sizes, 1, MOST_PARTS))
 
 
 def in_sets(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:

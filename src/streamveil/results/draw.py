@@ -5,10 +5,8 @@ Every panel has a scale of its own, so that a small group is seen beside a large
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -23,16 +21,6 @@ TICKS = 4  # labels of an axis, at most
 WIDE = 3  # panels side by side
 ROOM, LETTERS = 6.8, 15  # inches for notes, and characters of theirs in an inch
 FEW = 30  # points that are drawn as dots
-
-
-def svg(chart: Chart, wide: int = WIDE) -> str:
-    """One chart, to be put into a page as it is: the same chart is the same text."""
-    with styled():
-        text = StringIO()
-        figure_of(chart, wide).savefig(
-            text, format="svg", transparent=True, metadata={"Date": None}
-        )
-    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.S)
 
 
 def styled() -> AbstractContextManager[None]:

@@ -1,0 +1,144 @@
+"""The page, served while a job goes on: released numbers and the ledger, and nothing else.
+
+Three files and the numbers are all that there is to ask for; no path of a request is ever opened.
+By default only this machine is let in: the server listens on the loopback address, and refuses
+requests whose `Host` is another name, so that no page of elsewhere reads it through a browser.
+
+Privacy: the answer to a request is a function of releases, of the ledger and of the files of this
+package, all of them public; when a release appears is said by the public clock of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from streamveil.api.answers import answers
+from streamveil.api.query import Query
+from streamveil.dashboard import page, series, view
+from streamveil.errors import PlanError, StreamveilError
+from streamveil.results.answers import Answers
+
+SECONDS = 5  # between two questions of an open page
+LOCAL = ("127.0.0.1", "::1", "localhost")
+NOTHING_YET = "nothing is released yet: this page asks again"
+Read = Callable[[], tuple[Answers, dict[str, Any] | None]]
+
+
+class DashboardServer(ThreadingHTTPServer):
+    """Serves the page of one job. `read` gives the releases and the ledger as they are now."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, read: Read) -> None:
+        self.read, self.host, self.lock = read, host, threading.Lock()
+        try:
+            super().__init__((host, port), Handler)
+        except OSError as error:
+            raise PlanError(
+                f"the dashboard cannot listen on {host}:{port}: {error.strerror}.\n"
+                "  to fix  another --port, or 0 for any that is free"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{self.host}:{self.server_address[1]}/"
+
+    def now(self) -> tuple[Answers, dict[str, Any] | None] | None:
+        """What there is to show; None before the first release. One reader at a time."""
+        with self.lock:
+            try:
+                return self.read()
+            except StreamveilError:
+                return None
+
+    def known(self, host: str) -> bool:
+        """Whether a request names this server as its operator does."""
+        name = host.rsplit(":", 1)[0].strip("[]")
+        return name == self.host or (self.host in LOCAL and name in LOCAL) or (
+            self.host not in LOCAL  # the operator let others in
+        )  # fmt: skip
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET for the page, its scripts and its numbers."""
+
+    server: DashboardServer
+    server_version, sys_version = "streamveil", ""
+
+    def do_GET(self) -> None:
+        """The page, a script of it, or its numbers where they are newer than `since`."""
+        if not self.server.known(self.headers.get("Host", "")):
+            self.send(HTTPStatus.FORBIDDEN, b"", "text/plain")
+            return
+        asked = urlsplit(self.path)
+        name = asked.path.removeprefix("/")
+        if name in page.SCRIPTS:
+            self.send(HTTPStatus.OK, page.script(name).encode(), "text/javascript")
+        elif name in ("", "view.json"):
+            self.fresh(parse_qs(asked.query).get("since", [""])[0], whole=not name)
+        else:
+            self.send(HTTPStatus.NOT_FOUND, b"", "text/plain")
+
+    def fresh(self, since: str, *, whole: bool) -> None:
+        """The page, or what has changed."""
+        found = self.server.now()
+        if found is None:
+            self.send(HTTPStatus.OK, waiting(), "text/html; charset=utf-8")
+        elif whole:
+            text = page.html(*found, live=SECONDS)
+            self.send(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
+        elif view.version_of(*found) == since:
+            self.send(HTTPStatus.NOT_MODIFIED, b"", "application/json")
+        else:
+            made = {**view.view_of(*found), "body": page.body(*found)}
+            text = json.dumps(made, separators=(",", ":"), allow_nan=False)
+            self.send(HTTPStatus.OK, text.encode(), "application/json")
+
+    def send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        """One answer."""
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store",
+            "Content-Security-Policy": page.POLICY + "; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }.items():  # fmt: skip
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # its name
+        """Keeps no log of who looked."""
+
+
+def waiting() -> bytes:
+    """A page that comes again until there is something to show."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" '
+        f'content="{SECONDS}"><title>streamveil</title></head><body><p>{NOTHING_YET}</p></body>'
+        "</html>"
+    ).encode()
+
+
+def server_of(
+    source: str | Path,
+    ledger: str | Path | None = None,
+    query: Query | None = None,
+    *,
+    host: str = LOCAL[0],
+    port: int = 0,
+) -> DashboardServer:
+    """A server that is bound and not yet running: `serve_forever` runs it."""
+
+    def read() -> tuple[Answers, dict[str, Any] | None]:
+        return answers(source, query=query), series.ledger_record(page.ledger_at(source, ledger))
+
+    return DashboardServer(host, port, read)

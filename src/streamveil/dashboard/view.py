@@ -1,0 +1,176 @@
+"""What the charts of the page show, as plain values for its script: released numbers only."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.dashboard.series import changes, largest
+from streamveil.display import key_label, rows_of
+from streamveil.release_metadata import read_facts
+from streamveil.results.answers import Answers
+from streamveil.results.charts import Chart, Line, chart, chosen
+from streamveil.results.draw import runs
+from streamveil.results.releases import Moment, Releases
+
+PANELS = 12  # groups of a chart
+NO_ANSWER = (
+    "Not shown: too few people were in the group for a private decision to publish it, or nobody "
+    "was. Which of the two is not told."
+)
+CUT = "cut share"
+
+
+def view_of(found: Answers, record: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything that is drawn."""
+    releases = found.releases
+    moments = chosen(releases.moments)
+    level = float((releases.facts or {}).get("confidence", 0.95))
+    drawn = [chart(releases, name, moments, PANELS) for name in releases.answers]
+    more = [made for made in (cut_share(releases, moments),) if made is not None]
+    view: dict[str, Any] = {
+        "version": version_of(found, record),
+        "charts": [one_chart(made, level) for made in (*drawn, *more)],
+        "largest": intervals(*largest(found), signed=False),
+        "movers": None,
+        "spent": None if record is None else spent(record),
+    }
+    moved = changes(found)
+    if moved is not None:
+        title = "What changed since the release before"
+        view["movers"] = intervals(title, moved[0], releases.answers[0], signed=True)
+    return view
+
+
+def version_of(found: Answers, record: dict[str, Any] | None) -> str:
+    """Another text when there is something new to show."""
+    last = found.moments[-1]
+    return f"{len(found.moments)}.{last.window}.{last.trigger}.{(record or {}).get('head', '')}"
+
+
+def one_chart(made: Chart, level: float) -> dict[str, Any]:
+    """A chart: small multiples over one axis of time."""
+    x = places_of(made)
+    return {
+        "name": made.name, "timed": bool(made.times), "ticks": list(made.ticks), "x": x,
+        "level": f"{level:.4g} interval", "share": made.name == CUT, "hiddenBecause": NO_ANSWER,
+        "breaks": [(x[at] + x[at - 1]) / 2 for at in made.breaks],
+        "lines": [one_line(line, made, x) for line in made.lines],
+    }  # fmt: skip
+
+
+def places_of(made: Chart) -> list[float]:
+    """Where each release is on the axis: its time in milliseconds, as the query's clocks show it.
+
+    Or its turn, with room between windows.
+    """
+    if made.times:
+        return [time.replace(tzinfo=UTC).timestamp() * 1000 for time in made.times]
+    step = np.ones(len(made.ticks))
+    step[list(made.breaks)] = 2
+    return [float(place) for place in np.cumsum(step)]
+
+
+def one_line(line: Line, made: Chart, x: list[float]) -> dict[str, Any]:
+    """One group: points where it is shown, and stretches in which it is not."""
+    points, hidden = list[dict[str, Any]](), list[dict[str, float]]()
+    for number, run in enumerate(runs(np.isnan(line.value), made.breaks)):
+        first, last = int(run[0]), int(run[-1])
+        if np.isnan(line.value[first]):
+            before, after = x[max(first - 1, 0)], x[min(last + 1, len(x) - 1)]
+            ends = {"from": (before + x[first]) / 2, "to": (after + x[last]) / 2}
+            if hidden and hidden[-1]["to"] == ends["from"]:  # the window before ended hidden
+                ends["from"] = hidden.pop()["from"]
+            hidden.append(ends)
+            continue
+        points += [
+            {"x": x[at], "tick": made.ticks[at], "run": number, "alone": len(run) == 1,
+             "v": plain(line.value[at]), "lo": plain(line.low[at]), "hi": plain(line.high[at])}
+            for at in run
+        ]  # fmt: skip
+    return {"label": line.label, "points": points, "hidden": hidden}
+
+
+def cut_share(releases: Releases, moments: list[Moment]) -> Chart | None:
+    """Which share of rows the bounds cut, as releases tell it with noise; None where they do not.
+
+    An upper end is told in rows, so that the share has one too; there is no lower end.
+    """
+    cuts = [(read_facts(releases.table(one).schema) or {}).get("cut") or {} for one in moments]
+    if not any("share" in cut for cut in cuts):
+        return None
+    share = np.array([cut.get("share", np.nan) for cut in cuts])
+    high = np.array([
+        cut["share"] * cut["high"] / cut["rows"] if cut.get("share") and cut["rows"] > 0 else np.nan
+        for cut in cuts
+    ])  # fmt: skip
+    whole = chart(releases, releases.answers[0], moments, 0)
+    line = Line("rows over the bounds", share, share, np.where(np.isnan(high), share, high))
+    return Chart(CUT, whole.ticks, whole.times, whole.breaks, (line,), "")
+
+
+def intervals(title: str, table: pa.Table, name: str, *, signed: bool) -> dict[str, Any]:
+    """Groups with a number and its interval; `signed`: its sign is what matters."""
+    keys = [one for one in table.column_names[: table.column_names.index(name)]]
+    labels = unique([key_label(row, keys) for row in rows_of(table.select(keys))]) if keys else [
+        "all"
+    ] * table.num_rows  # fmt: skip
+    columns = [table[name + end].to_pylist() for end in ("", "_low", "_high")]
+    rows = [
+        {"label": label, "v": plain(v), "lo": plain(lo), "hi": plain(hi)}
+        for label, v, lo, hi in zip(labels, *columns, strict=True)
+        if plain(v) is not None
+    ]
+    return {"title": title, "name": name, "rows": rows, "signed": signed}
+
+
+def unique(labels: list[str]) -> list[str]:
+    """Labels that tell rows apart, as an axis needs them: long keys are cut to the same text.
+
+    >>> unique(["a", "b", "a"])
+    ['a', 'b', 'a (2)']
+    """
+    seen: dict[str, int] = {}
+    made = []
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        made.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+    return made
+
+
+def spent(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Epsilon after each charge, and the limit; None of one charge, or of those without a time."""
+    points = []
+    for charge in record["charges"]:
+        at, so_far = moment_of((charge.get("about") or {}).get("charged_at")), charge.get("so_far")
+        if at is None or so_far is None:
+            return None
+        points.append({"at": at, "spent": so_far, "name": charge["charge"]})
+    limit = record["limit"].get("epsilon")
+    if len(points) < 2:
+        return None
+    return {"points": points, "limit": None if limit is None else whole(limit)}
+
+
+def whole(text: str) -> float:
+    """A number as the ledger writes it."""
+    from fractions import Fraction
+
+    return float(Fraction(text))
+
+
+def moment_of(text: str | None) -> float | None:
+    """A time in ISO 8601, in milliseconds since 1970."""
+    try:
+        return datetime.fromisoformat(text or "").timestamp() * 1000
+    except ValueError:
+        return None
+
+
+def plain(value: Any) -> float | None:
+    """A number that JSON has; null for others."""
+    return float(value) if value is not None and isfinite(value) else None
