@@ -12,6 +12,7 @@ import numpy as np
 
 from streamveil.audit.account import TOGETHER, MechanismLoss, QueryAccount, account
 from streamveil.audit.laid_open import Key, Seen, Transcript, run
+from streamveil.audit.laid_open_rounds import RoundsTold, account_of_rounds, run_rounds
 from streamveil.audit.laid_open_sketches import CellNoise, sketch_account
 from streamveil.audit.neighbours import Examined, Pair, World, drawn, varied
 from streamveil.core.counters.weights import blt_of
@@ -141,6 +142,13 @@ def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int
         return 1 if early else 1 + (key[0] ^ window ^ seed) % (pair.steps + 2)
 
     script = Transcript(opens)
+    if operator.aggregation.restarts:
+        told = RoundsTold()
+        without, added = (
+            run_rounds(runs, pair.batches(world, with_unit=with_unit), script, told, seed)
+            for with_unit in (False, True)
+        )
+        return account_of_rounds(operator, added, without)
     sides: list[Seen] = []
     for with_unit in (False, True):
         sides.append(run(runs, pair.batches(world, with_unit=with_unit), script, seed))
@@ -151,12 +159,11 @@ def require_laid_open(operator: Operator) -> Examined:
     """Refuses what the account does not see into: it would find nothing and say so."""
     if isinstance(operator, SketchQuery):
         return operator
-    if not isinstance(operator, GroupBy) or operator.aggregation.restarts:
-        raise PlanError(
-            "the exact account covers sketches and group-by queries of the default preset, not"
-            " changing tables and 'dp-sqlp'"
-        )
+    if not isinstance(operator, GroupBy):
+        raise PlanError("the exact account covers sketches and group-bys, not changing tables")
     aggregation = operator.aggregation
+    if aggregation.restarts:
+        return operator
     chosen = aggregation.selection
     more = [chosen.counter] if isinstance(chosen, GaussianSelection) else []
     if any(blt_of(counter) is None for counter in (*aggregation.counters, *more)):

@@ -170,7 +170,8 @@ class GroupBy:
 
     @property
     def _separate(self) -> bool:
-        return periods_apart(self.schedule, self.periods)
+        """A look reads the rows of all periods at once: then they share a mechanism."""
+        return self.look is None and periods_apart(self.schedule, self.periods)
 
     @property
     def plain_lanes(self) -> tuple[Lane, ...]:

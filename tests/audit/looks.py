@@ -1,0 +1,68 @@
+"""The look at the rows before a job: what it draws on rows of neighbours, against its charge."""
+
+import re
+
+import numpy as np
+
+from streamveil.audit.laid_open import OpenNoise
+from streamveil.errors import BudgetError, PlanError
+from streamveil.plan.look import divided, look_share, with_look
+from streamveil.runtime.look import look, rows_of
+from streamveil.runtime.survey import survey
+from tests.audit import texts
+from tests.audit.library import told
+
+BARE = re.compile(r",? contribution_bounds_per_row => \([^)]*\)")
+
+
+class OneWord(OpenNoise):
+    """All units choose their row by one word: given the words of others, a unit's own is any."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.word = np.random.default_rng(seed).integers(0, 2**63, dtype=np.uint64) * np.uint64(2)
+
+    def at(self, purpose, *path):
+        draws = super().at(purpose, *path)
+        if purpose == "rows to survey":
+            draws.words = lambda n: np.full(n, self.word, np.uint64)
+        return draws
+
+
+def looking_query(rng):
+    """A query that looks at its rows first, and when it runs; some values have no bounds."""
+    while True:
+        text, span = texts.text_of(rng)
+        share = texts.pick(rng, ("look_share = 0.1", "look_share = 0.3", "name = 'looks'"))
+        text = text.replace("look_share = 0", share, 1)
+        if rng.random() < 0.5 and "quantum" not in text:
+            text = BARE.sub("", text)
+        try:
+            plan = with_look(texts.plan_of(text, []))
+            if look_share(plan):
+                look(plan, OpenNoise(1))
+                return text, span
+        except (PlanError, BudgetError):
+            continue
+
+
+def look_lost(text, plans, seed):
+    """What two inputs lose by the look, and what it claims: of the survey, and of the budget."""
+    wanted = [with_look(plan) for plan in plans]
+
+    def release(plan, noise):
+        made = OneWord(seed)
+        return [np.array(repr(look(plan, made)))]
+
+    share, _ = divided(wanted[0].budget, look_share(wanted[0]))
+    _, guarantee = survey(wanted[0], rows_of(wanted[0]), share, OpenNoise(1))
+    return told(release, *wanted, seed=seed), guarantee.loss, share
+
+
+def judged(seed, pairs):
+    """(text, loss, claim, budget) of pairs of neighbours of one query."""
+    rng = np.random.default_rng(seed)
+    text, span = looking_query(rng)
+    for _ in range(pairs):
+        pair = texts.neighbours_drawn(rng, text, span)
+        yield text, *look_lost(text, pair.plans, seed)

@@ -1,0 +1,128 @@
+"""Queries over changing tables as texts, with questions between steps, and raw change data."""
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.errors import BudgetError, PlanError
+from streamveil.plan.plan import SourceSpec
+from streamveil.runtime.run import work_of
+from streamveil.sql.sql import parse_script
+from tests.audit.library import random_policy, told
+from tests.audit.texts import pick
+
+STEPS, EACH = 5, 12  # rows of a step
+CITIES = ("Lima", "Oslo", "Rome")
+BUDGETS = ("epsilon = 1", "epsilon = 2", "rho = 0.5, delta = 1e-6", "epsilon = 1, delta = 1e-6",
+           "mu = 0.5, delta = 1e-6")  # fmt: skip
+MECHANISMS = ("", "", "counter", "tree_of_mwem", "rerun", "snapshot_delta", "continual_mwem",
+              "interval_tree", "triggered_snapshots", "two_streams")  # fmt: skip
+SETS = ("", "GROUP BY city", "GROUP BY city, age", "GROUP BY ROLLUP (city, age)",
+        "GROUP BY CUBE (city, age)", "GROUP BY GROUPING SETS ((city), (age), ())")  # fmt: skip
+COUNTS = ("COUNT(*) AS n", "COUNT(*) AS n, COUNTIF(age < 2) AS young", "COUNTIF(age > 1) AS old",
+          "COUNT(city) AS n, COUNT(*) AS all_of_them")  # fmt: skip
+LIVES = ("", "", ", lives = 2", ", lives = 3")
+CONDITIONS = ("", "", "WHERE age > 0", "WHERE city = 'Oslo' OR age IS NULL")
+OPERATIONS = ("+", "-", "U", "d", "c", "update", "I", "?", None)
+
+
+def text_of(rng):
+    """One script, which may be refused."""
+    grows, ids = rng.random() < 0.25, rng.random() < 0.7
+    changes = "source = rows, changelog = 'insert'"
+    if not grows:
+        changes = "source = rows, changelog = 'insert-delete', operation = op"
+    if ids:
+        changes += ", id = id" + pick(rng, ("",) if grows else LIVES)
+    mechanism = pick(rng, MECHANISMS)
+    more = [
+        pick(rng, BUDGETS), f"steps = {STEPS}", f"expected_size = {pick(rng, (20, 60, 5000))}",
+        "accept_error = TRUE", pick(rng, ("", "ask_share = 0.3", "ask_share = 0.7")),
+        f"mechanism = '{mechanism}'" if mechanism else "", pick(rng, ("", "preset = 'theorem'")),
+        pick(rng, ("", "non_negative = TRUE", "integer = TRUE")),
+    ]  # fmt: skip
+    by = pick(rng, SETS)
+    names = ", ".join(name for name in ("city", "age") if name in by)
+    return (
+        "CREATE TABLE people (city CHECK (city IN ('Lima', 'Oslo', 'Rome')), age CHECK (age BETWEEN"
+        f" 0 AND 3)) WITH ({changes}); SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS"
+        f" ({', '.join(filter(None, more))}) {names + ', ' * bool(names)}{pick(rng, COUNTS)}"
+        f" FROM people {pick(rng, CONDITIONS)} {by} EMIT EVERY {EACH} ROWS"
+    )
+
+
+def rows_drawn(rng):
+    """Change data of few ids: lives that begin, change and end, and rows that say nothing."""
+    ids = int(rng.integers(2, 25))
+    return [
+        {
+            "op": pick(rng, OPERATIONS), "id": pick(rng, (*range(ids), None)),
+            "city": pick(rng, (*CITIES, *CITIES, "Bonn", None)),
+            "age": pick(rng, (0, 1, 2, 3, 0, 1, 9, None)),
+        }
+        for _ in range(STEPS * EACH)
+    ]  # fmt: skip
+
+
+def neighbour(rng, rows, relation):
+    """The rows without those of one record, or without one row; positions are public."""
+    gap = dict.fromkeys(rows[0])
+    if relation == "record":
+        known = [row["id"] for row in rows if row["id"] is not None]
+        gone = pick(rng, known)
+        return [gap if row["id"] == gone else row for row in rows]
+    place = int(rng.integers(len(rows)))
+    return [gap if nth == place else row for nth, row in enumerate(rows)]
+
+
+def plan_of(text, rows):
+    kinds = {"op": pa.string(), "id": pa.int64(), "city": pa.string(), "age": pa.int64()}
+    table = pa.table({
+        name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()
+    })  # fmt: skip
+    source = SourceSpec(name="rows", kind="memory", options={"table": table})
+    return parse_script(text, {"rows": source}).query.plan
+
+
+def drawn(rng):
+    """A script that is not refused, and its operator."""
+    while True:
+        text = text_of(rng)
+        try:
+            return text, work_of(plan_of(text, rows_drawn(rng))).operator
+        except (PlanError, BudgetError):
+            continue
+
+
+def released(text, asked):
+    """What a job publishes, with its answers to questions after each step."""
+
+    def release(rows, noise):
+        work, rng, found = work_of(plan_of(text, rows)), np.random.default_rng(asked), []
+        table, state = work.operator, work.operator.init()
+        for batch in work.feed(None):
+            table.fold(state, batch, noise)
+            if not batch.closes_step:
+                continue
+            for one in table.release(state, batch.step, noise):
+                found.append(np.array(repr(one.table.to_pydict())))
+            for points in rng.random((3, table.mechanism.queries.domain)) < rng.random():
+                try:
+                    answer, _ = table.ask(state, points, noise)
+                except PlanError:  # nothing is set aside, or it does not follow
+                    found.append(np.zeros(1))
+                    continue
+                found.append(np.array([len(answer.kind), answer.value, answer.reach]))
+        return found
+
+    return release
+
+
+def judged(seed, pairs):
+    """(text, operator, loss) of pairs of neighbours of one script."""
+    rng = np.random.default_rng(seed)
+    text, operator = drawn(rng)
+    for nth in range(pairs):
+        rows = rows_drawn(rng)
+        other = neighbour(rng, rows, operator.guarantee.protects.relation)
+        policy = random_policy(pairs * seed + nth, (0.05, 0.3, 1.0)[nth % 3])
+        yield text, operator, told(released(text, seed), rows, other, policy, seed)
