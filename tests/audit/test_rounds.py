@@ -63,8 +63,7 @@ def selection(**changes):
 
 
 def half_trees(one):
-    counter = one.aggregation.selection.counter
-    return selection(counter=replace(counter, sigma=Fraction(counter.sigma) / 2))(one)
+    return selection(noise=Fraction(one.aggregation.selection.noise) / 2)(one)
 
 
 def half_releases(one):

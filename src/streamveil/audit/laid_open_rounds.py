@@ -34,7 +34,7 @@ from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, meth
 from streamveil.batch import Batch
 from streamveil.core.counters.restarting_trees import Grove, closes
 from streamveil.core.noisy import post_process
-from streamveil.dataflow.dp_sqlp import FINE, RoundSelection
+from streamveil.core.selection.rounds import FINE, RoundSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.types import Array, Float64
 
@@ -98,7 +98,7 @@ class RoundSpy:
     def step(self, honest: Any, selection: Any, *given: Any) -> Any:
         """One trigger of all selections: what the leader selects, the follower does."""
         _, _, names, trigger, at = given
-        steps = range(len(self.seen.limits), selection.counter.horizon + 1)
+        steps = range(len(self.seen.limits), selection.horizon + 1)
         limits = [selection.threshold(t) * FINE if t else np.inf for t in steps]
         self.seen.limits = np.append(self.seen.limits, limits)
         state, passing = honest(*given)
