@@ -126,6 +126,14 @@ OWN = (  # subqueries that combine the rows of one unit
     " ms - FIRST_VALUE(ms) OVER (PARTITION BY {unit} ORDER BY ts) AS ms, ts, at FROM clicks",
     "SELECT {unit}, page, SUM(kind) OVER (PARTITION BY {unit} ORDER BY at) AS kind,"
     " SUM(ms) OVER (PARTITION BY {unit}) AS ms, ts, at FROM clicks",
+    "SELECT v.{unit}, v.page, p.kind, v.ms, v.ts, v.at FROM clicks AS v JOIN"
+    " (SELECT {unit}, page, kind FROM clicks) AS p ON v.{unit} = p.{unit} AND v.page = p.page",
+    "SELECT v.{unit}, v.page, p.kind, v.ms, v.ts, v.at FROM clicks AS v LEFT JOIN (SELECT {unit},"
+    " COUNT(*) AS kind FROM clicks WHERE ms > 3 GROUP BY {unit}) AS p ON v.{unit} = p.{unit}",
+    "SELECT {unit}, page, kind, ms, ts, at FROM clicks"
+    " WHERE {unit} NOT IN (SELECT {unit} FROM clicks WHERE ms > 5)",
+    "SELECT {unit}, page, kind, ms, ts, at FROM clicks UNION ALL"
+    " SELECT {unit}, tags AS page, kind, ms, at AS ts, ts AS at FROM clicks WHERE kind > 1",
 )  # fmt: skip
 SETS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())", "GROUPING SETS (({}))")
 
