@@ -344,6 +344,24 @@ def ask(
     print_answer(read_query(query, table, name).plan, question, state, secret)
 
 
+@app.command(epilog="Example: streamveil rekey pages.veil --new file:new.key")
+def rekey(
+    state: StateFolder,
+    new: Annotated[str, typer.Option(help="env:NAME, command:PROGRAM or file:PATH.")],
+    secret: Annotated[
+        str | None, typer.Option(help="The one until now; default: kept in the state.")
+    ] = None,
+) -> None:
+    """Gives a state another secret. The noise key that it opens stays: nothing is drawn anew.
+
+    Destroy the old secret and old copies of STATE: together they still open the noise key.
+    """
+    from streamveil.runtime.rekey import rekey as change
+
+    name = change(state, secret, new)
+    say(f"the job '{name}' starts with the new secret from now on; old copies of its state do not")
+
+
 def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
     """How many rows could not be used, by reason: no row, and nothing of one."""
     if rows:

@@ -16,8 +16,8 @@ Proof: *One after the other.* `append` adds records from number n on, where n is
     *Durable.* `append` returns after COMMIT with `synchronous_commit` at least `local`, so after
     the server's own log is flushed; a server with `fsync = off` is refused. A standby that lacks
     commits may take over: then a record that this process has read is gone, which it notices, and
-    a job notices that its charge is gone (`Ledger.require_charged`); with `synchronous_standby_names`
-    it does not happen.
+    a job notices that its charge is gone (`Ledger.require_charged`); where the server waits for it
+    (`synchronous_standby_names`) this does not happen.
     *A crash.* Before COMMIT nothing is there. Where the answer to COMMIT is lost, `append` raises
     and nothing is drawn; a job that starts again finds its key, or charges it then.
     *Append-only.* A trigger refuses UPDATE, DELETE and TRUNCATE, to the owner too; the owner can
@@ -111,7 +111,7 @@ class ServerJournal:
         for number, claimed, text in rows:
             if number != self._read:
                 raise altered(f"the ledger '{self.name}'")
-            record = None
+            record: Record = {}
             with suppress(ValueError):
                 record = json.loads(text)
             self.head = checked(f"the ledger '{self.name}'", self.head, record, claimed)

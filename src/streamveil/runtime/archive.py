@@ -103,7 +103,7 @@ class Archive:
         self.extent = needed  # what is durable
         if keeps(sink):
             where = str(Path(str(getattr(sink, "path", ""))).absolute())
-            notes.write(directory / ELSEWHERE, "sink", 1, {"path": where})
+            notes.write(directory / ELSEWHERE, "sink", {"path": where})
         self.active = not keeps(sink) or self.path.exists() or needed is not None
         if self.active:
             self._open(needed)

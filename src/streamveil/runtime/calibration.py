@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from streamveil.dataflow.protocol import Operator
+from streamveil.runtime.formats import FIRST
 
 DIGITS = 9  # of real numbers: last bits differ between processors, and no guarantee hangs on them
 LEFT_OUT = ("public", "keys", "defaults")  # told by the plan; explanations
@@ -29,13 +30,15 @@ def calibration(operator: Operator) -> str:
     """A digest of every field of an operator that takes part in its equality.
 
     What does not (compiled expressions, memory limits, explanations) decides no mechanism. The
-    lists of public keys are part of the plan and left out.
+    lists of public keys are part of the plan and left out. In which format a state is kept decides
+    none either: every version counts as the first one.
 
     Raises TypeError for a field of a type whose content it cannot tell.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in decisive(operator):
-        for word in words(getattr(operator, part.name), part.name):
+        value = FIRST if part.name == "version" else getattr(operator, part.name)
+        for word in words(value, part.name):
             digest.update(word.encode() + b"\0")
     return digest.hexdigest()
 

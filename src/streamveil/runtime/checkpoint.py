@@ -24,7 +24,7 @@ import pyarrow as pa
 from streamveil.batch import Release
 from streamveil.connectors.blocks import ROOM_BYTES, room
 from streamveil.core.noisy import restored
-from streamveil.runtime import disk, frame, wal
+from streamveil.runtime import disk, formats, frame, wal
 from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.tables import from_bytes, to_bytes
 from streamveil.types import Array
@@ -78,18 +78,23 @@ class Saved:
 class CheckpointDraft:
     """A checkpoint under way. What is added is copied at once and written behind."""
 
-    def __init__(self, directory: Path, epoch: str, saved: Saved, behind: Behind) -> None:
+    def __init__(
+        self, directory: Path, epoch: str, saved: Saved, behind: Behind,
+        version: int = formats.FIRST,
+    ) -> None:  # fmt: skip
+        """`version`: of the operator."""
         self.bytes = 0
         self._directory, self._behind = directory, behind
         self._batch = saved.record.place.batch
         self._portions = 0
         self._file: disk.Unnamed | None = None
         self._hash = frame.first_hash(epoch)  # of all frames so far
-        behind(partial(self._begin, epoch, saved))
+        behind(partial(self._begin, epoch, saved, version))
 
-    def _begin(self, epoch: str, saved: Saved) -> None:
+    def _begin(self, epoch: str, saved: Saved, version: int) -> None:
         self._file = disk.Unnamed(self._directory / name(self._batch))
-        head = wal.to_head(saved.record, {"version": VERSION, "epoch": epoch})
+        owner = {"version": VERSION, "epoch": epoch, wal.OPERATOR: version}
+        head = wal.to_head(saved.record, owner)
         with room(ROOM_BYTES + 2 * sum(table.nbytes for table in saved.tables)) as own:
             blobs = list[memoryview]()
             for table in saved.tables:
@@ -157,7 +162,8 @@ def read(directory: Path, epoch: str) -> Saved | None:
         raise wal.damaged(path) from None
     needs = checked(path, epoch, [(one.head, one.prefix) for one in frames])
     arrays = {name: array for one in frames[1:-1] for name, array in one.arrays.items()}
-    record = replace(wal.from_frame(frames[0]), delta=arrays)
+    version = frames[0].head.get(wal.OPERATOR, formats.FIRST)
+    record = replace(wal.from_frame(frames[0], version), delta=arrays)
     return Saved(record, tuple(map(from_bytes, frames[0].blobs)), needs)
 
 

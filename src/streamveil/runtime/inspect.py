@@ -13,9 +13,9 @@ from typing import Any
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.errors import StoreError
-from streamveil.runtime import checkpoint, frame, wal
+from streamveil.runtime import checkpoint, frame, notes, wal
 from streamveil.runtime.secret import SECRET
-from streamveil.runtime.store import LEDGER, VERSION, Header, read_header
+from streamveil.runtime.store import HEADER, LEDGER, Header, read_header
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def inspect(directory: str | Path) -> Summary:
         identity.job, identity.plan, identity.operator, header.epoch, header.secure,
         (folder / SECRET).exists(), place.batch, place.step, place.closed, place.position,
         before.position if before else None, last_change(folder),
-        {"directory": VERSION, "log": wal.VERSION, "checkpoint": checkpoint.VERSION,
-         identity.operator: identity.operator_version},
+        {"directory": notes.version_of(folder / HEADER), "log": wal.VERSION,
+         "checkpoint": checkpoint.VERSION, identity.operator: identity.operator_version},
         after if path else None, path.stat().st_size if path else 0,
         len(log), sum(size for _, size in log), sizes(parts), on_disk(folder),
         *spending(folder, header),

@@ -32,6 +32,7 @@ from streamveil.runtime.account import Account
 from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import CheckpointDraft, Saved
 from streamveil.runtime.copy_buffer import CopyBuffer
+from streamveil.runtime.formats import upgraded_delta, upgraded_state
 from streamveil.runtime.incremental_checkpoint import IncrementalCheckpoint
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch
@@ -147,19 +148,23 @@ class Job:
         extent = saved.needs.archive if saved and saved.needs else None
         keeper = None if self.work.post else self.work.sink  # a sink has what was made of them
         self._archive = Archive(directory, epoch, keeper, extent, self.work.keep_releases)
-        self._state = operator.load(saved.record.delta) if saved else operator.init()
+        self._state = operator.init() if saved is None else operator.load(
+            upgraded_state(operator.kind, saved.record.delta, saved.record.version)
+        )  # fmt: skip
         self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
         self._latest = saved.releases if saved else ()
         if extent is None:
             self._latest = self._archive.restore(self._latest, self._last.releases)
         started = time.thread_time()
         for record in records:
-            operator.apply(self._state, record.delta)
+            delta = upgraded_delta(operator.kind, record.delta, record.version)
+            operator.apply(self._state, delta)
             known = self._release(record.place.step, closed=record.place.closed)
             require_same(record.releases, known)
             self._latest = self._archive.restore(self._latest, record.releases)
             self._last = replace(record, delta={})
         self._archive.settle()
+        self._store.upgrade(operator.version, self.place.batch)
         self._effort = time.thread_time() - started
 
     def _open_rejects(self, epoch: str) -> Rejects | None:

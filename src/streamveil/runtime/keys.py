@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 
 from streamveil.core.noise.keyed import KeyedNoise, Noise
 from streamveil.errors import PlanError, StoreError
+from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
 from streamveil.runtime import store as stores
 
 CHECK_DIGITS = 32
+WRONG = (
+    "the secret is not the one this state was created with, or was last given by `rekey`.\n"
+    "  to fix  give that secret; other noise on the same data would reveal it"
+)
 
 
 @dataclass(frozen=True, repr=False)  # secret
@@ -34,30 +39,53 @@ class Randomness:
         if store.header is None:
             stores.require_empty(store.directory)
             epoch = stores.new_epoch()
-            noise = self._noise(store, epoch)
-            store.begin(stores.Header(identity, epoch.hex(), check(noise), noise.secure))
+            noise, kept = self._new_noise(store, epoch)
+            header = stores.Header(identity, epoch.hex(), check(noise), noise.secure, key=kept)
+            store.begin(header)
         else:
             store.header.require(identity)
-            noise = self._noise(store, bytes.fromhex(store.header.epoch))
+            noise = self._noise(store, store.header)
             if check(noise) != store.header.noise_check:
-                raise StoreError(
-                    "the secret is not the one this state was created with.\n"
-                    "  to fix  give that secret; other noise on the same data would reveal it"
-                )
+                raise StoreError(WRONG)
+            if store.header.key:  # `rekey` was cut short
+                disk.remove([store.directory / secrets.SECRET])
         if not noise.secure:
             warnings.warn("insecure noise: this job's releases protect nobody", stacklevel=2)
         return noise
 
-    def _noise(self, store: stores.Store, epoch: bytes) -> Noise:
-        if isinstance(self.noise, KeyedNoise) and self.noise.secure:
-            return replace(self.noise, epoch=epoch)
+    def _new_noise(self, store: stores.Store, epoch: bytes) -> tuple[Noise, str]:
+        """The noise of a new state, and its sealed key where the secret is kept elsewhere."""
         if self.noise is not None:
-            return self.noise
+            return self._given(self.noise, epoch), ""
         secret = secrets.given(self.secret)
         if secret is None:
-            fresh = store.header is None and not (store.directory / secrets.SECRET).exists()
+            fresh = not (store.directory / secrets.SECRET).exists()
             secret = (secrets.create if fresh else secrets.kept)(store.directory)
+            return KeyedNoise(secret, epoch), ""
+        from streamveil.runtime.sealed_key import sealed  # only where a secret is given
+
+        noise = replace(KeyedNoise.fresh(), epoch=epoch)
+        return noise, sealed(noise.secret, secret, epoch)
+
+    def _noise(self, store: stores.Store, header: stores.Header) -> Noise:
+        """The noise of a state that is there."""
+        epoch = bytes.fromhex(header.epoch)
+        if self.noise is not None:
+            return self._given(self.noise, epoch)
+        secret = secrets.given(self.secret)
+        if secret is None:
+            secret = secrets.kept(store.directory)
+        if header.key:
+            from streamveil.runtime.sealed_key import opened
+
+            secret = opened(header.key, secret, epoch)
         return KeyedNoise(secret, epoch)
+
+    @staticmethod
+    def _given(noise: Noise, epoch: bytes) -> Noise:
+        if isinstance(noise, KeyedNoise) and noise.secure:
+            return replace(noise, epoch=epoch)
+        return noise
 
 
 def check(noise: Noise) -> str:

@@ -38,7 +38,7 @@ from streamveil.sql.schema import check_schema
 if TYPE_CHECKING:
     from streamveil.runtime.survey import Learned
 
-KIND, VERSION = "look", 1
+KIND = "look"
 CHUNK = 1_000_000  # rows
 
 
@@ -78,14 +78,14 @@ def keep(state: Path, made: Content) -> None:
             raise StoreError(
                 "another process has begun this job.\n  to fix  run again when it has ended"
             )
-        notes.write(home / LOOK, KIND, VERSION, made)
+        notes.write(home / LOOK, KIND, made)
     finally:
         lock.close()
 
 
 def remembered(plan: Plan, path: Path) -> Plan:
     """The plan with what the look of its state said."""
-    content, wanted = notes.read(path, KIND, VERSION), with_look(plan)
+    content, wanted = notes.read(path, KIND), with_look(plan)
     if content["plan"] != wanted.fingerprint:
         raise StoreError(
             "the state directory was created for another job: the query changed.\n"

@@ -7,30 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from streamveil.connectors.checksum import crc32
-from streamveil.runtime import disk, frame
+from streamveil.runtime import disk, formats
 from streamveil.runtime.wal import damaged
 
 Content = dict[str, Any]
 
 
-def write(path: Path, kind: str, version: int, content: Content) -> None:
+def write(path: Path, kind: str, content: Content) -> None:
     """Writes a note durably."""
-    whole = {"format": f"streamveil {kind}", "version": version, **content}
+    whole = {"format": f"streamveil {kind}", "version": formats.current(kind), **content}
     text = json.dumps({**whole, "crc32": crc(whole)}, indent=2) + "\n"
     disk.create(path, [memoryview(text.encode())])
 
 
-def read(path: Path, kind: str, version: int) -> Content:
-    """What a note says; refuses one that is damaged, or of another format."""
+def read(path: Path, kind: str) -> Content:
+    """What a note says, in the present format; refuses one that is damaged, or of no known one."""
     try:
         content: Content = json.loads(disk.read(path))
-        frame.require_version(f"file '{path.name}'", content["version"], version)
+        version, what = content["version"], f"file '{path.name}'"
+        formats.steps(what, formats.NOTES.get(kind, ()), version)
         if content.pop("crc32") != crc(content) or content["format"] != f"streamveil {kind}":
             raise damaged(path)
         del content["format"], content["version"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise damaged(path) from None
-    return content
+    return formats.upgraded(what, kind, content, version)
+
+
+def version_of(path: Path) -> int:
+    """The format in which a note was written."""
+    found: int = json.loads(disk.read(path))["version"]
+    return found
 
 
 def crc(content: Content) -> int:

@@ -118,7 +118,7 @@ def require_all(path: Path, held: Contents, needed: Extent | None, marks: list[M
 def kept_by_sink(home: Path) -> Path | None:
     """The folder of a sink that keeps the releases of a state, if there is one."""
     path = home / ELSEWHERE
-    return Path(notes.read(path, "sink", 1)["path"]) if path.exists() else None
+    return Path(notes.read(path, "sink")["path"]) if path.exists() else None
 
 
 def _load(path: Path, epoch: str, entry: Entry) -> Load:

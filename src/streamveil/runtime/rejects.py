@@ -31,7 +31,6 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.runtime import disk, notes
 from streamveil.runtime.disk import Unnamed
 
-VERSION = 1
 OWNER = "_owner.json"  # readers of a directory of Parquet files pass over such names
 WHERE = "rejects.json"  # in the state directory
 BATCH, ENDING = "batch-", ".parquet"
@@ -90,9 +89,9 @@ class Routing:
         with naming(where):
             disk.make_directory(where)
             if owner_of(where) != owner:
-                notes.write(where / OWNER, "rejects", VERSION, owner._asdict())
+                notes.write(where / OWNER, "rejects", owner._asdict())
         if told(state) != where:
-            notes.write(state / WHERE, "place of rejects", VERSION, {"directory": str(where)})
+            notes.write(state / WHERE, "place of rejects", {"directory": str(where)})
             sweep(where, owner, committed)
         return Rejects(where, self)
 
@@ -169,15 +168,13 @@ class AnonymousFile:
 def told(state: Path) -> Path | None:
     """Where a state says its rejected rows are."""
     path = state / WHERE
-    return (
-        Path(notes.read(path, "place of rejects", VERSION)["directory"]) if path.exists() else None
-    )
+    return Path(notes.read(path, "place of rejects")["directory"]) if path.exists() else None
 
 
 def owner_of(where: Path) -> Owner | None:
     """The state whose rejected rows a directory holds."""
     path = where / OWNER
-    return Owner(**notes.read(path, "rejects", VERSION)) if path.exists() else None
+    return Owner(**notes.read(path, "rejects")) if path.exists() else None
 
 
 def require_writable(columns: pa.Schema) -> None:

@@ -24,7 +24,6 @@ from streamveil.runtime.store import CALIBRATED_OTHERWISE, LEDGER, new_epoch, re
 from streamveil.runtime.wal import damaged
 
 HEADER, MARK, CHECKPOINT, SHARDS = "spark.json", "committed", "checkpoint", "shards"
-VERSION = 1
 NEW_SHARDS = 8
 INSECURE = "insecure"
 PLACES = ("env", "file", "command")
@@ -97,7 +96,7 @@ class SparkHeader:
         """The header of a state, if it is one."""
         if not path.exists():
             return None
-        return cls(**notes.read(path, "state on Spark", VERSION))
+        return cls(**notes.read(path, "state on Spark"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +120,12 @@ class Home:
         """What is committed."""
         path = self.path / MARK
         return (
-            PublishedStep(**notes.read(path, "mark on Spark", VERSION))
-            if path.exists()
-            else PublishedStep()
+            PublishedStep(**notes.read(path, "mark on Spark")) if path.exists() else PublishedStep()
         )
 
     def commit(self, mark: PublishedStep) -> None:
         """Says durably that a step is published."""
-        notes.write(self.path / MARK, "mark on Spark", VERSION, asdict(mark))
+        notes.write(self.path / MARK, "mark on Spark", asdict(mark))
 
     def step_of(self, batch: int) -> int:
         """The step that Spark logged for a batch before running it."""
@@ -238,7 +235,7 @@ class Home:
             self._write(replace(header, ready=True))
 
     def _write(self, header: SparkHeader) -> None:
-        notes.write(self.path / HEADER, "state on Spark", VERSION, asdict(header))
+        notes.write(self.path / HEADER, "state on Spark", asdict(header))
 
     def require_whole(self, shards: Shards, kept: dict[str, int]) -> None:
         """Refuses to go on when a part is missing or of another moment.

@@ -29,12 +29,12 @@ from shutil import rmtree
 
 from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.runtime import checkpoint, disk, frame, notes, wal
+from streamveil.runtime import checkpoint, disk, formats, notes, wal
 from streamveil.runtime.checkpoint import Saved, Work
 from streamveil.runtime.lock import LOCK, Lock
 from streamveil.runtime.secret import SECRET
 
-VERSION = 1
+KIND = "state"  # of the header
 HEADER = "state.json"
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
@@ -72,15 +72,17 @@ class Header:
     noise_check: str  # one-way digest of the noise key: tells a wrong secret from the right one
     secure: bool  # whether its noise is fit for publishing
     ready: bool = False  # whether creation, with its charge, is complete
+    key: str = ""  # the noise key, sealed under the secret; '': the secret is the noise key
 
     def require(self, identity: Identity) -> None:
         """Refuses a job that is not the one this state was created for."""
         mine, theirs = asdict(self.identity), asdict(identity)
         changed = [name for name in mine if mine[name] != theirs[name]]
-        if changed == ["operator_version"]:
-            frame.require_version(
-                "operator's state", self.identity.operator_version, identity.operator_version
+        if "operator_version" in changed and self.identity.operator == identity.operator:
+            formats.require_upgrades(
+                identity.operator, self.identity.operator_version, identity.operator_version
             )
+            changed.remove("operator_version")  # it is upgraded
         if changed == ["calibration"]:
             raise StoreError(CALIBRATED_OTHERWISE)
         if changed:
@@ -133,6 +135,8 @@ class Store:
             self._lock.close()
             raise
         self._log = wal.Log(directory, self.header.epoch if self.header else "")
+        if self.header is not None:
+            self._log.version = self.header.identity.operator_version
 
     def begin(self, header: Header) -> None:
         """Writes the header of a new state; the charge comes next, then `finish`."""
@@ -141,6 +145,7 @@ class Store:
             write_header(self.directory, header)
         self.header = header
         self._log = wal.Log(self.directory, header.epoch)
+        self._log.version = header.identity.operator_version
 
     def finish(self) -> None:
         """Marks creation complete: from here on a missing ledger or log is a loss."""
@@ -163,6 +168,25 @@ class Store:
     def _replay(self, after: int, until: wal.Until | None) -> Iterator[wal.Record]:
         with self._fatal():
             yield from self._log.replay(after, until)
+
+    def upgrade(self, version: int, batch: int) -> None:
+        """Says that from now on all is written in the present formats: see `runtime.formats`.
+
+        `version` of the operator's state; `batch`: the last one, which has been recovered.
+        """
+        assert self.header is not None  # noqa: S101  (it was recovered)
+        identity = self.header.identity
+        was = notes.version_of(self.directory / HEADER)
+        if was == formats.current(KIND) and identity.operator_version == version:
+            return
+        with self._fatal():
+            self.header = replace(self.header, identity=replace(identity, operator_version=version))
+            write_header(self.directory, self.header)
+            if identity.operator_version != version:
+                size = self._log.size
+                self._log.version = version
+                self._log.start(batch)
+                self._log.size = size
 
     def commit(self, record: wal.Record) -> None:
         """Makes one micro-batch durable. On return it survives any crash."""
@@ -193,7 +217,7 @@ class Store:
         """A new checkpoint, to be filled and finished; written in the background."""
         self._drafted_seconds = 0.0
         self._draft = checkpoint.CheckpointDraft(
-            self.directory, self._log.epoch, saved, self._behind
+            self.directory, self._log.epoch, saved, self._behind, self._log.version
         )
         return self._draft
 
@@ -276,7 +300,7 @@ def new_epoch() -> bytes:
 
 def write_header(directory: Path, header: Header) -> None:
     """Writes `state.json` durably."""
-    notes.write(directory / HEADER, "state", VERSION, asdict(header))
+    notes.write(directory / HEADER, KIND, asdict(header))
 
 
 def read_header(directory: Path) -> Header | None:
@@ -284,7 +308,7 @@ def read_header(directory: Path) -> Header | None:
     path = directory / HEADER
     if not path.exists():
         return None
-    content = notes.read(path, "state", VERSION)
+    content = notes.read(path, KIND)
     try:
         return Header(**{**content, "identity": Identity(**content["identity"])})
     except (KeyError, TypeError):

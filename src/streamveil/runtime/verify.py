@@ -84,7 +84,7 @@ def examine(name: str, home: Path, part: Callable[[Path], Words]) -> Finding:
 
 def secret(home: Path, header: Header) -> Words:
     """The secret is the one that the noise was drawn with."""
-    if not (home / secrets.SECRET).exists():
+    if header.key or not (home / secrets.SECRET).exists():
         return "not kept here"
     if not header.secure:
         return "not used: the noise is for tests"

@@ -23,12 +23,13 @@ from typing import BinaryIO, Generic, TypeVar
 
 from streamveil.connectors.blocks import write_all
 from streamveil.errors import StoreError
-from streamveil.runtime import disk, frame
+from streamveil.runtime import disk, formats, frame
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
 VERSION = 1
 SEGMENT = "log-"
+OPERATOR = "operator version"  # in the first head of a file: of what is in it
 T = TypeVar("T")
 
 
@@ -58,6 +59,7 @@ class Record:
     place: JobPosition  # after it
     delta: dict[str, Array]  # what the operator's fold did
     releases: tuple[Mark, ...] = ()  # what its step made public
+    version: int = formats.FIRST  # of the operator that wrote the delta
 
 
 def to_head(record: Record, owner: frame.Head) -> frame.Head:
@@ -74,9 +76,10 @@ def to_frame(
     return frame.gathered(*frame.laid_out(head, record.delta), start=start)
 
 
-def from_frame(read: frame.Frame) -> Record:
-    """The record of a frame."""
-    return Record(JobPosition(**read.head["place"]), read.arrays, tuple(marks_of(read.head)))
+def from_frame(read: frame.Frame, version: int) -> Record:
+    """The record of a frame that was written in a version of the operator."""
+    place = JobPosition(**read.head["place"])
+    return Record(place, read.arrays, tuple(marks_of(read.head)), version)
 
 
 def marks_of(head: frame.Head) -> list[Mark]:
@@ -90,6 +93,7 @@ class Log:
     def __init__(self, directory: Path, epoch: str) -> None:
         self.directory = directory
         self.epoch = epoch
+        self.version = formats.FIRST  # of the operator that writes
         self.size = 0  # bytes of the records after the last checkpoint
         self.hash = frame.first_hash(epoch)  # of all records so far
         self._end = 0  # of the open segment
@@ -99,7 +103,8 @@ class Log:
         """Begins a segment and makes it durable; the log goes on there."""
         self.close()
         path = self.directory / f"{SEGMENT}{after:012d}"
-        head = {"version": VERSION, "epoch": self.epoch, "after": after, frame.BEFORE: self.hash}
+        head = {"version": VERSION, "epoch": self.epoch, "after": after, OPERATOR: self.version,
+                frame.BEFORE: self.hash}  # fmt: skip
         disk.create(path, frame.encode(head, {}))
         with disk.crash_only("open", path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -128,7 +133,7 @@ class Log:
         segments = kept(self.directory)
         if not any(first <= after for first, _ in segments):
             raise lost(self.directory, after)
-        start, end, batch = 0, 0, 0
+        start, end, batch, version = 0, 0, 0, formats.FIRST
         for part in linked(segments, self.epoch, whole_frames):
             start, end, batch, self.hash = (
                 part.offset,
@@ -137,9 +142,11 @@ class Log:
                 part.hash,
             )
             part.require(until)
-            if part.is_record and batch > after:
+            if not part.is_record:
+                version = part.head.get(OPERATOR, formats.FIRST)
+            elif batch > after:
                 self.size += part.size
-                yield from_frame(part.read)
+                yield from_frame(part.read, version)
         if batch < max(after, until.batch if until else 0):
             raise lost(self.directory, batch)
         self._resume(segments[-1][1], start, end)
