@@ -349,6 +349,7 @@ def test_named_tuples_of_compiled_functions_keep_their_names():
 MAKERS = {
     "drawn": {
         "core/release.py",  # totals of counters
+        "core/selection/gaussian.py",  # counts of units
         "core/counters/restarting_trees.py",  # of the preset
         "core/counters/cell_kernels.py",  # of sketches
         "core/measure.py",  # one release each
@@ -361,7 +362,7 @@ MAKERS = {
         "dynamic/signed_counter.py",  # the same
     },
     "restored": {
-        "dataflow/release.py",  # weights, monotone outputs and counts of a selection: in the state
+        "dataflow/release.py",  # weights and monotone outputs: in the state
         "dataflow/dp_sqlp.py",  # what a key released last
         "engines/spark/tasks.py",  # releases of tasks
         "linear/protocol.py",  # sums of released answers
@@ -374,7 +375,7 @@ MAKERS = {
     },
     "values": {
         "batch.py",  # rows of a release
-        "audit/laid_open_measures.py",  # what both of two runs are told
+        "audit/laid_open.py", "audit/laid_open_measures.py",  # what both of two runs are told
         "results/releases.py",
         "core/selection/rounds.py",  # estimates, against their thresholds
         "dataflow/release.py", "dataflow/dp_sqlp.py",  # into the state

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.core.sensitivity import Bounds
-from streamveil.dataflow import aggregate, bounding, stages, witness
+from streamveil.dataflow import aggregate, bounding, group_by, stages, witness
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import Passed, UnitTable, unit_stage
 from streamveil.engines.embedded import group_by as embedded_group_by
 from streamveil.engines.embedded.group_by import embedded
 from streamveil.engines.embedded.tables import PartedTable, Room
 from streamveil.errors import WitnessError
-from streamveil.plan.plan import Aggregate
+from streamveil.plan.plan import Aggregate, Window
 from tests.dataflow.streams import batches, compile_plan, plan_of, run
 from tests.dataflow.test_bounding import FIRSTS, cut, make_rows, rules
 
@@ -432,3 +432,30 @@ def test_groups_of_many_rows_are_not_looked_at(monkeypatch):
     assert witness.look_at_group(table, found, 3) is None
     assert witness.look_at_group(table, found[1:], 3).before == [0]
     assert witness.look_at_group(table, found[:0], 3) is None
+
+
+# ---- periods that the guarantee keeps apart
+
+DAYS = {"window": Window(kind="tumble", size_us=20), "period_us": 20}
+CLAIMED = {
+    "windows that begin every half period": {"window": Window(kind="hop", size_us=20, slide_us=10)},
+    "windows of two periods": {"period_us": 10},
+    "windows beside periods": {"period_us": 30},
+}
+
+
+@pytest.mark.parametrize("changes", [{}, *CLAIMED.values()], ids=["none", *CLAIMED])
+def test_stops_a_window_that_meets_two_periods_claimed_apart(changes, monkeypatch):
+    """Planted: whatever the windows are, the guarantee says that they hold one period each."""
+    rows = [(u, "a", 1, 3 * u % 60, 0) for u in range(200)]
+    honest = compile_plan(plan_of(**(DAYS | changes)))
+    run(honest, batches(rows), SeededNoise(1))
+    assert honest.guarantee.separate == (not changes)
+    monkeypatch.setattr(group_by, "periods_apart", lambda schedule, periods: True)
+    planted = compile_plan(plan_of(**(DAYS | changes)))
+    assert planted.guarantee.separate
+    if not changes:
+        run(planted, batches(rows), SeededNoise(1))
+        return
+    with pytest.raises(WitnessError, match="two periods"):
+        run(planted, batches(rows), SeededNoise(1))

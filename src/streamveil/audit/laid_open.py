@@ -23,6 +23,7 @@ from streamveil.batch import Batch
 from streamveil.core.accounting.geometric_wait import waits
 from streamveil.core.counters.kernels import blt_run, blt_step
 from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
+from streamveil.core.noisy import values
 from streamveil.core.selection.coins import FAR, TableOpening
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.selection_table import TableSelection
@@ -263,7 +264,7 @@ class Spy:
         self._note_units(units, names, trigger, at.window)
         state, passing = honest(state, units, names, trigger, at)
         limit = float(selection.threshold(trigger))
-        passed = selection.counts(state)[passing]
+        passed = values(selection.counts(state, passing))
         if len(passed) and passed.min() <= limit:
             self.seen.faults.append("group-by/select: a group passes below its threshold")
         for key in keys_of(names, len(names)):

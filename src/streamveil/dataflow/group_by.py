@@ -165,12 +165,15 @@ class GroupBy:
     @property
     def guarantee(self) -> Guarantee:
         """What all releases together promise."""
-        steps, apart = self.schedule.steps, self._separate
+        steps, apart = self.schedule.steps, self.separate
         return Guarantee(self.protects, self.loss, steps, apart, given_past=True)
 
     @property
-    def _separate(self) -> bool:
-        """A look reads the rows of all periods at once: then they share a mechanism."""
+    def separate(self) -> bool:
+        """Whether every period of a unit enters mechanisms of its own: no window meets two of them.
+
+        A look reads the rows of all periods at once: then they share a mechanism.
+        """
         return self.look is None and periods_apart(self.schedule, self.periods)
 
     @property

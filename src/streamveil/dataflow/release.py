@@ -341,7 +341,7 @@ def _shared(aggregation: AggregationPlan, state: WindowState) -> tuple[Noisy[Arr
     """What the selection has drawn at this trigger, as the total of a lane."""
     selection = aggregation.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
-    counts = restored(selection.counts(state.selection)[state.open_rows])
+    counts = selection.counts(state.selection, state.open_rows)
     sd = selection.deviation(state.trigger)
     return post_process(np.rint, counts), public(np.array(sd**2 + 1 / 12))  # an integer is released
 

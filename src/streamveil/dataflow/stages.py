@@ -52,7 +52,13 @@ from streamveil.dataflow.state import (
 )
 from streamveil.dataflow.unit_kernels import COUNTED, NEW
 from streamveil.dataflow.windows import EARLY, LATE, assign, far_ahead
-from streamveil.dataflow.witness import check_after, check_group, look_at_group, look_before
+from streamveil.dataflow.witness import (
+    check_after,
+    check_apart,
+    check_group,
+    look_at_group,
+    look_before,
+)
 from streamveil.errors import StoreError
 from streamveil.types import Array, Bool, Int32, Int64, UInt8, UInt64
 
@@ -121,6 +127,8 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
             pairs = drop(pairs, ~ahead, EARLY, prepared)
         still_open = operator.in_open_period(pairs.periods, batch.step)
         pairs = drop(pairs, still_open, LATE, prepared)
+        if operator.separate:
+            check_apart(operator.schedule, operator.periods, pairs[1:], batch.step)
     if operator.public is not None and operator.key_names:
         known = operator.is_public(prepared.names, state.types, name_key)
         pairs = drop(pairs, known[pairs.rows], NEVER, prepared)

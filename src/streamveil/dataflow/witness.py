@@ -5,6 +5,8 @@ In every micro-batch, a difference in one of these stops the job before its comm
 - What the compiled unit stage passed, counted and remembered for sampled units is compared with
   `core.reference`, starting from what the unit table held before.
 - The new total of one group, in all lanes, is compared with the old one and the group's rows.
+- Where the guarantee says that no window meets two periods of a unit, the periods at the begin and
+  at the end of some rows' windows are compared with the rows' own.
 
 A row's columns are witnessed where they are made (`dataflow.rows`).
 
@@ -29,17 +31,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from streamveil.calendars.cells import Cells
 from streamveil.core.reference import Decision, UnitLimits, UnitMemory, UnitRow, bound_unit, total
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.bounding import LARGEST_GROUPS, Passed, Shape, UnitRows, UnitTable
 from streamveil.dataflow.unit_entries import UnitEntry, find_entry
 from streamveil.dataflow.unit_kernels import ALL, COMPACT, COUNTED, HIDDEN, NEW, NOTHING
+from streamveil.dataflow.windows import Schedule
 from streamveil.errors import WitnessError
 from streamveil.types import Array, Int32, Int64, UInt64
 
 ONE_IN = 1 << 10  # units
 MOST = 64  # rows of units that one micro-batch looks at
+PAIRS = 8  # whose windows and periods one micro-batch looks at
 LARGEST_GROUP = 1 << 10  # rows of a group in one micro-batch; larger ones are not looked at
 UNCUT = 1 << 64  # quanta
 STRIDE = 0x9E3779B1  # spreads steps over rows
@@ -215,3 +220,22 @@ def check_group(look: GroupLook, table: KeyTable, lanes: Array, hits: Array) -> 
     wanted = [old + new for old, new in zip(look.before, sums, strict=True)]
     if table.pending[look.row].tolist() != wanted:
         raise WitnessError("the total of a group is not what its rows add up to")
+
+
+def check_apart(
+    schedule: Schedule,
+    periods: Cells,
+    pairs: tuple[Int64[Array, " pairs"], Int64[Array, " pairs"]],
+    batch: int,
+) -> None:
+    """Refuses a row whose window meets another period than its own, looking at some rows.
+
+    `pairs`: their windows and periods, as they are counted.
+    """
+    windows, numbers = pairs
+    for turn in range(min(PAIRS, len(windows))):
+        place = (batch * PAIRS + turn) * STRIDE % len(windows)
+        begin, end = schedule.bounds(int(windows[place]))
+        if not periods.number(begin) == int(numbers[place]) == periods.number(end - 1):
+            raise WitnessError("a window takes rows of two periods of a unit, which the guarantee"
+                               " keeps apart")  # fmt: skip

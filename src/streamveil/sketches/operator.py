@@ -37,6 +37,7 @@ from streamveil.dataflow.windows import (
     period_closes,
     periods_apart,
 )
+from streamveil.dataflow.witness import check_apart
 from streamveil.errors import PlanError, StoreError
 from streamveil.release_metadata import noted
 from streamveil.sketches import (
@@ -193,6 +194,8 @@ class SketchQuery:
         still = self._still_open(periods, batch.step)
         leave_out(prepared, LATE, rows[keep & ~still])
         keep &= still
+        if self.periods is not None and periods_apart(self.schedule, self.periods):
+            check_apart(self.schedule, self.periods, (windows[keep], periods[keep]), batch.step)
         rows = rows[keep]
         return Arrived(
             prepared.unit[rows], words[rows], windows[keep], periods[keep], prepared.reject_counts

@@ -14,6 +14,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter, CounterState
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, Place
+from streamveil.core.noisy import Noisy, drawn
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
@@ -121,9 +122,11 @@ class GaussianSelection:
         missed = at.noise.at("group-by/missed", at.job, at.window)
         return skip_with(self.counter, self.counter.init(len(names)), trigger - 1, missed, names)
 
-    def counts(self, state: dict[str, Array]) -> Float64[Array, " keys"]:
-        """The latest estimates, in units."""
-        return np.asarray(state["estimate"] / FINE)
+    def counts(
+        self, state: dict[str, Array], rows: Int64[Array, " some"]
+    ) -> Noisy[Float64[Array, " some"]]:
+        """The latest estimates of some keys, in units: noise was drawn over them by `step`."""
+        return drawn(state["estimate"][rows] / FINE)
 
 
 @dataclass(frozen=True, kw_only=True)
