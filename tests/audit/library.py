@@ -5,12 +5,6 @@ from fractions import Fraction
 import numpy as np
 
 from streamveil.audit.laid_open import OpenNoise
-from streamveil.audit.laid_open_measures import (
-    MeasuresSeen,
-    MeasureTranscript,
-    measures_laid_open,
-    realised,
-)
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic import (
@@ -48,6 +42,12 @@ from streamveil.linear import (
     noisy_queries,
 )
 from streamveil.linear.additive import Additive
+from tests.audit.laid_open_measures import (
+    MeasuresSeen,
+    MeasureTranscript,
+    measures_laid_open,
+    realised,
+)
 
 N = 4
 CELLS = Marginals((N,), ((0,),))

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from streamveil.audit.laid_open import OpenNoise
-from streamveil.audit.laid_open_counters import (
-    estimates,
-    every_change,
-    gaussian_losses,
-    laplace_losses,
-)
-from streamveil.audit.laid_open_measures import MeasuresSeen, MeasureTranscript, measures_laid_open
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.counters import kary
 from streamveil.dynamic.partition import Squaring, TimeVarying
 from streamveil.linear.sparse_vector import AboveThreshold
 from tests.audit import library
+from tests.audit.laid_open_counters import (
+    estimates,
+    every_change,
+    gaussian_losses,
+    laplace_losses,
+)
+from tests.audit.laid_open_measures import MeasuresSeen, MeasureTranscript, measures_laid_open
 from tests.audit.library import PURE, TRAINERS, ZCDP, N, random_policy, told
 from tests.counters.examples import NAMES, examples
 from tests.statistics import ALPHA

@@ -308,6 +308,6 @@ class MeasureSpy:
         return first
 
 
-def law_name(laplace: bool) -> str:  # noqa: FBT001  (as the functions it stands for)
+def law_name(laplace: bool) -> str:
     """The law of noise."""
     return "laplace" if laplace else "gaussian"
