@@ -12,10 +12,6 @@ from streamveil.runtime import secret as secrets
 from streamveil.runtime import store as stores
 
 CHECK_DIGITS = 32
-WRONG = (
-    "the secret is not the one this state was created with, or was last given by `rekey`.\n"
-    "  to fix  give that secret; other noise on the same data would reveal it"
-)
 
 
 @dataclass(frozen=True, repr=False)  # secret
@@ -46,7 +42,7 @@ class Randomness:
             store.header.require(identity)
             noise = self._noise(store, store.header)
             if check(noise) != store.header.noise_check:
-                raise StoreError(WRONG)
+                raise StoreError(secrets.WRONG)
             if store.header.key:  # `rekey` was cut short
                 disk.remove([store.directory / secrets.SECRET])
         if not noise.secure:

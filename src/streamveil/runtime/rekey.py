@@ -9,7 +9,7 @@ from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import StoreError
 from streamveil.runtime import disk
 from streamveil.runtime import secret as secrets
-from streamveil.runtime.keys import WRONG, check
+from streamveil.runtime.keys import check
 from streamveil.runtime.sealed_key import opened, sealed
 from streamveil.runtime.store import HEADER, Store, write_header
 
@@ -34,7 +34,7 @@ def rekey(directory: str | Path, old: bytes | str | None, new: bytes | str) -> s
         epoch, given = bytes.fromhex(header.epoch), secrets.given(old)
         key = opened(header.key, secrets.kept(home) if given is None else given, epoch)
         if check(KeyedNoise(key, epoch)) != header.noise_check:
-            raise StoreError(WRONG)
+            raise StoreError(secrets.WRONG)
         other = secrets.given(new)
         assert other is not None  # noqa: S101  (it was said where it is)
         write_header(home, replace(header, key=sealed(key, other, epoch)))

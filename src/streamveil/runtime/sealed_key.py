@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from streamveil.core.noise.keyed import KeyedNoise
 from streamveil.errors import StoreError
-from streamveil.runtime.keys import WRONG
+from streamveil.runtime.secret import WRONG
 
 NONCE_BYTES = 12
 PURPOSE = "opens the noise key"

@@ -19,6 +19,10 @@ from streamveil.runtime import disk
 SECRET = "secret"  # the file's name, not a secret  # noqa: S105
 ENVIRONMENT = "STREAMVEIL_SECRET"
 COMMAND_SECONDS = 60
+WRONG = (
+    "the secret is not the one this state was created with, or was last given by `rekey`.\n"
+    "  to fix  give that secret; other noise on the same data would reveal it"
+)
 
 
 def given(secret: bytes | str | None) -> bytes | None:
