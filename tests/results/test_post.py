@@ -35,6 +35,7 @@ PRIVATE = (
     " max_rows_contributed = 1, name = 'job')"
 )
 MOMENT = (1, 6)
+Z = 1.959963984540054  # deviations of an interval of 0.95
 
 
 def run(text, state):
@@ -229,7 +230,14 @@ MOVED = {  # over rows in the order of k: an expression, and what it is of exact
         lambda n: -back(n, -1),
     "SUM(n) OVER (PARTITION BY MOD(k, 2) ORDER BY k DESC ROWS 1 PRECEDING)":
         lambda n: n + back(n, -2),
+    "n / SUM(n) OVER (PARTITION BY FLOOR(k / 8))": lambda n: n / eight(n),
+    "AVG(n) OVER (PARTITION BY FLOOR(k / 8)) - n": lambda n: eight(n) / 8 - n,
+    "SUM(n) OVER (PARTITION BY FLOOR(k / 8)) - n": lambda n: eight(n) - n,
 }  # fmt: skip
+
+
+def eight(values):
+    return np.repeat(values.reshape(-1, 8).sum(axis=1), 8)
 
 
 def back(values, rows):
@@ -281,6 +289,62 @@ def test_numbers_whose_noise_may_go_together_get_the_widest_interval():
         assert processed(table, (step,))["d_sd"].to_pylist()[1] == pytest.approx(sd)
 
 
+def post(text, rows, facts=None):
+    """What a SELECT over a private answer (`p`) makes of a release of counts by c and d."""
+    sql = f"WITH p AS ({PRIVATE} c, d, COUNT(*) AS n FROM t GROUP BY c, d) {text}"
+    plan = sv.sql(sql, {"t": pa.table({"u": ["a"], "c": ["a"], "d": [1]})}).plan
+    said = {"version": 1, "rounds": False, "confidence": 0.95, "keys": ["c", "d"],
+            "outputs": [{"name": "n", "function": "count", "lanes": [0]}],
+            **(facts or {})}  # fmt: skip
+    table = pa.table(rows).replace_schema_metadata({b"streamveil": json.dumps(said).encode()})
+    return processed(table, plan.post)
+
+
+COUNTS = {"c": ["x", "x", "y"], "d": [1, 2, 1], "n": [50, 30, 20], "n_sd": [3.0, 4.0, 2.0],
+          "n_low": [50 - Z * 3, 30 - Z * 4, 20 - Z * 2],
+          "n_high": [50 + Z * 3, 30 + Z * 4, 20 + Z * 2], "trigger": [1, 1, 1]}  # fmt: skip
+
+
+def test_totals_of_groups_and_of_all_stand_beside_the_answers():
+    table = post(
+        "SELECT c, SUM(n) AS n, COUNT(*) AS k FROM p GROUP BY c HAVING SUM(n) > 10 UNION ALL "
+        "SELECT 'all', SUM(n), COUNT(*) FROM p ORDER BY n DESC", COUNTS
+    )  # fmt: skip
+    assert table["c"].to_pylist() == ["all", "x", "y"]
+    assert table["n"].to_pylist() == [100, 80, 20]
+    assert table["k"].to_pylist() == [3, 2, 1]
+    assert table["n_sd"].to_pylist() == pytest.approx([29**0.5, 5, 2])
+    assert table["n_high"].to_pylist() == pytest.approx([100 + Z * 29**0.5, 80 + Z * 5, 20 + Z * 2])
+    together = post("SELECT SUM(n) AS n FROM p", COUNTS, {"rounds": True})
+    assert together["n_sd"].to_pylist() == [9.0]  # deviations add up at worst
+
+
+def test_places_within_groups_choose_rows():
+    table = post(
+        "SELECT c, d, n, RANK() OVER (ORDER BY n) AS r FROM p "
+        "QUALIFY ROW_NUMBER() OVER (PARTITION BY c ORDER BY n DESC) = 1", COUNTS
+    )  # fmt: skip
+    assert table.select(["c", "d", "n", "r"]).to_pylist() == [
+        {"c": "x", "d": 1, "n": 50, "r": 3}, {"c": "y", "d": 1, "n": 20, "r": 1},
+    ]  # fmt: skip
+    assert "places are of noisy numbers" in table.schema.metadata[b"streamveil.note"].decode()
+
+
+def test_columns_of_united_rows_are_of_one_kind():
+    with pytest.raises(PlanError, match="noisy numbers beside noisy numbers"):
+        post("SELECT c, n FROM p UNION ALL SELECT n, c FROM p", COUNTS)
+
+
+def test_sums_of_united_rows_take_the_worst_of_their_noise():
+    """Rows of one release twice share their noise: what is added up after UNION ALL knows."""
+    table = post(
+        "SELECT SUM(n) AS n FROM (SELECT c, n FROM p UNION ALL SELECT c, n FROM p)", COUNTS
+    )
+    assert table["n"].to_pylist() == [200]
+    assert table["n_sd"].to_pylist() == [18.0]
+    assert table["n_low"].to_pylist() == [-np.inf]
+
+
 @pytest.mark.parametrize("expression", BOXED)
 def test_intervals_of_other_expressions_cover_at_least_as_often(expression):
     hits, groups = covered(expression, BOXED[expression])
@@ -325,19 +389,25 @@ def test_nulls_are_least_and_equal_rows_stay_in_order():
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("SELECT c, SUM(n) FROM ({}) GROUP BY c", "not grouped or aggregated again"),
-    ("SELECT SUM(n) FROM ({})", "not grouped or aggregated again"),
+    ("SELECT c, MAX(n) FROM ({}) GROUP BY c", "added up by SUM, AVG and COUNT"),
+    ("SELECT n, SUM(n) AS s FROM ({}) GROUP BY c", "neither in GROUP BY nor"),
+    ("SELECT SUM(c) FROM ({})", "no total of a noisy number"),
+    ("SELECT COUNT(*) FROM ({}) GROUP BY n", "GROUP BY a noisy number"),
+    ("SELECT c FROM ({}) WHERE SUM(n) > 3", "added up by SUM"),
+    ("WITH p AS ({}) SELECT c, n FROM p UNION ALL SELECT c FROM p", "different columns"),
+    ("WITH p AS ({}) SELECT c FROM p UNION DISTINCT SELECT c FROM p", "UNION ALL"),
+    ("SELECT RANK(n) OVER (ORDER BY n) FROM ({})", "write RANK"),
     ("SELECT nn FROM ({})", "unknown column 'nn' of the released rows; did you mean 'n'?"),
-    ("SELECT ROW_NUMBER() OVER (ORDER BY c) FROM ({})", "is not there over released rows"),
+    ("SELECT NTILE(4) OVER (ORDER BY c) FROM ({})", "is not there over released rows"),
     ("SELECT LAG(n) OVER (ORDER BY n) FROM ({})", "by columns of their groups"),
     ("SELECT LAG(n) OVER (PARTITION BY c) FROM ({})", "by columns of their groups"),
+    ("SELECT SUM(n) OVER (PARTITION BY n) FROM ({})", "by columns of their groups"),
     ("SELECT LAG(n) OVER (ORDER BY trigger) FROM ({})", "OVER sees one release"),
     ("SELECT LAG(n + 1) OVER (ORDER BY c) FROM ({})", "takes a column of the released rows"),
     ("SELECT LAG(n, 1, 0) OVER (ORDER BY c) FROM ({})", "without a frame"),
     ("SELECT AVG(n) OVER (ORDER BY c) FROM ({})", "needs a frame"),
     ("SELECT AVG(n) OVER (ORDER BY c ROWS 9999 PRECEDING) FROM ({})", "at most 400 rows"),
     ("SELECT n FROM ({}) WHERE LAG(n) OVER (ORDER BY c) > 5", "in a SELECT, and filter"),
-    ("SELECT n FROM ({}) QUALIFY LAG(n) OVER (ORDER BY c) > 5", "WHERE around a SELECT"),
     ("SELECT n FROM ({}) ORDER BY 2", "between 1 and 1"),
     ("SELECT n, c AS n FROM ({})", "two columns are called 'n'"),
     ("SELECT n FROM ({}) AS a JOIN t ON a.c = t.c", "a join of released rows"),
@@ -404,6 +474,20 @@ CREATE SINK top WITH (sink = 'files', path = 'out/top', format = 'csv');
 INSERT INTO shares SELECT c, a / n AS share FROM daily;
 INSERT INTO top WITH few AS (SELECT c, n FROM Daily ORDER BY n DESC LIMIT 1) SELECT * FROM few;
 """
+
+
+def test_a_query_is_a_table_of_another(tmp_path):
+    query = sv.sql(f"{PRIVATE} c, COUNT(*) AS n FROM t GROUP BY c", {"t": TABLE})
+    text = "SELECT c, n / SUM(n) OVER () AS share FROM counts ORDER BY c"
+    over = sv.sql(text, {"counts": query})
+    assert over.plan.fingerprint == query.plan.fingerprint
+    state = str(tmp_path / "s")
+    assert over.answer(state).table["c"].to_pylist() == ["a", "b", "c"]
+    assert sv.sql(text, counts=query, state=state).table == over.read(state).table
+    with pytest.raises(PlanError, match="reads that alone"):
+        sv.sql(text, {"counts": query, "t": TABLE})
+    with pytest.raises(PlanError, match="'count' is no private answer"):
+        sv.sql("SELECT c FROM count", {"counts": query})
 
 
 def test_views_name_private_and_public_queries():

@@ -918,7 +918,8 @@ def sql(
 
     Args:
         text: the script; docs/sql.md lists what it may say.
-        tables: streams or tables in memory by their names in the query; gives a `Query`.
+        tables: streams or tables in memory by their names in the query; gives a `Query`. Or a
+            query, over whose releases the text is then a SELECT, at no cost.
         state: a directory; with it the same call gives the same answers again, at no further cost.
             Without it every call draws new noise and spends the budget once more.
         ledger: a file with a limit, on which the budget is spent.
@@ -943,13 +944,21 @@ def sql(
             "  to fix  sql(text, {'clicks': table}) for a query, or sql(text, clicks=table) for its"
             " answers"
         )
-    known = {
-        name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
-        for name, t in (tables or frames).items()
-    }
+    asked = {name: t for name, t in (tables or frames).items() if isinstance(t, Query)}
+    known = (
+        {}
+        if asked
+        else {
+            name: replace((t if isinstance(t, Stream) else memory(t)).source, name=name)
+            for name, t in (tables or frames).items()
+        }
+    )
     from streamveil.sql.sql import parse_script  # a query in Python needs no grammar of SELECT
 
-    query = Query(parse_script(text, known).query.plan)
+    if asked:
+        query = over_answer(text, asked, len(tables or frames))
+    else:
+        query = Query(parse_script(text, known).query.plan)
     if frames:
         return query.answer(state, **({} if ledger is None else {"ledger": ledger}))
     if state is not None or ledger is not None:
@@ -958,3 +967,17 @@ def sql(
             "  to fix  sql(text).answer(state='clicks.veil')"
         )
     return query
+
+
+def over_answer(text: str, asked: Mapping[str, Query], number: int) -> Query:
+    """A query whose releases a SELECT without a privacy clause goes over."""
+    from streamveil.sql.post import read_over
+
+    if number > 1:
+        raise PlanError(
+            "a SELECT over a private answer reads that alone.\n"
+            "  to fix  ask for all aggregates in one query, or join what was released elsewhere"
+        )
+    [(name, query)] = asked.items()
+    steps = read_over(text, name, query.plan)
+    return Query(replace(query.plan, post=(*query.plan.post, *steps)))

@@ -193,12 +193,13 @@ class Query:
         ['a', 'b']
         """
         from streamveil.results.answers import Answers
+        from streamveil.results.post import after_post
         from streamveil.results.releases import of_releases
         from streamveil.runtime.published import of_state
 
         if state is not None:
             collections.deque(self.run(state, **options), maxlen=0)
-            return Answers(of_state(state))
+            return Answers(after_post(of_state(state), self.plan.post))
         with TemporaryDirectory(prefix="streamveil-") as folder:
             return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))
 

@@ -55,6 +55,33 @@ class PostShift:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PostTotal:
+    """The sum of a released number over rows of the same release, with its interval.
+
+    Without a column: how many rows there are.
+    """
+
+    name: str
+    column: str | None
+    by: tuple[str, ...] = ()
+
+    @property
+    def own_column(self) -> str:
+        """The deviation of the row's own number, which is among those that are added up."""
+        return self.name + "_own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostPlace:
+    """The place of a row among those of its release: RANK, DENSE_RANK, ROW_NUMBER."""
+
+    name: str
+    function: str
+    by: tuple[str, ...] = ()
+    order: tuple[SortKey, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Post:
     """One SELECT over released rows: WHERE, ORDER BY and LIMIT of each release, then columns."""
 
@@ -64,11 +91,21 @@ class Post:
     offset: int = 0
     columns: tuple[PostColumn, ...] | None = None  # None: all of the release
     shifts: tuple[PostShift, ...] = ()  # numbers of other rows that columns compute with
+    totals: tuple[PostTotal, ...] = ()
+    places: tuple[PostPlace, ...] = ()
+    one_for: tuple[str, ...] | None = None  # GROUP BY: the first row of each is left
+    branches: tuple[tuple[Post, ...], ...] = ()  # UNION ALL of what each makes, and nothing else
 
     @property
     def words(self) -> str:
         """What it does, for people."""
+        if self.branches:
+            return " and ".join(
+                "; ".join(one.words for one in steps) or "all" for steps in self.branches
+            )
         parts = [] if self.where is None else [f"rows where {self.where}"]
+        if self.one_for is not None:
+            parts.append(f"totals by {', '.join(self.one_for) or 'nothing'}")
         if self.order:
             keys = (f"{one.expression}{' DESC' if one.descending else ''}" for one in self.order)
             parts.append(f"ordered by {', '.join(keys)}")

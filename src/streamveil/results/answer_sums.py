@@ -19,6 +19,7 @@ from streamveil.types import Array
 
 LINEAR = ("count", "count_units", "count_distinct", "sum")
 SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
+TOTAL = "total"  # among the facts of a total over rows: the deviation of the row's own number
 ROW = "row of the release"  # a column, where numbers of other rows stand beside
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
@@ -102,9 +103,23 @@ class Answered:
         if self.is_correlated:
             return -most, most
         if self.answers[one]["lanes"] == self.answers[two]["lanes"]:
+            if TOTAL in self.answers[one] or TOTAL in self.answers[two]:
+                return self._of_totals(one, two, most)
             same = most * (self._row(one) == self._row(two))
             return same, same  # where it is the same total under two names
         return 0 * most, 0 * most
+
+    def _of_totals(self, one: str, two: str, most: Array) -> tuple[Array, Array]:
+        """Of a total and a number: that of its own row is one of those that are added up.
+
+        Two totals, and a total and a number of another row, may share any of their rows.
+        """
+        total, other = (one, two) if TOTAL in self.answers[one] else (two, one)
+        facts = self.answers[other]
+        if TOTAL in facts or SHIFT in facts:
+            return -most, most
+        own = self.column(self.answers[total][TOTAL]) * self.column(other + "_sd")
+        return own, own
 
     def _row(self, name: str) -> Array:
         """Of which row of a release each number of a column is; -1 where of none."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,24 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.batch import Release
-from streamveil.core.noisy import post_process
+from streamveil.core.noisy import Noisy, post_process
 from streamveil.errors import PlanError
 from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import parse_text, shown
 from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
+from streamveil.plan.combine import numbered
 from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
 from streamveil.plan.plan import Plan, TableSource
-from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostShift, SortKey
+from streamveil.plan.post import (
+    KEPT,
+    RESERVED,
+    Post,
+    PostColumn,
+    PostPlace,
+    PostShift,
+    PostTotal,
+    SortKey,
+)
 from streamveil.release_metadata import (
     FACTS,
     NOTE,
@@ -37,14 +48,21 @@ from streamveil.release_metadata import (
     read_facts,
     read_note,
 )
-from streamveil.results.answer_sums import ROW, SHIFT, Answered, names_in
+from streamveil.results.answer_sums import LINEAR, ROW, SHIFT, TOTAL, Answered, names_in
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
+from streamveil.results.releases import Moment, Releases
+from streamveil.types import Array
 
 CHOSEN = (
     "rows were chosen by their noisy numbers, which tends to those with high noise: intervals hold"
     " for each group, not for the chosen ones only"
 )
+RANKED = (
+    "places are of noisy numbers, which tend to change; `top` of the answers says which are certain"
+)
+SHOWN_ONLY = "totals over released rows are of groups that are shown: hidden ones are in none"
 EARLIER = "earlier rows are those of groups that are shown: hidden ones are passed over"
+BOTH_NUMBERS = {pa.int64(), pa.float64()}
 INSTANT = pa.timestamp("us", tz="UTC")
 WHOLE = ("count", "count_units", "count_distinct")
 
@@ -54,6 +72,19 @@ def post_processed(release: Release, posts: tuple[Post, ...]) -> Release:
     if not posts:
         return release
     return replace(release, noisy=post_process(processed, release.noisy, posts))
+
+
+def after_post(found: Releases, posts: tuple[Post, ...]) -> Releases:
+    """Releases that are kept as they were made, after the post-processing of a query."""
+    if not posts:
+        return found
+
+    def load(moment: Moment) -> Noisy[pa.Table]:
+        return post_process(processed, found.noisy(moment), posts)
+
+    return Releases(
+        {moment: partial(load, moment) for moment in found.moments}, None, found.dropped
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +127,10 @@ def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
 
 def step(rows: PostRows, post: Post) -> PostRows:
     """One SELECT: WHERE, numbers of other rows, ORDER BY, LIMIT, then columns."""
-    rows = shifted(filtered(rows, post), post.shifts)
+    if post.branches:
+        return united([reduce(step, steps, rows) for steps in post.branches])
+    rows = totalled(shifted(filtered(rows, post), post.shifts), post.totals)
+    rows = one_of_each(placed(rows, post.places), post.one_for)
     rows = limited(ordered(rows, post.order), post)
     return rows if post.columns is None else selected(rows, post.columns)
 
@@ -161,6 +195,103 @@ def shifted(rows: PostRows, shifts: tuple[PostShift, ...]) -> PostRows:
     return replace(made, answered=replace(made.answered, answers=answers))
 
 
+def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
+    """The rows with totals over several of them, as answers with intervals of their own.
+
+    Proof: as of `shifted`, noise of different rows is drawn apart, so that variances add up; where
+        a release says that noise goes together, deviations do. A total and the number of its own
+        row share that row's noise (`Answered.covariance`).
+    """
+    table, answers = rows.table, dict(rows.answered.answers)
+    for one in totals:
+        by = [column_of(text, rows.table) for text in one.by]
+        group = numbered([pa.repeat(0, table.num_rows), *by])
+        count = np.bincount(group, minlength=1)[group] if len(group) else group
+        if one.column is None:
+            table = table.append_column(one.name, pa.array(count, pa.int64()))
+            continue
+        facts = rows.answered.answers.get(one.column, {})
+        known = facts.get("function") in LINEAR
+        centre = rows.answered.centre(one.column) if known else rows.answered.column(one.column)
+        sd = rows.answered.column(one.column + "_sd")
+        together = rows.answered.is_correlated
+        spread = summed(sd, group) if together else np.sqrt(summed(sd**2, group))
+        value = summed(rows.answered.column(one.column), group)
+        whole = pa.types.is_integer(rows.table.schema.field(one.column).type)
+        middle = summed(centre, group) if known else np.full(len(group), np.nan)
+        reach = np.where(np.isnan(middle), np.inf, rows.answered.z * spread)
+        middle = np.where(np.isnan(middle), value, middle)
+        ends = {"": value, "_sd": spread, "_low": middle - reach, "_high": middle + reach}
+        for end, cells in ends.items():
+            column = pa.array(cells, from_pandas=True)
+            column = column.cast(pa.int64()) if whole and not end else column
+            table = table.append_column(one.name + end, column)
+        table = table.append_column(one.own_column, pa.array(sd, from_pandas=True))
+        plain = {name: said for name, said in facts.items() if name != "non_negative"}
+        answers[one.name] = {**plain, TOTAL: one.own_column} if known else {}
+    if not totals:
+        return rows
+    made = rows.with_table(table, SHOWN_ONLY)
+    return replace(made, answered=replace(made.answered, answers=answers))
+
+
+def summed(values: Array, group: Array) -> Array:
+    """The sum of each row's group, by row."""
+    found = np.zeros(int(group.max(initial=-1)) + 1)
+    np.add.at(found, group, values)
+    return np.asarray(found[group])
+
+
+def placed(rows: PostRows, places: tuple[PostPlace, ...]) -> PostRows:
+    """The rows with their places, which follow noisy numbers where these say the order."""
+    table, notes = rows.table, []
+    for one in places:
+        column = OwnColumn(name=one.name, function=one.function, by=one.by, order=one.order)
+        nobody = pa.repeat(0, table.num_rows)
+        table, _ = windowed(OwnWindows(columns=(column,)), table, nobody)
+        notes += [RANKED] if is_noisy(rows, *(key.expression for key in one.order)) else []
+    if not places:
+        return rows
+    return rows.with_table(table.replace_schema_metadata(rows.table.schema.metadata), *notes)
+
+
+def one_of_each(rows: PostRows, by: tuple[str, ...] | None) -> PostRows:
+    """The first row of each group; one without any columns is of all."""
+    if by is None:
+        return rows
+    keys = [column_of(text, rows.table) for text in by]
+    group = numbered([pa.repeat(0, rows.table.num_rows), *keys])
+    first = np.sort(np.unique(group, return_index=True)[1])
+    return unsaid(rows.with_table(rows.table.take(pa.array(first))))
+
+
+def united(branches: list[PostRows]) -> PostRows:
+    """The rows of several SELECTs, under the names of the first."""
+    first, tables = branches[0], list[pa.Table]()
+    names = first.table.column_names
+    for one in branches:
+        fits = one.table.num_columns == len(names) and all(
+            own == their or pa.null() in (own, their) or {own, their} == BOTH_NUMBERS
+            for own, their in zip(first.table.schema.types, one.table.schema.types, strict=True)
+        )
+        if not fits:
+            raise PlanError(
+                "UNION ALL of SELECTs with different columns.\n"
+                "  to fix  select the same number of columns of the same types, noisy numbers "
+                "beside noisy numbers; CAST where they differ"
+            )
+        tables.append(one.table.rename_columns(names).replace_schema_metadata(None))
+    table = pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(
+        first.table.schema.metadata
+    )
+    notes = tuple(dict.fromkeys(note for one in branches for note in one.notes))
+    answered = replace(
+        first.answered, table=table, is_correlated=True,
+        answers={name: {} for name in first.answered.answers},
+    )  # fmt: skip
+    return unsaid(replace(first, answered=answered, notes=notes))
+
+
 def ordered(rows: PostRows, order: tuple[SortKey, ...]) -> PostRows:
     """The rows by their keys; those that are equal in all of them stay in their order."""
     table = rows.table
@@ -196,7 +327,7 @@ def selected(rows: PostRows, columns: tuple[PostColumn, ...]) -> PostRows:
         made, note = with_interval(column, before)
         if len(made) > 1:
             same = before.answers.get(column.expression.strip("`"), {})
-            same = {} if SHIFT in same else same
+            same = {} if SHIFT in same or TOTAL in same else same
             answers[column.name] = {**same, "name": column.name} if same else {}
         notes += [] if note is None else [f"{column.name} has no interval: {note}"]
         for name, cells in made.items():

@@ -5,8 +5,9 @@ All of it becomes `plan.post.Post`s over the columns of a release.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlglot import exp
 
@@ -16,28 +17,41 @@ from streamveil.expressions.expr import columns_of, normalize_expression
 from streamveil.expressions.names import is_unit_word, key_name
 from streamveil.plan.check import SKETCHES
 from streamveil.plan.plan import Plan
-from streamveil.plan.post import KEPT, RESERVED, Post, PostColumn, PostShift, SortKey
+from streamveil.plan.post import (
+    KEPT,
+    RESERVED,
+    Post,
+    PostColumn,
+    PostPlace,
+    PostShift,
+    PostTotal,
+    SortKey,
+)
 from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only
 from streamveil.sql.options import whole
-from streamveil.sql.script import PRIVATE
+from streamveil.sql.script import PRIVATE, STAND_IN
 
-CLAUSES = {"expressions", "from_", "where", "order", "limit", "offset", "with_"}
+CLAUSES = {"expressions", "from_", "where", "order", "limit", "offset", "with_", "qualify", "group",
+           "having"}  # fmt: skip
 _AGAIN = (
-    "released rows are not grouped or aggregated again here.\n"
-    "  to fix  group by less in the private SELECT (its intervals are better than those of a sum"
-    " of noisy groups), or read the releases into another program: that is free as well"
+    "released rows are added up by SUM, AVG and COUNT(*) alone.\n"
+    "  to fix  ask for it in the private SELECT (its intervals are better than those of noisy"
+    " groups), or read the releases into another program: that is free as well"
 )
 _JOINED = (
     "a join of released rows.\n"
-    "  to fix  read the releases into another program and join there: it costs no budget"
+    "  to fix  ask for all aggregates in one private SELECT, or read the releases into another"
+    " program and join there: it costs no budget"
 )
 OUTER = {
-    "group": _AGAIN, "having": _AGAIN, "joins": _JOINED, "laterals": _JOINED,
+    "joins": _JOINED, "laterals": _JOINED,
     "distinct": "SELECT DISTINCT: groups are distinct already",
-    "qualify": "QUALIFY.\n  to fix  ORDER BY and LIMIT, or WHERE around a SELECT with OVER",
 }  # fmt: skip
+Beside = PostShift | PostTotal | PostPlace  # columns that a step adds
+ADDED_UP = ("SUM", "AVG", "COUNT")
+PLACES = ("RANK", "DENSE_RANK", "ROW_NUMBER")
 
 
 @dataclass(frozen=True)
@@ -48,12 +62,15 @@ class PostScope:
     qualifiers: frozenset[str] = frozenset()  # names of the table
     stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> what it is
     aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
-    shifts: dict[str, PostShift] | None = None  # of OVER, as they are met; None: not there
+    shifts: dict[str, Beside] | None = None  # of OVER, as they are met; None: not there
+    group: tuple[str, ...] | None = None  # GROUP BY: SUM and the like are over these
 
     def column(self, name: str) -> str | None:
         """The column of that name, in any case of letters where that is unambiguous."""
         added = (self.shifts or {}).values()
-        if name in self.columns or any(name in (one.name, one.here_column) for one in added):
+        if name in self.columns or any(
+            name in (one.name, getattr(one, "here_column", "")) for one in added
+        ):
             return name
         same = [known for known in self.columns if known.lower() == name.lower()]
         return same[0] if len(same) == 1 else None
@@ -86,7 +103,9 @@ class PostScope:
         if isinstance(tree, exp.Window):
             return over(tree, self)
         if is_aggregate(tree):
-            raise PlanError(f"{shown(canonical(tree))}: {_AGAIN}")
+            if self.group is None or function_name(tree) not in ADDED_UP:
+                raise PlanError(f"{shown(canonical(tree))}: {_AGAIN}")
+            return total(tree, self.group, self)
         if not isinstance(tree, exp.Column) or is_unit_word(tree):
             return None
         table = tree.args.get("table")
@@ -108,8 +127,67 @@ class PostScope:
         return normalize_expression(canonical(self.rewritten(tree)))
 
 
-OVER = "LAG(x, n), LEAD(x, n), and AVG(x) or SUM(x) with ROWS BETWEEN n PRECEDING AND CURRENT ROW"
+OVER = (
+    "LAG(x, n), LEAD(x, n), AVG(x) or SUM(x) with ROWS BETWEEN n PRECEDING AND CURRENT ROW or over "
+    "a whole partition, COUNT(*), RANK, DENSE_RANK, ROW_NUMBER"
+)
 MOST_FRAME = 400  # rows
+
+
+def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
+    """SUM, AVG or COUNT(*) over rows of a release, as columns that a step adds."""
+    name = function_name(call)
+    [argument] = call.expressions if len(call.expressions) == 1 else [None]
+    beside = released.shifts
+    assert beside is not None  # noqa: S101  (the callers looked)
+
+    def added(column: str | None) -> exp.Expr:
+        made = PostTotal(name=f"total_{len(beside) + 1}", column=column, by=by)
+        found = beside.setdefault(f"total {column} {by}", made)
+        return exp.column(found.name, quoted=True)
+
+    if name == "COUNT" and isinstance(argument, exp.Star):
+        return added(None)
+    column = released.column(argument.name) if isinstance(argument, exp.Column) else None
+    if name == "COUNT" or column is None:
+        raise PlanError(f"{shown(canonical(call))}: {_AGAIN}")
+    if column + SUFFIXES[0] not in released.columns:
+        raise PlanError(
+            f"{shown(canonical(call))} is no total of a noisy number: '{shown(column)}' is a "
+            "column of groups.\n  to fix  SUM or AVG of an aggregate"
+        )
+    whole_sum = added(column)
+    if name == "SUM":
+        return whole_sum
+    return exp.Paren(this=exp.Div(this=whole_sum, expression=added(None)))
+
+
+def place(call: exp.Expr, node: exp.Expr, released: PostScope) -> exp.Expr:
+    """RANK and its like."""
+    if call.expressions or node.args.get("spec") or not node.args.get("order"):
+        raise PlanError(
+            f"{shown(canonical(node))}: write {function_name(call)}() OVER (ORDER BY n)"
+        )
+    by, order = parts_of(node, released)
+    name = function_name(call)
+    assert released.shifts is not None  # noqa: S101  (the caller looked)
+    made = PostPlace(name=f"place_{len(released.shifts) + 1}", function=name, by=by, order=order)
+    found = released.shifts.setdefault(f"{name} {by} {order}", made)
+    return exp.column(found.name, quoted=True)
+
+
+def parts_of(node: exp.Expr, released: PostScope) -> tuple[tuple[str, ...], tuple[SortKey, ...]]:
+    """PARTITION BY and ORDER BY of a window."""
+    by = tuple(released.text(part) for part in node.args.get("partition_by") or ())
+    clause = node.args.get("order")
+    order = tuple(
+        SortKey(
+            expression=released.text(one.this), descending=bool(one.args.get("desc")),
+            nulls_first=bool(one.args.get("nulls_first")),
+        )
+        for one in (clause.expressions if clause else ())
+    )  # fmt: skip
+    return by, order
 
 
 def over(node: exp.Expr, released: PostScope) -> exp.Expr:
@@ -121,6 +199,12 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
         )
     call = node.this
     name = function_name(call) if isinstance(call, exp.Anonymous) else ""
+    if name in PLACES:
+        return place(call, node, released)
+    if name in ADDED_UP and not node.args.get("order") and not node.args.get("spec"):
+        by, _ = parts_of(node, released)
+        _require_groups(by, (), released)
+        return total(call, by, released)
     if name not in ("LAG", "LEAD", "AVG", "SUM"):
         raise PlanError(
             f"'{shown(canonical(node))}' is not there over released rows.\n  to fix  {OVER}"
@@ -128,15 +212,9 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
     column = released.column(call.expressions[0].name) if call.expressions else None
     if column is None or not isinstance(call.expressions[0], exp.Column):
         raise PlanError(f"{name} takes a column of the released rows: compute others in a SELECT")
-    by = tuple(released.text(part) for part in node.args.get("partition_by") or ())
-    clause = node.args.get("order")
-    order = tuple(
-        SortKey(
-            expression=released.text(one.this), descending=bool(one.args.get("desc")),
-            nulls_first=bool(one.args.get("nulls_first")),
-        )
-        for one in (clause.expressions if clause else ())
-    )  # fmt: skip
+    by, order = parts_of(node, released)
+    if not order:
+        raise PlanError(WITHOUT_ORDER)
     _require_groups(by, order, released)
 
     def shift(rows: int, *, filled: bool) -> PostShift:
@@ -146,22 +224,34 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
             name=f"{column}_shift_{len(released.shifts) + 1}", column=column, rows=rows, by=by,
             order=order, filled=filled,
         )  # fmt: skip
-        return released.shifts.setdefault(text, made)
+        found = released.shifts.setdefault(text, made)
+        assert isinstance(found, PostShift)  # noqa: S101  (the text says so)
+        return found
 
     if name in ("LAG", "LEAD"):
         if node.args.get("spec") or len(call.expressions) > 2:
             raise PlanError(f"{name} takes a column and a number of rows, without a frame")
         rows = whole(call.expressions[1], f"rows of {name}") if call.expressions[1:] else 1
         return exp.column(shift(rows if name == "LAG" else -rows, filled=False).name, quoted=True)
-    if len(call.expressions) > 1:
+    return framed(node, name, column, shift)
+
+
+def framed(node: exp.Expr, name: str, column: str, shift: Callable[..., PostShift]) -> exp.Expr:
+    """AVG or SUM over rows around each."""
+    if len(node.this.expressions) > 1:
         raise PlanError(f"{name} takes one column")
     frame = _frame(node)
     parts = [shift(rows, filled=True) for rows in frame if rows]
     own = [f"`{column}`"] if 0 in frame else []
-    total = " + ".join([*own, *(f"`{one.name}`" for one in parts)])
+    added = " + ".join([*own, *(f"`{one.name}`" for one in parts)])
     there = " + ".join(["1" for _ in own] + [f"`{one.here_column}`" for one in parts])
-    text = f"({total})" if name == "SUM" else f"(({total}) / ({there}))"
-    return parse_text(text)
+    return parse_text(f"({added})" if name == "SUM" else f"(({added}) / ({there}))")
+
+
+WITHOUT_ORDER = (
+    "OVER (... ORDER BY ...) over released rows is by columns of their groups, such as a week.\n"
+    "  to fix  ORDER BY the column of time"
+)
 
 
 def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: PostScope) -> None:
@@ -169,11 +259,8 @@ def _require_groups(by: tuple[str, ...], order: tuple[SortKey, ...], released: P
     read = {name for text in (*by, *(one.expression for one in order)) for name in columns_of(text)}
     noisy = {name for name in released.columns if name + SUFFIXES[0] in released.columns}
     noisy |= {name + end for name in noisy for end in SUFFIXES}
-    if not order or read & noisy:
-        raise PlanError(
-            "OVER (... ORDER BY ...) over released rows is by columns of their groups, such as a "
-            "week.\n  to fix  ORDER BY the column of time"
-        )
+    if read & noisy:
+        raise PlanError(WITHOUT_ORDER)
     if read & {*RESERVED}:
         raise PlanError(
             "windows are released one by one, and OVER sees one release.\n"
@@ -227,7 +314,7 @@ def clauses_of(
     condition, order = tree.args.get(clause), tree.args.get("order")
     limit, offset = tree.args.get("limit"), tree.args.get("offset")
     aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
-    filtered = replace(aliased if clause == "having" else released, shifts=None)
+    filtered = replace(aliased if clause == "having" else released, shifts=None, group=None)
     return Post(
         where=None if condition is None else filtered.text(condition.this),
         order=tuple(
@@ -267,10 +354,21 @@ def is_nothing(post: Post) -> bool:
 # ---- SELECT over a private answer
 
 
-def read_outer(tree: exp.Expr, plan: Plan) -> tuple[Post, ...]:
+def read_over(text: str, name: str, plan: Plan) -> tuple[Post, ...]:
+    """The steps of a SELECT whose only table, `name`, is the private answer of a plan."""
+    tree = parse_query(tokenize(text, "the query"), text, "the query")
+    answer = parse_query(tokenize(STAND_IN, "the answer"), STAND_IN, "the answer")
+    return read_outer(tree, plan, {name.lower(): answer})
+
+
+def read_outer(
+    tree: exp.Expr, plan: Plan, known: Mapping[str, exp.Expr] | None = None
+) -> tuple[Post, ...]:
     """The steps of an outer SELECT over the private answer of a plan, the innermost first."""
     with_ = tree.args.get("with_")
-    named = {cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())}
+    named = {**(known or {})} | {
+        cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())
+    }
     return _select(tree, plan, named)[0]
 
 
@@ -278,6 +376,8 @@ Steps = tuple[tuple[Post, ...], tuple[str, ...]]  # and the columns after them
 
 
 def _select(tree: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
+    if isinstance(tree, exp.Union):
+        return _union(tree, plan, named)
     if not isinstance(tree, exp.Select):
         raise PlanError(f"'{shown(canonical(tree))}' is no SELECT over a private answer")
     only(tree, CLAUSES, OUTER)
@@ -286,15 +386,96 @@ def _select(tree: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
         raise PlanError("FROM is missing in the outer SELECT")
     steps, columns, names = _relation(clause.this, plan, named)
     released = PostScope(columns, frozenset(names), shifts={})
+    group = _group(tree, released)
+    if group is not None:
+        released = replace(released, group=group)
     items = dict(_items(tree.expressions, released))
     post = clauses_of(tree, "where", released, items)
-    post = replace(post, shifts=tuple((released.shifts or {}).values()))
-    if all(item.is_star for item in tree.expressions):
-        return ((*steps, post) if not is_nothing(post) else steps), columns
+    late = [tree.args[name].this for name in ("qualify", "having") if tree.args.get(name)]
+    aliased = replace(released, aliases={name.lower(): value for name, value in items.items()})
+    later = " AND ".join(f"({aliased.text(condition)})" for condition in late) or None
+    found = list((released.shifts or {}).values())
+    post = replace(
+        post, one_for=group,
+        shifts=tuple(one for one in found if isinstance(one, PostShift)),
+        totals=tuple(one for one in found if isinstance(one, PostTotal)),
+        places=tuple(one for one in found if isinstance(one, PostPlace)),
+    )  # fmt: skip
+    whole = all(item.is_star for item in tree.expressions)
     made = tuple(
         PostColumn(name=name, expression=released.text(value)) for name, value in items.items()
     )
+    if group is not None:
+        _require_grouped(made, group, found)
+    if later is not None:
+        before = replace(post, order=(), limit=None, offset=0)
+        post = Post(where=later, order=post.order, limit=post.limit, offset=post.offset)
+        steps = (*steps, before)
+    if whole and not found:
+        return ((*steps, post) if not is_nothing(post) else steps), columns
     return (*steps, replace(post, columns=made)), after(made)
+
+
+def _group(tree: exp.Expr, released: PostScope) -> tuple[str, ...] | None:
+    """What GROUP BY names; nothing of a SELECT that only adds up; None where rows stay."""
+    clause = tree.args.get("group")
+    adds = any(
+        is_aggregate(node) and not (isinstance(node.parent, exp.Window) and node.arg_key == "this")
+        for item in tree.expressions for node in item.find_all(exp.Anonymous)
+    )  # fmt: skip
+    if clause is None:
+        return () if adds else None
+    only(clause, {"expressions"}, {})
+    found = list[str]()
+    for item in clause.expressions:
+        if isinstance(item, exp.Literal) and not item.is_string:
+            item = tree.expressions[whole(item, "a position in GROUP BY") - 1].unalias()
+        for listed in tree.expressions:
+            if isinstance(item, exp.Column) and listed.alias.lower() == item.name.lower():
+                item = listed.unalias()
+        found.append(released.text(item))
+    noisy = {name for name in released.columns if name + SUFFIXES[0] in released.columns}
+    read = {name for text in found for name in columns_of(text)}
+    if read & {name + end for name in noisy for end in ("", *SUFFIXES)}:
+        raise PlanError(
+            "GROUP BY a noisy number: every row has its own.\n"
+            "  to fix  GROUP BY columns of groups, or CASE WHEN n > 100 ... in the SELECT"
+        )
+    return tuple(found)
+
+
+def _require_grouped(
+    made: tuple[PostColumn, ...], group: tuple[str, ...], found: Iterable[Beside]
+) -> None:
+    """Refuses columns that differ within a group."""
+    known = {name for text in group for name in columns_of(text)} | {one.name for one in found}
+    for column in made:
+        if column.expression not in group and not set(columns_of(column.expression)) <= known:
+            raise PlanError(
+                f"'{shown(column.name)}' is neither in GROUP BY nor SUM, AVG or COUNT(*).\n"
+                "  to fix  GROUP BY it too, or add it up"
+            )
+
+
+def _union(tree: Any, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
+    """Rows of several SELECTs over one private answer, under the names of the first."""
+    if tree.args.get("distinct"):
+        raise PlanError("UNION DISTINCT of noisy numbers.\n  to fix  UNION ALL")
+    with_ = tree.args.get("with_")
+    if with_:
+        named = {**named, **{cte.alias.lower(): cte.this for cte in with_.expressions}}
+    (first, columns), (second, others) = (
+        _select(side.unnest(), plan, named) for side in (tree.left, tree.right)
+    )
+    if len(columns) != len(others):
+        raise PlanError(
+            "UNION ALL of SELECTs with different columns.\n"
+            "  to fix  select the same number of columns, of the same kinds"
+        )
+    post = Post(branches=(first, second))
+    released = PostScope(columns)
+    last = clauses_of(tree, "none", released, {})
+    return ((post,) if is_nothing(last) else (post, last)), columns
 
 
 def _items(items: list[exp.Expr], released: PostScope) -> Iterable[tuple[str, exp.Expr]]:

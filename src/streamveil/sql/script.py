@@ -313,8 +313,9 @@ def _private(cursor: Cursor, views: Views, sink: str | None, *, explain: bool) -
         raise PlanError(
             f"the statement holds {len(spans)} private SELECTs; each is a query with a budget and "
             "releases of its own.\n"
-            "  to fix  make them statements of their own; a SELECT over a private answer takes no "
-            "clause, and costs nothing"
+            "  to fix  ask once: all aggregates in one private SELECT, with GROUP BY GROUPING SETS "
+            "((a), (b)) for several groupings; what is made of its answer, UNION ALL too, takes no "
+            "clause and costs nothing. Or make them statements of their own"
         )
     [(start, end, depth)] = spans
     if not depth:

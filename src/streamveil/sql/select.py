@@ -94,7 +94,8 @@ def _named_columns(values: Mapping[str, Any], scope: From) -> dict[str, str]:
 
 _OUTER = {
     "distinct": "SELECT DISTINCT: groups are distinct already",
-    "qualify": "QUALIFY: window functions are not available in a private query",
+    "qualify": "QUALIFY in a private SELECT.\n  to fix  SELECT * FROM (this SELECT) "
+    "QUALIFY RANK() OVER (ORDER BY n DESC) <= 3, which costs nothing",
 }
 
 
