@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamveil.accounts.ledger import Ledger, Where
+from streamveil.accounts.ledger import Charge, Ledger, Where
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 
@@ -36,6 +36,13 @@ class Account:
                 with Ledger.load(self.shared) as shared:
                     shared.charge(self.name, self.guarantee, key=key, about=about)
             ledger.charge(self.name, self.guarantee, key=key, about=about)
+
+    def extend(self, own: Path, charge: Charge) -> None:
+        """Charges both with a later end, the shared one first, before anything of it is drawn."""
+        for where in (self.shared, own):
+            if where is not None:
+                with Ledger.load(where) as ledger:
+                    ledger.charge_all([charge])
 
     def require_charged(self, own: Path, key: str) -> None:
         """Raises StoreError unless both hold the job's charge."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamveil.accounts.ledger import Where
+from streamveil.accounts.ledger import Charge, Where
 from streamveil.batch import Batch, Release
 from streamveil.connectors.base import Sink
 from streamveil.core.accounting.budget import Budget
@@ -65,6 +65,7 @@ class Work:
     keep_releases: int | None = None  # in the archive, of the newest; None: all
     limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
+    extension: Callable[[str], Charge] | None = None  # of an epoch, where the end was moved
 
     @property
     def identity(self) -> stores.Identity:
@@ -137,6 +138,8 @@ class Job:
         account = self.work.account
         if header.ready:
             account.require_charged(path, header.epoch)
+            if self.work.extension is not None:
+                account.extend(path, self.work.extension(header.epoch))
         else:
             account.charge(path, header.epoch)
             self._store.finish()

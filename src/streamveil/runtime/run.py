@@ -24,7 +24,7 @@ from streamveil.engines.embedded.group_by import within
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
-from streamveil.plan.plan import Plan, TableSource
+from streamveil.plan.plan import Clock, Plan, TableSource
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
@@ -87,10 +87,15 @@ def run(  # noqa: PLR0913  (the public signature)
     keys = Randomness(secret, noise, insecure)
     if epoch_of(Path(state)) is None:
         warn_of_nothing(plan)
-    fresh = None
+    fresh, clock = None, None
+    if epoch_of(Path(state)) is not None:
+        from streamveil.runtime.changed_query import kept_plan  # loaded where a job goes on
+
+        kept = kept_plan(plan, Path(state))
+        plan, clock = kept.plan, kept.clock
     if engine is None:
         plan, fresh = looked(plan, Path(state), noise, ledger)
-    work = work_of(plan, engine or engine_for(pace, state), pace, rejects)
+    work = work_of(plan, engine or engine_for(pace, state), pace, rejects, clock)
     work = replace(work, ledger=ledger, keep_releases=keep_releases)
     if fresh is not None:
         require(work, Path(state))
@@ -144,8 +149,12 @@ def work_of(
     engine: Engine | None = None,
     pace: Pace | None = None,
     rejects: str | Path | None = None,
+    clock: Clock | None = None,
 ) -> Work:
-    """Everything a job does, from its plan. Opens the source but reads no row."""
+    """Everything a job does, from its plan. Opens the source but reads no row.
+
+    `clock`: with a later end than the plan was charged with.
+    """
     inner = combined_plan(plan)
     operator: Operator = (engine or operator_of)(inner)
     source = opened = open_rows(plan.source, plan.clock.arrival, trace=rejects is not None)
@@ -156,10 +165,10 @@ def work_of(
         require_post(plan, source.schema())
     if inner is not plan:
         source = CombinedSource(source, partial(combine_rows, plan))
-    feed = feed_of(inner, source, pace or Pace())
+    feed = feed_of(replace(inner, clock=clock or inner.clock), source, pace or Pace())
     columns = needed_schema(inner, source.schema())
     check_public(operator, columns)
-    return Work(
+    work = Work(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
         operator=operator, post=plan.post,
         feed=feed, limit=plan.budget,
@@ -173,6 +182,16 @@ def work_of(
             files=lambda: getattr(opened, "names", []),
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
+    return work if clock is None else going_on(work, clock)
+
+
+def going_on(work: Work, clock: Clock) -> Work:
+    """The same work until a later end, with the charge that says so."""
+    from streamveil.runtime.changed_query import extended, extension
+
+    operator = extended(work.operator, clock)
+    charge = partial(extension, work.name, operator=operator)
+    return replace(work, operator=operator, extension=charge)
 
 
 def feed_of(plan: Plan, source: Source, pace: Pace) -> Callable[[str | None], Iterator[Batch]]:

@@ -1,0 +1,192 @@
+"""A query that differs from the one its state was made with, where no noise depends on it.
+
+Which changes are taken:
+
+- another sink, or post-processing: they decide nothing that is drawn (`Plan.fingerprint`);
+- other names of groups' columns, of aggregates, of the job (which is its sink's, unless said);
+- a later end, of windows that the old end did not cut.
+
+Proof for names: the job that runs is the old plan, literally. The old names come from the charge in
+    the state's ledger, and what they give must have the fingerprint that the state was made with;
+    else the change is refused. So every draw, sum and address is that of the old plan, and the new
+    names are given to columns of finished releases (`Post`): post-processing.
+Proof for a later end: let M be the job with the later end, and the old plan's design. Loss is a
+    function of the design and of the largest number of triggers of a window (`GroupBy.loss`); it is
+    derived for both ends and must be equal, so M loses what was charged. Up to the last step that
+    was made, the old job and M are one machine: the same windows are released at the same steps
+    (`require_prefix` compares them), draws are addressed by job, window and trigger, and bounds of
+    units are those of the state that goes on. So what the old job released is a part of M's
+    releases; whoever decides, having seen it, whether M goes on, computes from it. Windows after
+    the old end have numbers, and so addresses, that nothing was drawn at. With a shorter M nothing
+    more is lost: all that was released is a function of M's releases.
+    The charge of the extension: nothing, under a key of its own, with the new number of steps. For
+    a unit-period it is what the ledger holds already; a unit that is there for longer loses more,
+    which `ledger convert` counts by periods, as before.
+
+What would change noise that was drawn is refused: anything else about the query, and an end that
+changes how often a window is released. So is an end before the last one that was charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sqlglot import exp
+
+from streamveil.accounts.ledger import Charge, Ledger
+from streamveil.core.accounting.guarantee import NOTHING
+from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.protocol import Operator
+from streamveil.dataflow.windows import Schedule
+from streamveil.errors import PlanError, StoreError
+from streamveil.plan.look import with_look
+from streamveil.plan.plan import Clock, Plan
+from streamveil.plan.post import Post, PostColumn
+from streamveil.runtime import notes
+from streamveil.runtime.store import LEDGER, LOOK, Header, read_header
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The plan that a state was made with, and what another query changes of it."""
+
+    plan: Plan
+    clock: Clock | None = None  # with a later end; None: the end is the old one
+
+
+def kept_plan(plan: Plan, state: Path) -> Kept:
+    """The plan to go on with in a state; the given one where there is none, or it is another job.
+
+    Reads no row and writes nothing.
+    """
+    header = read_header(state) if state.is_dir() else None
+    if header is None or not header.ready or not (state / LEDGER).is_file():
+        return Kept(plan)
+    with Ledger.load(state / LEDGER) as ledger:
+        charges = ledger.entries()
+    until = last_end(charges, header.epoch)
+    if fits(plan, header, state):
+        if until is not None:
+            raise StoreError(
+                f"the job was given a later end: it goes on until step {until:,}.\n"
+                "  to fix  run the query with that end, or a later one"
+            )
+        return Kept(plan)
+    told = next((one.about for one in charges if one.key == header.epoch), None) or {}
+    old = named_as(plan, told.get("query", {}), header.identity.job)
+    if old is None:
+        return Kept(plan)
+    if fits(old, header, state) and until is None:
+        return Kept(old)
+    return later(old, told["query"]["clock"], header, state, until) or Kept(plan)
+
+
+def last_end(charges: list[Charge], epoch: str) -> int | None:
+    """The last step of a job whose end was moved; None where it was not."""
+    ends = [one.horizon for one in charges if (one.key or "").startswith(f"{epoch}:")]
+    return max((end for end in ends if end is not None), default=None)
+
+
+def fits(plan: Plan, header: Header, state: Path) -> bool:
+    """Whether a state was made with a plan, or with a look for it."""
+    if plan.fingerprint == header.identity.plan:
+        return True
+    if not (state / LOOK).is_file():
+        return False
+    made_for: str = notes.read(state / LOOK, "look")["plan"]
+    return made_for == with_look(plan).fingerprint
+
+
+def named_as(plan: Plan, query: dict[str, Any], job: str) -> Plan | None:
+    """The plan with the names of a query in a ledger; new names come last, as post-processing."""
+    keys, aggregates = query.get("keys", ()), query.get("aggregates", ())
+    if (len(keys), len(aggregates)) != (len(plan.keys), len(plan.aggregates)):
+        return None
+    new = [one.name for one in (*plan.keys, *plan.aggregates)]
+    old = [str(one["name"]) for one in (*keys, *aggregates)]
+    post = plan.post
+    if new != old:
+        columns = (PostColumn(name=a, expression=quoted(b)) for a, b in zip(new, old, strict=True))
+        post = (Post(columns=tuple(columns)), *post)
+    renamed = dict(zip(new, old, strict=True))
+    return replace(
+        plan, name=job, post=post,
+        keys=tuple(replace(one, name=renamed[one.name]) for one in plan.keys),
+        aggregates=tuple(replace(one, name=renamed[one.name]) for one in plan.aggregates),
+        sets=tuple(tuple(renamed.get(name, name) for name in one) for one in plan.sets),
+    )  # fmt: skip
+
+
+def quoted(name: str) -> str:
+    """A column as an expression."""
+    return exp.column(exp.to_identifier(name, quoted=True)).sql(dialect="bigquery")
+
+
+def later(
+    plan: Plan, clock: dict[str, Any], header: Header, state: Path, until: int | None
+) -> Kept | None:
+    """The plan with the end it had when it was charged; None if it differs in more than that."""
+    first = replace(plan.clock, end_us=clock["end_us"], steps=clock["steps"])
+    old = replace(plan, clock=first)
+    if not fits(old, header, state):
+        return None
+    before, now = steps_of(first), steps_of(plan.clock)
+    if before is None or now is None or now < (until or before):
+        raise StoreError(
+            f"the job goes on until step {until or before}, and the query ends at step {now}.\n"
+            "  to fix  only a later end may be given"
+        )
+    return Kept(old, plan.clock)
+
+
+def steps_of(clock: Clock) -> int | None:
+    """How many steps a clock has."""
+    if clock.kind == "event" and clock.start_us is not None and clock.end_us is not None:
+        whole = clock.steps_until(clock.end_us)
+        return whole if clock.steps is None else min(whole, clock.steps)
+    return clock.steps
+
+
+def extended(operator: Operator, clock: Clock) -> GroupBy:
+    """The same mechanisms until a later end; refuses what would change noise already drawn."""
+    if not isinstance(operator, GroupBy):
+        raise PlanError(
+            "only a group-by may be given a later end.\n"
+            "  to fix  run the query from there in a state of its own, with a charge of its own"
+        )
+    longer = replace(operator.schedule, steps=steps_of(clock))
+    require_prefix(operator.schedule, longer)
+    made = replace(operator, schedule=longer)
+    if made.guarantee.loss != operator.guarantee.loss:
+        raise changed()
+    return made
+
+
+def require_prefix(short: Schedule, long: Schedule) -> None:
+    """Refuses schedules of which one is not the beginning of the other, window by window."""
+    if short.whole or short.steps is None or short.triggers != long.triggers:
+        raise changed()
+    for window in short.active(short.steps):
+        if short.last_step(window) != long.last_step(window):
+            raise changed()
+
+
+def changed() -> PlanError:
+    """Why an end cannot be moved."""
+    return PlanError(
+        "with this end a window that has begun would be released more often than its noise was made"
+        " for.\n"
+        "  to fix  let the first end, and this one, be the end of a window (with its lateness); or"
+        " run the query from there in a state of its own, with a charge of its own"
+    )
+
+
+def extension(name: str, epoch: str, operator: GroupBy) -> Charge:
+    """What a later end takes: nothing more of a unit-period, and the ledger says until when."""
+    guarantee = operator.guarantee
+    return Charge(
+        f"{name} until step {guarantee.horizon}", NOTHING, key=f"{epoch}:{guarantee.horizon}",
+        separate=guarantee.separate, horizon=guarantee.horizon, given_past=guarantee.given_past,
+    )  # fmt: skip
