@@ -21,6 +21,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
         ("calendar-time.md", 0),
         ("post-processing.md", 0),
         ("lakes.md", 0),
+        ("sources.md", 0),
     ],
 )
 def test_the_examples_run(page, commands, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import kafka, postgres
+from tests.servers import kafka, nats, postgres, s3
 
 KINDS = ("sqlite", "duckdb", "postgres")
 NAME = 'pages of "b%s" $1 ?'  # of a table
@@ -32,6 +32,24 @@ def server():
     server = postgres.Postgres()
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory):
+    if nats.program() is None:
+        pytest.skip(f"no NATS server: {nats.PROGRAM} names no program")
+    made = nats.NatsServer(tmp_path_factory.mktemp("nats") / "server")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory):
+    if nats.program(s3.PROGRAM) is None:
+        pytest.skip(f"no S3 server: {s3.PROGRAM} names no program")
+    made = s3.S3Server(tmp_path_factory.mktemp("s3") / "server")
+    yield made
+    made.stop()
 
 
 @pytest.fixture(params=KINDS)

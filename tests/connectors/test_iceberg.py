@@ -248,6 +248,7 @@ def test_a_life_that_wakes_up_between_another_one_s_look_and_commit_doubles_noth
     assert answers(catalog).num_rows == 9
 
 
+@pytest.mark.slow
 def test_a_job_from_table_to_table_that_is_killed_around_every_commit_counts_each_row_once(
     table, catalog, tmp_path, monkeypatch
 ):

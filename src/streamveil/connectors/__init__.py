@@ -17,6 +17,7 @@ SOURCES = {
     "iceberg": "iceberg_source.IcebergSource",
     "kafka": "kafka.KafkaSource",
     "memory": "memory.MemorySource",
+    "nats": "nats.NatsSource",
     "postgres": "database_sources.PostgresSource",
     "postgres_changes": "postgres_changes.PostgresChanges",
     "rate": "rate.RateSource",

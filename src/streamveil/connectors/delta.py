@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from streamveil.batch import Release, require_release
 from streamveil.connectors.base import signed
+from streamveil.connectors.names import shown
 from streamveil.errors import MissingExtraError, SourceError, require_file_name
 
 
@@ -29,6 +30,17 @@ class DeltaSink:
 
     def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
+        try:
+            self._write(job, release)
+        except (self.delta.exceptions.DeltaError, pa.ArrowException, OSError) as error:
+            raise SourceError(
+                f"the sink cannot write the Delta table '{shown(self.path)}':"
+                f" {type(error).__name__}.\n"
+                "  to fix  check that there is room, that this user may write there and that the"
+                " table has the columns of this query, then start again: it is sent then"
+            ) from None
+
+    def _write(self, job: str, release: Release) -> None:
         window, trigger, table = require_release(release).identity
         app = f"streamveil/{require_file_name('job', job)}/{window}"
         digest = digest_of(table)

@@ -17,7 +17,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 
 from streamveil.connectors import avro, protobuf
@@ -29,8 +28,7 @@ from streamveil.connectors.kafka_columns import (
     headers_of,
     offsets_of,
 )
-from streamveil.connectors.messages import of_json
-from streamveil.connectors.rejected_rows import MALFORMED, MISFIT, rejected_lines, with_places
+from streamveil.connectors.messages import Part, chunk_of, kept, of_json
 from streamveil.connectors.schema_registry import PREFIX, RegisteredMessages, Registry
 from streamveil.errors import MissingExtraError, PlanError, SourceError, nearest
 
@@ -240,29 +238,14 @@ class KafkaSource:
         texts = [message.value() or b"" for message in found]
         read = of_json if self.schemas is None else self.schemas.read
         made = read(texts, self._fields(wanted))
-        good = found
-        if len(made.malformed):
-            good = [found[i] for i in np.delete(np.arange(len(found)), made.malformed)]
+        good = kept(found, made.malformed)
         headers, lost = headers_of(good, wanted)
         told = {name: OF_MESSAGE[name](good) for name in wanted.names if name in OF_MESSAGE}
         told |= {name: headers.column(name) for name in headers.column_names}
-        table = pa.table(
-            [told[one.name] if one.name in told else made.rows.column(one.name) for one in wanted],
-            wanted,
-        )
-        rejected = dict(Counter(made.rejected) + Counter(lost))
-        if not self.traced:
-            return Chunk(table, position, rejected)
+        made = made._replace(rejected=dict(Counter(made.rejected) + Counter(lost)))
         partition = found[0].partition() if found else 0
-        odd = tuple(
-            rejected_lines(
-                wanted, f"{self.topic.topic}/{partition}", reason,
-                offsets_of([found[i] for i in some]), [texts[i] for i in some],
-            )
-            for reason, some in ((MALFORMED, made.malformed), (MISFIT, made.misfit)) if len(some)
-        )  # fmt: skip
-        table = with_places(table, partition, offsets_of(good))
-        return Chunk(table, position, rejected, odd)
+        part = Part(texts, offsets_of(found), partition, f"{self.topic.topic}/{partition}")
+        return chunk_of(part, made, told, wanted, position, traced=self.traced)
 
 
 def schemas_of(

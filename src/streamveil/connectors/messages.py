@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from streamveil.connectors.base import Chunk
 from streamveil.connectors.fit import fit
 from streamveil.connectors.json_lines import json_messages
-from streamveil.connectors.rejected_rows import MALFORMED, misfits
+from streamveil.connectors.rejected_rows import (
+    MALFORMED,
+    MISFIT,
+    misfits,
+    rejected_lines,
+    with_places,
+)
 from streamveil.types import Array, Int64
 
 Places = Int64[Array, " some"]
+T = TypeVar("T")
 
 
 class Decoded(NamedTuple):
@@ -23,6 +31,15 @@ class Decoded(NamedTuple):
     malformed: Places  # messages that are no rows, from 0
     rejected: dict[str, int]  # reason -> fields or messages
     misfit: Places  # messages with a field that did not fit
+
+
+class Part(NamedTuple):
+    """Which messages some are."""
+
+    texts: list[bytes]
+    numbers: Places  # where each is in the part of the source that holds them
+    file: int  # which part that is
+    name: str  # what it is called
 
 
 Decoder = Callable[[list[bytes], pa.Schema], Decoded]
@@ -48,3 +65,32 @@ def decoded(rows: pa.Table, malformed: Places, of: int, wanted: pa.Schema) -> De
     if len(malformed):
         rejected = {**rejected, MALFORMED: len(malformed)}
     return Decoded(fitted, malformed, rejected, misfit)
+
+
+def kept(found: list[T], malformed: Places) -> list[T]:
+    """What is left of messages without those that are no rows."""
+    if not len(malformed):
+        return found
+    return [found[i] for i in np.delete(np.arange(len(found)), malformed)]
+
+
+def chunk_of(
+    part: Part,
+    made: Decoded,
+    told: Mapping[str, Any],
+    wanted: pa.Schema,
+    position: str,
+    *,
+    traced: bool,
+) -> Chunk:
+    """Rows of messages: the fields of their values, and `told`, what else is known of each."""
+    columns = [told[one.name] if one.name in told else made.rows.column(one.name) for one in wanted]
+    table = pa.table(columns, wanted)
+    if not traced:
+        return Chunk(table, position, made.rejected)
+    odd = tuple(
+        rejected_lines(wanted, part.name, reason, part.numbers[some], [part.texts[i] for i in some])
+        for reason, some in ((MALFORMED, made.malformed), (MISFIT, made.misfit)) if len(some)
+    )  # fmt: skip
+    table = with_places(table, part.file, np.delete(part.numbers, made.malformed))
+    return Chunk(table, position, made.rejected, odd)

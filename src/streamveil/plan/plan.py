@@ -22,7 +22,7 @@ from streamveil.errors import require_file_name
 from streamveil.plan.post import Post
 
 MICROS = 1_000_000
-LIVE = ("kafka", "postgres_changes")  # sources that go on, unless follow = FALSE
+LIVE = ("kafka", "nats", "postgres_changes")  # sources that go on, unless follow = FALSE
 DATABASES = ("duckdb", "postgres", "sqlite")  # sources whose rows are sorted by what they hold
 PLACES = {
     "delta": ("path",),
@@ -30,6 +30,7 @@ PLACES = {
     "files": ("path",),
     "iceberg": ("catalog", "table"),
     "kafka": ("config", "registry", "servers"),
+    "nats": ("config", "servers"),
     "postgres": ("url",),
     "postgres_changes": ("url",),
     "sqlite": ("path",),
