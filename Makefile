@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. Needs python3 (>= 3.11) and make; installs the rest.
-.PHONY: demo dev check test all bench lint doctest wheel site figures clean docs/sql.md
+.PHONY: demo dev check test all bench lint doctest wheel release site figures clean docs/sql.md
 .DEFAULT_GOAL := test
 
 PY := .venv/bin/python
@@ -49,6 +49,9 @@ bench: dev
 wheel: dev
 	$(PY) -m streamveil.compiled --again
 	$(PY) -m build --wheel
+
+release: wheel
+	$(PY) -m build --sdist
 
 site: .venv/site.ok
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build -q

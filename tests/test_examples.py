@@ -1,5 +1,6 @@
 """Every example runs on a small part, as its page says, and draws its pictures."""
 
+import json
 import re
 import runpy
 import shlex
@@ -23,7 +24,12 @@ PARTS = {
     "heavy": "--households 100",
     "classifier": "--people 1500",
     "counters": "--days 30",
+    "orders": "--households 600",
+    "live": "--seconds 6",
+    "spark": "--months 2",
 }
+SLOW = {"live", "spark"}  # a clock, and a JVM
+NEEDS = {"live": ["confluent_kafka"], "spark": ["pyspark", "deltalake"]}
 QUESTIONS = EXAMPLES.parent / "docs" / "five-questions.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 PNG = b"\x89PNG"
@@ -35,8 +41,12 @@ def test_each_folder_is_on_the_page_and_is_run_here():
     assert set(re.findall(r"\((\w+)/README.md\)", (EXAMPLES / "README.md").read_text())) == folders
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in PARTS]
+)
 def test_the_example_runs(name, tmp_path, monkeypatch):
+    for module in NEEDS.get(name, []):
+        pytest.importorskip(module)
     page = (EXAMPLES / name / "README.md").read_text()
     [command] = re.findall(r"^\$ python (.*)$", page, re.M)
     [picture] = re.findall(r"^!\[.+\]\((\w+\.png)\)$", page, re.M)
@@ -50,6 +60,17 @@ def test_the_example_runs(name, tmp_path, monkeypatch):
     drawn = (tmp_path / "out" / name / picture).read_bytes()
     assert drawn.startswith(PNG)
     assert drawn != (EXAMPLES / name / picture).read_bytes(), "drawn by this run"
+
+
+def test_the_notebook_runs(capsys):
+    cells = json.loads((EXAMPLES / "counters" / "counters.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") for cell in cells), "kept without what it printed"
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "counters.ipynb", "exec"), names)
+    assert abs(names["measured"] / names["expected"] - 1) < 0.3  # false alarms: below 1e-8
+    assert "instead of 30" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module", autouse=True)

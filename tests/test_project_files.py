@@ -41,3 +41,18 @@ def test_the_security_policy_names_commands_and_pages_that_are_there():
     assert set(named) <= commands
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_the_public_workflow_runs_what_is_here():
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+    commands = [step["run"] for step in steps if "run" in step]
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert len(commands) > 4
+    for command in commands:
+        kind, name = command.split()[:2]
+        assert (kind == "make" and name in targets) or (kind == "bash" and (ROOT / name).is_file())
+    assert flow["permissions"] == {"contents": "read"}
+    versions = flow["jobs"]["build"]["strategy"]["matrix"]["python"]
+    assert versions[0] == PROJECT["requires-python"].removeprefix(">=")
+    assert all(re.fullmatch(r"[\w/-]+@v\d+", step["uses"]) for step in steps if "uses" in step)

@@ -1,0 +1,168 @@
+"""The same question to other libraries, at the same budget: lines, error and time.
+
+Question: what does one gain or lose with streamveil where another library answers too? Flights by
+destination; a plane is protected for each day (one answer), or for a quarter (running totals, told
+every week). Bounds are the same for all. Errors are against all rows, so what bounds cut is in
+them; a group that is not shown counts as 0.
+Expected: about the same error for one answer, where all have the same noise; for running totals an
+error that grows with the square root of the number of releases for libraries that answer each
+release by itself, and with its logarithm here.
+
+Each library runs in a Python of its own, which is named on the command line; one that is not named
+keeps its last result:
+
+    python benchmarks/peers.py --opendp OTHER/bin/python --pipelinedp OTHER/bin/python
+    (pip install 'opendp[polars]' pipeline-dp dp-accounting pyarrow; tmlt.analytics for --tumult)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streamveil.demo import departures
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "peers.json"
+LIBRARIES = ("streamveil", "opendp", "pipelinedp", "tumult")
+PACKAGES = {"pipelinedp": "pipeline-dp", "tumult": "tmlt.analytics"}
+DELTA = 1e-6
+ONCE = (1.0, DELTA, 3, 1)  # epsilon, delta; groups and rows in each that one plane-day may count in
+WEEKLY = (4.0, DELTA, 10, 4)  # the same of a plane in a quarter
+QUARTERS, WEEKS = 4, 13
+FIRST = date(2013, 1, 1)
+
+
+def once(folder: Path) -> dict[str, Any]:
+    """A year of flights, a plane of a day as one unit; one answer."""
+    flights = departures().drop_null()
+    day = pc.strftime(flights["scheduled"], "%j")
+    unit = pc.binary_join_element_wise(flights["plane"], day, "@")
+    return {"truth": [written(folder / "once.parquet", unit=unit, key=flights["destination"])]}
+
+
+def weekly(folder: Path, quarter: int) -> dict[str, Any]:
+    """Thirteen weeks of flights with their day; thirteen answers."""
+    weeks = [FIRST + timedelta(weeks=quarter * WEEKS + n) for n in range(WEEKS + 1)]
+    flights = departures().drop_null()
+    day = pc.strftime(flights["scheduled"], "%Y-%m-%d")
+    names = [str(one) for one in weeks]
+    inside = pc.and_(pc.greater_equal(day, names[0]), pc.less(day, names[-1]))
+    flights, day = flights.filter(inside), day.filter(inside)
+    path = folder / f"quarter-{quarter}.parquet"
+    columns = {"unit": flights["plane"], "key": flights["destination"], "day": day,
+               "at": flights["scheduled"]}  # fmt: skip
+    written(path, **columns)
+    truth = [counted(flights["destination"].filter(pc.less(day, name))) for name in names[1:]]
+    return {"truth": truth, "weeks": names}
+
+
+def written(path: Path, **columns: pa.ChunkedArray) -> dict[str, int]:
+    """Writes the rows; how many there are in each group."""
+    pq.write_table(pa.table(columns), path)
+    return counted(columns["key"])
+
+
+def counted(keys: pa.ChunkedArray) -> dict[str, int]:
+    """How often each key is there."""
+    return {one["values"]: one["counts"] for one in pc.value_counts(keys).to_pylist()}
+
+
+def off(found: dict[str, float], truth: dict[str, int]) -> dict[str, float]:
+    """Error over all groups, as a share of all rows, and of groups that are shown, in rows."""
+    errors = {key: abs(found.get(key, 0.0) - n) for key, n in truth.items()}
+    shown = [errors[key] for key in found if key in errors]
+    return {
+        "l1_share": sum(errors.values()) / sum(truth.values()), "groups": len(found),
+        "median": float(np.median(shown)) if shown else float("nan"),
+    }  # fmt: skip
+
+
+def asked(python: str, script: str, *arguments: object) -> dict[str, Any]:
+    """What a client prints last."""
+    own = python == sys.executable
+    environment = {**os.environ, **({} if own else {"PYTHONPATH": ""})}
+    done = subprocess.run(
+        [python, str(HERE / "peers" / script), *map(str, arguments)],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def version(python: str, library: str) -> str:
+    """Of a library, in its Python."""
+    code = f"from importlib.metadata import version; print(version({library!r}))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def summary(answers: list[list[dict[str, float]]], truth: list[dict[str, int]]) -> dict[str, Any]:
+    """Means over runs of the last release, and of all."""
+    each = [[off(one, true) for one, true in zip(run, truth, strict=True)] for run in answers]
+    last = {name: float(np.mean([run[-1][name] for run in each])) for name in each[0][-1]}
+    return {
+        **last,
+        "l1_share_all": float(np.mean([one["l1_share"] for run in each for one in run])),
+    }
+
+
+def measure(library: str, python: str, runs: int, folder: Path) -> list[dict[str, Any]]:
+    """Both questions to one library."""
+    about = {"library": library, "version": version(python, PACKAGES.get(library, library))}
+    setting = once(folder)
+    told = asked(python, f"ask_{library}.py", folder / "once.parquet", *ONCE, runs)
+    rows = [{**about, "question": "once", "runs": runs, "lines": told["lines"],
+             "seconds": float(np.median(told["seconds"])),
+             **summary(told["answers"], setting["truth"])}]  # fmt: skip
+    if not (HERE / "peers" / f"weekly_{library}.py").exists():
+        return rows
+    found = []
+    for quarter in range(QUARTERS):
+        setting = weekly(folder, quarter)
+        told = asked(python, f"weekly_{library}.py", folder / f"quarter-{quarter}.parquet",
+                     *WEEKLY, runs, *setting["weeks"])  # fmt: skip
+        found.append({"lines": told["lines"], "seconds": float(np.median(told["seconds"])),
+                      **summary(told["answers"], setting["truth"])})  # fmt: skip
+    mean = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    return [*rows, {**about, "question": "weekly", "runs": runs * QUARTERS, **mean}]
+
+
+def main() -> None:
+    """Measures the libraries whose Python is named, and keeps the results of the others."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=5)
+    for library in LIBRARIES[1:]:
+        parser.add_argument(f"--{library}", help="a Python that has it")
+    given = vars(parser.parse_args())
+    pythons = {one: given.get(one) for one in LIBRARIES[1:] if given.get(one)}
+    pythons["streamveil"] = sys.executable
+    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = [row for row in kept if row["library"] not in pythons]
+    with tempfile.TemporaryDirectory() as folder:
+        for library, python in pythons.items():
+            for row in measure(library, python, given["runs"], Path(folder)):
+                rows.append(row)
+                print(row, flush=True)
+    rows.sort(key=lambda row: (row["question"], LIBRARIES.index(row["library"])))
+    about = {"machine": platform.machine(), "python": platform.python_version(),
+             "once": ONCE, "weekly": WEEKLY, "releases": WEEKS}  # fmt: skip
+    RESULTS.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A topic of Kafka, counted privately every second, and a page that shows it: run.py --help."""
+
+import argparse
+import json
+import shutil
+import time
+from contextlib import chdir
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import matplotlib.pyplot as plt
+from confluent_kafka import Producer
+from typer.testing import CliRunner
+
+import streamveil as sv
+from streamveil import cli
+from streamveil.demo import departures
+
+QUERY = Path(__file__).with_name("live.sql").resolve()
+LOCAL = "none here: a broker inside this process, for a first look"
+
+
+def main(out: Path, seconds: int, servers: str) -> None:
+    """Sends flights into a topic while a job counts them; draws, and makes the page."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    inside = {"test.mock.num.brokers": 1} if servers == LOCAL else {}
+    producer = Producer({"bootstrap.servers": "none" if inside else servers, **inside})
+    if inside:
+        [node] = producer.list_topics(timeout=20).brokers.values()
+        servers = f"{node.host}:{node.port}"
+    flights = departures().select(["plane", "destination"]).slice(0, 3_000 * seconds).to_pylist()
+    begin = datetime.now(UTC).replace(microsecond=0)
+    end = begin + timedelta(seconds=seconds)
+    text = QUERY.read_text().format(servers=servers, start=begin, end=end)
+    producer.produce("flights", json.dumps({"plane": "", "destination": ""}).encode())
+    producer.flush()  # the topic is there
+    sender = Thread(target=send, args=(producer, flights, seconds))
+    sender.start()
+    with chdir(out):
+        answers = sv.sql(text).answer("live.veil")
+        answers.plot("n").savefig("live.png", dpi=80)
+        plt.close("all")
+        CliRunner().invoke(cli.app, ["dashboard", "live.veil", "--out", "live.html"])
+    sender.join()
+
+
+def send(producer: Producer, flights: list[dict], seconds: int) -> None:
+    """Sends flights, 500 at a time and 2,500 in a second."""
+    for first in range(0, min(len(flights), 2_500 * seconds), 500):
+        for flight in flights[first : first + 500]:
+            producer.produce("flights", json.dumps(flight).encode())
+        producer.flush()
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--out", type=Path, default=Path("out/live"), help="made anew")
+    options.add_argument("--seconds", type=int, default=20, help="how long")
+    options.add_argument("--servers", default=LOCAL, help="brokers; default: %(default)s")
+    main(**vars(options.parse_args()))
