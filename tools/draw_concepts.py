@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import streamveil as sv
-from streamveil.advise.lane_noise import shown_chance
+from streamveil.advise.lane_noise import published_chance
 from streamveil.compiler.compile import operator_of
 from streamveil.core.noise.keyed import SeededNoise
 
@@ -102,7 +102,7 @@ def selection(figure: Any) -> None:
     )  # fmt: skip
     operator = operator_of(query.plan)
     users = np.arange(61)
-    chance = np.array([shown_chance(operator, int(n), 1) or 0.0 for n in users])
+    chance = np.array([published_chance(operator, int(n), 1) or 0.0 for n in users])
     left, right = figure.subplots(1, 2)
     left.fill_between(users, chance, color=LIGHT)
     left.plot(users, chance, color=BLUE)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import streamveil.api.builder as sv
-from streamveil.advise.explain import explain, mechanism_rows, shown_chance, shown_triggers
+from streamveil.advise.explain import explain, mechanism_rows, published_chance, shown_triggers
 from streamveil.advise.explain_forecast import threshold_of
 from streamveil.advise.explain_memory import Limit
 from streamveil.compiler.group_by import compile_plan
@@ -137,7 +137,7 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     said = next(text for *_, text in mechanism_rows(plan, operator) if "half of all groups" in text)
     units = float(said.split()[5])
     last = operator.schedule.triggers
-    assert shown_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
+    assert published_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
     asked = threshold_of(operator.aggregation.selection, last).units
     assert asked == pytest.approx(units, abs=0.1)
 

@@ -17,7 +17,7 @@ from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.schedule import BltSchedule
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.selection_table import TableSelection
+from streamveil.core.selection.selection_table import SelectionTable
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.core.selection.total_test import TotalTest
 from streamveil.core.sensitivity import Bounds
@@ -306,12 +306,12 @@ def weights_do_not_count_in_noise(patch):
 
 
 def no_shift(patch):
-    patch.setattr(TableSelection, "shift", lambda self, draws, ids: np.zeros(len(ids), np.int64))
+    patch.setattr(SelectionTable, "shift", lambda self, draws, ids: np.zeros(len(ids), np.int64))
 
 
 def coins_one_unit_early(patch):
-    honest = TableSelection.next_opening_from
-    patch.setattr(TableSelection, "next_opening_from",
+    honest = SelectionTable.next_opening_from
+    patch.setattr(SelectionTable, "next_opening_from",
                   lambda self, words, gap, step: honest(self, words, gap - 1, step))  # fmt: skip
 
 
@@ -340,12 +340,12 @@ def units_count_twice(patch):
 
 
 def every_group_is_published(patch):
-    honest = release.open_keys
+    honest = release.publish_keys
 
     def opened(aggregation, state, _):  # fmt: skip
         honest(aggregation, state, release._hidden(state, np.arange(state.table.keys)))
 
-    patch.setattr(release, "open_keys", opened)
+    patch.setattr(release, "publish_keys", opened)
 
 
 def low_totals_pass(patch):

@@ -15,8 +15,8 @@ from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.design_choice import Given, Problem, choose
 from streamveil.compiler.error_forecast import (
     MOST_ROWS,
+    ExpectedStream,
     ForecastNoise,
-    Outlook,
     Settings,
     admit,
     draw_stream,
@@ -44,8 +44,8 @@ NOISE = ForecastNoise(mu=0.96, spread=2.1, half=18.6)
 OPEN = Given()
 
 
-def chosen(outlook, noise=NOISE, kinds=("table",), given=OPEN, weighted=True):
-    return choose(Problem(outlook.family(), noise, given, kinds, weighted))
+def chosen(stream, noise=NOISE, kinds=("table",), given=OPEN, weighted=True):
+    return choose(Problem(stream.family(), noise, given, kinds, weighted))
 
 
 def query(bound=None, keys=None, value=None, steps=20, **options):
@@ -70,7 +70,7 @@ def test_the_law_of_rows_has_the_mean_and_the_tail():
 
 
 def test_more_known_tails_make_more_room():
-    even = Outlook(units=1e6, rows=3, groups=10**4, most=10)
+    even = ExpectedStream(units=1e6, rows=3, groups=10**4, most=10)
     heavy = replace(even, most=40)
     assert chosen(even).quadratic <= chosen(heavy).quadratic
 
@@ -102,12 +102,12 @@ def test_bounding_of_the_forecast():
         True, False, True, False]  # fmt: skip
 
 
-def drawn_stream(outlook, seed):
-    """Users and keys from the law of an outlook, in a random order."""
+def drawn_stream(stream, seed):
+    """Users and keys from the law of a stream, in a random order."""
     rng = np.random.default_rng(seed)
-    rows = drawn(rng, row_law(outlook.rows, outlook.heavy), int(outlook.units)) + 1
-    ranks = np.arange(1, outlook.groups + 1) + outlook.groups / 1000
-    keys = repeated(rng, drawn(rng, ranks**-outlook.steep, rows.sum()), rows, outlook.repeats)
+    rows = drawn(rng, row_law(stream.rows, stream.heavy), int(stream.units)) + 1
+    ranks = np.arange(1, stream.groups + 1) + stream.groups / 1000
+    keys = repeated(rng, drawn(rng, ranks**-stream.steep, rows.sum()), rows, stream.repeats)
     order = rng.permutation(len(keys))
     return np.repeat(np.arange(len(rows)), rows)[order], keys[order]
 
@@ -127,31 +127,29 @@ def day(operator, who, which, groups):
 
 @pytest.mark.parametrize("repeats", [0.0, 0.4])
 def test_the_forecast_is_what_the_pipeline_does(repeats):
-    outlook = Outlook(units=60_000, rows=5.9, groups=3_000, heavy=6.7, repeats=repeats)
-    who, which = drawn_stream(outlook, 5)
+    stream = ExpectedStream(units=60_000, rows=5.9, groups=3_000, heavy=6.7, repeats=repeats)
+    who, which = drawn_stream(stream, 5)
     operator = query({"max_squared_rows": 2}, mu_share=0.7, entry_weight=0.5, hidden_groups=2,
                      weight_reference=60, steps=100)  # fmt: skip
-    error, shown = day(operator, who, which, outlook.groups)
+    error, shown = day(operator, who, which, stream.groups)
     [counter], rule = operator.aggregation.counters, operator.aggregation.rule
     mu = float(gaussian_mu(Budget(epsilon=6, delta=1e-9)))
     spread = float(counter.std(np.array([100]))[0]) * 0.7 * mu / np.sqrt(2)
     half = design_selection(100, Budget(epsilon=6, delta=1e-9), 2).half
     settings = Settings(kind="table", quadratic=2 * (rule.scale / rule.entry) ** 2, slots=2,
                         share=0.7, reference=60)  # fmt: skip
-    found = forecast(
-        outlook, settings, ForecastNoise(mu=mu, spread=spread, half=half, triggers=100)
-    )
+    found = forecast(stream, settings, ForecastNoise(mu=mu, spread=spread, half=half, triggers=100))
     assert found.l1 == pytest.approx(float(error.sum()), rel=0.15)
     assert found.l2 == pytest.approx(float(np.sqrt((error**2).sum())), rel=0.3)
     assert found.keys == pytest.approx(shown, rel=0.15)
 
 
 def test_the_choice_is_no_worse_than_its_neighbourhood():
-    outlook = Outlook(units=1e6, rows=4, groups=10**5)
-    best = chosen(outlook)
+    stream = ExpectedStream(units=1e6, rows=4, groups=10**5)
+    best = chosen(stream)
 
     def cost(settings):
-        return sum(forecast(one, settings, NOISE).cost for one in outlook.family())
+        return sum(forecast(one, settings, NOISE).cost for one in stream.family())
 
     for other in (
         replace(best, quadratic=best.quadratic * 2), replace(best, quadratic=best.quadratic / 2),
@@ -163,7 +161,9 @@ def test_the_choice_is_no_worse_than_its_neighbourhood():
 def test_few_large_groups_ask_for_looser_bounds_than_many_small_ones():
     once = replace(NOISE, spread=1.0, triggers=1)
     few, many = (
-        chosen(Outlook(units=1e5, rows=6, groups=groups, most=32), once, ("table", "gaussian"))
+        chosen(
+            ExpectedStream(units=1e5, rows=6, groups=groups, most=32), once, ("table", "gaussian")
+        )
         for groups in (40, 10_000)
     )
     assert few.moved > 8 * many.moved
@@ -204,12 +204,12 @@ def test_explain_forecasts_all_groups_where_sizes_are_expected():
     made = planned(**EXPECTED, expected_repeats=0.1)
     text = str(explain(made, forecast=True))
     lines = [line.split("  ") for line in text.splitlines() if "repeats, tail" in line]
-    operator, outlook = compile_plan(made), expected(made.options, 1)
-    assert len(lines) == len(outlook.family()) > 0
+    operator, stream = compile_plan(made), expected(made.options, 1)
+    assert len(lines) == len(stream.family()) > 0
     shown = [float([cell for cell in line if cell][1].replace(",", "")) for line in lines]
     settings = as_settings(operator)
     noise = ForecastNoise(mu=0.96, spread=1.7, half=18.6, triggers=20, delta=5e-10)
-    for keys, one in zip(shown, outlook.family(), strict=True):
+    for keys, one in zip(shown, stream.family(), strict=True):
         share = replace(settings, share=0.7 if settings.kind == "table" else 0.5)
         assert keys == pytest.approx(forecast(one, share, noise).keys, rel=0.5)
     assert "as expected" not in str(explain(planned({"max_rows": 4}), forecast=True))
@@ -238,8 +238,8 @@ def test_public_keys_get_weights_and_less_noise_for_their_rows():
 
 
 def test_weights_of_public_keys_pay():
-    outlook = Outlook(units=40_000, rows=5.9, groups=4_000, heavy=6.7, repeats=0.2)
-    who, which = drawn_stream(outlook, 9)
+    stream = ExpectedStream(units=40_000, rows=5.9, groups=4_000, heavy=6.7, repeats=0.2)
+    who, which = drawn_stream(stream, 9)
     keys, said = sv.public(list(range(4_000))), EXPECTED | {"expected_groups": 4_000}
     weighted, flat = (
         day(query(keys=keys, **said, **more), who, which, 4_000)[0].sum()
@@ -261,12 +261,12 @@ def test_a_known_share_of_repeats_has_a_law_in_which_all_of_them_are_in_large_gr
     """Without it, repeats that are in large groups were taken for repeats in all alike."""
     from streamveil.compiler.error_forecast import repeated_by_chance
 
-    outlook = Outlook(units=30_000, rows=6.0, groups=3_600, most=44.0, again=0.05)
-    steep = max(outlook.family(), key=lambda one: one.steep)
+    stream = ExpectedStream(units=30_000, rows=6.0, groups=3_600, most=44.0, again=0.05)
+    steep = max(stream.family(), key=lambda one: one.steep)
     assert 0 < steep.steep < 1.6
     assert repeated_by_chance(steep) == pytest.approx(0.05, rel=0.1)
     assert steep.repeats < 0.01
-    quiet = replace(outlook, again=0.002).family()
+    quiet = replace(stream, again=0.002).family()
     assert {one.steep for one in quiet} == {0.0}
 
 
@@ -275,13 +275,16 @@ def test_what_a_look_said_of_rows_and_groups_stands_in_for_guesses():
     known = {"expected_rows": 12.0, "expected_most_rows": 22.0, "expected_units": 18_000,
              "laws": [[31.0, 1.4, 0.0], [40.0, 0.4, 0.2]],
              "histogram": [[8, 11, 0.5], [12, 15, 0.5]]}  # fmt: skip
-    outlook = expected(known, 1)
-    assert [(one.groups, one.steep) for one in outlook.family()[::2]] == [(31, 1.4), (40, 0.4)]
-    totals, counts = group_law(outlook.family()[2])
+    stream = expected(known, 1)
+    assert [(one.groups, one.steep) for one in stream.family()[::2]] == [
+        (31, 1.4),
+        (40, 0.4),
+    ]
+    totals, counts = group_law(stream.family()[2])
     assert (totals[-1], counts[-1]) == (1, 43_200)
     assert totals @ counts == pytest.approx(12 * 18_000)
-    lengths = np.diff(np.r_[0, draw_stream(outlook).ends])
+    lengths = np.diff(np.r_[0, draw_stream(stream).ends])
     assert (lengths.min(), lengths.max()) == (8, 15)
-    loose = replace(outlook, histogram=())
+    loose = replace(stream, histogram=())
     assert np.diff(draw_stream(loose.family()[0]).ends).max() > 40
     assert expected({**known, "expected_groups": 500}, 1).laws == ()  # who knows is believed

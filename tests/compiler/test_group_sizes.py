@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamveil.compiler.error_forecast import Outlook, group_law
+from streamveil.compiler.error_forecast import ExpectedStream, group_law
 from streamveil.compiler.group_sizes import SIZES, groups_by_size, likely_laws
 from streamveil.compiler.numbered_rows import Sample
 
@@ -59,7 +59,7 @@ def test_every_row_of_a_unit_is_taken_as_often():
 def test_the_number_of_groups_and_how_unequal_they_are_are_found(groups, steep):
     """Laws far from the truth would say so: 30,000 units are a guess of many more groups."""
     rng = np.random.default_rng(groups)
-    totals, counts = group_law(Outlook(units=30_000, rows=1, groups=groups, steep=steep))
+    totals, counts = group_law(ExpectedStream(units=30_000, rows=1, groups=groups, steep=steep))
     sizes = rng.poisson(np.repeat(totals, counts.astype(int)))
     exact = (sizes[:, None] >= SIZES).sum(axis=0)
     laws = likely_laws(np.round(exact + rng.normal(0, SIGMA, len(SIZES))), 30_000.0, SIGMA)

@@ -12,7 +12,7 @@ from streamveil.changing_tables.operator import Attribute, ChangingTable
 from streamveil.changing_tables.questions import QuestionAnswer
 from streamveil.connectors.sinks import ConsoleSink, FilesSink, MemorySink
 from streamveil.core.counters.cell_kernels import ReleasedCells
-from streamveil.core.counters.restarting_trees import Grove
+from streamveil.core.counters.restarting_trees import RestartingTrees
 from streamveil.core.noise.keyed import Place, SeededNoise
 from streamveil.core.noisy import Noisy, drawn, post_process, public, restored, values
 from streamveil.dataflow import cut_rows, group_by, release
@@ -132,7 +132,7 @@ def exact_step(counter, state, increments, *_):
 
 
 def exact_shared(aggregation, state):
-    units = state.table.pending[state.open_rows, 0]
+    units = state.table.pending[state.published_rows, 0]
     return units, public(np.array(0.0))
 
 
@@ -161,7 +161,7 @@ MISTAKES = {
     "the rows that were cut": (CUT, (CutBands, "release", exact_bands)),
     "bands of the rows that were cut": (CUT, (cut_rows, "count", exact_step)),
     "keys that nobody published": (DESIGNS["counter"], (group_by, "published_keys", exact_keys)),
-    "a total of the preset": (DESIGNS["rounds"], (Grove, "advance", exact_trees)),
+    "a total of the preset": (DESIGNS["rounds"], (RestartingTrees, "advance", exact_trees)),
 }
 
 

@@ -19,7 +19,7 @@ from tests.counters.examples import NAMES, examples
 CASES = cases()
 WITHIN = {"KeyedHaar", "Keyed", "Stepping", "WholeHistory"}  # parts of counters
 BY_DESIGN = {  # draws as arguments, and why that is no release of its own
-    "TableSelection": "a key's draw is a function of the key and its number of units",
+    "SelectionTable": "a key's draw is a function of the key and its number of units",
     "Share": "scales of noise: called by mechanisms with draws of their place",
     "HaarNode": "a number of the Haar tree",
 }

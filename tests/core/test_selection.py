@@ -25,7 +25,7 @@ from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.core.selection.selection_table import (
     COARSE,
     NEVER,
-    TableSelection,
+    SelectionTable,
 )
 from tests.statistics import ALPHA, DETECTABLE, SAMPLES, assert_fits, assert_rejects
 
@@ -51,7 +51,7 @@ def opens(selection, words, gap):
     ])  # fmt: skip
 
 
-def published(horizon: int) -> tuple[TableSelection, float]:
+def published(horizon: int) -> tuple[SelectionTable, float]:
     """The two tables measured at full size, with the mu of the releases beside them."""
     shape, shift, mu = {
         100: (("0.55", "0.1172", "1"), "0.765", 0.65),
@@ -59,14 +59,14 @@ def published(horizon: int) -> tuple[TableSelection, float]:
     }[horizon]
     floor = Fraction(1, 20 * 3 * 10**9)
     coins = TableShape(horizon, *(Fraction(number) for number in shape), floor).coins()
-    selection = TableSelection(
+    selection = SelectionTable(
         horizon=horizon, keys_per_unit=3, shift_epsilon=Fraction(shift), coins=coins
     )
     return selection, mu
 
 
-def single(coins: Coins, horizon: int, shift: Fraction) -> TableSelection:
-    return TableSelection(horizon=horizon, keys_per_unit=1, shift_epsilon=shift, coins=coins)
+def single(coins: Coins, horizon: int, shift: Fraction) -> SelectionTable:
+    return SelectionTable(horizon=horizon, keys_per_unit=1, shift_epsilon=shift, coins=coins)
 
 
 def geometric_table(length: int, fall: float) -> Coins:
@@ -76,7 +76,7 @@ def geometric_table(length: int, fall: float) -> Coins:
 # --- the law of one key, by enumeration -----------------------------------------------------------
 
 
-def opening_law(selection: TableSelection, units: np.ndarray, since: int = 0) -> np.ndarray:
+def opening_law(selection: SelectionTable, units: np.ndarray, since: int = 0) -> np.ndarray:
     """P(opens at test t), t = 1.., then P(never); given that it has not opened before `since`."""
     q = np.exp(-float(selection.shift_epsilon))
     shifts = np.arange(int(60 / float(selection.shift_epsilon)) + 2)
@@ -97,7 +97,7 @@ def divergence(p: np.ndarray, other: np.ndarray, epsilon: float) -> float:
 
 
 def excess(
-    selection: TableSelection, without: np.ndarray, with_unit: np.ndarray, since: int
+    selection: SelectionTable, without: np.ndarray, with_unit: np.ndarray, since: int
 ) -> float:
     """The largest divergence minus its bound, over both directions and all epsilons."""
     p1, p0 = (opening_law(selection, path, since) for path in (with_unit, without))
@@ -229,7 +229,7 @@ def test_a_chance_of_opening_is_that_of_its_law(horizon: int) -> None:
 # --- planted faults are seen ----------------------------------------------------------------------
 
 
-def worst_excess(truth: TableSelection, claimed: TableSelection, extra: int) -> float:
+def worst_excess(truth: SelectionTable, claimed: SelectionTable, extra: int) -> float:
     """As `excess`, but the streams run `truth` and the bounds are of `claimed`."""
     found = -1.0
     bounds = losses(claimed, COARSE)
@@ -273,7 +273,7 @@ def test_the_published_designs_are_certified(horizon: int) -> None:
 
 def test_a_job_of_two_keys_stays_below_the_composition() -> None:
     """The exact product of two keys' laws against the certified composition."""
-    selection = TableSelection(
+    selection = SelectionTable(
         horizon=3, keys_per_unit=2, shift_epsilon=Fraction(1), coins=geometric_table(6, 0.8)
     )
     largest = 0.0

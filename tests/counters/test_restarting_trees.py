@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.restarting_trees import (
-    Grove,
+    RestartingTrees,
     refined_variances,
     restart,
     tree_rounding,
@@ -62,7 +62,7 @@ class Twin:
 
 @given(st.integers(1, 33), st.integers(0, 2**32))
 def test_it_is_the_definition_key_by_key(horizon, seed):
-    grove = Grove.paid_by(HonakerCounter(horizon=horizon, sigma=50))
+    grove = RestartingTrees.paid_by(HonakerCounter(horizon=horizon, sigma=50))
     names = np.random.default_rng(seed).integers(0, 2**63, (3, 2)).astype(np.uint64)
     state, twins, noise = planted(grove, 3), [Twin(grove) for _ in names], SeededNoise(seed)
     for t in range(1, horizon + 1):
@@ -77,7 +77,7 @@ def test_it_is_the_definition_key_by_key(horizon, seed):
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=40))
 def test_without_noise_it_is_a_running_sum(xs):
-    grove = Grove.paid_by(HonakerCounter(horizon=len(xs), sigma=1000))
+    grove = RestartingTrees.paid_by(HonakerCounter(horizon=len(xs), sigma=1000))
     names, silent = np.zeros((1, 2), np.uint64), SilentNoise().at("t")
     state = planted(grove, 1)
     found = [int(step(grove, state, t, [x], (silent, names))[0]) for t, x in enumerate(xs, 1)]
@@ -87,7 +87,7 @@ def test_without_noise_it_is_a_running_sum(xs):
 @pytest.mark.parametrize("t", [1, 6, 7, 8, 12, 16])
 def test_its_error_is_that_of_the_tree(t):
     counter = HonakerCounter(horizon=16, sigma=1000)
-    grove, noise = Grove.paid_by(counter), SeededNoise(t)
+    grove, noise = RestartingTrees.paid_by(counter), SeededNoise(t)
     names = np.arange(2 * SAMPLES, dtype=np.uint64).reshape(-1, 2)
     state, none = planted(grove, SAMPLES), np.zeros(SAMPLES, np.int64)
     for past in range(1, t + 1):
@@ -98,7 +98,7 @@ def test_its_error_is_that_of_the_tree(t):
 
 
 def test_missed_steps_are_steps_without_increments():
-    grove, noise = Grove(levels=4, sigma=500.0), SeededNoise(5)
+    grove, noise = RestartingTrees(levels=4, sigma=500.0), SeededNoise(5)
     names = np.arange(20, dtype=np.uint64).reshape(-1, 2)
     at_once, one_by_one = planted(grove, 10), planted(grove, 10)
     nothing = np.zeros(10, np.int64)
@@ -129,7 +129,7 @@ class Given:
 
 
 def test_draws_beyond_the_table_are_settled_and_the_key_goes_on():
-    grove = Grove(levels=3, sigma=100.0)
+    grove = RestartingTrees(levels=3, sigma=100.0)
     names = np.arange(8, dtype=np.uint64).reshape(-1, 2)
     plain = SeededNoise(3).at("t").words_for(names, 5).copy()
     rare = plain.copy()
@@ -146,7 +146,7 @@ def test_draws_beyond_the_table_are_settled_and_the_key_goes_on():
 
 def test_no_increment_moves_the_run_further_than_declared():
     for levels in (1, 2, 3, 5):
-        grove, horizon = Grove(levels=levels, sigma=1.0), 1 << levels
+        grove, horizon = RestartingTrees(levels=levels, sigma=1.0), 1 << levels
         moved = [reach_by_steps(grove, place, horizon) for place in range(horizon)]
         assert max(moved) <= levels * (1 if levels == 1 else 0.91)
 
@@ -167,7 +167,7 @@ def reach_by_steps(grove, place, horizon):
 
 
 def test_a_restart_empties_trees_and_keeps_the_others():
-    grove = Grove(levels=3, sigma=10.0)
+    grove = RestartingTrees(levels=3, sigma=10.0)
     state = planted(grove, 3)
     for name in ("units", "whole", "real"):
         state[name][:3] = 5
@@ -179,7 +179,7 @@ def test_a_restart_empties_trees_and_keeps_the_others():
 
 
 def test_room_for_keys_grows_and_keeps_what_is_there():
-    grove = Grove(levels=2, sigma=10.0)
+    grove = RestartingTrees(levels=2, sigma=10.0)
     state = planted(grove, 60)
     state["units"][:60] = np.arange(60)
     grove.add_keys(state, 1000)
@@ -219,7 +219,7 @@ def test_thresholds_for_one_trigger_fail_at_all_of_them_and_the_guarantee_says_s
 
 
 def test_arrays_that_may_not_be_written_are_copied_first():
-    grove = Grove(levels=2, sigma=10.0)
+    grove = RestartingTrees(levels=2, sigma=10.0)
     state = planted(grove, 3)
     for array in state.values():
         array.flags.writeable = False
@@ -232,7 +232,7 @@ def test_arrays_that_may_not_be_written_are_copied_first():
 @pytest.mark.parametrize("levels", [1, 3])
 def test_huge_sums_are_exact(levels):
     """The same noise beside sums beyond the integers of float64: estimates differ by the sums."""
-    grove, steps = Grove(levels=levels, sigma=1000.0), 1 << (levels - 1)
+    grove, steps = RestartingTrees(levels=levels, sigma=1000.0), 1 << (levels - 1)
     huge = 2**58 + 1
 
     def totals(first):

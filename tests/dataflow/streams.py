@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.dataflow.bounding import UnitRows
 from streamveil.dataflow.windows import period_closes
 from streamveil.plan.plan import (
@@ -175,7 +175,7 @@ def bounded(operator, rows, public=None):
                     limit = aggregation.selection.threshold(trigger)
                     people = len({(p[0], p[5]) for p in mine if p in entered})
                     enough = people > limit or (
-                        isinstance(aggregation.selection, TableOpening) and people == limit
+                        isinstance(aggregation.selection, CoinSelection) and people == limit
                     )
                     test = aggregation.test
                     if test is not None and trigger in test.triggers:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamveil.batch import Batch
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.dataflow.hashing import name_column
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.rows import groups_of
@@ -100,7 +100,7 @@ def test_without_noise_the_table_and_its_weights_equal_a_plain_simulation(
         aggregates=AGGREGATES,
         options={"selection": "table", "weight_reference": 8, "entry_weight": 0.7},
     )
-    assert isinstance(operator.aggregation.selection, TableOpening)
+    assert isinstance(operator.aggregation.selection, CoinSelection)
     kept, history = bounded(operator, rows)
     no_two_groups_look_alike(kept, SilentNoise())
     releases, _ = run(operator, batches(rows, cuts), SilentNoise())

@@ -194,7 +194,7 @@ def test_increments_that_are_wrong_are_cut_before_they_enter_totals(engine, monk
         arrived = [state.windows[0].table.pending]
     else:
         [admitted], _ = stages.admit(operator, table, 1, noise, 1)
-        made = stages.bound(operator, state, admitted, stages.Shown({}, 1, False), 1)
+        made = stages.bound(operator, state, admitted, stages.PublishedGroups({}, 1, False), 1)
         arrived = [part["lanes"] for part in made.rows]
     reach = [lane.reach for lane in operator.plain_lanes]
     rows_that_count = 2  # of one unit in one group

@@ -12,7 +12,7 @@ from streamveil.core.selection.kernels import put_times, take_asked, take_units
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.keys import decode_keys, encode_keys, sort_keys
 from streamveil.dataflow.outputs import Output, Totals
-from streamveil.dataflow.published_keys import ShownKeys, sorted_keys
+from streamveil.dataflow.published_keys import KeyCache, sorted_keys
 from streamveil.dataflow.release_kernels import (
     interleave,
     mark_keys,
@@ -177,7 +177,7 @@ def test_keys_shown_bit_by_bit_are_ordered_as_if_at_once(kinds, cuts):
     table = KeyTable.empty(1)
     names = rng.integers(1, 2**63, (count, 2)).astype(np.uint64)
     table.add_keys(names, encoded)
-    rows, shown = rng.permutation(count), ShownKeys()
+    rows, shown = rng.permutation(count), KeyCache()
     opened = np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
     for trigger, cut in enumerate(cuts):
         here = rows[:cut]

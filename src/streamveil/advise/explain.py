@@ -13,9 +13,9 @@ from html import escape
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from streamveil.advise.explain_forecast import HEADING, outlook_rows
+from streamveil.advise.explain_forecast import HEADING, forecast_rows
 from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
-from streamveil.advise.lane_noise import lane_sd, shown_chance, threshold
+from streamveil.advise.lane_noise import lane_sd, published_chance, threshold
 from streamveil.calendars.cells import Cells, clock_of
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
@@ -120,7 +120,7 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
     ]
     if forecast:
         sections.insert(3, forecast_section(operator, triggers))
-        if rows := outlook_rows(plan, operator):
+        if rows := forecast_rows(plan, operator):
             title = "FORECAST on streams as expected (of the first count or sum)"
             sections.insert(4, Section(title, tuple(rows), HEADING))
     sections[:0] = warnings(plan, operator.schedule)
@@ -461,7 +461,7 @@ def forecast_section(operator: GroupBy, triggers: tuple[int, ...]) -> Section:
     for units in FORECAST_UNITS:
         cells = []
         for trigger in triggers:
-            chance = shown_chance(operator, units, trigger)
+            chance = published_chance(operator, units, trigger)
             error = None if counted is None else lane_sd(operator, counted, trigger) / units
             parts = [] if chance is None else [f"shown {chance:.1%}"]
             parts += [] if error is None else [f"count ± {error:.1%}"]

@@ -10,7 +10,7 @@ from streamveil.advise.lane_noise import lane_sd
 from streamveil.compiler.error_forecast import (
     CAUTION,
     Errors,
-    Outlook,
+    ExpectedStream,
     Settings,
     Threshold,
     errors_of,
@@ -25,7 +25,7 @@ from streamveil.plan.plan import Plan
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
 
 
-def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
+def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
     found = []
     for one, made in forecasts(plan, operator):
@@ -36,12 +36,12 @@ def outlook_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     return [*dict.fromkeys(found)]  # laws that are more likely come more than once
 
 
-def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[Outlook, Errors]]:
+def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Errors]]:
     """The streams of the family, each with the expected errors over all groups."""
-    outlook = expected(expectations(plan.options), windows_of(operator))
+    stream = expected(expectations(plan.options), windows_of(operator))
     aggregation = operator.aggregation
     last, place = operator.schedule.triggers, driver(aggregation.lanes)
-    if outlook is None or last is None or place < 0 or plan.preset != "default":
+    if stream is None or last is None or place < 0 or plan.preset != "default":
         return []
     settings, test = as_settings(operator), threshold_of(aggregation.selection, last)
     lane = aggregation.lanes[place]
@@ -49,7 +49,7 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[Outlook, Errors]]:
     base = lane_sd(operator, place, last) / largest
     if aggregation.selection is None:
         test = test._replace(units=CAUTION * base)
-    family = [(one, errors_of(one, settings, test, last, base)) for one in outlook.family()]
+    family = [(one, errors_of(one, settings, test, last, base)) for one in stream.family()]
     return [
         (one, replace(made, l1=made.l1 * largest, linf=made.linf * largest, l2=made.l2 * largest))
         for one, made in family

@@ -31,7 +31,7 @@ def threshold(operator: GroupBy, trigger: int) -> float | None:
     return None if test is None else float(test(trigger))
 
 
-def shown_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
+def published_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
     """The chance that a group with so many units, evenly arrived, is shown by a trigger."""
     selection: Any = operator.aggregation.selection
     if selection is None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import erf
 
-from streamveil.advise.lane_noise import lane_sd, shown_chance
+from streamveil.advise.lane_noise import lane_sd, published_chance
 from streamveil.compiled import njit
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
@@ -275,7 +275,7 @@ def _chances(operator: Any, units: Float64[Array, " cells"], last: int) -> Float
     found: list[float] = []
     for level in levels:
         sure = bool(found) and found[-1] > 1 - 1e-9
-        chance = 1.0 if sure else shown_chance(operator, int(level), last)
+        chance = 1.0 if sure else published_chance(operator, int(level), last)
         found.append(1.0 if chance is None else chance * (level > 0))
     return np.array(found)[places]
 

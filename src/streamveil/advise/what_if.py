@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from streamveil.advise.lane_noise import lane_sd, shown_chance
+from streamveil.advise.lane_noise import lane_sd, published_chance
 from streamveil.advise.tune import forecast, read_sample, require_whole
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.numbered_rows import first_counted
@@ -190,7 +190,7 @@ def row_of(plan: Plan, operator: GroupBy, name: str, units: int) -> dict[str, fl
     return {
         "epsilon": operator.guarantee.epsilon(plan.budget.quoted_delta), "sd": sd,
         "error": None if is_sum else sd * grown / units,
-        "shown": shown_chance(operator, units, last),
+        "shown": published_chance(operator, units, last),
     }  # fmt: skip
 
 

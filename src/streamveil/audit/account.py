@@ -29,7 +29,7 @@ from scipy.special import ndtr
 
 from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
 from streamveil.core.counters.weights import weighted_loss
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
 from streamveil.core.sensitivity import lane_move
 from streamveil.dataflow.group_by import GroupBy
@@ -118,10 +118,10 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
     total = sum(part.realised for part in found.parts)
     found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
     selection = operator.aggregation.selection
-    if isinstance(selection, TableOpening):
+    if isinstance(selection, CoinSelection):
         judge_coins(operator, script, (one, other), found)
     if isinstance(selection, GaussianSelection):
-        alone = shown_alone(operator, one, other)
+        alone = published_alone(operator, one, other)
         found.parts.append(
             MechanismLoss("groups of one unit", "delta", alone, claimed_delta(operator))
         )
@@ -326,7 +326,7 @@ def expected_rates(coins: tuple[int, ...]) -> tuple[float, ...]:
     return (float("inf"), *inner, 0.0)
 
 
-def shown_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
+def published_alone(operator: GroupBy, one: Seen, other: Seen) -> float:
     """The chance that a group is published while only this unit has rows in it."""
     chance = 0.0
     for stream, groups in one.steps.items():

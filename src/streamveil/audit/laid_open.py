@@ -24,9 +24,9 @@ from streamveil.core.accounting.geometric_wait import waits
 from streamveil.core.counters.kernels import blt_run, blt_step
 from streamveil.core.noise.keyed import Draws, Noise, SeededNoise
 from streamveil.core.noisy import values
-from streamveil.core.selection.coins import FAR, TableOpening
+from streamveil.core.selection.coins import FAR, CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.selection_table import TableSelection
+from streamveil.core.selection.selection_table import SelectionTable
 from streamveil.core.selection.total_test import TotalTest
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.types import Array
@@ -132,8 +132,8 @@ def laid_open(seen: Seen, script: Transcript) -> Iterator[None]:
             for module in users_of(name, len(sys.modules)):
                 stack.enter_context(replaced(module, name, spied))
         for owner, name, noting in (
-            (TableOpening, "step", spy.coins),
-            (TableSelection, "next_opening", spy.next_opening),
+            (CoinSelection, "step", spy.coins),
+            (SelectionTable, "next_opening", spy.next_opening),
             (GaussianSelection, "step", spy.thresholds),
             (TotalTest, "passing", spy.passing),
             (TotalTest, "noise", spy.test_noise),
@@ -334,7 +334,7 @@ class Spy:
             self.hidden = False
 
 
-def selection_floor(opening: TableOpening) -> int:
+def selection_floor(opening: CoinSelection) -> int:
     """Units that a group of one unit may have, beside the others that do not count."""
     return 1 + opening.offset
 

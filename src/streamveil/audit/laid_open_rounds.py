@@ -32,7 +32,7 @@ from streamveil.audit.account import (
 )
 from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, method, replaced
 from streamveil.batch import Batch
-from streamveil.core.counters.restarting_trees import Grove, closes
+from streamveil.core.counters.restarting_trees import RestartingTrees, closes
 from streamveil.core.noisy import post_process
 from streamveil.core.selection.rounds import FINE, RoundSelection
 from streamveil.dataflow.group_by import GroupBy
@@ -82,7 +82,7 @@ def rounds_laid_open(seen: RoundsSeen, script: Transcript, told: RoundsTold) -> 
     spy = RoundSpy(seen, script, told)
     with ExitStack() as stack:
         for owner, name, noting in (
-            (Grove, "advance", spy.advance),
+            (RestartingTrees, "advance", spy.advance),
             (RoundSelection, "step", spy.step),
         ):
             stack.enter_context(replaced(owner, name, method(noting, getattr(owner, name))))
@@ -106,7 +106,7 @@ class RoundSpy:
             self.told.selected[at.window, trigger] = {*keys_of(names[passing], len(passing))}
         return state, passing
 
-    def advance(self, honest: Any, grove: Grove, *given: Any) -> Any:
+    def advance(self, honest: Any, trees: RestartingTrees, *given: Any) -> Any:
         """A step of some trees."""
         (_, real), rows, index, increments, (draws, names, steps) = given
         made = honest(*given)
@@ -114,7 +114,7 @@ class RoundSpy:
             self.seen.faults.append("a tree steps without noise")
         if draws.purpose == MISSED or not len(rows):
             return made
-        laws = tuple(grove.weights.tolist()), tuple(grove.spreads.tolist())
+        laws = tuple(trees.weights.tolist()), tuple(trees.spreads.tolist())
         lane, window, trigger = self._place(draws)
         if self.seen.noise.setdefault(f"{draws.purpose} {lane}", laws) != laws or steps != 1:
             self.seen.faults.append(f"{draws.purpose}: the noise of trees changes")
@@ -168,7 +168,7 @@ def account_of_rounds(operator: GroupBy, one: RoundsSeen, other: RoundsSeen) -> 
         name = "selection" if purpose == SELECT else lane_name(operator, lane)
         lost[name] += tree_loss(a, b, laws)
         if purpose == SELECT:
-            alone += shown_alone(one.limits, a, b, laws)
+            alone += published_alone(one.limits, a, b, laws)
     claims = claimed(operator) | {"selection": selection.loss.gaussian}
     found.parts = [
         MechanismLoss(name, "mu^2", lost.get(name, 0.0), float(claim))
@@ -196,7 +196,7 @@ def tree_loss(a: dict[int, int], b: dict[int, int], laws: Laws) -> float:
     return float(seen @ np.linalg.solve(root @ root.T, seen)) if len(shown) else 0.0
 
 
-def shown_alone(limits: Array, a: dict[int, int], b: dict[int, int], laws: Laws) -> float:
+def published_alone(limits: Array, a: dict[int, int], b: dict[int, int], laws: Laws) -> float:
     """The chance that a round is shown while only this unit is in it."""
     chance, total, without = 0.0, 0, 0
     for t in sorted(a):
@@ -214,7 +214,7 @@ def tree_noise(laws: Laws, steps: int) -> Float64[Array, "steps draws"]:
 
 
 def _one_draw(laws: Laws, steps: int, drawn_at: int) -> Float64[Array, " steps"]:
-    """As `Grove` adds up blocks, of noise alone."""
+    """As `RestartingTrees` adds up blocks, of noise alone."""
     weights, spreads = laws
     top, held = len(weights) - 1, np.zeros(len(weights))
     found = np.zeros(steps)

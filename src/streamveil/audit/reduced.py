@@ -21,7 +21,7 @@ from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, u
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import KeyedNoise
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSettings
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
@@ -90,7 +90,7 @@ def same_selection(plan: Plan) -> dict[str, str]:
     if plan.key_set.public is not None or not plan.keys or plan.preset != "default":
         return {}
     whole = compile_plan(plan)
-    tabled = isinstance(whole.aggregation.selection, TableOpening)
+    tabled = isinstance(whole.aggregation.selection, CoinSelection)
     return {SELECTION.name: "table" if tabled else "gaussian"}
 
 

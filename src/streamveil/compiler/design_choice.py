@@ -8,7 +8,13 @@ from functools import lru_cache
 from itertools import product
 from math import inf, isqrt, sqrt
 
-from streamveil.compiler.error_forecast import ForecastNoise, Kind, Outlook, Settings, forecast
+from streamveil.compiler.error_forecast import (
+    ExpectedStream,
+    ForecastNoise,
+    Kind,
+    Settings,
+    forecast,
+)
 from streamveil.plan.overflow import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
@@ -45,7 +51,7 @@ class Given:
 class Problem:
     """What is to be decided, from public numbers alone."""
 
-    family: tuple[Outlook, ...]
+    family: tuple[ExpectedStream, ...]
     noise: ForecastNoise
     given: Given
     kinds: tuple[Kind, ...]
@@ -53,7 +59,7 @@ class Problem:
     most_slots: int = 6  # hidden groups one unit is counted in, at most
 
 
-def usual_family(given: Given) -> tuple[Outlook, ...]:
+def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
     """Streams of which a query without expectations may be about any.
 
     3,000 to 3 million units and 30 to 30,000 groups (units and groups), groups all equal or of a
@@ -65,7 +71,7 @@ def usual_family(given: Given) -> tuple[Outlook, ...]:
         most = given.max_rows or 2 * sqrt(given.quadratic or 1.0)
         means = (max(1.2, most / ROWS_OF_BOUND),)
     return tuple(
-        Outlook(
+        ExpectedStream(
             units=units, rows=rows, groups=groups, steep=steep, repeats=repeats, drawn=FEWER_UNITS
         )
         for rows, (units, groups), steep, repeats in product(

@@ -38,7 +38,7 @@ LUCK = 1.2  # deviations by which the largest forecast of a total so far exceeds
 CAUTION = 2.0  # deviations by which totals are taken too low where groups are public
 ROUNDS = 3  # of bounding and of when groups open, each from the other
 GOLDEN = 0x9E3779B97F4A7C15
-STEEP, HEAVY, REPEATS = (0.0, 1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `Outlook.family`
+STEEP, HEAVY, REPEATS = (0.0, 1.2, 1.6), (3.2, 8.0), (0.0, 0.3)  # see `ExpectedStream.family`
 TOLD_REPEATS = 0.01  # fewer are lost in the noise of a look: no law of groups is made of them
 STEEPEST = 1.61  # of laws that a share of repeats is compared with; none of its halves is 1
 USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are expected
@@ -49,7 +49,7 @@ Kind = Literal["table", "gaussian", "public"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class ExpectedStream:
     """A stream that one may expect within one scope of a unit.
 
     A unit has n rows, weight (n + b)^-heavy with b from the mean; a row has the group of rank k,
@@ -70,7 +70,7 @@ class Outlook:
     laws: tuple[tuple[int, float, float], ...] = ()  # groups, steep, single; each as likely
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
 
-    def family(self) -> tuple[Outlook, ...]:
+    def family(self) -> tuple[ExpectedStream, ...]:
         """The same sizes with other shapes: flat and steep, even and heavy, with repeats or not.
 
         Shapes are rarely known beforehand: settings are chosen for all of these together. A share
@@ -103,24 +103,24 @@ class Outlook:
 
 
 @lru_cache(maxsize=64)
-def steepest(outlook: Outlook, again: float) -> Outlook:
-    """The outlook with groups so unequal that units meet them again by chance as often as known."""
+def steepest(stream: ExpectedStream, again: float) -> ExpectedStream:
+    """The stream with groups so unequal that units meet them again by chance as often as known."""
     low, high = 0.0, STEEPEST
     for _ in range(8):
         middle = (low + high) / 2
-        less = repeated_by_chance(replace(outlook, steep=middle)) < again
+        less = repeated_by_chance(replace(stream, steep=middle)) < again
         low, high = (middle, high) if less else (low, middle)
-    return replace(outlook, steep=low)
+    return replace(stream, steep=low)
 
 
-def repeated_by_chance(outlook: Outlook) -> float:
+def repeated_by_chance(stream: ExpectedStream) -> float:
     """The share of rows that repeat a group of their unit though nothing makes them."""
-    drawn = draw_stream(outlook)
+    drawn = draw_stream(stream)
     again = drawn.first < np.arange(len(drawn.first))
     return float(drawn.weight[again].sum() / drawn.weight.sum())
 
 
-def expected(given: Mapping[str, Any], windows: int) -> Outlook | None:
+def expected(given: Mapping[str, Any], windows: int) -> ExpectedStream | None:
     """The stream that the options of a query expect in one scope of a unit; None: they do not."""
     rows = EXPECTED_ROWS.of(given)
     if rows is None:
@@ -137,7 +137,7 @@ def expected(given: Mapping[str, Any], windows: int) -> Outlook | None:
     groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
     laws = () if groups else tuple((max(2, round(n)), float(a), float(b)) for n, a, b in laws)
     groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP))
-    return Outlook(
+    return ExpectedStream(
         units=units,
         rows=max(float(rows), 1.01),
         groups=max(2, round(groups * windows)),
@@ -247,17 +247,19 @@ def mixed_uniform(n: int, salt: int) -> Float64[Array, " n"]:
     return np.asarray((((word ^ (word >> np.uint64(31))) >> np.uint64(11)) + 0.5) / 2.0**53)
 
 
-def group_law(outlook: Outlook) -> tuple[Float64[Array, " classes"], Float64[Array, " classes"]]:
+def group_law(
+    stream: ExpectedStream,
+) -> tuple[Float64[Array, " classes"], Float64[Array, " classes"]]:
     """Expected totals of classes of groups, and how many groups each holds."""
-    edges = np.unique(np.round(np.geomspace(1, outlook.groups + 1, CLASSES)))
+    edges = np.unique(np.round(np.geomspace(1, stream.groups + 1, CLASSES)))
     low, high = edges[:-1], edges[1:]
-    shift, power = outlook.groups / 1000 - 0.5, 1 - outlook.steep
+    shift, power = stream.groups / 1000 - 0.5, 1 - stream.steep
     mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
-    rows = outlook.units * outlook.rows
-    totals, counts = rows * (1 - outlook.single) * mass / mass.sum(), high - low
-    if not outlook.single:
+    rows = stream.units * stream.rows
+    totals, counts = rows * (1 - stream.single) * mass / mass.sum(), high - low
+    if not stream.single:
         return totals / counts, counts
-    return np.append(totals / counts, 1.0), np.append(counts, round(rows * outlook.single))
+    return np.append(totals / counts, 1.0), np.append(counts, round(rows * stream.single))
 
 
 def row_law(rows: float, heavy: float) -> Float64[Array, " sizes"]:
@@ -302,30 +304,33 @@ def tail_of(rows: float, most: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def draw_stream(outlook: Outlook) -> Drawn:
+def draw_stream(stream: ExpectedStream) -> Drawn:
     """Units chosen in proportion to their rows, so that heavy ones are well represented."""
-    known = outlook.histogram
-    law = known_rows(known) if known else row_law(outlook.rows, outlook.heavy)
+    known = stream.histogram
+    law = known_rows(known) if known else row_law(stream.rows, stream.heavy)
     law = law * np.arange(1, MOST_ROWS + 1)
     edges = np.cumsum(law) / law.sum()
-    middles = (np.arange(outlook.drawn) + 0.5) / outlook.drawn
+    middles = (np.arange(stream.drawn) + 0.5) / stream.drawn
     lengths = np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1
     ends = np.cumsum(lengths)
     n, start = int(ends[-1]), np.repeat(ends - lengths, lengths)
     order = np.arange(n) - start
-    totals, counts = group_law(outlook)
+    totals, counts = group_law(stream)
     mass = np.cumsum(totals * counts)
     which = np.minimum(
         np.searchsorted(mass, mixed_uniform(n, 1) * mass[-1], side="right"), len(mass) - 1
     )
     group = np.cumsum(counts)[which] - 1 - np.floor(mixed_uniform(n, 4) * counts[which])
-    source = np.where(mixed_uniform(n, 2) < outlook.repeats, start + (
+    source = np.where(mixed_uniform(n, 2) < stream.repeats, start + (
         mixed_uniform(n, 3) * order).astype(np.int64), np.arange(n))  # fmt: skip
     for _ in range(int(lengths.max()).bit_length()):
         source = source[source]
-    named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(outlook.drawn), lengths)
+    named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(stream.drawn), lengths)
     _, first, back = np.unique(named, return_index=True, return_inverse=True)
-    per_unit, size = outlook.units * outlook.rows / outlook.drawn, np.log(totals)
+    per_unit, size = (
+        stream.units * stream.rows / stream.drawn,
+        np.log(totals),
+    )
     near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
     return Drawn(
         ends, which[source], first[back], (order + 0.5) / np.repeat(lengths, lengths),
@@ -333,7 +338,7 @@ def draw_stream(outlook: Outlook) -> Drawn:
     )  # fmt: skip
 
 
-def forecast(outlook: Outlook, settings: Settings, noise: ForecastNoise) -> Errors:
+def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -> Errors:
     """The expected errors of a count with some settings."""
     base = noise.spread * sqrt(settings.moved)
     if settings.kind == "gaussian":
@@ -345,7 +350,7 @@ def forecast(outlook: Outlook, settings: Settings, noise: ForecastNoise) -> Erro
         test = Threshold(noise.coins(settings.slots, settings.share))
     elif settings.kind == "gaussian":
         test = Threshold(*noise.threshold(settings.groups, 1 - settings.share or 1.0))
-    return errors_of(outlook, settings, test, noise.triggers, base)
+    return errors_of(stream, settings, test, noise.triggers, base)
 
 
 class Threshold(NamedTuple):
@@ -356,7 +361,7 @@ class Threshold(NamedTuple):
 
 
 def errors_of(
-    outlook: Outlook, settings: Settings, test: Threshold, triggers: int, base: float
+    stream: ExpectedStream, settings: Settings, test: Threshold, triggers: int, base: float
 ) -> Errors:
     """The expected errors of a count whose small groups have noise `base` at the last release.
 
@@ -367,7 +372,7 @@ def errors_of(
         that grows, once it is shown, as the cube root of its total beyond the reference; a hidden
         one by its total. Where all groups are public, weights fall once a total is beyond doubt.
     """
-    drawn, steps, asked = draw_stream(outlook), triggers, test.units
+    drawn, steps, asked = draw_stream(stream), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
     if settings.kind == "table":
         reference /= 1 + LUCK * base / asked

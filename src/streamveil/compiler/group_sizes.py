@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy.special import gammainc
 
-from streamveil.compiler.error_forecast import Outlook, group_law
+from streamveil.compiler.error_forecast import ExpectedStream, group_law
 from streamveil.compiler.numbered_rows import Sample
 from streamveil.types import Array, Float64, Int64, UInt64
 
@@ -77,7 +77,7 @@ def expected_groups(units: float) -> tuple[list[Law], Float64[Array, "laws sizes
     logs = np.linspace(-12, 24, 400)
     chances = gammainc(SIZES[:, None], np.exp(logs))  # of at least so many, by the mean
     for count, steep, single in laws:
-        rest = Outlook(units=units * (1 - single), rows=1.0, groups=int(count), steep=steep)
+        rest = ExpectedStream(units=units * (1 - single), rows=1.0, groups=int(count), steep=steep)
         totals, counts = group_law(rest)
         at = np.clip((np.log(totals) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
         low, part = at.astype(int), at % 1

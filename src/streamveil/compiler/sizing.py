@@ -21,9 +21,9 @@ from streamveil.compiler.design_choice import (
 )
 from streamveil.compiler.error_forecast import (
     CAUTION,
+    ExpectedStream,
     ForecastNoise,
     Kind,
-    Outlook,
     Settings,
     expected,
 )
@@ -90,7 +90,7 @@ class Sizing:
     def public(self) -> MechanismDesign:
         """Every key shown from the start: the whole budget goes to the values."""
         mu = self._mu(Fraction(0))
-        forecast = self.outlook is not None or is_open(self.plan)
+        forecast = self.expected_stream is not None or is_open(self.plan)
         chosen = self._chosen(("public",)) if forecast else None
         weighable = chosen is not None or options.WEIGHT_REFERENCE.given_in(self.plan.options)
         rule = self._rule(UNKNOWN_OPENING, chosen) if weighable else None
@@ -275,7 +275,7 @@ class Sizing:
     # ---- what is expected
 
     @cached_property
-    def outlook(self) -> Outlook | None:
+    def expected_stream(self) -> ExpectedStream | None:
         """The stream that the query expects in one scope of a unit, if it says so."""
         return expected(expectations(self.plan.options), self.windows or 1)
 
@@ -284,7 +284,9 @@ class Sizing:
         bounds = self.bounds
         given = Given() if is_open(self.plan) else Given(
             bounds.quadratic, bounds.max_rows, bounds.per_group)  # fmt: skip
-        family = usual_family(given) if self.outlook is None else self.outlook.family()
+        family = (
+            usual_family(given) if self.expected_stream is None else self.expected_stream.family()
+        )
         noise = self._noise(self._half() if "table" in kinds else None)
         if "table" in kinds and not noise.half:
             kinds = ("gaussian",)

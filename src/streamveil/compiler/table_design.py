@@ -32,7 +32,7 @@ from streamveil.core.accounting.budget import Budget, Number, exact_between
 from streamveil.core.accounting.coin_table import DRAWS, REACH
 from streamveil.core.accounting.geometric_wait import doubt
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.selection.selection_table import FINE, TableSelection
+from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.errors import require_positive
 from streamveil.plan.options import MU_SHARE
 from streamveil.types import Array, Float64
@@ -57,7 +57,7 @@ CLOSE = 1e-6  # relative distance from the limit below which floats do not decid
 class SelectionDesign:
     """A table, what the Gaussian releases beside it may use, and the certified delta of both."""
 
-    selection: TableSelection
+    selection: SelectionTable
     mu: Fraction  # all Gaussian releases together
     epsilon: Fraction
     delta: float  # certified, at most the budget's
@@ -263,9 +263,9 @@ class Lattice:
         worst = worst_openings(self.coins, setting.horizon, float(step), reach)
         self.losses = Losses(setting, step, worst)
 
-    def table(self, places: int) -> TableSelection:
+    def table(self, places: int) -> SelectionTable:
         """The table with that many steps of shift."""
-        return TableSelection(
+        return SelectionTable(
             horizon=self.setting.horizon,
             keys_per_unit=self.setting.keys_per_unit,
             shift_epsilon=places * self.step,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.protocol import Selection
 from streamveil.core.selection.total_test import TotalTest, TotalTesting
@@ -26,7 +26,7 @@ from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_
 from streamveil.types import Exact
 
 if TYPE_CHECKING:
-    from streamveil.core.counters.restarting_trees import Grove
+    from streamveil.core.counters.restarting_trees import RestartingTrees
 
 COLLISION_BITS = 64  # of the fingerprint of a unit
 BASE, BANDS = 4, 6  # band j holds 4^j cut rows of a unit: 1, 4, 16, 64, 256, 1,024
@@ -131,12 +131,12 @@ class Mechanism:
         `weighted_loss` for exactly that move; the nodes of a tree level are one lane spread out,
         under one counter, and all of them are there. Where groups restart, a lane is counted by one
         tree for each group, whose leaves are its releases, and the counter pays for it
-        (`Grove.paid_by`); there a unit is new in every round, so no lane may count units. A lane
-        that holds what the counter of the selection counts (`is_units`) is read from it and draws
-        nothing, so it costs nothing more. Every counter is made for `triggers` steps, and releases
-        happen at no others. The selection, the test of totals and the count of cut rows are sized
-        from the same bounds, and prove their own losses. The parts are composed adaptively
-        (`Loss`); that two units share a fingerprint is a chance.
+        (`RestartingTrees.paid_by`); there a unit is new in every round, so no lane may count units.
+        A lane that holds what the counter of the selection counts (`is_units`) is read from it and
+        draws nothing, so it costs nothing more. Every counter is made for `triggers` steps, and
+        releases happen at no others. The selection, the test of totals and the count of cut rows
+        are sized from the same bounds, and prove their own losses. The parts are composed
+        adaptively (`Loss`); that two units share a fingerprint is a chance.
         `GroupBy` proves what its stages must keep for this.
     """
 
@@ -194,7 +194,7 @@ class Mechanism:
         if asked is None:
             return None
         counter = blts[asked.place]
-        if counter is None or None in blts or not isinstance(self.selection, TableOpening):
+        if counter is None or None in blts or not isinstance(self.selection, CoinSelection):
             raise ValueError("totals are tested beside coins, where every counter is a BLT")
         return TotalTest(
             counter=counter,
@@ -237,11 +237,13 @@ class Mechanism:
         return tuple(found)
 
     @cached_property
-    def release_trees(self) -> tuple[Grove, ...]:
+    def release_trees(self) -> tuple[RestartingTrees, ...]:
         """What counts each lane where groups restart: trees that its counter pays for."""
-        from streamveil.core.counters.restarting_trees import Grove  # only the preset needs them
+        from streamveil.core.counters.restarting_trees import (
+            RestartingTrees,  # only the preset needs them
+        )
 
-        return tuple(map(Grove.paid_by, self.counters))
+        return tuple(map(RestartingTrees.paid_by, self.counters))
 
     def counted(self, noise: Exact) -> Counter:
         """A counter of the design's shape, with such noise, for all triggers."""

@@ -17,7 +17,7 @@ from streamveil.dataflow.release import (
     AggregationPlan,
     Released,
     WindowState,
-    open_keys,
+    publish_keys,
 )
 from streamveil.types import Array, Int64
 
@@ -32,8 +32,8 @@ class RoundPlan(AggregationPlan):
     """Algorithm 3: one Honaker tree per key and lane, whose leaves are the key's releases.
 
     Proof: a unit's rows in one (key, lane) sum to at most rows * reach, over all its keys together
-        too, so the trees move by at most sqrt(levels) * rows * reach in L2. `Grove` runs them with
-        one draw each, which tells no more.
+        too, so the trees move by at most sqrt(levels) * rows * reach in L2. `RestartingTrees` runs
+        them with one draw each, which tells no more.
     Error: keys between two releases keep the value of their last one.
     """
 
@@ -48,10 +48,10 @@ class RoundPlan(AggregationPlan):
         )
         passes, opened = np.zeros((2, table.keys), np.bool_)
         passes[passing] = True
-        opened[state.open_rows] = True
+        opened[state.published_rows] = True
         new = np.flatnonzero(passes & ~opened)
-        open_keys(self, state, new)
-        lanes, shown = len(self.lanes), len(state.open_rows)
+        publish_keys(self, state, new)
+        lanes, shown = len(self.lanes), len(state.published_rows)
         state.lanes = [lane.grow(shown - lane.keys) for lane in state.lanes]
         chosen = dict(chosen)
         chosen["released"] = np.append(chosen["released"], np.zeros(len(new), np.int64))
@@ -59,15 +59,15 @@ class RoundPlan(AggregationPlan):
             wider = np.zeros((lanes, shown))
             wider[:, : shown - len(new)] = chosen[name] if chosen[name].size else 0.0
             chosen[name] = wider
-        now = np.flatnonzero(passes[state.open_rows])
-        rows = state.open_rows[now]
+        now = np.flatnonzero(passes[state.published_rows])
+        rows = state.published_rows[now]
         chosen["released"][now] += 1
         leaf = chosen["released"][now]
         for place, lane in enumerate(self.lanes):
-            counter, grove = self.counters[place], self.release_trees[place]
+            counter, grown = self.counters[place], self.release_trees[place]
             trees = state.lanes[place].whole.T.copy(), state.lanes[place].real.T.copy()
             draws = at.noise.at("dp-sqlp/release", at.job, place, at.window, trigger)
-            noisy = grove.advance(
+            noisy = grown.advance(
                 trees, now, leaf, pending[rows, place + 1], (draws, table.names[rows], 1)
             )
             state.lanes[place] = CounterState(trigger, trees[0].T, trees[1].T)
@@ -79,7 +79,7 @@ class RoundPlan(AggregationPlan):
         pending[rows, 1:] = 0
         state.selection = chosen
         last = restored(chosen["last"]), restored(chosen["last_variance"])
-        return Released(state.open_rows, post_process(Totals, *last))
+        return Released(state.published_rows, post_process(Totals, *last))
 
     def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         """See `AggregationPlan`."""

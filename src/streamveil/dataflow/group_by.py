@@ -18,7 +18,7 @@ from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow import stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
@@ -35,7 +35,7 @@ from streamveil.dataflow.release import (
     WindowState,
     driver,
     new_window,
-    open_keys,
+    publish_keys,
     published_keys,
     to_columns,
     to_table,
@@ -80,7 +80,7 @@ class GroupBy:
         adaptively. Why `reach` is 2 for COUNT(DISTINCT x): `dataflow.distinct`. When a lane's
         counters start at a key's opening, which is public, what the key has gathered enters as one
         increment, and a late start never lengthens a column. Keys shown
-        at all: see `GaussianSelection` and `TableSelection`, to which `TotalTest` adds a delta.
+        at all: see `GaussianSelection` and `SelectionTable`, to which `TotalTest` adds a delta.
         Weights of keys: `weighted_loss`. That
         a unit's fingerprint equals another's (probability at most max_units / 2^64 under the
         secret, which nothing else depends on) is a chance. All else is post-processing.
@@ -204,7 +204,9 @@ class GroupBy:
         if all(lane.kind != "units" for lane in self.plain_lanes):
             return "none"
         counted = any(lane.kind == "units" for lane in aggregation.lanes)
-        until_shown = isinstance(aggregation.selection, TableOpening) and aggregation.shared is None
+        until_shown = (
+            isinstance(aggregation.selection, CoinSelection) and aggregation.shared is None
+        )
         return "hidden" if until_shown and not counted else "all"
 
     def first_bit(self, place: int) -> int:
@@ -303,7 +305,7 @@ class GroupBy:
             **state.reject_counts,
             "units": sum(table.units for table in state.units.values()),
             "keys": sum(held.table.keys for held in state.windows.values()),
-            "shown keys": sum(len(held.open_rows) for held in state.windows.values()),
+            "shown keys": sum(len(held.published_rows) for held in state.windows.values()),
             "bytes": sum(table.nbytes for table in state.units.values())
             + sum(held.table.nbytes for held in state.windows.values())
             + sum(table.nbytes for table in state.seen.values())
@@ -428,7 +430,7 @@ class GroupBy:
         held = new_window(self.aggregation, sum(output.monotone for output in self.outputs))
         if self.aggregation.selection is None:
             held.table.add_keys(names, keys)
-            open_keys(self.aggregation, held, np.arange(len(names), dtype=np.int64))
+            publish_keys(self.aggregation, held, np.arange(len(names), dtype=np.int64))
         return held
 
     def _stamps(self, window: int, trigger: int) -> tuple[Stamp, ...]:

@@ -16,7 +16,7 @@ from streamveil.core.counters.anytime import AnytimeBltCounter
 from streamveil.core.counters.blt import BltCounter
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.rational import Blt
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE
 from streamveil.counters import COUNTERS, kind_of
 from streamveil.dataflow.grouping import Grouping
@@ -143,7 +143,7 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
     reaches j) = exp(-rate j).
     """
     selection, test = operator.aggregation.selection, operator.aggregation.test
-    if isinstance(selection, TableOpening):
+    if isinstance(selection, CoinSelection):
         if operator.bounds.hidden_groups >= operator.bounds.most_groups(rule_entry(operator)):
             rate = float(selection.table.shift_epsilon)
             return {"threshold": selection.threshold(trigger), "rate": rate}

@@ -23,7 +23,7 @@ WORD = 64  # bits
 
 
 @dataclass(repr=False)  # secret
-class ShownKeys:
+class KeyCache:
     """Names of the shown keys in the order they were shown; all else in the order of their bytes.
 
     Keys are only ever added: new ones are sorted, decoded and merged into what is there.

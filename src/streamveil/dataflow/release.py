@@ -25,9 +25,9 @@ from streamveil.dataflow.cut_rows import CutBands
 from streamveil.dataflow.key_weights import Spread
 from streamveil.dataflow.keys import Types
 from streamveil.dataflow.outputs import Estimate, Output, Totals
-from streamveil.dataflow.published_keys import ShownKeys
+from streamveil.dataflow.published_keys import KeyCache
 from streamveil.dataflow.release_kernels import take_lanes
-from streamveil.dataflow.true_intervals import since_shown, with_cut
+from streamveil.dataflow.true_intervals import since_published, with_cut
 from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
@@ -127,13 +127,13 @@ class WindowState:
     selection: dict[str, Array]
     lanes: list[CounterState]  # by span, of the keys that were shown at the last release
     spread: Spread
-    open_rows: Int64[Array, " shown"]
+    published_rows: Int64[Array, " published"]
     cohorts: Int64[Array, "2 cohorts"]  # trigger and size of each run of keys first shown together
     weights: UInt8[Array, " shown"]  # quanta, in force until the next release
     shown: Noisy[Float64[Array, "outputs shown"]]  # last values of monotone outputs
     trigger: int = 0  # releases made
     cut: CutBands | None = None
-    keys: ShownKeys = field(default_factory=ShownKeys)  # cache
+    keys: KeyCache = field(default_factory=KeyCache)  # cache
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything but caches."""
@@ -146,7 +146,7 @@ class WindowState:
         return arrays | {
             "spread": self.spread.rows,
             "rounding": self.spread.rounding,
-            "open_rows": self.open_rows,
+            "open_rows": self.published_rows,
             "cohorts": self.cohorts,
             "weights": self.weights,
             "shown": values(self.shown),
@@ -208,12 +208,14 @@ def empty_span(aggregation: AggregationPlan, first: int, last: int) -> CounterSt
     return counter.init(0) if blt is None else lanes_start(blt, last - first, 0)
 
 
-def open_keys(aggregation: AggregationPlan, state: WindowState, rows: Int64[Array, " new"]) -> None:
+def publish_keys(
+    aggregation: AggregationPlan, state: WindowState, rows: Int64[Array, " new"]
+) -> None:
     """Makes keys public; their counters start with all they have gathered, at the next release."""
     if len(rows) == 0:
         return
     entry, test = 1 if aggregation.rule is None else aggregation.rule.entry, aggregation.test
-    state.open_rows = np.concatenate([state.open_rows, rows])
+    state.published_rows = np.concatenate([state.published_rows, rows])
     cohort = np.array([[max(1, state.trigger)], [len(rows)]], np.int64)
     state.cohorts = np.concatenate([state.cohorts, cohort], axis=1)
     state.weights = np.concatenate([state.weights, np.full(len(rows), entry, np.uint8)])
@@ -243,10 +245,10 @@ def release_stage(aggregation: AggregationPlan, state: WindowState, at: Address)
         keys = table.keys
         units, names = table.pending[:keys, UNITS_LANE], table.names[:keys]
         state.selection, passing = selection.step(state.selection, units, names, trigger, at)
-        open_keys(aggregation, state, passing if selection.once else _hidden(state, passing))
+        publish_keys(aggregation, state, passing if selection.once else _hidden(state, passing))
         if aggregation.test is not None:
             _tested(aggregation, aggregation.test, state, at)
-    rows = state.open_rows
+    rows = state.published_rows
     increments = np.empty((len(aggregation.lanes), len(rows)), np.int64)
     first, width = int(aggregation.tracks_units), table.pending.shape[1]
     take_lanes(table.pending.reshape(-1), rows, first, width, increments)
@@ -265,7 +267,7 @@ def _hidden(state: WindowState, rows: Int64[Array, " some"]) -> Int64[Array, " h
     """Those key rows that are not shown, in order."""
     hidden = np.zeros(state.table.keys, np.bool_)
     hidden[rows] = True
-    hidden[state.open_rows] = False
+    hidden[state.published_rows] = False
     return np.flatnonzero(hidden)
 
 
@@ -278,8 +280,8 @@ def _tested(aggregation: AggregationPlan, test: TotalTest, state: WindowState, a
         passing = test.passing(table.pending[hidden, lane], table.names[hidden], trigger, at)
         found = hidden[passing]
         state.selection = withdrawn(state.selection, found, trigger)
-        open_keys(aggregation, state, found)
-    new = state.open_rows[state.lanes[0].keys :]
+        publish_keys(aggregation, state, found)
+    new = state.published_rows[state.lanes[0].keys :]
     if len(new) and test.before(trigger):
         names = table.names[new]
         for number, span in enumerate(aggregation.spans):
@@ -296,8 +298,8 @@ def _advance(
     at: Address,
 ) -> Noisy[Totals]:
     """Feeds every value lane of the shown keys."""
-    trigger, shown, rule = state.trigger, len(state.open_rows), aggregation.rule
-    names = state.keys.names_of(state.table, state.open_rows)
+    trigger, shown, rule = state.trigger, len(state.published_rows), aggregation.rule
+    names = state.keys.names_of(state.table, state.published_rows)
     share = None if rule is None else state.weights / rule.scale
     state.spread.step(aggregation.counters[0], trigger, share)
     estimates, variances = list[Noisy[Array]](), list[Noisy[Array]]()
@@ -341,7 +343,7 @@ def _shared(aggregation: AggregationPlan, state: WindowState) -> tuple[Noisy[Arr
     """What the selection has drawn at this trigger, as the total of a lane."""
     selection = aggregation.selection
     assert isinstance(selection, GaussianSelection)  # noqa: S101  (a type narrowing, never data)
-    counts = selection.counts(state.selection, state.open_rows)
+    counts = selection.counts(state.selection, state.published_rows)
     sd = selection.deviation(state.trigger)
     return post_process(np.rint, counts), public(np.array(sd**2 + 1 / 12))  # an integer is released
 
@@ -357,7 +359,7 @@ class PublishedKeys(NamedTuple):
 def published_keys(state: WindowState, types: Types) -> Noisy[PublishedKeys]:
     """The keys of a window that are public or that the selection has published."""
     shown = state.keys
-    shown.sort(state.table, state.open_rows, state.cohorts, types)
+    shown.sort(state.table, state.published_rows, state.cohorts, types)
     return public(PublishedKeys(tuple(shown.columns or ()), shown.order, shown.opened))
 
 
@@ -391,7 +393,7 @@ def to_columns(
         answer = output.in_order(totals, order, shape.confidence)
         if shape.shared is not None and output.lanes == (shape.shared,):
             fresh = keys.opened == shape.trigger
-            answer = since_shown(answer, fresh, shape.threshold, shape.confidence)
+            answer = since_published(answer, fresh, shape.threshold, shape.confidence)
         if odds is not None:
             answer = with_cut(answer, output, odds)
         if output.monotone:

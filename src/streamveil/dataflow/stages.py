@@ -253,8 +253,10 @@ def weighed(operator: Grouping, state: State, window: int) -> Lookup:
     held = state.windows[window]
     lookup = state.lookups.setdefault(window, Lookup())
     asks = operator.aggregation.rule is not None or operator.bounds.slots is not None
-    shown = (held.open_rows, held.weights) if asks else (held.open_rows[:0], held.weights[:0])
-    lookup.weigh(held.table, shown, (held.trigger, len(held.open_rows)))
+    shown = (
+        (held.published_rows, held.weights) if asks else (held.published_rows[:0], held.weights[:0])
+    )
+    lookup.weigh(held.table, shown, (held.trigger, len(held.published_rows)))
     return lookup
 
 

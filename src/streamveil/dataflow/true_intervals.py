@@ -29,7 +29,7 @@ def with_cut(answer: Estimate, output: Output, odds: float) -> Estimate:
     return replace(answer, low=answer.low + more * np.minimum(answer.low, 0.0))
 
 
-def since_shown(
+def since_published(
     answer: Estimate, fresh: Bool[Array, " keys"], threshold: float, confidence: float
 ) -> Estimate:
     """The intervals of groups that a Gaussian selection shows for the first time, corrected.

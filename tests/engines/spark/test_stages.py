@@ -64,9 +64,9 @@ def staged(case, plan, rng):
                 rows = read.table.slice(start, PIECE)
                 parts, _ = stages.admit(operator, rows, step, noise, case.shards)
                 sent.append([Piece(read.place + start, part) for part in parts])
-        facts = [stages.shown_facts(operator, state) for state in keys]
+        facts = [stages.published_facts(operator, state) for state in keys]
         known = {name: np.concatenate([f[name] for f in facts]) for name in facts[0]}
-        shown = stages.Shown.of(operator, known)
+        shown = stages.PublishedGroups.of(operator, known)
         passed = []
         for shard in shards:
             mine = joined(carried([parts[shard] for parts in sent], rng))

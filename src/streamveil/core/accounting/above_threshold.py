@@ -4,7 +4,7 @@ A key with S distinct units has the gap a = threshold + Z - S, Z geometric: P(Z 
 with q = e^-shift_epsilon. At every trigger it opens with probability pi(a), by a fresh coin.
 
 `Coins` holds pi as exact 64-bit coins. `worst_openings` bounds how much likelier an extra unit can
-make any set of opening times; `selection.TableSelection` proves what follows for a whole job.
+make any set of opening times; `selection.SelectionTable` proves what follows for a whole job.
 `near` in a name: about the same in floats, for a search whose result is then certified.
 """
 

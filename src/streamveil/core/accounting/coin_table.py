@@ -27,11 +27,11 @@ Tables: TypeAlias = "tuple[tuple[CoinTable, int], ...]"  # and how often each ru
 
 @dataclass(frozen=True)
 class CoinTable:
-    """What the losses of one `TableSelection` (`core.selection.selection_table`) follow from.
+    """What the losses of one `SelectionTable` (`core.selection.selection_table`) follow from.
 
     Guarantee: each of `keys_per_unit` keys has the curves of `above_threshold`, whatever was
         released before the unit entered it.
-    Proof: see `TableSelection`, for exact draws. Draws of 128 bits are off by little, which is
+    Proof: see `SelectionTable`, for exact draws. Draws of 128 bits are off by little, which is
         charged in one of two ways; both hold.
         *`distance`*: all draws of the deployment are replaced by exact ones, on both streams.
         *`tilt` and `rare`*: only draws of keys that the unit enters differ between two neighbours,
@@ -137,7 +137,7 @@ def _product(laws: list[LossLaw]) -> LossLaw:
 def tables_delta(tables: Tables, epsilon: float, rest: convert.Curve) -> float:
     """H of all tables composed with a mechanism of curve `rest`, in both directions, rounded up.
 
-    Proof: `CoinTable`, and composition as in `TableSelection`.
+    Proof: `CoinTable`, and composition as in `SelectionTable`.
     """
     laws = _composed(tables)
     found = max(law.delta_at(epsilon, rest) for law in laws)

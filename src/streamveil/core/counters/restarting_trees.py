@@ -21,7 +21,7 @@ ROUNDING = 1 / 12  # variance of rounding a draw to an integer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grove:
+class RestartingTrees:
     """The trees of all keys, each at its own step; the public numbers of one of them.
 
     Algorithm: Honaker's bottom-up estimates (see `HonakerCounter`), of which only the largest block
@@ -42,8 +42,8 @@ class Grove:
         error is 2^-50 of that noise, whatever the sums are. For two levels and more, mu^2 sigma^2
         lies at least 3 % below the levels that are charged; with one level, the offset is 0.
 
-    >>> grove = Grove(levels=7, sigma=100.0)
-    >>> [round(float(s), 2) for s in grove.spreads[:3]]
+    >>> trees = RestartingTrees(levels=7, sigma=100.0)
+    >>> [round(float(s), 2) for s in trees.spreads[:3]]
     [100.0, 74.54, 65.47]
     """
 
@@ -51,12 +51,12 @@ class Grove:
     sigma: float
 
     @classmethod
-    def over(cls, horizon: int, sigma: Exact | float) -> Grove:
+    def over(cls, horizon: int, sigma: Exact | float) -> RestartingTrees:
         """Trees of at most so many steps, with such noise in a node."""
         return cls(levels=levels_over(horizon), sigma=float(np.nextafter(float(sigma), np.inf)))
 
     @classmethod
-    def paid_by(cls, counter: Counter) -> Grove:
+    def paid_by(cls, counter: Counter) -> RestartingTrees:
         """Trees of a counter's horizon and noise, if what it charges covers theirs."""
         made = cls.over(counter.horizon, counter.sigma)
         if counter.loss(1).gaussian < tree_loss(made.sigma, made.levels, 1).gaussian:
@@ -214,7 +214,7 @@ def grow(  # type: ignore[no-untyped-def]  # noqa: PLR0913  (one flat loop for n
     todo, rows, words, index, increments, whole, real, shape, table,
     silent, settled, stuck, centre, totals,
 ):  # fmt: skip
-    """The loop of `Grove.advance`; a key that meets an undecided draw waits for `settled`."""
+    """The loop of `RestartingTrees.advance`; a key with an undecided draw waits for `settled`."""
     top, steps = shape.shape[1] - 1, words.shape[1]
     for i in todo:
         row = rows[i]

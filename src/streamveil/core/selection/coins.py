@@ -15,7 +15,7 @@ from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Address
 from streamveil.core.selection.kernels import put_times, take_asked, take_units
-from streamveil.core.selection.selection_table import FINE, TableSelection
+from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.core.sensitivity import Bounds
 from streamveil.types import Array, Exact, Int32, Int64, UInt64
 
@@ -25,10 +25,10 @@ TESTED = 2  # units, less the shift and the offset, from which on a key may open
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOpening:
+class CoinSelection:
     """Opens a key by coins on its number of distinct units (design V).
 
-    Algorithm, Proof: `TableSelection`. What it asks of the operator: a unit counts at most once per
+    Algorithm, Proof: `SelectionTable`. What it asks of the operator: a unit counts at most once per
         key (`COUNTED` of `Passed.first`) and for at most `keys_per_unit` keys that are not shown,
         places never being given back (`Bounds.slots`); a key once shown stays shown.
         A unit's rows in a key that has no place for it are no part of S, and so of no test. They
@@ -56,10 +56,10 @@ class TableOpening:
             raise ValueError("coins count a unit in some slots, from its first on or later")
 
     @cached_property
-    def table(self) -> TableSelection:
+    def table(self) -> SelectionTable:
         """The coins of one key, and what those of all keys of one unit cost."""
         assert self.bounds.slots is not None  # noqa: S101  (a type narrowing, never data)
-        return TableSelection(
+        return SelectionTable(
             horizon=self.horizon,
             keys_per_unit=self.bounds.slots,
             shift_epsilon=self.shift_epsilon,
@@ -154,12 +154,12 @@ class TableSettings:
 
     def over(
         self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
-    ) -> TableOpening:
+    ) -> CoinSelection:
         """See `core.mechanism.Discovery`."""
         if triggers is None:
             raise ValueError("coins need to know the number of triggers")
         own = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "slots"}
-        return TableOpening(bounds=bounds, horizon=triggers, **own)
+        return CoinSelection(bounds=bounds, horizon=triggers, **own)
 
 
 def withdrawn(

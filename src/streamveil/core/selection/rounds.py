@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.restarting_trees import (
-    Grove,
+    RestartingTrees,
     restart,
     tree_loss,
     tree_rounding,
@@ -73,9 +73,9 @@ class RoundSelection:
             raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
 
     @cached_property
-    def trees(self) -> Grove:
+    def trees(self) -> RestartingTrees:
         """One for each key and round."""
-        return Grove.over(self.horizon, self.noise)
+        return RestartingTrees.over(self.horizon, self.noise)
 
     @property
     def rows(self) -> int:
@@ -93,7 +93,7 @@ class RoundSelection:
     def failure(self) -> float:
         """The chance that a round with one unit alone is shown at any trigger, rounded up.
 
-        `Grove` rounds one draw a block about past estimates: no further than rounded nodes.
+        `RestartingTrees` rounds one draw a block about past estimates: no further than nodes.
         """
         steps, levels = np.arange(1, self.horizon + 1), self.trees.levels
         limits = np.array([self.threshold(int(step)) for step in steps])
@@ -135,22 +135,22 @@ class RoundSelection:
 
         New keys are caught up: the steps that they missed are executed without increments.
         """
-        grove, known, n = self.trees, int(state["keys"][0]), len(names)
-        grove.add_keys(state, n - known)
-        trees = state["whole"], state["real"]
+        trees, known, n = self.trees, int(state["keys"][0]), len(names)
+        trees.add_keys(state, n - known)
+        held = state["whole"], state["real"]
         fresh = np.arange(known, n)
         if trigger > 1:
             draws, part = at.noise.at("dp-sqlp/missed", at.job, at.window), WORDS // trigger + 1
             for start in range(0, len(fresh), part):
                 some = fresh[start : start + part]
                 index, nothing = np.full(len(some), trigger - 1), np.zeros(len(some), np.int64)
-                grove.advance(trees, some, index, nothing, (draws, names[some], trigger - 1))
+                trees.advance(held, some, index, nothing, (draws, names[some], trigger - 1))
         added = units * FINE
         state["units"][:n] += units
         units[:] = 0
         index = trigger - state["begun"][:n]
         draws = at.noise.at("dp-sqlp/select", at.job, at.window, trigger)
-        estimate = grove.advance(trees, np.arange(n), index, added, (draws, names, 1))
+        estimate = trees.advance(held, np.arange(n), index, added, (draws, names, 1))
         passes = (state["units"][:n] > 0) & (values(estimate) > self._limits[index])
         restart(state, passes, trigger)
         return state, np.flatnonzero(passes)

@@ -9,7 +9,7 @@ Interface for the operator that runs it. Both designs need from it:
 `thresholds.GaussianThresholds`: `thresholds(sd, rounding)` gives the estimate that a key must
 exceed at every trigger, and `loss` what that costs beside the counter's own Gaussian loss.
 
-`TableSelection` (design V): needs no counter before a key opens, only its number of units S.
+`SelectionTable` (design V): needs no counter before a key opens, only its number of units S.
 - when a key is first seen:  z = shift(noise.at("selection-shift", window), ids)
 - when its S has changed before trigger t:
       at = next_opening(noise.at("selection-wait", window), ids, S, z, t)
@@ -45,7 +45,7 @@ FINE, COARSE = 100, 40  # lattice steps per shift_epsilon: all sound, more are t
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSelection:
+class SelectionTable:
     """A key opens by a coin whose chance grows with the number of its units (design V).
 
     Algorithm: AboveThreshold on integers. A key with S units has the gap threshold + Z - S, with
@@ -83,7 +83,7 @@ class TableSelection:
     >>> from streamveil.compiler.coin_tables import TableShape
     >>> numbers = (Fraction(text) for text in ("0.55", "0.1172", "1", "1e-10"))
     >>> coins = TableShape(100, *numbers).coins()
-    >>> selection = TableSelection(
+    >>> selection = SelectionTable(
     ...     horizon=100, keys_per_unit=3, shift_epsilon=Fraction("0.765"), coins=coins
     ... )
     >>> selection.coins.threshold, selection.delta_at(6, 0.65) < 1e-9

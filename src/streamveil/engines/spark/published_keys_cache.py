@@ -33,15 +33,15 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Known:
+class MetGroups:
     """What one worker has met of a job."""
 
     version: int
     tags: list[int]  # of the key shards
-    shown: stages.Shown
+    shown: stages.PublishedGroups
 
 
-KNOWN: dict[str, Known] = {}
+MET: dict[str, MetGroups] = {}
 
 
 def tell(
@@ -52,43 +52,43 @@ def tell(
     if not stages.facts_matter(operator):
         return
     if not stages.facts_last(operator):
-        shards.write(*place, step.tag, stages.shown_facts(operator, state))
+        shards.write(*place, step.tag, stages.published_facts(operator, state))
         return
-    new = stages.shown_facts(operator, state, before)
+    new = stages.published_facts(operator, state, before)
     shards.put(*place, DELTA, ({"after": step.after, "tag": step.tag}, new))
     if step.whole:
-        shards.put(*place, BASE, ({"tag": step.tag}, stages.shown_facts(operator, state)))
+        shards.put(*place, BASE, ({"tag": step.tag}, stages.published_facts(operator, state)))
 
 
-def shown(operator: GroupBy, shards: Shards, number: int, version: int) -> stages.Shown:
+def shown(operator: GroupBy, shards: Shards, number: int, version: int) -> stages.PublishedGroups:
     """The shown groups of so many key shards after a step, where bounding asks for them."""
     if not stages.facts_matter(operator):
-        return stages.Shown.of(operator, stages.shown_facts(operator, State()))
+        return stages.PublishedGroups.of(operator, stages.published_facts(operator, State()))
     if not stages.facts_last(operator):
         found = [shards.read(STAGE, shard, version) for shard in range(number)]
         read = [part for part in found if part is not None]
         require_tags(shards, version, [part.facts["tag"] for part in read])
         return all_of(operator, [part.arrays for part in read])
     name = f"{shards.root}|{shards.origin}|{number}"
-    held = KNOWN.pop(name, None)
+    held = MET.pop(name, None)
     if held is None or not caught_up(operator, shards, held, version):
         held = met_whole(operator, shards, number, version)
     held.shown.forget(operator, version)
-    while len(KNOWN) >= JOBS:
-        KNOWN.pop(next(iter(KNOWN)))
-    KNOWN[name] = held
+    while len(MET) >= JOBS:
+        MET.pop(next(iter(MET)))
+    MET[name] = held
     return held.shown
 
 
-def all_of(operator: GroupBy, found: list[stages.Facts]) -> stages.Shown:
+def all_of(operator: GroupBy, found: list[stages.Facts]) -> stages.PublishedGroups:
     """What several shards tell."""
-    found = [stages.shown_facts(operator, State()), *found]
-    return stages.Shown.of(
+    found = [stages.published_facts(operator, State()), *found]
+    return stages.PublishedGroups.of(
         operator, {name: np.concatenate([facts[name] for facts in found]) for name in found[0]}
     )
 
 
-def caught_up(operator: GroupBy, shards: Shards, held: Known, version: int) -> bool:
+def caught_up(operator: GroupBy, shards: Shards, held: MetGroups, version: int) -> bool:
     """Brings what a worker knows to a version; False where it is of another history."""
     if not 0 <= version - held.version <= FARTHEST:
         return False
@@ -106,7 +106,7 @@ def caught_up(operator: GroupBy, shards: Shards, held: Known, version: int) -> b
     return True
 
 
-def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> Known:
+def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> MetGroups:
     """From storage alone."""
     bases = [shards.newest_base(STAGE, shard, version) if version else 0 for shard in range(number)]
     parts = {
@@ -117,7 +117,7 @@ def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> K
     for shard, base in enumerate(bases):
         tags[shard] = follow(operator, shards, made, (shard, base, tags[shard]), version)
     require_tags(shards, version, tags)
-    return Known(version, tags, made)
+    return MetGroups(version, tags, made)
 
 
 def require_tags(shards: Shards, version: int, told: list[int]) -> None:
@@ -127,7 +127,11 @@ def require_tags(shards: Shards, version: int, told: list[int]) -> None:
 
 
 def follow(
-    operator: GroupBy, shards: Shards, made: stages.Shown, met: tuple[int, int, int], version: int
+    operator: GroupBy,
+    shards: Shards,
+    made: stages.PublishedGroups,
+    met: tuple[int, int, int],
+    version: int,
 ) -> int:
     """Adds what a shard told after `met` (shard, step, tag); returns the tag it has then."""
     shard, first, tag = met

@@ -91,7 +91,9 @@ def key_cells(
     return encode_keys([key.take(pa.array(rows)) for key in prepared.keys], len(rows))
 
 
-def bound(operator: GroupBy, state: State, rows: Rows, shown: Shown, shards: int) -> Bounded:
+def bound(
+    operator: GroupBy, state: State, rows: Rows, shown: PublishedGroups, shards: int
+) -> Bounded:
     """The unit stage of one shard: which rows count. Updates the shard's units in place.
 
     Rows go on summed per group where nothing is lost by it.
@@ -235,7 +237,7 @@ def facts_last(operator: GroupBy) -> bool:
     return operator.aggregation.rule is None and not operator.aggregation.restarts
 
 
-def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = None) -> Facts:
+def published_facts(operator: GroupBy, state: State, known: dict[int, int] | None = None) -> Facts:
     """What other stages may know of a shard's shown groups: all of it was released.
 
     `known`: how many of each window to leave out.
@@ -243,7 +245,7 @@ def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = 
     windows, names, weights, rounds = [], [], [], []
     for number, held in state.windows.items():
         start = (known or {}).get(number, 0)
-        rows = held.open_rows[start:]
+        rows = held.published_rows[start:]
         windows.append(np.full(len(rows), number, np.int64))
         names.append(held.table.names[rows])
         weights.append(held.weights[start:])
@@ -256,29 +258,29 @@ def shown_facts(operator: GroupBy, state: State, known: dict[int, int] | None = 
     }
 
 
-def counts_shown(state: State) -> dict[int, int]:
+def published_counts(state: State) -> dict[int, int]:
     """How many groups each window has shown."""
-    return {number: len(held.open_rows) for number, held in state.windows.items()}
+    return {number: len(held.published_rows) for number, held in state.windows.items()}
 
 
-ShownKeys = tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]
+PublishedTable = tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]
 
 
-def nothing() -> ShownKeys:
+def nothing() -> PublishedTable:
     """No group."""
     return KeyTable.empty(0), np.zeros(1, np.uint8), np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Shown:
+class PublishedGroups:
     """What bounding may know of the groups of all shards, by window: where, weight and round."""
 
-    windows: dict[int, ShownKeys]
+    windows: dict[int, PublishedTable]
     entry: int  # weight of a group that is not shown
     restarts: bool
 
     @classmethod
-    def of(cls, operator: GroupBy, facts: Facts) -> Shown:
+    def of(cls, operator: GroupBy, facts: Facts) -> PublishedGroups:
         """Ready to look up."""
         rule = operator.aggregation.rule
         restarts = operator.aggregation.restarts

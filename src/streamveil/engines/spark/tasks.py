@@ -148,7 +148,7 @@ def release_task(setup: Setup, step: int) -> Callable[[Batches], Batches]:
         for shard, pieces in received(setup, batches):
             place = shard, setup.shards, step
             with key_shard(operator, setup, shard, noise).open(step - 1) as held:
-                before, tag = stages.counts_shown(held.state), held.stamp.tag
+                before, tag = stages.published_counts(held.state), held.stamp.tag
                 delta = stages.gather(operator, held.state, joined(pieces), noise, place)
                 keys = operator.counters(held.state)
                 releases = operator.release(held.state, step, noise)
