@@ -87,7 +87,7 @@ query is made; the job goes on with the same rows only |
 | `WHERE user_id IN (SELECT user_id FROM ...)`, `NOT IN` | people who are elsewhere, or not |
 | `(SELECT user_id, ts FROM a UNION ALL SELECT user_id, ts FROM b)` | rows of both |
 
-A row meets the first 1,000 that match it. A join by the unit needs all rows, as every combination of
+A row meets the first 1,000 that match it. A join by the unit needs all rows, as whatever combines
 rows does; one with a public table asks for no other row and runs on live data as well. Neighbours
 have or lack a person's rows in all tables. Every other join would let rows of two people meet and
 is refused. In Python `visits.protect("user_id").join(people, on="user_id", how="left")`, and
@@ -289,19 +289,21 @@ AGGREGATE_NOTES = {
 SIGNATURES = {  # every function a row expression may call
     "numbers": "ABS(x) SIGN(x) ROUND(x[,digits]) FLOOR(x) CEIL(x) CEILING(x) TRUNC(x) SQRT(x) "
     "EXP(x) LN(x) LOG(x[,base]) LOG10(x) POW(x,y) POWER(x,y) DIV(a,b) MOD(a,b) SAFE_DIVIDE(a,b) "
-    "IS_NAN(x) IS_INF(x)",
+    "IS_NAN(x) IS_INF(x) RANGE_BUCKET(x,[ends])",
     "choices": "GREATEST(...) LEAST(...) COALESCE(...) IFNULL(x,y) NULLIF(x,y)",
     "texts": "CONCAT(...) LOWER(s) UPPER(s) TRIM(s[,chars]) LTRIM(s[,chars]) RTRIM(s[,chars]) "
     "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) LEFT(s,n) "
     "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) STARTS_WITH(s,part) "
     "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern) "
-    "REGEXP_EXTRACT(s,pattern) REGEXP_SUBSTR(s,pattern) REGEXP_REPLACE(s,pattern,new)",
+    "REGEXP_EXTRACT(s,pattern) REGEXP_SUBSTR(s,pattern) REGEXP_REPLACE(s,pattern,new) INITCAP(s) "
+    "LPAD(s,n[,char]) RPAD(s,n[,char]) SPLIT_PART(s,between,n)",
     "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) "
     "DATE_TRUNC(t_or_d,UNIT[,zone]) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
     "DATE_SUB(d,INTERVAL) TIMESTAMP_DIFF(a,b,UNIT) DATE_DIFF(a,b,UNIT) TIMESTAMP_SECONDS(n) "
     "TIMESTAMP_MILLIS(n) TIMESTAMP_MICROS(n) UNIX_SECONDS(t) UNIX_MILLIS(t) UNIX_MICROS(t) "
-    "UNIX_DATE(d) FORMAT_TIMESTAMP(format,t[,zone]) FORMAT_DATE(format,d)",
+    "UNIX_DATE(d) FORMAT_TIMESTAMP(format,t[,zone]) FORMAT_DATE(format,d) "
+    "PARSE_TIMESTAMP(format,s) PARSE_DATE(format,s) LAST_DAY(d[,UNIT])",
 }
 
 EXPRESSIONS = """\
@@ -310,8 +312,8 @@ The privacy unit, groups, WHERE and the arguments of aggregates are expressions 
 INT64, FLOAT64, BOOL, STRING, BYTES, DATE, TIMESTAMP (UTC where no zone is named). Operators:
 `+ - * / %`, comparisons, `AND OR NOT`, `IN (values)`, `BETWEEN`, `LIKE`,
 `IS [NOT] NULL | TRUE | FALSE`, `IS [NOT] DISTINCT FROM`, `||`, `CASE`, `IF`, `CAST`, `SAFE_CAST`,
-`EXTRACT(part FROM time [AT TIME ZONE 'zone'])`, `INTERVAL n UNIT` beside a time. Positions,
-patterns, units and zones are written as constants.
+`EXTRACT(part FROM time [AT TIME ZONE 'zone'])`, `SPLIT(s, between)[SAFE_OFFSET(n)]`,
+`INTERVAL n UNIT` beside a time. Positions, patterns, units and zones are written as constants.
 
 Where SQL would raise (division by zero, a bad cast, overflow), the value of that row is null, and a
 null privacy unit or value is counted and left out: an error would let one row stop everybody's

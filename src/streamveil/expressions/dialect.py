@@ -105,7 +105,43 @@ def _single(parse: Callable[[], list[exp.Expr | None]], what: str) -> exp.Expr:
     trees = [tree for tree in guarded(parse, what) if tree is not None]
     if len(trees) != 1:
         raise PlanError(f"{what} must be one expression, not {len(trees)}")
-    return trees[0]
+    return guarded(lambda: trees[0].transform(as_call, copy=False), what)
+
+
+def as_call(node: Any) -> exp.Expr:
+    """Grammar that is another spelling of a function, as that function.
+
+    >>> for text in ("SPLIT(a, '/')[OFFSET(1)]", "EXTRACT(DATE FROM t AT TIME ZONE 'UTC')",
+    ...              "RANGE_BUCKET(x, [1, 2])"):
+    ...     parse_text(text).sql(Veil)
+    "SPLIT_PART(a, '/', 2)"
+    "DATE(t, 'UTC')"
+    'RANGE_BUCKET(x, 1, 2)'
+    """
+    if isinstance(node, exp.Bracket) and isinstance(node.this, exp.Anonymous):
+        call, places = node.this, node.expressions
+        plain = len(places) == 1 and isinstance(places[0], exp.Literal) and places[0].is_int
+        if str(call.this).upper() == "SPLIT" and plain and 1 <= len(call.expressions) <= 2:
+            text, *rest = call.expressions
+            at = int(places[0].this) + 1 - int(node.args.get("offset") or 0)
+            between = rest[0] if rest else exp.Literal.string(",")
+            return call_of("SPLIT_PART", text, between, exp.Literal.number(at))
+    if isinstance(node, exp.Extract) and node.name.upper() == "DATE":
+        inner = node.expression
+        if isinstance(inner, exp.AtTimeZone):
+            return call_of("DATE", inner.this, inner.args["zone"])
+        return call_of("DATE", inner)
+    if isinstance(node, exp.Anonymous) and str(node.this).upper() == "RANGE_BUCKET":
+        return call_of("RANGE_BUCKET", *(
+            end for one in node.expressions
+            for end in (one.expressions if isinstance(one, exp.Array) else [one])
+        ))  # fmt: skip
+    return node  # type: ignore[no-any-return]  # sqlglot is untyped here
+
+
+def call_of(name: str, *arguments: exp.Expr) -> exp.Expr:
+    """A call of a function."""
+    return exp.Anonymous(this=name, expressions=list(arguments))
 
 
 def parse_text(text: str, what: str = "the expression") -> exp.Expr:

@@ -388,6 +388,114 @@ def _format(kind: Kind) -> Rule:
 FORMATS = frozenset("YmdHMSFTjaAbByVGuDReIp")  # letters of formats, as strftime has them
 
 
+def _parse(result: Kind) -> Rule:
+    """PARSE_DATE(format, text) and PARSE_TIMESTAMP(format, text); null where it does not fit."""
+
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 2)
+        pattern = constant(name, arguments, 0, "string")
+        unknown = set(re.findall("%(.?)", pattern.replace("%%", ""))) - PARSED
+        if unknown:
+            raise PlanError(
+                f"argument 1 of {name}: '%{min(unknown)}' is not available; known:"
+                f" {' '.join(f'%{letter}' for letter in sorted(PARSED))} %%"
+            )
+
+        def kernel(column: Column) -> Column:
+            found = pc.strptime(column, format=pattern, unit="us", error_is_null=True)
+            told = pc.strftime(found, format=pattern, locale="C")  # of February 31 March 3
+            same = pc.equal(_without_zeros(told), _without_zeros(column))
+            found = null_unless(pc.fill_null(same, fill_value=False), found)
+            found = found.cast(times.INSTANT)
+            return times.to_date(found) if result == "date" else found
+
+        return Bound(result, (None, "string"), kernel)
+
+    return rule
+
+
+def _without_zeros(column: Column) -> Column:
+    """Texts of times, whether or not their numbers begin with a 0."""
+    return pc.replace_substring_regex(
+        pc.utf8_lower(column), pattern=r"\b0+([0-9])", replacement=r"\1"
+    )
+
+
+PARSED = frozenset("YmdHMSFTjbBy")  # letters of formats that are read
+
+
+def _last_day(name: str, arguments: Sequence[Argument]) -> Bound:
+    arity(name, arguments, 1, 2)
+    unit = constant(name, arguments, 1, "unit") if len(arguments) > 1 else "MONTH"
+    if unit not in (*times.UNIT_MONTHS, "WEEK"):
+        raise PlanError(f"{name} is the last day of WEEK, MONTH, QUARTER or YEAR")
+    steps = times.truncate(unit), times.shift_by(1, unit), times.shift_by(-1, "DAY")
+
+    def kernel(column: Column) -> Column:
+        for step in steps:
+            column = step(column)
+        return column
+
+    return Bound("date", ("date", *[None] * (len(arguments) - 1)), kernel)
+
+
+def _range_bucket(name: str, arguments: Sequence[Argument]) -> Bound:
+    """How many of the ends are at most a number."""
+    arity(name, arguments, 2, 999)
+    numeric(name, arguments)
+    ends = [argument.constant for argument in arguments[1:]]
+    if any(end is None for end in ends) or sorted(ends) != ends:
+        raise PlanError(
+            f"{name} takes ends that are written in the query, in order: RANGE_BUCKET(x, [10, 20])"
+        )
+    at = np.array(ends, np.float64)
+
+    def kernel(column: Column) -> Column:
+        values, ok = dense(column)
+        return from_numpy(np.searchsorted(at, values, side="right"), ok, pa.int64())
+
+    return Bound("int", ("float", *[None] * len(ends)), kernel)
+
+
+def _split_part(name: str, arguments: Sequence[Argument]) -> Bound:
+    """One part of a text, from 1: SPLIT(s, between)[OFFSET(n - 1)]; null where there is none."""
+    arity(name, arguments, 3)
+    between, place = constant(name, arguments, 1, "string"), constant(name, arguments, 2, "int")
+    if not between or place < 1:
+        raise PlanError(
+            f"{name} takes what stands between the parts, and which part, from 1.\n"
+            "  to fix  SPLIT(path, '/')[SAFE_OFFSET(1)]"
+        )
+
+    def kernel(column: Column) -> Column:
+        parts = pc.split_pattern(column, pattern=between, max_splits=place)
+        there = pc.fill_null(pc.greater_equal(pc.list_value_length(parts), place), False)  # noqa: FBT003
+        starts = np.asarray(parts.offsets)[:-1] + place - 1
+        values = parts.values.take(pa.array(np.where(there, starts, 0), mask=~np.asarray(there)))
+        return values.cast(column.type)
+
+    return Bound("string", ("string", None, None), kernel)
+
+
+def _pad(kernel: Callable[..., Column]) -> Rule:
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 2, 3)
+        width = constant(name, arguments, 1, "int")
+        padding = constant(name, arguments, 2, "string") if len(arguments) > 2 else " "
+        if not 0 <= width <= MOST_PADDED or len(padding) != 1:
+            raise PlanError(
+                f"{name} takes a width of 0 to {MOST_PADDED:,} and one character to pad with"
+            )
+        cut = _slice(0, width)
+        wanted: tuple[Kind | None, ...] = ("string", *[None] * (len(arguments) - 1))
+        return Bound("string", wanted, lambda c: kernel(cut(c), width=width, padding=padding))
+
+    return rule
+
+
+MOST_PADDED = 1_000  # characters
+
+
 def _position(column: Column, text: str) -> Column:
     found = pc.find_substring(column, pattern=text)
     return pc.add(found.cast(pa.int64()), 1)  # bytes: exact for ASCII, documented
@@ -402,6 +510,8 @@ def _zone(name: str, arguments: Sequence[Argument], places: int) -> str | None:
 
 
 def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
+    if len(arguments) == 3:
+        return Bound("date", ("int",) * 3, _civil)
     zone, kind = _zone(name, arguments, 1), arguments[0].kind
     if zone is not None:
         return Bound("date", ("timestamp", None), times.on_calendar(zone))
@@ -410,6 +520,18 @@ def _to_date(name: str, arguments: Sequence[Argument]) -> Bound:
     if kind == "string":
         return Bound("date", ("date",), _same)  # the caller converts, as CAST does
     return Bound("date", ("timestamp",), times.to_date)
+
+
+def _civil(*parts: Column) -> Column:
+    """A date from its year, month and day; null where the calendar has none."""
+    (year, ok), (month, has_month), (day, has_day) = map(dense, parts)
+    ok = ok & has_month & has_day & (year >= 1) & (year <= 9999)
+    ok &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    months = np.where(ok, (year - 1970) * 12 + month - 1, 0)
+    first = months.astype("datetime64[M]").astype("datetime64[D]")
+    found = first + np.where(ok, day - 1, 0)
+    ok &= found.astype("datetime64[M]").astype(np.int64) == months
+    return from_numpy(found.astype(np.int64), ok, pa.date32())
 
 
 def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -490,6 +612,7 @@ FUNCTIONS: dict[str, Rule] = {
     "MOD": integers("mod"),
     "SAFE_DIVIDE": floating(np.divide, 2),
     "IS_NAN": _is(np.isnan),
+    "RANGE_BUCKET": _range_bucket,
     "IS_INF": _is(np.isinf),
     "GREATEST": _extreme(np.maximum, pc.max_element_wise),
     "LEAST": _extreme(np.minimum, pc.min_element_wise),
@@ -510,6 +633,10 @@ FUNCTIONS: dict[str, Rule] = {
     "RIGHT": _ends("right"),
     "REVERSE": fixed("string", "string", kernel=pc.utf8_reverse),
     "REPLACE": _replace,
+    "INITCAP": fixed("string", "string", kernel=pc.utf8_title),
+    "LPAD": _pad(pc.utf8_lpad),
+    "RPAD": _pad(pc.utf8_rpad),
+    "SPLIT_PART": _split_part,
     "STRPOS": _with_text(_position, "int"),
     "STARTS_WITH": _with_text(lambda c, text: pc.starts_with(c, pattern=text)),
     "ENDS_WITH": _with_text(lambda c, text: pc.ends_with(c, pattern=text)),
@@ -522,6 +649,9 @@ FUNCTIONS: dict[str, Rule] = {
     "REGEXP_REPLACE": _regexp_replace,
     "FORMAT_TIMESTAMP": _format("timestamp"),
     "FORMAT_DATE": _format("date"),
+    "PARSE_TIMESTAMP": _parse("timestamp"),
+    "PARSE_DATE": _parse("date"),
+    "LAST_DAY": _last_day,
     "DATE": _to_date,
     "TIMESTAMP": _to_instant,
     "TIMESTAMP_TRUNC": _truncate("timestamp"),

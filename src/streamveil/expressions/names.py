@@ -24,7 +24,11 @@ def is_unit_word(column: exp.Expr) -> bool:
         return column.name.upper() in times.WEEKDAYS
     if column.name.upper() not in UNITS:
         return False
-    for ending, place in (("_TRUNC", 1), ("_DIFF", 2)):  # a time zone may follow, to be refused
+    for ending, place in (
+        ("_TRUNC", 1),
+        ("_DIFF", 2),
+        ("LAST_DAY", 1),
+    ):  # a time zone may follow, to be refused
         if name.endswith(ending):
             return len(parent.expressions) > place and parent.expressions[place] is column
     return False

@@ -359,6 +359,10 @@ def _extract(tree: exp.Expr, read: Reader) -> Node:
 # -- function calls ------------------------------------------------------------------------------
 
 
+_NOT_FIXED = "CURRENT_DATE CURRENT_DATETIME CURRENT_TIME CURRENT_TIMESTAMP RAND GENERATE_UUID NOW"
+NOT_FIXED = frozenset(_NOT_FIXED.split())
+
+
 def require_function(tree: exp.Expr) -> str:
     """The name of a function a row may call; PlanError with the nearest known name."""
     name = str(tree.this).upper() if isinstance(tree.this, str) else tree.this.name.upper()
@@ -368,6 +372,12 @@ def require_function(tree: exp.Expr) -> str:
         raise PlanError(
             f"{name} is an aggregate and cannot stand inside a row expression; "
             "aggregates belong in the SELECT list of the private query"
+        )
+    if name in NOT_FIXED:
+        raise PlanError(
+            f"{name}() is another value at every run: a row would count today and not tomorrow, and"
+            " a step that is repeated would differ.\n"
+            "  to fix  write the value: DATE '2026-01-31', TIMESTAMP '2026-01-31 12:00:00'"
         )
     raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
 

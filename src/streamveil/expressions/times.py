@@ -205,6 +205,7 @@ PARTS: dict[str, Callable[[Array], Array]] = {
     "DAYOFWEEK": lambda us: (us // DAY_US + 4) % 7 + 1,  # Sunday is 1
     "ISOYEAR": lambda us: _months(_iso_thursday(us)) // 12 + 1970,
     "ISOWEEK": lambda us: _day_of_year(_iso_thursday(us)) // 7 + 1,
+    "WEEK": lambda us: (_day_of_year(us) + 7 - (us // DAY_US + 4) % 7) // 7,  # 0 before a Sunday
     "HOUR": lambda us: us // UNIT_US["HOUR"] % 24,
     "MINUTE": lambda us: us // UNIT_US["MINUTE"] % 60,
     "SECOND": lambda us: us // UNIT_US["SECOND"] % 60,

@@ -259,7 +259,9 @@ def with_members(
         query = plain.args["query"].unnest()
         items = query.expressions if isinstance(query, exp.Select) else []
         if len(items) != 1 or items[0].is_star:
-            raise PlanError(f"{shown(canonical(plain))}: the subquery selects one column, the unit")
+            raise PlanError(
+                f"{shown(canonical(plain))}: the subquery must be of one column, the privacy unit"
+            )
         theirs = exp.column(items[0].alias_or_name, quoted=True)
         subquery = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("members")))
         other = as_relation(relation(subquery, replace(known, unit=theirs)), theirs)
@@ -312,7 +314,7 @@ def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and 
 ) -> OwnRows:  # fmt: skip
     """The steps of `Stream.join`: columns of the same names are equal, the unit among them."""
     if how not in ("inner", "left", "semi", "anti"):
-        raise PlanError(f"how is 'inner', 'left', 'semi' or 'anti', not '{shown(str(how))}'")
+        raise PlanError(f"how must be 'inner', 'left', 'semi' or 'anti', not '{shown(str(how))}'")
     texts = [texts_of(exp.column(name, quoted=True)) for name in on]
     person = normalize_expression(unit)
     before = source.steps if isinstance(source, OwnRows) else ()
