@@ -1,6 +1,7 @@
 """Ranks that hold for all groups at once, the hidden ones included."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scipy import stats
 
@@ -9,6 +10,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.dataflow.group_metadata import hidden_facts
 from streamveil.errors import PlanError
+from streamveil.results.answers import with_moves
 from streamveil.results.top import HIDDEN_SHARE, ceiling, rank
 from tests.results.streams import DESIGNS, TRIGGERS, query, released, truth
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value
@@ -124,3 +126,44 @@ def test_the_share_for_hidden_groups_is_only_spent_where_there_are_some():
     assert hidden.high[0] > public.high[0]
     with pytest.raises(PlanError, match="at least 1"):
         rank(value, sd, 0, 0.9, (None, 0.0, 0))
+
+
+def right_moves(stretch):
+    """How often all that two lists say of who entered, left or stayed is true at once."""
+    rng, n, k, right = np.random.default_rng(5), 12, 4, 0
+    before, now = np.linspace(0, 40, n), np.linspace(0, 40, n)
+    now[[3, 9]] = now[[9, 3]]
+    true = [set(np.argsort(-values)[:k].tolist()) for values in (now, before)]
+    for _ in range(TRIALS):
+        lists = [rank(values + rng.normal(0, 1, n), np.full(n, stretch), k, 1 - (1 - LEVEL) / 2,
+                      (None, 0.0, 0)) for values in (now, before)]  # fmt: skip
+        tables = [pa.table({"key": np.arange(n), "n": one.interval.value}) for one in lists]
+        told = with_moves(tables, lists, 1, k)
+        said = dict(zip(told["key"].to_pylist(), told["moved"].to_pylist(), strict=True))
+        fits = {
+            "entered": true[0] - true[1],
+            "left": true[1] - true[0],
+            "stayed": true[0] & true[1],
+        }
+        right += all(move == "open" or key in fits[move] for key, move in said.items())
+    return right
+
+
+def test_who_entered_and_left_is_true_as_often_as_stated():
+    right = right_moves(1.0)
+    assert right / TRIALS >= LEVEL or rate_p_value(right, TRIALS, LEVEL) > ALPHA
+    assert_rejects_rate(right_moves(0.02), TRIALS, LEVEL)  # planted: intervals of no width
+
+
+def test_a_list_over_time_says_who_is_not_shown_any_more():
+    answers = sv.answers(released("gaussian"))
+    first = answers.moments[0]
+    found = answers.top("n", 5, since=(first.window, first.trigger), hidden=0)
+    assert found.table.column_names[-5:] == [
+        "rank_best", "rank_worst", "before_best", "before_worst", "moved"
+    ]  # fmt: skip
+    assert set(found.table["moved"].to_pylist()) <= {"entered", "left", "stayed", "open"}
+    plain = answers.top("n", 5, hidden=0)
+    count = sum(value is not None for value in found.table["n"].to_pylist())
+    assert count >= min(5, plain.table.num_rows)
+    assert "both lists hold at once" in found.notes[-1]

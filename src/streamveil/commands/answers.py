@@ -154,13 +154,18 @@ def top(
     source: Releases, name: Name,
     k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
     at: At = None,
+    since: Annotated[
+        str | None, typer.Option(help="An earlier release: says who entered, left or stayed.")
+    ] = None,
     hidden: Annotated[
         int, typer.Option(help="Groups that may exist without being shown, at most.", min=0)
     ] = 1_000_000,
     confidence: Level = None, sql: Sql = None, out: Out = None,
 ) -> None:  # fmt: skip
     """The groups that may be among the k largest, and which of them certainly are."""
-    found = opened(source, sql).top(name, k, place(at), hidden=hidden, confidence=confidence)
+    found = opened(source, sql).top(
+        name, k, place(at), since=place(since), hidden=hidden, confidence=confidence
+    )
     show(found, f"possibly among the {k} largest by {name}", out)
 
 

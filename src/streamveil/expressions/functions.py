@@ -22,6 +22,7 @@ from streamveil.calendars.zones import require_zone
 from streamveil.errors import PlanError
 from streamveil.expressions import times
 from streamveil.expressions.kernels import (
+    INSTANT,
     Column,
     dense,
     float_op,
@@ -406,7 +407,7 @@ def _parse(result: Kind) -> Rule:
             told = pc.strftime(found, format=pattern, locale="C")  # of February 31 March 3
             same = pc.equal(_without_zeros(told), _without_zeros(column))
             found = null_unless(pc.fill_null(same, fill_value=False), found)
-            found = found.cast(times.INSTANT)
+            found = found.cast(INSTANT)
             return times.to_date(found) if result == "date" else found
 
         return Bound(result, (None, "string"), kernel)

@@ -18,7 +18,7 @@ from streamveil.results.draw import figure_of
 from streamveil.results.intervals import Interval, deviations, plain, ratio
 from streamveil.results.joint import LINEAR, Cell, Ends, Joint, joint_at, output_of
 from streamveil.results.releases import Moment, Releases
-from streamveil.results.top import Ranked, rank
+from streamveil.results.top import Ranked, moved, rank
 from streamveil.types import Array
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ class Answers(AnswerTable):
         k: int,
         at: At = None,
         *,
+        since: At = None,
         hidden: int = HIDDEN,
         confidence: float | None = None,
     ) -> Derived:
@@ -241,24 +242,44 @@ class Answers(AnswerTable):
             name: the number.
             k: how many.
             at: the release: (window, trigger), or a trigger of the last window; else the last.
+            since: an earlier release, (window, trigger): the list then says who certainly entered,
+                left or stayed since then; of all others it is open.
             hidden: the statements also hold against so many groups that are not shown.
             confidence: of the interval, below 1; that of the release if left out.
 
         Raises:
             PlanError: there is no such number or release.
         """
-        end = self._moment(at)
-        part = WeightedSum(((Cell(end, name), 1.0),))
-        joint, notes = self._joint([part])
         level = self._confidence(confidence)
-        variance = part.covariance(joint, part).high
-        ranked = rank(
-            part.value(joint), np.sqrt(variance), k, level, self._hidden(name, end, hidden)
-        )
-        made = self._derived(name, joint, ranked.interval, level, notes)
-        return Derived(with_ranks(made.table, ranked), level, (*made.notes, ranked.note))
+        if since is None:
+            joint, ranked, notes = self._ranked(name, self._moment(at), k, level, hidden)
+            made = self._derived(name, joint, ranked.interval, level, notes)
+            return Derived(with_ranks(made.table, ranked), level, (*made.notes, ranked.note))
+        each = 1 - (1 - level) / 2  # of either list, so that both hold at once
+        lists = [
+            self._ranked(name, moment, k, each, hidden)
+            for moment in (self._moment(at), self._moment(since))
+        ]
+        shown = [
+            self._derived(name, joint, ranked.interval, each, []).table
+            for joint, ranked, _ in lists
+        ]
+        keys = len(self.releases.key_names)
+        table = with_moves(shown, [ranked for _, ranked, _ in lists], keys, k)
+        (_, ranked, notes), both = lists[0], f"both lists hold at once with confidence {level:.4g}"
+        return Derived(table, level, (*notes, ranked.note, both))
 
     # ---- helpers
+
+    def _ranked(
+        self, name: str, moment: Moment, k: int, level: float, hidden: int
+    ) -> tuple[Joint, Ranked, list[str]]:
+        """The ranks at one release."""
+        part = WeightedSum(((Cell(moment, name), 1.0),))
+        joint, notes = self._joint([part])
+        sd = np.sqrt(part.covariance(joint, part).high)
+        kept = self._hidden(name, moment, hidden)
+        return joint, rank(part.value(joint), sd, k, level, kept), notes
 
     def _sum(
         self, name: str, part: WeightedSum, confidence: float | None, *, whole: bool = True
@@ -430,3 +451,39 @@ def with_ranks(table: pa.Table, ranked: Ranked) -> pa.Table:
     for name, column in columns.items():
         table = table.append_column(name, pa.array(column))
     return table.take(pa.array(ranked.order))
+
+
+def with_moves(tables: list[pa.Table], lists: list[Ranked], keys: int, k: int) -> pa.Table:
+    """The possible groups of two lists, those of the first in its order, and how each moved.
+
+    A group of the earlier list that is not shown any more has no number.
+    """
+    names = tables[0].column_names[:keys]
+    places = [
+        {tuple(row.values()): at for at, row in enumerate(table.select(names).to_pylist())}
+        for table in tables
+    ]
+    found = [list(place) for place in places]
+    wanted = [found[0][at] for at in lists[0].order]
+    wanted += [found[1][at] for at in lists[1].order if found[1][at] not in set(wanted)]
+
+    def ranks(side: int, key: tuple[object, ...]) -> tuple[int | None, int | None]:
+        ranked, at = lists[side], places[side].get(key)
+        if at is None:
+            return ranked.hides + 1, None
+        worst = int(ranked.worst[at])
+        return int(ranked.best[at]), worst if worst <= len(found[side]) else None
+
+    now, before = ([ranks(side, key) for key in wanted] for side in (0, 1))
+    here = pa.array([places[0].get(key) for key in wanted], pa.int64())
+    columns = {
+        name: pa.array([key[at] for key in wanted], tables[0].schema.field(name).type)
+        for at, name in enumerate(names)
+    }
+    for name in tables[0].column_names[keys:]:
+        columns[name] = tables[0].column(name).combine_chunks().take(here)
+    for said, pairs in (("rank", now), ("before", before)):
+        for at, end in enumerate(("best", "worst")):
+            columns[f"{said}_{end}"] = pa.array([pair[at] for pair in pairs], pa.int64())
+    columns["moved"] = pa.array([moved(*pair, k) for pair in zip(now, before, strict=True)])
+    return pa.table(columns)

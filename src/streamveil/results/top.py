@@ -26,6 +26,28 @@ class Ranked:
     certain: Bool[Array, " keys"]
     order: Int64[Array, " possible"]  # groups that may be among the k largest, largest number first
     note: str
+    hides: int  # how many groups certainly have more than any group that is not shown
+
+
+ENTERED, LEFT, STAYED, OPEN = "entered", "left", "stayed", "open"
+
+
+def moved(now: tuple[int | None, int | None], before: tuple[int | None, int | None], k: int) -> str:
+    """How a group came to be where it is, from its best and worst ranks, None where unknown.
+
+    A group that is not shown has the best rank that is left for any of these. Where both lists hold
+    at once, so does what follows from them.
+
+    >>> moved((1, 2), (4, 9), 3), moved((4, None), (1, 3), 3), moved((1, 2), (2, 5), 3)
+    ('entered', 'left', 'open')
+    """
+    inside = [worst is not None and worst <= k for _, worst in (now, before)]
+    outside = [best is not None and best > k for best, _ in (now, before)]
+    if all(inside):
+        return STAYED
+    if inside[0] and outside[1]:
+        return ENTERED
+    return LEFT if outside[0] and inside[1] else OPEN
 
 
 def rank(
@@ -61,7 +83,8 @@ def rank(
     worst = worst + np.where(interval.low <= top, allowed, 0)
     possible = np.flatnonzero(best <= k)
     order = possible[np.argsort(-interval.value[possible], kind="stable")]
-    return Ranked(interval, best, worst, worst <= k, order, note(top, allowed, confidence))
+    hides = int((interval.low > top).sum())
+    return Ranked(interval, best, worst, worst <= k, order, note(top, allowed, confidence), hides)
 
 
 def ceiling(facts: Facts | None, most: float, alpha: float, groups: int) -> float:
