@@ -340,6 +340,27 @@ def test_the_exact_account_covers_all_sets_together(by):
     assert compile_plan(one_set).bounds.max_rows < operator.bounds.max_rows
 
 
+def test_sets_of_groups_may_name_the_windows_that_all_have():
+    t = pa.table(
+        {"id": [1], "a": ["x"], "b": ["y"], "at": pa.array([0], pa.timestamp("us", "UTC"))}
+    )
+    private = PRIVATE.removesuffix(")") + (
+        ", privacy_unit_period = INTERVAL 1 DAY, start = '1970-01-01', end = '1970-01-03')"
+    )
+    for by, sets in {
+        "window_start, ROLLUP (a, b)": ((0, 1), (0,), ()),
+        "GROUPING SETS ((window_start, a), (window_start, b), (window_start))": ((0,), (1,), ()),
+        "GROUPING SETS ((window_start, a, b), window_start)": ((0, 1), ()),
+        "window_start, GROUPING SETS (a, (a, b), ())": ((0,), (0, 1), ()),
+    }.items():
+        plan = sv.sql(
+            f"SELECT {private} window_start, a, b, COUNT(*) AS n FROM TUMBLE(TABLE t, "
+            f"DESCRIPTOR(at), size => INTERVAL 1 DAY) GROUP BY {by} EMIT EVERY INTERVAL 12 HOUR",
+            {"t": sv.memory(t, event_time="at")},
+        ).plan
+        assert plan.source.steps[0].sets == sets
+
+
 def test_rows_that_become_several_go_on_without_end_and_resume(tmp_path):
     t = pa.table({"id": list(range(40)), "tags": ["a,b"] * 40, "at": pa.array(
         [i * 3_600_000_000 for i in range(40)], pa.timestamp("us", "UTC"))})  # fmt: skip

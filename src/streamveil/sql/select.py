@@ -266,8 +266,24 @@ def _group_by(
     _check_selected(plain, keys, windows, scope)
     if not several:
         return keys, ()
-    within = [item for item in named if not (isinstance(item, exp.Column) and item.name in windows)]
+    within = [found for item in named for found in _without(item, windows)]
     return keys, grouping_sets(within, list(keys))
+
+
+def _without(item: exp.Expr, windows: set[str]) -> list[exp.Expr]:
+    """An item of GROUP BY without the columns of windows, which every release has anyway."""
+    if not isinstance(item, (*SETS, exp.Tuple)):
+        return [] if item.name in windows else [item]
+    copy = item.copy()
+    parts = [found for part in item.expressions for found in _without(part, windows)]
+    if isinstance(item, exp.GroupingSets):  # a set of windows alone is all of each window
+        parts = [
+            exp.Tuple(expressions=_without(part, windows)) if isinstance(part, exp.Tuple)
+            else one for part in item.expressions
+            for one in (_without(part, windows) or [exp.Tuple(expressions=[])])
+        ]  # fmt: skip
+    copy.set("expressions", parts)
+    return [copy]
 
 
 SETS = (exp.Rollup, exp.Cube, exp.GroupingSets)
