@@ -109,7 +109,7 @@ def main() -> None:
     except StreamveilError as error:
         fail(error)
     except Stopped as left:
-        say(left, err=True)
+        left.tell()
         raise
     except SystemExit as left:
         if left.code == INTERRUPTED:  # Ctrl-C: typer turns it into this
@@ -278,7 +278,7 @@ def run(
         say(seen[0].summary() if seen else done, err=True)
         could = engine != "spark" and rejects is None
         show_unusable(seen[0].unusable if seen else {}, could_keep=could)
-    show_last(last, planned.plan)
+    show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
 
@@ -370,12 +370,14 @@ def show_unusable(rows: dict[str, int], *, could_keep: bool) -> None:
         say(f"could not be used: {by_reason}{way}", err=True)
 
 
-def show_last(last: Release | None, plan: Plan) -> None:
-    """The last release, of a query without a sink; and what no number of it holds."""
+def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
+    """The last release, of a query without a sink; and in `lines` what no number of it holds."""
     if last is None:
         return
     if plan.sink is None:
         print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
+    if not lines:
+        return
     look, cut = look_sentence(last.table.schema), cut_sentence(last.table.schema)
     if look is not None:
         say(look, err=True)

@@ -95,6 +95,10 @@ class StoreError(StreamveilError):
     """Durable state that cannot be read, written or trusted."""
 
 
+class OperatorWarning(UserWarning):
+    """Tells the operator of something that depends on people's rows: never in a log line."""
+
+
 class WitnessError(StreamveilError):
     """A compiled stage did something else than its specification; nothing was committed."""
 

@@ -90,6 +90,7 @@ def test_a_step_without_rows_is_logged_as_one_with_them(script, tmp_path):
         result = run(path, tmp_path / f"state-{name}", "--log", "json")
         assert "micro-batches" not in result.stderr, "counts are no log lines"
         found = lines(result)
+        assert len(found) == len(result.stderr.splitlines()), "nothing but log lines"
         assert [line["step"] for line in found if "step" in line] == [1, 2, 3]
         told.append([line for line in found if line.pop("time")])
     assert told[0] == told[1]

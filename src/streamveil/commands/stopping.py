@@ -33,9 +33,16 @@ class Stopped(SystemExit):
         super().__init__(SIGNALED + number)
         self.name, self.done = signal.Signals(number).name, "nothing was begun"
 
+    is_logged = False  # whether a log line has said it
+
     def __str__(self) -> str:
         """What to say at the end."""
         return f"stopped by {self.name}: {self.done}. Run again to resume."
+
+    def tell(self) -> None:
+        """Says it on stderr, unless a log line has."""
+        if not self.is_logged:
+            say(self, err=True)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def named_as(plan: Plan, query: dict[str, Any], job: str) -> Plan | None:
     keys, aggregates = query.get("keys", ()), query.get("aggregates", ())
     if (len(keys), len(aggregates)) != (len(plan.keys), len(plan.aggregates)):
         return None
-    new = [one.name for one in (*plan.keys, *plan.aggregates)]
+    new = [*(one.name for one in plan.keys), *(one.name for one in plan.aggregates)]
     old = [str(one["name"]) for one in (*keys, *aggregates)]
     post = plan.post
     if new != old:

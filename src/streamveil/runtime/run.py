@@ -21,7 +21,7 @@ from streamveil.connectors.span import nothing_to_read
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded.group_by import within
-from streamveil.errors import PlanError
+from streamveil.errors import OperatorWarning, PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Clock, Plan, TableSource
@@ -121,6 +121,7 @@ def warn_of_nothing(plan: Plan) -> None:
         warnings.warn(
             f"{nothing}: the budget of this job is spent on releases without rows, unless files "
             "come later",
+            OperatorWarning,
             stacklevel=3,
         )
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -27,6 +29,7 @@ from streamveil.accounts.deployment import record
 from streamveil.accounts.ledger import Ledger
 from streamveil.errors import (
     MissingExtraError,
+    OperatorWarning,
     PlanError,
     SourceError,
     StreamveilError,
@@ -171,11 +174,13 @@ def logged(form: str | None, watch: Watch) -> Iterator[None]:
     LOG.setLevel(logging.INFO)
     job = {"job": watch.plan.name}
     LOG.info("starting", extra=job)
+    shown, warnings.showwarning = warnings.showwarning, partial(log_warning, job)
     try:
         yield
         LOG.info("nothing is left to do", extra=job)
     except SystemExit as left:  # a signal: it says what is committed
         LOG.info("%s", left, extra=job)
+        vars(left)["is_logged"] = True
         raise
     except StreamveilError as error:
         LOG.error("stopped: %s", error, extra=job)
@@ -184,8 +189,17 @@ def logged(form: str | None, watch: Watch) -> Iterator[None]:
         LOG.error("stopped by %s", type(error).__name__, extra=job)
         raise
     finally:
+        warnings.showwarning = shown
         LOG.removeHandler(handler)
         LOG.setLevel(level)
+
+
+def log_warning(
+    job: dict[str, str], message: Warning | str, category: type[Warning], *_: Any, **__: Any
+) -> None:
+    """A warning of ours that is public; that others warn may depend on rows."""
+    if issubclass(category, UserWarning) and not issubclass(category, OperatorWarning):
+        LOG.warning("%s", message, extra=job)
 
 
 def exposition(watch: Watch, *, exact: bool = False) -> bytes:
