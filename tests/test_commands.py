@@ -149,7 +149,7 @@ def test_audit_prints_bounds_and_fails_when_a_claim_does(folder, monkeypatch):
     seen = call("audit", folder / "q.sql", "--trials", 400)
     assert seen.exit_code == 0
     assert "the claim stands" in seen.stdout
-    assert seen.stdout.count("stands") == 12 + 2 + 1  # attacks, lanes, the last line
+    assert seen.stdout.count("stands") == 12 + 2 + 2 + 1  # attacks, lanes, shown, the last line
 
     def refuted(plan, copies, alpha, change, tell):
         yield reduced.Verdict("one", "unbroken", 3.0, 2.0, 1e-6, 4)

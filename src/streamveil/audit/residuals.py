@@ -7,10 +7,10 @@ bettor stakes on less: the likelihood ratio of a Gaussian with part of the devia
 is a supermartingale that begins at 1, so it ever passes 1 / alpha with chance at most alpha (Ville
 1939): the test may stop at any group.
 
-Every lane is attacked by itself, so taking the noise of one away is seen at any budget. Groups have
-more units than any selection asks for, so that which are published does not depend on the noise;
-the lane is read as it is, before anything clips or orders it. A lane whose lattice is as coarse as
-its noise is not tested, and it is said which.
+Every lane is attacked by itself, at its first and its last trigger, so taking the noise of one away
+is seen at any budget. Groups have more units than any selection asks for, so that which are
+published does not depend on the noise; the lane is read as it is, before anything clips or orders
+it. A lane whose lattice is as coarse as its noise is not tested, and it is said which.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from streamveil.types import Array, Float64
 PARTS = (0.5, 0.7, 0.85)  # of the claimed deviation
 COARSE = 2.0  # deviations in steps of the lattice below which noise is no longer like a Gaussian
 GROUPS = 400  # independent draws of every lane
+Cell = tuple[int, int, str]  # a trigger, a window and a lane
+Cells = dict[Cell, tuple[Array, Array]]  # values and deviations of all copies
 SURE = 12  # a group has so many times the units at which half are published
 
 
@@ -105,33 +107,63 @@ def lane_tests(
     claimed: GroupBy, running: GroupBy, noises: tuple[Noise, Noise], alpha: float
 ) -> Iterator[NoiseTest]:
     """`noises` are that of the run, and that of a run that shows the claimed deviations."""
-    scenario, lanes = crowded(claimed), len(claimed.aggregation.lanes)
-    exact, honest, found = (
-        cells_of(unbroken(bare(one), scenario.batches(GROUPS, with_unit=False), noise))
-        for one, noise in ((claimed, SilentNoise()), (claimed, noises[1]), (running, noises[0]))
-    )
-    for place, lane in enumerate(claimed.aggregation.lanes):
-        name, label = f"lane{place}", f"{place} ({lane.kind})"
-        cells = [cell for cell in found if cell[2] == name and cell in exact and cell in honest]
-        if not cells:
-            yield NoiseTest(label, 0, 0.0, None)
-            continue
-        cell = min(cells)
-        (values, _), centre, spread = found[cell], exact[cell][0][0], honest[cell][1].min()
-        steps = np.diff(np.unique(values))
+    crowd = crowded(claimed)
+    expected = Expected.of(claimed, crowd, noises[1])
+    yield from expected.tests(shown_cells(running, crowd, noises[0]), alpha)
+
+
+def shown_cells(operator: GroupBy, crowd: Scenario, noise: Noise) -> Cells:
+    """What a run of the crowd shows of its lanes."""
+    return cells_of(unbroken(bare(operator), crowd.batches(GROUPS, with_unit=False), noise))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the lanes of the crowd come to, and the deviations that are claimed."""
+
+    lanes: tuple[str, ...]
+    exact: Cells
+    claimed: Cells
+
+    @classmethod
+    def of(cls, operator: GroupBy, crowd: Scenario, noise: Noise) -> Expected:
+        """From a run without noise and an honest one."""
+        kinds = tuple(f"{p} ({lane.kind})" for p, lane in enumerate(operator.aggregation.lanes))
+        exact, honest = (shown_cells(operator, crowd, one) for one in (SilentNoise(), noise))
+        return cls(kinds, exact, honest)
+
+    def tests(self, found: Cells, alpha: float) -> Iterator[NoiseTest]:
+        """Every lane at its first and at its last trigger, as far as they are shown."""
+        for place, label in enumerate(self.lanes):
+            name = f"lane{place}"
+            cells = [cell for cell in found if cell[2] == name and self._knows(cell)]
+            if not cells:
+                yield NoiseTest(label, 0, 0.0, None)
+                continue
+            ends = sorted({min(cells), max(cells)})
+            share = alpha / len(self.lanes) / len(ends)
+            tests = [bet(self.standard(cell, found), share, label) for cell in ends]
+            yield min(tests, key=lambda test: (test.stands, -test.growth))
+
+    def _knows(self, cell: Cell) -> bool:
+        return cell in self.exact and cell in self.claimed
+
+    def standard(self, cell: Cell, found: Cells) -> Float64[Array, " n"]:
+        """Noise over the claimed deviation; empty where the lattice is as coarse as it."""
+        values, centre = found[cell][0], self.exact[cell][0][0]
+        spread, steps = self.claimed[cell][1].min(), np.diff(np.unique(values))
         coarse = not len(steps) or spread < COARSE * steps.min()
-        standard = (values - centre)[: 0 if coarse else None] / spread
-        yield bet(standard, alpha / lanes, label)
+        return np.asarray((values - centre)[: 0 if coarse else None] / spread)
 
 
-def cells_of(releases: list[Release]) -> dict[tuple[int, int, str], tuple[Array, Array]]:
+def cells_of(releases: list[Release]) -> Cells:
     """The values and deviations of the crowded group of every copy, by trigger, window, lane."""
-    found = {}
+    found: Cells = {}
     for release in releases:
         table = release.table
         mine = table.column("key").to_numpy() % STRIDE == 0
         for name in [one for one in table.column_names if is_answer(one, table)]:
-            columns = (table.column(one).to_numpy()[mine] for one in (name, name + "_sd"))
+            values, spreads = (table.column(one).to_numpy()[mine] for one in (name, name + "_sd"))
             if mine.any():
-                found[release.trigger, release.window, name] = tuple(columns)
-    return found  # type: ignore[return-value]  # two columns each
+                found[release.trigger, release.window, name] = values, spreads
+    return found

@@ -39,16 +39,19 @@ def audit(
     by Clopper and Pearson, a lower bound on epsilon. It must stay below what the query claims.
     An audit finds mistakes; it is no proof. Where the claim is one epsilon at a tiny delta, as for
     groups found by the table of coins, an attack of this size stays far below it.
-    Before that the noise of every lane is tested by itself, against the deviation that is claimed:
-    a sequential test, which sees at any budget that noise is missing, and then ends the audit.
+    Before that the noise of every lane, the chances with which groups are shown, and bounding are
+    tested by themselves, each against its own claim: sequential tests, which see at any budget that
+    noise is missing, and then end the audit. Presets are attacked as a whole alone.
     """
     from streamveil.audit import reduced, residuals
+    from streamveil.audit.shown import shown_tests
 
     if not 0 < alpha < 1:
         raise PlanError(f"--alpha is a chance above 0 and below 1, not {alpha:g}")
     plan = read_query(query, table, name).plan
     change = reduced.halved if plant else (lambda operator: operator)
-    tests = residuals.noise_tests(plan, alpha, change)
+    tests = residuals.noise_tests(plan, alpha / 2, change)
+    tests += shown_tests(plan, alpha / 2, change)
     print_lanes(tests)
     if any(not test.stands for test in tests):
         end(refuted=True, plant=plant)
@@ -81,16 +84,16 @@ def audit(
 
 
 def print_lanes(tests: list[NoiseTest]) -> None:
-    """What was bet on less noise than is claimed, and won."""
-    shown = Table(title="noise of the lanes, against what is claimed")
+    """What was bet against what is claimed, and won."""
+    shown = Table(title="noise of the lanes, selection and bounding, each against its claim")
     for column in ("lane", "groups", "stake grew to at most", ""):
         shown.add_column(column, justify="left" if column in ("lane", "") else "right")
     for one in tests:
         after = "" if one.stands else f" after {one.refuted_after} groups"
         shown.add_row(
-            one.lane, str(one.groups), f"e^{one.growth:.1f}",
+            one.lane, str(one.groups), "" if one.lane == "bounding" else f"e^{one.growth:.1f}",
             ("stands" if one.stands else "REFUTED" + after) if one.is_tested
-            else "not tested: its noise is as fine as its lattice",
+            else "not tested: as coarse as its lattice, or too large",
         )  # fmt: skip
     if tests:
         print_whole(shown)
