@@ -9,7 +9,7 @@ says everything. Nothing here knows caps, kinds, splits or conversions: those ar
 from collections import Counter
 from datetime import timedelta
 from fractions import Fraction
-from math import exp, inf, prod, sqrt
+from math import exp, expm1, inf, log1p, sqrt
 
 import numpy as np
 from scipy.special import comb, ndtr
@@ -50,8 +50,8 @@ def lost(pure, mu_squared, reveals, epsilon):
         losses = (losses[:, None] + steps).ravel()
         chances = (chances[:, None] * weights).ravel()
     found = float(chances @ gaussian_curve(sqrt(mu_squared), epsilon - losses))
-    silent = prod(1 - float(delta) for delta in reveals)
-    return 1 - silent * (1 - found)
+    spoken = -expm1(sum(log1p(-float(delta)) for delta in reveals))
+    return found + (1 - found) * spoken
 
 
 def loss_drawn(rng):
