@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from streamveil.audit.residuals import NoiseTest
+    from streamveil.plan.plan import Plan
 
 REFUTED = 6  # exit code: the claim does not stand
 
@@ -28,6 +30,9 @@ def audit(
     plant: Annotated[
         bool, typer.Option("--plant", help="Halve the noise that runs: the audit must catch it.")
     ] = False,
+    state: Annotated[
+        Path | None, typer.Option(help="Test the noise that the job in this state holds instead.")
+    ] = None,
     table: Tables = None,
     name: Wanted = None,
 ) -> None:
@@ -42,6 +47,8 @@ def audit(
     Before that the noise of every lane, the chances with which groups are shown, and bounding are
     tested by themselves, each against its own claim: sequential tests, which see at any budget that
     noise is missing, and then end the audit. Presets are attacked as a whole alone.
+    With --state nothing is attacked: the same test is made of the noise that a job at rest really
+    drew and still holds, since its windows began, across all restarts and versions.
     """
     from streamveil.audit import reduced, residuals
     from streamveil.audit.shown import shown_tests
@@ -49,6 +56,9 @@ def audit(
     if not 0 < alpha < 1:
         raise PlanError(f"--alpha is a chance above 0 and below 1, not {alpha:g}")
     plan = read_query(query, table, name).plan
+    if state is not None:
+        audit_state(plan, state, alpha)
+        return
     change = reduced.halved if plant else (lambda operator: operator)
     tests = residuals.noise_tests(plan, alpha / 2, change)
     tests += shown_tests(plan, alpha / 2, change)
@@ -81,6 +91,23 @@ def audit(
         )  # fmt: skip
     print_whole(shown)
     end(refuted=refuted, plant=plant)
+
+
+def audit_state(plan: Plan, state: Path, alpha: float) -> None:
+    """The noise that a job at rest holds."""
+    from streamveil.audit.running import running_tests
+    from streamveil.dataflow.group_by import GroupBy
+    from streamveil.runtime.at_rest import at_rest
+
+    operator, held = at_rest(plan, state)
+    if not isinstance(operator, GroupBy) or operator.aggregation.restarts:
+        raise PlanError("only jobs with groups, of the default preset, hold noise that is tested")
+    tests = list(running_tests(operator, held, alpha))
+    print_lanes(tests)
+    if not any(test.is_tested for test in tests):
+        say("no noise to test: no window is open, or all groups have weights")
+        return
+    end(refuted=any(not test.stands for test in tests), plant=False)
 
 
 def print_lanes(tests: list[NoiseTest]) -> None:

@@ -197,6 +197,11 @@ class Job:
         """How many steps are closed, over all runs."""
         return self.place.step if self.place.closed else self.place.step - 1
 
+    @property
+    def held(self) -> Any:
+        """The operator's state in memory, for checks of it. Secret."""
+        return self._state
+
     def counters(self) -> dict[str, int]:
         """Operator-only health numbers. Never published."""
         return self.work.operator.counters(self._state)
