@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
-from itertools import islice
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -32,7 +31,7 @@ from sqlglot import exp
 from streamveil.connectors.base import Chunk, declared_schema, select, slices
 from streamveil.connectors.databases import require_file
 from streamveil.connectors.fit import TIME, cast_or_null, fit
-from streamveil.connectors.postgres_server import WAIT, PostgresServer
+from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
 from streamveil.connectors.rejected_rows import MISFIT, with_places
 from streamveil.connectors.sinks import as_text
 from streamveil.errors import MissingExtraError, SourceError
@@ -449,11 +448,8 @@ class PostgresSource(DatabaseSource):
 
     def blocks(self, connection: Any, query: str, wanted: pa.Schema) -> Iterator[Block]:
         """See `DatabaseSource`."""
-        with connection.cursor().copy(f"COPY ({query}) TO STDOUT") as copy:
-            rows = copy.rows()
-            while some := list(islice(rows, AT_ONCE)):
-                columns = [pa.array(column, pa.string()) for column in zip(*some, strict=True)]
-                yield fit(pa.table(columns, wanted.names), wanted)
+        for rows in copied(connection, query, wanted.names):
+            yield fit(rows, wanted)
 
     def detail(self, error: Exception) -> str:
         """See `DatabaseSource`."""

@@ -31,7 +31,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from streamveil.connectors.base import Chunk, declared_schema, select, slices
 from streamveil.connectors.blocks import sync_directory
 from streamveil.connectors.database_sources import AT_ONCE, OF_POSTGRES, PLAIN_TEXT
 from streamveil.connectors.fit import TIME, fit
-from streamveil.connectors.postgres_server import WAIT, PostgresServer
+from streamveil.connectors.postgres_server import WAIT, PostgresServer, copied
 from streamveil.connectors.rejected_rows import with_places
 from streamveil.errors import SourceError
 
@@ -241,17 +240,14 @@ class PostgresChanges:
         asked = ", ".join(
             exp.to_identifier(one, quoted=True).sql("postgres") + "::text" for one in names
         )
-        query = f"COPY (SELECT {asked} FROM {self._quoted}) TO STDOUT"  # noqa: S608
+        query = f"SELECT {asked} FROM {self._quoted}"  # noqa: S608
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with (
             os.fdopen(fd, "wb") as file, pa.ipc.new_file(file, schema) as writer,
-            connection.cursor().copy(query) as copy,
         ):  # fmt: skip
-            rows = copy.rows()
-            while some := list(islice(rows, AT_ONCE)):
-                columns = [pa.array(column, pa.string()) for column in zip(*some, strict=True)]
-                columns += [pa.repeat("insert", len(some)), pa.repeat(now, len(some))]
-                writer.write_table(pa.table(columns, schema))
+            for rows in copied(connection, query, names):
+                more = [pa.repeat("insert", len(rows)), pa.repeat(now, len(rows))]
+                writer.write_table(pa.table([*rows.columns, *more], schema))
             writer.close()
             file.flush()
             os.fsync(file.fileno())
