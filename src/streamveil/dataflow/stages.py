@@ -78,7 +78,7 @@ class Pairs(NamedTuple):
 Met = list[tuple[int, Strangers]]  # by window
 
 
-class Kept(NamedTuple):
+class AcceptedPairs(NamedTuple):
     """The accepted pairs."""
 
     unit: UInt64[Array, " kept"]
@@ -350,13 +350,13 @@ def keep(
     unit: UInt64[Array, " pairs"],
     rows: Int32[Array, " pairs"],
     scratch: BatchScratch,
-) -> Kept:
+) -> AcceptedPairs:
     """The accepted pairs, gathered."""
     n = int(np.count_nonzero(passed.accepted))
     first = scratch.take("first", n + 1, np.uint8)
     room = np.empty(n + 1, np.uint64), np.empty(n + 1, np.int32), first
     keep_rows(passed.accepted, unit, rows, passed.first, *room)
-    return Kept(*(column[:n] for column in room))
+    return AcceptedPairs(*(column[:n] for column in room))
 
 
 def brought(
@@ -391,7 +391,11 @@ def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
 
 
 def add(
-    operator: Grouping, state: State, windows: Int64[Array, " kept"], kept: Kept, rows: KeyRows
+    operator: Grouping,
+    state: State,
+    windows: Int64[Array, " kept"],
+    kept: AcceptedPairs,
+    rows: KeyRows,
 ) -> None:
     """Adds accepted pairs to their keys, under the witness; `rows`: the lanes not given."""
     lanes = operator.plain_lanes
@@ -433,7 +437,7 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
     known = remembered(operator, state, found, windows)
     periods = spread_out(delta["period"], len(found))
     pass_units(operator, state, known.of_units(delta["unit"]), periods)
-    kept = Kept(delta["unit"], found, unpacked_firsts(delta, len(found)))
+    kept = AcceptedPairs(delta["unit"], found, unpacked_firsts(delta, len(found)))
     if "cut_unit" in delta:
         for period, mine in parts(delta["cut_period"]):
             lost = state.cut.setdefault(period, CutUnits())

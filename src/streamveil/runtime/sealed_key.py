@@ -14,7 +14,7 @@ Proof that nothing is drawn anew: rotation changes `Header.key` alone. Every add
 Why the noise key itself is never changed: a counter's noise at a step is a function of draws at
     earlier addresses, units and groups are known by fingerprints under the key, and of the same
     counts under two noises the difference is exact. Another noise key means another job, with an
-    epoch and a charge of its own: `runtime.fork` begins one where the old one stands.
+    epoch and a charge of its own: begin a new job where the old one stands.
 What it protects: whoever learns the old secret later can open the noise key only with a copy of
     `state.json` from before the rotation. Whoever has had both has the noise key, and no rotation
     helps. A state whose secret was the noise key has it still after a rotation, in every old copy.
