@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from streamveil.api.notebook import Bar, in_notebook
 from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.plan import Plan
@@ -168,6 +169,9 @@ class Query:
                 f"engine is not {type(engine).__name__}: leave it out, or give "
                 "engine=streamveil.spark(session)"
             )
+        if in_notebook():
+            clock = self.plan.clock
+            options.setdefault("progress", Bar(1 if clock.kind == "once" else clock.steps))
         releases: Iterator[Release] = run(self.plan, state=state, **options)
         return releases
 
