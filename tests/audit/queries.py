@@ -43,7 +43,8 @@ AGGREGATES = (
 )  # fmt: skip
 KEYS = tuple((name,) for name in "abcdefgh")
 OPTIONS = (
-    {}, {}, {"selection": "gaussian"}, {"selection": "table"}, {"cut_share": 0.1},
+    {}, {}, {"selection": "gaussian"}, {"selection": "table"}, {"selection": "totals"},
+    {"cut_share": 0.1},
     {"cut_share": 0}, {"total_tests": 0}, {"hidden_groups": 2}, {"weights": "flat"},
     {"entry_weight": 0.5}, {"monotone": True, "non_negative": True}, {"confidence": 0.8},
     {"hidden_groups": 3, "entry_weight": 0.3}, {"selection_share": 0.3},

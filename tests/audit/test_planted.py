@@ -19,7 +19,7 @@ from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.selection_table import SelectionTable
 from streamveil.core.selection.thresholds import GaussianThresholds
-from streamveil.core.selection.total_test import TotalTest
+from streamveil.core.selection.total_test import TotalsAlone, TotalTest
 from streamveil.core.sensitivity import Bounds
 from streamveil.dataflow import cut_rows, group_by, release, rows, stages
 from streamveil.dataflow.bounding import UnitRows
@@ -59,6 +59,8 @@ WEIGHTED = query(aggregates=LANES[:1], bounding=Bounding(quadratic=9), key_set=K
 TABLE = query(key_set=KeySet(), bounding=Bounding(quadratic=6), options={"weights": "flat",
               "selection": "table", "hidden_groups": 2})  # fmt: skip
 THRESHOLD = query(key_set=KeySet(), options={"selection": "gaussian"})
+TOTALS = query(key_set=KeySet(min_units=2), bounding=Bounding(quadratic=6), options={
+               "selection": "totals"})  # fmt: skip
 HOPS = query(window=Window(kind="hop", size_us=20, slide_us=10))
 DAYS = query(window=Window(kind="tumble", size_us=20), period_us=20)
 CUT = query(options={"cut_share": 0.2})
@@ -348,6 +350,17 @@ def every_group_is_published(patch):
     patch.setattr(release, "publish_keys", opened)
 
 
+def totals_show_every_group(patch):
+    patch.setattr(TotalsAlone, "step", lambda self, state, units, names, trigger, at: (
+        state, np.arange(len(units)) if trigger == 1 else np.zeros(0, np.int64)))  # fmt: skip
+
+
+def no_floor(patch):
+    honest = TotalTest.threshold
+    patch.setattr(TotalTest, "floor", 1)
+    patch.setattr(TotalTest, "threshold", lambda self, trigger: honest(self, trigger) // 4)
+
+
 def low_totals_pass(patch):
     patch.setattr(TotalTest, "threshold", lambda self, trigger: self.floor)
 
@@ -412,6 +425,10 @@ CODE = {
     "late groups have less noise": (THRESHOLD, late_groups_start_afresh),
     "units count twice in the selection": (THRESHOLD, units_count_twice),
     "every group is published with the first": (THRESHOLD, every_group_is_published),
+    "every group is published without a test": (TOTALS, totals_show_every_group),
+    "totals alone pass at the floor": (TOTALS, low_totals_pass),
+    "totals alone are tested without noise": (TOTALS, silent_test),
+    "totals of one unit are tested": (TOTALS, no_floor),
     "totals pass at the floor": (TABLE, low_totals_pass),
     "totals are tested without noise": (TABLE, silent_test),
     "cut rows count without end": (CUT, cut_rows_without_end),
@@ -444,6 +461,8 @@ CLAIMS = {
         GaussianSelection, "loss", no_gaussian(GaussianSelection.loss))),
     "the test of totals is free": (TABLE, lambda patch: patch.setattr(
         TotalTest, "loss", property(lambda self: Loss()))),
+    "the test of totals alone is free": (TOTALS, lambda patch: patch.setattr(
+        TotalTest, "loss", property(lambda self: Loss()))),
     "groups of one unit are free": (THRESHOLD, lambda patch: patch.setattr(
         GaussianSelection, "loss", property(lambda self: self.counter.loss(
             Fraction(1024) * 2, self.groups)))),
@@ -472,7 +491,8 @@ def test_a_claim_that_leaves_something_out_is_caught(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make", [PUBLIC, DEEP, QUADRATIC, WEIGHTED, TABLE, THRESHOLD, HOPS, DAYS, CUT, WHOLE_PERIOD]
+    "make",
+    [PUBLIC, DEEP, QUADRATIC, WEIGHTED, TABLE, THRESHOLD, TOTALS, HOPS, DAYS, CUT, WHOLE_PERIOD],
 )
 def test_nothing_is_said_of_the_honest_code(make):
     assert caught(make()) is None

@@ -4,16 +4,58 @@ import numpy as np
 import pytest
 
 from streamveil.compiler.error_forecast import ExpectedStream, group_law
-from streamveil.compiler.group_sizes import SIZES, groups_by_size, likely_laws
+from streamveil.compiler.group_sizes import (
+    BUCKET_WEIGHT,
+    BUCKETS,
+    SIZES,
+    WEIGHT,
+    groups_by_size,
+    likely_laws,
+    one_row_of_each,
+    rows_by_bucket,
+)
 from streamveil.compiler.numbered_rows import Sample
 
-SIGMA = 40.0
+SIGMA = 20.0
 
 
 def sample(scope, cell):
     """Rows with scopes numbered from 0, as `usable_rows` numbers them."""
     scope = np.unique(scope, return_inverse=True)[1]
     return Sample(scope, np.asarray(cell), np.ones(len(scope)), 1.0)
+
+
+def sized(some, words):
+    return groups_by_size(one_row_of_each(some, words))
+
+
+def noisy_laws(rng, sizes):
+    """What a look finds where groups have so many of the chosen rows."""
+    exact = (sizes[:, None] >= SIZES).sum(axis=0)
+    groups = rng.integers(0, 2**64, len(sizes), np.uint64)
+    buckets = rows_by_bucket(np.repeat(np.arange(len(sizes)), sizes), groups)
+    numbers = np.round(exact + rng.normal(0, WEIGHT * SIGMA, len(SIZES)))
+    rows = np.round(buckets + rng.normal(0, BUCKET_WEIGHT * SIGMA, BUCKETS))
+    return likely_laws(numbers, rows, float(sizes.sum()), SIGMA)
+
+
+def test_one_unit_moves_one_bucket_by_one_whatever_number_its_group_gets():
+    """Groups are numbered as they come: a word belongs to a group, a number to nobody."""
+    rng, renumbered = np.random.default_rng(4), 0
+    for _ in range(200):
+        scope, cell = rng.integers(0, 20, 60), rng.integers(0, 40, 60)
+        words, units = rng.integers(0, 2**64, 20, np.uint64), np.unique(scope)
+        of_groups = rng.integers(0, 2**64, 40, np.uint64)
+        gone = rng.choice(units)
+        found, planted = [], []
+        for some, who in ((scope >= 0, units >= 0), (scope != gone, units != gone)):
+            known, numbered = np.unique(cell[some], return_inverse=True)
+            cells = one_row_of_each(sample(scope[some], numbered), words[units[who]])
+            found.append(rows_by_bucket(cells, of_groups[known]))
+            planted.append(rows_by_bucket(cells, np.arange(len(known)).astype(np.uint64)))
+        assert np.abs(found[0] - found[1]).sum() == 1
+        renumbered += np.abs(planted[0] - planted[1]).sum() > 1
+    assert renumbered  # the planted fault: buckets by number
 
 
 @pytest.mark.parametrize("groups", [1, 3, 40])
@@ -26,8 +68,8 @@ def test_one_unit_moves_one_number_by_one_whatever_its_rows_are(groups):
         gone = rng.choice(np.unique(scope))
         units = np.unique(scope)
         some, rest = scope != gone, units != gone
-        whole = groups_by_size(sample(scope, cell), words[units])
-        less = groups_by_size(sample(scope[some], cell[some]), words[units[rest]])
+        whole = sized(sample(scope, cell), words[units])
+        less = sized(sample(scope[some], cell[some]), words[units[rest]])
         moved = np.abs(whole - less)
         assert moved.sum() <= 1
         most = max(most, moved.sum())
@@ -46,12 +88,12 @@ def test_every_row_of_a_unit_is_taken_as_often():
     units = 9_000
     scope = np.arange(3 * units) % units
     words = np.random.default_rng(1).integers(0, 2**64, units, np.uint64)
-    found = groups_by_size(sample(scope, np.arange(3 * units) // units), words)
+    found = sized(sample(scope, np.arange(3 * units) // units), words)
     assert (found[SIZES <= 2_700] == 3).all()
     assert (found[SIZES >= 3_300] == 0).all()
-    last = groups_by_size(sample(scope, np.arange(3 * units) // units), words * 0 + (2**64 - 1))
+    last = sized(sample(scope, np.arange(3 * units) // units), words * 0 + (2**64 - 1))
     assert last[units >= SIZES].tolist() == [1] * int((units >= SIZES).sum())
-    assert groups_by_size(None, words[:0]).sum() == 0
+    assert sized(None, words[:0]).sum() == 0
 
 
 @pytest.mark.parametrize("steep", [0.0, 1.05])
@@ -61,23 +103,22 @@ def test_the_number_of_groups_and_how_unequal_they_are_are_found(groups, steep):
     rng = np.random.default_rng(groups)
     totals, counts = group_law(ExpectedStream(units=30_000, rows=1, groups=groups, steep=steep))
     sizes = rng.poisson(np.repeat(totals, counts.astype(int)))
-    exact = (sizes[:, None] >= SIZES).sum(axis=0)
-    laws = likely_laws(np.round(exact + rng.normal(0, SIGMA, len(SIZES))), 30_000.0, SIGMA)
+    laws = noisy_laws(rng, sizes)
     held, found, single = np.median(laws, axis=0)
     assert single <= 0.05
     if groups == 1_000:
         assert held == pytest.approx(groups, rel=0.35)
         assert found == pytest.approx(steep, abs=0.4)
-    else:  # fewer than the noise: not how many, but that they are few
-        assert held < 3 * SIGMA
+    else:  # fewer than the noise of numbers; by their rows
+        assert held == pytest.approx(groups, rel=0.6)
+        assert found == pytest.approx(steep, abs=0.5)
 
 
 def test_groups_of_one_row_do_not_hide_the_others():
     """Half of all rows are unique words; with one law for all, 30 groups were taken for 15,000."""
     rng = np.random.default_rng(3)
     sizes = np.r_[np.full(30, 500), np.ones(15_000, int)]
-    exact = (sizes[:, None] >= SIZES).sum(axis=0)
-    laws = likely_laws(np.round(exact + rng.normal(0, SIGMA, len(SIZES))), 30_000.0, SIGMA)
+    laws = noisy_laws(rng, sizes)
     held, _, single = np.median(laws, axis=0)
     assert held < 150
     assert single == 0.5

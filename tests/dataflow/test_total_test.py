@@ -18,7 +18,7 @@ from streamveil.core.noise.keyed import Address, SeededNoise
 from streamveil.core.selection.total_test import TotalTest, can_test
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.counters import BltCounter
-from streamveil.plan.plan import Bounding
+from streamveil.plan.plan import Bounding, Clock
 from tests.dataflow.streams import AGGREGATES, batches, compiled, run
 from tests.planting import forced
 from tests.statistics import ALPHA, assert_rejects_rate, rate_p_value
@@ -241,6 +241,54 @@ def test_no_neighbouring_streams_are_told_apart_further_than_claimed():
     assert 0 < worst(operator) <= claimed <= 0.02 + 1e-12
     planted = forced(operator, aggregation=forced(operator.aggregation, test=Low(**vars_of(test))))
     assert worst(planted) > claimed  # thresholds that one unit passes
+
+
+def alone(**options):
+    return compiled(
+        bounding=Bounding(max_rows=1), aggregates=AGGREGATES[:1],
+        budget=Budget(epsilon=EPSILON, delta=Fraction(1, 100)),
+        clock=Clock(kind="event", every=100, start_us=0, end_us=100),
+        options={"selection": "totals", "cut_share": 0, "max_units": 1, **options},
+    )  # fmt: skip
+
+
+def apart(operator, others):
+    """Both directions, for a key of some units and one more: shown with its number, or hidden."""
+    test, sd = operator.aggregation.test, operator.aggregation.test.deviation(1)
+    numbers = np.arange(test.threshold(1) + 1, others + 40 * int(sd + 1))
+    laws = []
+    for total in (others, others + 1):
+        shown = np.zeros(len(numbers))
+        if total >= test.floor:
+            shown = norm.cdf(numbers + 0.5, total, sd) - norm.cdf(numbers - 0.5, total, sd)
+        laws.append(np.append(shown, 1 - shown.sum()))
+    return max(hockey(*laws), hockey(*laws[::-1]))
+
+
+def test_totals_alone_tell_neighbours_no_further_apart_than_claimed():
+    operator = alone()
+    assert operator.aggregation.selected_by == "totals"
+    claimed = operator.loss.delta_at(EPSILON)
+    assert 0 < max(apart(operator, others) for others in range(60)) <= claimed <= 0.01
+    test = operator.aggregation.test
+    planted = forced(operator, aggregation=forced(operator.aggregation, test=Low(**vars_of(test))))
+    assert apart(planted, 0) > claimed
+
+
+def test_intervals_of_groups_that_their_totals_show_allow_for_it():
+    """Groups of fewer rows than the threshold are seen when their noise is high."""
+    operator = alone()
+    test = operator.aggregation.test
+    units = test.threshold(1) - round(1.2 * test.deviation(1))
+    rows = [(k * units + u, f"{k:04}", 1, 1, 0) for k in range(4_000) for u in range(units)]
+    releases, _ = run(operator, batches(rows), SeededNoise(3))
+    table = releases[-1].table.to_pandas()
+    assert 200 < len(table) < 1_000
+    assert (table.n > test.threshold(1)).all()
+    missed = int(((table.n_low > units) | (table.n_high < units)).sum())
+    assert rate_p_value(missed, len(table), 0.05) > ALPHA
+    uncorrected = int((table.n - 1.96 * table.n_sd > units).sum())
+    assert_rejects_rate(uncorrected, len(table), 0.05)
 
 
 class Low(TotalTest):

@@ -9,7 +9,15 @@ import pytest
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.advise.tune import usable_rows
-from streamveil.compiler.group_sizes import SIZES, WEIGHT, groups_by_size
+from streamveil.compiler.group_sizes import (
+    BUCKET_WEIGHT,
+    BUCKETS,
+    SIZES,
+    WEIGHT,
+    groups_by_size,
+    one_row_of_each,
+    rows_by_bucket,
+)
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
@@ -51,7 +59,8 @@ def test_one_unit_moves_each_histogram_by_one(unit):
     assert rows == values == (user == unit).any()
     assert 0 <= shares <= rows
     loss = Survey(PRICE, 3, Neighbours(unit="user"))
-    assert loss.guarantee.loss.gaussian >= (3 + Fraction(1, WEIGHT**2)) / loss.sigma**2
+    moved_by = 3 + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2)
+    assert loss.guarantee.loss.gaussian >= moved_by / loss.sigma**2
     assert loss.guarantee.epsilon(1e-9) <= 1
 
 
@@ -133,9 +142,9 @@ HEARD: list[np.ndarray] = []  # what a survey said, as post-processing may not h
 
 
 def heard(sigma, _expressions, *noisy):
-    """Keeps what was said, the numbers of groups among them."""
+    """Keeps what was said, the numbers and buckets of groups among them."""
     HEARD.append(np.concatenate(noisy))
-    return learn([*noisy[:-1]], sigma)
+    return learn([*noisy[:-2]], sigma)
 
 
 def test_the_noise_has_the_declared_scale(monkeypatch):
@@ -143,21 +152,26 @@ def test_the_noise_has_the_declared_scale(monkeypatch):
     table, made = clicks(5), plan(clicks(5))
     sample = usable_rows(made, table, 1.0)
     bins, units = histograms(sample, valued=False), int(sample.scope.max()) + 1
-    each = np.repeat([1, SHARE_QUANTA, WEIGHT], [len(ROW_EDGES), len(ROW_EDGES), len(SIZES)])
+    groups = int(sample.cell.max()) + 1
+    lengths = [len(ROW_EDGES), len(ROW_EDGES), len(SIZES), BUCKETS]
+    each = np.repeat([1, SHARE_QUANTA, WEIGHT, BUCKET_WEIGHT], lengths)
     errors = []
     monkeypatch.setattr("streamveil.runtime.survey.learned", heard)
     for seed in range(-(-SAMPLES // len(each))):
         survey(made, table, PRICE, SeededNoise(seed))
-        words = SeededNoise(seed).at("rows to survey").words(units)
-        exact = np.concatenate([*bins, groups_by_size(sample, words)])
+        noise = SeededNoise(seed)
+        cells = one_row_of_each(sample, noise.at("rows to survey").words(units))
+        buckets = rows_by_bucket(cells, noise.at("buckets to survey").words(groups))
+        exact = np.concatenate([*bins, groups_by_size(cells), buckets])
         errors.append((HEARD.pop() - exact) / each)
     found = np.concatenate(errors)
     from scipy.stats import norm
 
     assert_fits(found + uniform(len(found)), norm(0, (sigma**2 + 1 / 12) ** 0.5), alpha=ALPHA)
     assert_rejects(found + uniform(len(found)), norm(0, DETECTABLE * sigma), alpha=ALPHA)
-    sizes = np.concatenate([one[-len(SIZES) :] for one in errors])
-    assert np.std(sizes) == pytest.approx(sigma, rel=0.1)  # of thousands: beyond 6 deviations
+    for some in (slice(-len(SIZES) - BUCKETS, -BUCKETS), slice(-BUCKETS, None)):
+        part = np.concatenate([one[some] for one in errors])
+        assert np.std(part) == pytest.approx(sigma, rel=0.1)  # of thousands: beyond 6 deviations
 
 
 def uniform(n):
@@ -262,8 +276,10 @@ def test_repeats_are_a_share_of_rows_and_not_a_mean_over_units():
 def test_the_histogram_is_told_where_a_twentieth_of_units_would_stand_out():
     """Where it would not, the few bins that do say nothing of the tail."""
     bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
-    bins[0][:3], sizes = (6_000, 3_000, 1_000), np.zeros(len(SIZES), np.int64)
-    assert learned(124.0, (), *bins, sizes).likely[HISTOGRAM] == [
-        (1, 1, 0.6), (2, 2, 0.3), (3, 3, 0.1)]  # fmt: skip
-    assert HISTOGRAM not in learned(126.0, (), *bins, sizes).likely
-    assert LAWS in learned(126.0, (), *bins, sizes).likely
+    bins[0][:3] = (6_000, 3_000, 1_000)
+    sizes = np.zeros(len(SIZES), np.int64), np.zeros(BUCKETS, np.int64)
+    told = learned(124.0, (), *bins, *sizes).likely[HISTOGRAM]
+    assert [share for *_, share in told[:3]] == pytest.approx([0.6, 0.3, 0.1], rel=0.05)
+    assert sum(share for *_, share in told[3:]) < 0.05  # what the noise may hide
+    assert HISTOGRAM not in learned(130.0, (), *bins, *sizes).likely
+    assert LAWS in learned(130.0, (), *bins, *sizes).likely

@@ -381,6 +381,8 @@ def selection_rows(operator: GroupBy) -> list[Row]:
         loss = selection.loss
         cost = f"mu = {loss.mu():.4g}, delta {float(loss.delta):.3g} for thresholds"
         return [("groups", f"Gaussian threshold on counts of units{serves}"), ("", cost)]
+    if operator.aggregation.selected_by == "totals":
+        return [("groups", "the totals themselves"), *tests("shown at", operator.aggregation.test)]
     if not hasattr(selection, "usual"):  # the published system
         cost = f"thresholds {selection.thresholds}: delta {float(selection.loss.delta):.3g}"
         again = "a tree counter of units; a group is selected anew in every round"
@@ -389,19 +391,19 @@ def selection_rows(operator: GroupBy) -> list[Row]:
     return [
         ("groups", "a table of coins on the exact number of units (AboveThreshold)"),
         ("", cost),
-        *test_rows(operator.aggregation.test),
+        *tests("also shown at", operator.aggregation.test),
     ]
 
 
-def test_rows(test: TotalTest | None) -> list[Row]:
-    """The second way for groups to be shown."""
+def tests(shown: str, test: TotalTest | None) -> list[Row]:
+    """How totals show groups."""
     if test is None:
         return []
     at = ", ".join(f"{trigger:,}" for trigger in test.triggers)
     level = test.threshold(test.triggers[-1]) * float(test.lane.quantum)
     kind = {"rows": "rows", "valid": "values", "units": "units"}.get(test.lane.kind, "sum")
     return [
-        ("", f"also shown at releases {at} if the noisy number of {kind} is large, at the last"),
+        ("", f"{shown} releases {at} if the noisy number of {kind} is large, at the last"),
         ("", f"above {level:,.4g}; delta {float(test.beta):.3g}"),
     ]
 

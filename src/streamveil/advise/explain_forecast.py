@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from streamveil.advise.lane_noise import lane_sd
 from streamveil.compiler.error_forecast import (
     CAUTION,
     Errors,
     ExpectedStream,
+    Kind,
     Settings,
     Threshold,
     errors_of,
     expected,
 )
+from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.dataflow.release import driver
+from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
 from streamveil.plan.look import expectations
 from streamveil.plan.plan import Plan
@@ -43,12 +45,11 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
     last, place = operator.schedule.triggers, driver(aggregation.lanes)
     if stream is None or last is None or place < 0 or plan.preset != "default":
         return []
-    settings, test = as_settings(operator), threshold_of(aggregation.selection, last)
+    settings = as_settings(operator)
     lane = aggregation.lanes[place]
     largest = 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
     base = lane_sd(operator, place, last) / largest
-    if aggregation.selection is None:
-        test = test._replace(units=CAUTION * base)
+    test = threshold_of(aggregation, last, base)
     family = [(one, errors_of(one, settings, test, last, base)) for one in stream.family()]
     return [
         (one, replace(made, l1=made.l1 * largest, linf=made.linf * largest, l2=made.l2 * largest))
@@ -58,24 +59,24 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
 
 def as_settings(operator: GroupBy) -> Settings:
     """The bounds, weights and selection of an operator as a forecast takes them."""
-    bounds, rule, selection = (
-        operator.bounds,
-        operator.aggregation.rule,
-        operator.aggregation.selection,
-    )
+    bounds, aggregation = operator.bounds, operator.aggregation
+    rule = aggregation.rule
     weight = 1.0 if rule is None else rule.scale / rule.entry
     return Settings(
-        kind="public" if selection is None else "table" if selection.once else "gaussian",
+        kind=cast(Kind, aggregation.selected_by),
         quadratic=inf if bounds.quadratic is None else bounds.quadratic * weight**2,
         max_rows=bounds.max_rows or inf, per_group=bounds.per_group or inf,
         slots=bounds.slots or 0, reference=inf if rule is None else rule.reference,
     )  # fmt: skip
 
 
-def threshold_of(selection: Any, last: int) -> Threshold:
-    """What the selection asks for at the last release."""
+def threshold_of(aggregation: AggregationPlan, last: int, base: float) -> Threshold:
+    """What the selection asks for at the last release, where small groups have noise `base`."""
+    selection: Any = aggregation.selection
     if selection is None:
-        return Threshold(0.0)
+        return Threshold(CAUTION * base)
+    if isinstance(selection, TotalsAlone) and aggregation.test is not None:
+        return Threshold(aggregation.test.threshold(last) / aggregation.test.lane.reach, base)
     usual: float | None = getattr(selection, "usual", None)
     if usual is not None:
         return Threshold(usual)

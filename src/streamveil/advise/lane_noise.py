@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from streamveil.compiler.coin_tables import opening_chance
 from streamveil.core.selection.gaussian import FINE
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.types import Array, Float64
 
 
 def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
@@ -26,9 +27,19 @@ def lane_sd(operator: GroupBy, lane: int, trigger: int) -> float:
 
 
 def threshold(operator: GroupBy, trigger: int) -> float | None:
-    """Units a group's noisy count must exceed to be shown; None for public groups."""
+    """Units a group's noisy count must exceed to be shown; None where none do, or all are."""
     test = getattr(operator.aggregation.selection, "threshold", None)
-    return None if test is None else float(test(trigger))
+    return None if test is None or test(trigger) == inf else float(test(trigger))
+
+
+def total_chance(
+    operator: GroupBy, rows: Float64[Array, " groups"], trigger: int
+) -> Float64[Array, " groups"]:
+    """The chance that groups of such totals, in largest rows, pass the test at a trigger."""
+    test = operator.aggregation.test
+    assert test is not None  # noqa: S101  (a type narrowing)
+    passed = rows * test.lane.reach - test.threshold(trigger)
+    return np.asarray(ndtr(passed / test.deviation(trigger)))
 
 
 def published_chance(operator: GroupBy, units: int, trigger: int) -> float | None:
@@ -36,6 +47,8 @@ def published_chance(operator: GroupBy, units: int, trigger: int) -> float | Non
     selection: Any = operator.aggregation.selection
     if selection is None:
         return None
+    if operator.aggregation.selected_by == "totals":  # each unit brings the most that a row may
+        return float(total_chance(operator, np.array([float(units)]), trigger)[0])
     if not hasattr(selection, "table"):  # at this very trigger: a little less
         sd = selection.deviation(trigger)
         return float(ndtr((units - selection.threshold(trigger)) / sd))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import erf
 
-from streamveil.advise.lane_noise import lane_sd, published_chance
+from streamveil.advise.lane_noise import lane_sd, published_chance, total_chance
 from streamveil.compiled import njit
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
@@ -209,7 +209,13 @@ def forecast(
     (keep, counted), spread = admitted(operator, sample, total if rows is None else rows, base)
     sd = base * spread
     held = _totals(sample, keep, function, cells)
-    chance = _chances(operator, _totals(sample, counted, "count_units", cells), last)
+    units = _totals(sample, counted, "count_units", cells)
+    test, tested = operator.aggregation.test, operator.outputs[place].lanes[0]
+    if operator.aggregation.selected_by == "totals" and test is not None:
+        largest = test.lane.reach * float(test.lane.quantum)
+        chance = total_chance(operator, held / largest if test.place == tested else units, last)
+    else:
+        chance = _chances(operator, units, last)
     dropped = np.abs(total - held)
     near = sd * sqrt(2 / pi) * np.exp(-(dropped**2) / (2 * sd**2))
     error = chance * (near + dropped * erf(dropped / (sd * sqrt(2)))) + (1 - chance) * np.abs(total)

@@ -21,8 +21,8 @@ from streamveil.audit.pipeline import STRIDE, Run, Scenario, audit, restarted, u
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import KeyedNoise
-from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSettings
+from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.errors import PlanError
 from streamveil.plan.combine import combined_plan
@@ -90,8 +90,7 @@ def same_selection(plan: Plan) -> dict[str, str]:
     if plan.key_set.public is not None or not plan.keys or plan.preset != "default":
         return {}
     whole = compile_plan(plan)
-    tabled = isinstance(whole.aggregation.selection, CoinSelection)
-    return {SELECTION.name: "table" if tabled else "gaussian"}
+    return {SELECTION.name: whole.aggregation.selected_by}
 
 
 EMPTY = pa.schema([
@@ -204,7 +203,9 @@ def halved(operator: GroupBy) -> GroupBy:
 
 def around(operator: GroupBy) -> int:
     """Units with which a key is about as likely shown as not: where one more matters most."""
-    selection = operator.aggregation.selection
+    selection, test = operator.aggregation.selection, operator.aggregation.test
+    if isinstance(selection, TotalsAlone) and test is not None:
+        return min(max(1, ceil(test.threshold(test.triggers[0]) / test.lane.reach)), MOST_UNITS)
     return 1 if selection is None else max(1, ceil(selection.threshold(1)) - 1)
 
 

@@ -57,6 +57,7 @@ class Problem:
     kinds: tuple[Kind, ...]
     weighted: bool  # whether groups may carry weights
     most_slots: int = 6  # hidden groups one unit is counted in, at most
+    counted: bool = True  # one row of a unit in a group makes a unit there: one counter serves both
 
 
 def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
@@ -140,10 +141,14 @@ def designs(problem: Problem) -> Iterator[Grid]:
     if "public" in problem.kinds:
         yield public(problem, bounds)
     if "gaussian" in problem.kinds:
-        yield gaussian(bounds)
-        if given.is_open:
+        yield gaussian(bounds, counted=problem.counted)
+        if given.is_open and problem.counted:
             yield Grid((len(SQUARED),), (8,), lambda p: Settings(
                 kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip
+    if "totals" in problem.kinds:
+        yield alone(bounds)
+        if given.is_open:
+            yield alone(bounds, once=True)
 
 
 def replace_open(given: Given) -> Settings:
@@ -207,9 +212,23 @@ def public(problem: Problem, bounds: Settings) -> Grid:
     return Grid((len(SQUARED), len(REFERENCES)), (6 if is_open else 0, 5), at, tuple(ways))
 
 
-def gaussian(bounds: Settings) -> Grid:
+def alone(bounds: Settings, *, once: bool = False) -> Grid:
+    """The totals that are released, tested; `once`: with one row of a unit in a group."""
+    whole, is_open = replace(bounds, kind="totals"), bounds.groups == inf
+    sizes = [round(size) for size in SQUARED] if is_open else [0]
+
+    def at(place: Place) -> Settings:
+        size = sizes[place[0]]
+        if once:
+            return replace(whole, max_rows=size, per_group=1)
+        return replace(whole, quadratic=size) if is_open else whole
+
+    return Grid((len(sizes),), (8 if is_open else 0,), at, ((1,),))
+
+
+def gaussian(bounds: Settings, *, counted: bool) -> Grid:
     """One counter of units beside one of rows, or for both where a unit has one row in a group."""
-    if bounds.per_group == 1 or bounds.quadratic == 1:
+    if counted and (bounds.per_group == 1 or bounds.quadratic == 1):
         return Grid((1,), (0,), lambda _: replace(bounds, kind="gaussian"), ())
     is_open = bounds.groups == inf
 

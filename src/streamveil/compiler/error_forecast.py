@@ -14,7 +14,7 @@ from math import exp, inf, log, pi, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import erf, erfc
+from scipy.special import erf, erfc, ndtri
 
 from streamveil.compiled import njit
 from streamveil.errors import PlanError
@@ -45,16 +45,17 @@ USUAL_UNITS, ROWS_OF_A_GROUP = 1e6, 50.0  # where only the rows of a unit are ex
 MOST_REPEATS = 0.95
 SPREAD_OF_REPEATS = 1.5  # times the repeats that are expected which chance may bring
 MOST_OF_UNITS = 0.99  # what `most` is a quantile of
-Kind = Literal["table", "gaussian", "public"]
+LIGHT, EVENEST = 50.0, 200.0  # the lightest power, about geometric; the most even gamma law
+Kind = Literal["table", "gaussian", "totals", "public"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedStream:
     """A stream that one may expect within one scope of a unit.
 
-    A unit has n rows, weight (n + b)^-heavy with b from the mean; a row has the group of rank k,
-    weight (k + groups / 1000)^-steep, or with chance `repeats` a group its unit had before, or with
-    chance `single` one that no other row has.
+    A unit has n rows, weight (n + b)^-heavy with b from the mean, or n^(even - 1) e^-cn with c from
+    it; a row has the group of rank k, weight (k + groups / 1000)^-steep, or with chance `repeats` a
+    group its unit had before, or with chance `single` one that no other row has.
     """
 
     units: float
@@ -64,6 +65,7 @@ class ExpectedStream:
     again: float | None = None  # share of rows that repeat a group of their unit, if known
     steep: float = 1.4
     heavy: float = 5.0
+    even: float = 0.0  # shape of a gamma law of rows, where tails fall faster; 0: by `heavy`
     repeats: float = 0.0
     drawn: int = UNITS  # units that a forecast draws, each standing for the same number of rows
     single: float = 0.0  # share of rows that have a group of their own
@@ -80,12 +82,15 @@ class ExpectedStream:
         cuts. Known laws of groups (`group_sizes.likely_laws`) stand in for flat and steep ones, a
         known histogram of the rows of units for even and heavy tails.
         """
-        tails = HEAVY if self.most is None else (tail_of(self.rows, self.most),)
-        tails = (self.heavy,) if self.histogram else tails
+        tails = tuple((heavy, 0.0) for heavy in HEAVY)
+        tails = tails if self.most is None else (tail_of(self.rows, self.most),)
+        tails = ((self.heavy, self.even),) if self.histogram else tails
         laws = self.laws or tuple((self.groups, steep, 0.0) for steep in STEEP)
         shapes = [
-            replace(self, groups=groups, steep=steep, single=single, heavy=heavy, laws=())
-            for (groups, steep, single), heavy in product(laws, tails)
+            replace(
+                self, groups=groups, steep=steep, single=single, heavy=heavy, even=even, laws=()
+            )
+            for (groups, steep, single), (heavy, even) in product(laws, tails)
         ]
         shapes = [replace(one, repeats=0.0) for one in shapes]
         if self.again is None:
@@ -157,7 +162,7 @@ class Settings:
     max_rows: float = inf  # of one unit
     per_group: float = inf  # rows of one unit in a group
     slots: int = 0  # table: hidden groups one unit is counted in
-    share: float = 1.0  # of mu (Gaussian selection: of mu squared), for the values
+    share: float = 1.0  # of mu (Gaussian selection: of mu squared), for the values; 1: of all
     reference: float = inf  # total up to which a group keeps its entry weight
     entry: int = 64  # quanta of the entry weight; weights are rounded down
 
@@ -192,6 +197,19 @@ class ForecastNoise:
         As if the selection were a Gaussian test on sqrt(slots) moves with what is left of mu.
         """
         return self.offset + self.half * float((slots / 2) ** 0.6 * sqrt((5 / 9) / (1 - share**2)))
+
+    def total(self, settings: Settings, sd: float) -> float:
+        """Rows that a test of totals with such noise asks for at the last trigger (`TotalTest`)."""
+        most = min(settings.per_group, settings.max_rows, sqrt(settings.quadratic))
+        rows = np.unique(np.round(np.geomspace(1, max(most, 1), 40)))
+        last = self.delta / (2 if self.triggers > 1 else 1)
+        ways = []
+        if settings.max_rows < inf:
+            ways.append(rows / settings.max_rows)
+        if settings.quadratic < inf:
+            ways.append(rows**2 / settings.quadratic)
+        asked = [rows - sd * ndtri(last * np.minimum(way, 1.0)) for way in ways]
+        return self.offset * most + min(float(way.max()) for way in asked)
 
     def threshold(self, groups: float, share: float) -> tuple[float, float]:
         """Units that the Gaussian selection asks for at the last trigger, and its deviation."""
@@ -262,20 +280,22 @@ def group_law(
     return np.append(totals / counts, 1.0), np.append(counts, round(rows * stream.single))
 
 
-def row_law(rows: float, heavy: float) -> Float64[Array, " sizes"]:
+def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " sizes"]:
     """Share of units with n = 1, 2, ... rows."""
     n = np.arange(1, MOST_ROWS + 1)
 
-    def law(shift: float) -> Float64[Array, " sizes"]:
-        weights = np.exp(-heavy * np.log((n + shift) / (1 + shift)))
+    def law(size: float) -> Float64[Array, " sizes"]:  # its mean grows with the size
+        powers = -heavy * np.log((n + size - 1) / size)
+        logs = (even - 1) * np.log(n) - n / size if even else powers
+        weights = np.exp(logs - logs.max())
         return np.asarray(weights / weights.sum())
 
-    low, high = -6.0, 16.0  # log of 1 + shift
+    low, high = -6.0, 16.0  # of the logarithm of the size
     for _ in range(40):
         middle = (low + high) / 2
-        mean = float((law(exp(middle) - 1) * n).sum())
+        mean = float((law(exp(middle)) * n).sum())
         low, high = (middle, high) if mean < rows else (low, middle)
-    return law(exp(high) - 1)
+    return law(exp(high))
 
 
 def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, " sizes"]:
@@ -293,21 +313,29 @@ def known_rows(histogram: tuple[tuple[int, int, float], ...]) -> Float64[Array, 
 
 
 @lru_cache(maxsize=64)
-def tail_of(rows: float, most: float) -> float:
-    """The exponent with which 99 of 100 units have at most so many rows."""
-    low, high = log(2.05), log(50.0)
+def tail_of(rows: float, most: float) -> tuple[float, float]:
+    """`heavy` and `even` of the law by which 99 of 100 units have at most so many rows.
+
+    Powers fall as slowly as they must; what falls faster than a geometric law is a gamma law.
+    """
+
+    def within(heavy: float, even: float) -> float:
+        return float(row_law(rows, heavy, even)[: int(most)].sum())
+
+    light = within(LIGHT, 0.0) < MOST_OF_UNITS
+    low, high = (0.0, log(EVENEST)) if light else (log(2.05), log(LIGHT))
     for _ in range(20):
         middle = (low + high) / 2
-        within = float(row_law(rows, exp(middle))[: int(most)].sum())
-        low, high = (middle, high) if within < MOST_OF_UNITS else (low, middle)
-    return exp(high)
+        less = within(LIGHT, exp(middle)) if light else within(exp(middle), 0.0)
+        low, high = (middle, high) if less < MOST_OF_UNITS else (low, middle)
+    return (LIGHT, exp(high)) if light else (exp(high), 0.0)
 
 
 @lru_cache(maxsize=64)
 def draw_stream(stream: ExpectedStream) -> Drawn:
     """Units chosen in proportion to their rows, so that heavy ones are well represented."""
     known = stream.histogram
-    law = known_rows(known) if known else row_law(stream.rows, stream.heavy)
+    law = known_rows(known) if known else row_law(stream.rows, stream.heavy, stream.even)
     law = law * np.arange(1, MOST_ROWS + 1)
     edges = np.cumsum(law) / law.sum()
     middles = (np.arange(stream.drawn) + 0.5) / stream.drawn
@@ -341,7 +369,7 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
 def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -> Errors:
     """The expected errors of a count with some settings."""
     base = noise.spread * sqrt(settings.moved)
-    if settings.kind == "gaussian":
+    if settings.kind in ("gaussian", "totals"):
         base /= (noise.beside or noise.mu) * sqrt(settings.share)
     else:
         base /= noise.mu * settings.share
@@ -350,6 +378,8 @@ def forecast(stream: ExpectedStream, settings: Settings, noise: ForecastNoise) -
         test = Threshold(noise.coins(settings.slots, settings.share))
     elif settings.kind == "gaussian":
         test = Threshold(*noise.threshold(settings.groups, 1 - settings.share or 1.0))
+    elif settings.kind == "totals":
+        test = Threshold(noise.total(settings, base), base)
     return errors_of(stream, settings, test, noise.triggers, base)
 
 
@@ -357,7 +387,7 @@ class Threshold(NamedTuple):
     """What the selection asks for at the last release."""
 
     units: float  # public groups: the rows from which on weights may fall
-    deviation: float = 0.0  # of the Gaussian selection
+    deviation: float = 0.0  # of a Gaussian selection or a test of totals
 
 
 def errors_of(
@@ -367,10 +397,11 @@ def errors_of(
 
     Error: a group of total T is shown by coins with chance 1 / (1 + (m / T)^6), where the middle m
         is the number of rows that bring as many counted units as the selection asks for, by a
-        Gaussian selection when its noisy units pass the last threshold. Rows of a group are hidden
-        up to the trigger that shows it. A shown group errs by its cut rows and by Gaussian noise
-        that grows, once it is shown, as the cube root of its total beyond the reference; a hidden
-        one by its total. Where all groups are public, weights fall once a total is beyond doubt.
+        Gaussian selection when its noisy units pass the last threshold, by a test of totals when
+        its noisy rows do. Rows of a group are hidden up to the trigger that shows it. A shown group
+        errs by its cut rows and by Gaussian noise that grows, once it is shown, as the cube root of
+        its total beyond the reference; a hidden one by its total. Where all groups are public,
+        weights fall once a total is beyond doubt.
     """
     drawn, steps, asked = draw_stream(stream), triggers, test.units
     totals, counts, reference = drawn.totals, drawn.counts, settings.reference
@@ -390,14 +421,17 @@ def errors_of(
         kept, entered = admit(drawn.ends, drawn.first, hidden, weight, limits)
         if settings.kind == "public":
             break
-        counted = entered if settings.kind == "table" else kept & (
-            drawn.first == np.arange(len(kept)))  # fmt: skip
-        among = hidden if settings.kind == "table" else np.ones(len(kept), np.bool_)
+        counted = entered if settings.kind == "table" else kept
+        if settings.kind == "gaussian":
+            counted = kept & (drawn.first == np.arange(len(kept)))
+        among = np.ones(len(kept), np.bool_) if settings.kind == "gaussian" else hidden
         share = drawn.weight[counted & among].sum() / max(drawn.weight[among].sum(), 1e-9)
         middle = asked / max(float(share), 0.002)
     lost = totals * averaged(drawn, ~kept)
     if settings.kind == "table":
         shown = 1 / (1 + (middle / totals) ** SLOPE)
+    elif settings.kind == "totals":
+        shown = erfc((asked - totals + lost) / (test.deviation * sqrt(2))) / 2
     elif settings.kind == "gaussian":
         units = totals * averaged(drawn, kept & (drawn.first == np.arange(len(kept))))
         shown = erfc((asked - units) / (test.deviation * sqrt(2))) / 2

@@ -30,10 +30,10 @@ from streamveil.compiler.error_forecast import (
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
-from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, MechanismDesign
+from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, Discovery, MechanismDesign
 from streamveil.core.selection.coins import TableSettings
 from streamveil.core.selection.gaussian import FINE, GaussianSettings
-from streamveil.core.selection.total_test import TotalTesting, can_test
+from streamveil.core.selection.total_test import TotalsAlone, TotalTesting, can_test
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.counters import COUNTERS
 from streamveil.counters.fitting import fit, short
@@ -108,11 +108,17 @@ class Sizing:
                 " unit alone holds.\n  to fix  add a delta to the budget, or declare public keys"
             )
         wanted = self.setting(options.SELECTION)
-        if wanted not in ("auto", "table", "gaussian"):
-            known = ["auto", "table", "gaussian"]
+        known = ["auto", "table", "gaussian", "totals"]
+        if wanted not in known:
             raise PlanError(f"unknown selection '{wanted}'{nearest(str(wanted), known)}")
-        both: tuple[Kind, ...] = ("table", "gaussian")
-        chosen = self._chosen(both if wanted == "auto" else (wanted,))
+        every: tuple[Kind, ...] = ("table", "gaussian")
+        if self.horizon == 1 and self._testable:
+            every = (*every, "totals")  # with more releases they show groups late
+        chosen = self._chosen(every if wanted == "auto" else (wanted,))
+        if chosen.kind == "totals":
+            tested = self._by_totals(chosen)
+            if tested is not None:
+                return tested
         if chosen.kind == "table":
             tabled = self._by_table(chosen)
             if tabled is not None:
@@ -121,6 +127,12 @@ class Sizing:
             raise PlanError(
                 "the table selection needs a budget in epsilon and delta that allows it, and a"
                 " known number of triggers.\n  to fix  use selection = 'gaussian'"
+            )
+        if wanted == "totals":
+            raise PlanError(
+                "no total of this query shows groups: it needs a count, or a sum of values that are"
+                " never below 0, total_tests of 1 or more, and a known number of triggers.\n"
+                "  to fix  use selection = 'gaussian'"
             )
         return self._by_counter(chosen)
 
@@ -199,6 +211,30 @@ class Sizing:
             raise PlanError("selection_share must be above 0 and below 1")
         return share
 
+    # ---- no selection beside a test of the totals that are released
+
+    @property
+    def _testable(self) -> bool:
+        """Whether some total that is released only grows."""
+        counter, wanted = self._unscaled(), options.TOTAL_TESTS.of(self.plan.options) != 0
+        return wanted and any(can_test(counter, lane, self.bounds, None) for lane in self.lanes)
+
+    def _by_totals(self, chosen: Settings) -> MechanismDesign | None:
+        """Groups shown by their noisy totals alone, if any total can."""
+        tests = int(self.setting(options.TOTAL_TESTS))
+        share = Fraction(self.setting(options.DELTA_SHARE))
+        if not 0 < share < 1:
+            raise PlanError("delta_share must be above 0 and below 1")
+        if self.horizon is None or not tests:
+            return None
+        beta = self._left(Fraction(0)) * share
+        mu, bounds = self._mu(beta), self._bounds(None, chosen)
+        design = replace(self._design(bounds, self._noises(self.lanes, bounds, mu**2, None)),
+                         cut=self._cut(mu**2))  # fmt: skip
+        settings = TotalsAlone(offset=max(1, self.plan.key_set.min_units) - 1)
+        test = self._test(design, settings, tests, beta)
+        return None if test is None else replace(design, selection=settings, test=test)
+
     # ---- a table of coins for selection, weighted counters for release
 
     def _by_table(self, chosen: Settings) -> MechanismDesign | None:
@@ -232,16 +268,19 @@ class Sizing:
         )
         noises = self._noises(self.lanes, bounds, design.mu**2, rule)
         made = replace(self._design(limits, noises), cut=self._cut(design.mu**2))
-        made = replace(made, selection=selection, rule=rule)
-        return replace(made, test=self._test(made, tests, beta))
+        made = replace(made, rule=rule)
+        test = self._test(made, selection, tests, beta)
+        return replace(made, selection=selection, test=test)
 
-    def _test(self, design: MechanismDesign, tests: int, beta: Fraction) -> TotalTesting | None:
+    def _test(
+        self, design: MechanismDesign, selection: Discovery, tests: int, beta: Fraction
+    ) -> TotalTesting | None:
         """The test of totals by the lane whose threshold is lowest, if any lane can be tested."""
+        asked = TotalTesting(place=0, tests=tests, beta=beta)
+        design = replace(design, selection=selection, test=asked)
         made = AggregationPlan(design=design, triggers=self.horizon)
         found = {
-            place: replace(
-                made, design=replace(design, test=TotalTesting(place=place, tests=tests, beta=beta))
-            ).test
+            place: replace(made, design=replace(design, test=replace(asked, place=place))).test
             for place, (lane, counter) in enumerate(zip(made.lanes, made.counters, strict=True))
             if tests and can_test(counter, lane, made.bounds, made.rule)
         }
@@ -292,7 +331,8 @@ class Sizing:
             kinds = ("gaussian",)
         weighted = self._weighable and options.WEIGHTS.of(self.plan.options) != "flat"
         slots = FEW_SLOTS if (self.windows or FAR) <= 2 else MOST_SLOTS  # they span all windows
-        return choose(Problem(family, noise, given, kinds, weighted, slots))
+        counted = any(lane.kind in ("rows", "units") for lane in self.lanes)
+        return choose(Problem(family, noise, given, kinds, weighted, slots, counted))
 
     def _noise(self, half: float | None) -> ForecastNoise:
         """The public numbers that a forecast needs."""

@@ -21,7 +21,7 @@ from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.protocol import Selection
-from streamveil.core.selection.total_test import TotalTest, TotalTesting
+from streamveil.core.selection.total_test import TotalsAlone, TotalTest, TotalTesting
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.types import Exact
 
@@ -193,11 +193,10 @@ class Mechanism:
         asked, blts = self.design.test, tuple(map(blt_of, self.counters))
         if asked is None:
             return None
-        counter = blts[asked.place]
-        if counter is None or None in blts or not isinstance(self.selection, CoinSelection):
-            raise ValueError("totals are tested beside coins, where every counter is a BLT")
+        if None in blts or not isinstance(self.selection, CoinSelection | TotalsAlone):
+            raise ValueError("totals are tested beside coins or alone, where counters are BLTs")
         return TotalTest(
-            counter=counter,
+            counter=cast(Any, blts[asked.place]),
             lane=self.lanes[asked.place],
             place=asked.place,
             bounds=self.bounds,

@@ -279,6 +279,10 @@ class GroupBy:
         """What the columns of a release are; its intervals cover noise, selection, cut rows."""
         fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
         aggregation, plain = self.aggregation, (fields, self.outputs, self.confidence, trigger)
+        test = aggregation.test
+        if test is not None and aggregation.selected_by == "totals" and trigger in test.triggers:
+            above = test.threshold(trigger) * float(test.lane.quantum)
+            return ReleaseShape(*plain, test.place, above)
         if aggregation.shared is None or aggregation.selection is None:
             return ReleaseShape(*plain)
         return ReleaseShape(*plain, aggregation.shared, aggregation.selection.threshold(trigger))

@@ -18,6 +18,7 @@ from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.rational import Blt
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE
+from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.counters import COUNTERS, kind_of
 from streamveil.dataflow.grouping import Grouping
 from streamveil.release_metadata import VERSION, Facts
@@ -143,8 +144,10 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
     reaches j) = exp(-rate j).
     """
     selection, test = operator.aggregation.selection, operator.aggregation.test
-    if isinstance(selection, CoinSelection):
-        if operator.bounds.hidden_groups >= operator.bounds.most_groups(rule_entry(operator)):
+    if isinstance(selection, CoinSelection | TotalsAlone):
+        if isinstance(
+            selection, CoinSelection
+        ) and operator.bounds.hidden_groups >= operator.bounds.most_groups(rule_entry(operator)):
             rate = float(selection.table.shift_epsilon)
             return {"threshold": selection.threshold(trigger), "rate": rate}
         if test is None or trigger not in test.triggers:

@@ -18,7 +18,7 @@ from streamveil.core.noisy import Noisy, post_process, public, restored, values
 from streamveil.core.release import count, count_weighted, lanes_start
 from streamveil.core.selection.coins import withdrawn
 from streamveil.core.selection.gaussian import GaussianSelection, join
-from streamveil.core.selection.total_test import TotalTest
+from streamveil.core.selection.total_test import TotalsAlone, TotalTest
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.cut_rows import CutBands
@@ -69,6 +69,15 @@ class AggregationPlan(Mechanism):
     counted, those of the first sum, in largest rows: keys have at least that many. With `test`,
     hidden keys are also shown by the noisy total of a lane.
     """
+
+    @property
+    def selected_by(self) -> str:
+        """How groups are discovered, as the option says it; 'public' where they are not."""
+        if self.selection is None:
+            return "public"
+        if isinstance(self.selection, TotalsAlone):
+            return "totals"
+        return "table" if self.selection.once else "gaussian"
 
     def rounds_of(self, state: WindowState, rows: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         """The current round of some keys by row number; -1 (a key never seen) is in round 0."""
@@ -279,7 +288,8 @@ def _tested(aggregation: AggregationPlan, test: TotalTest, state: WindowState, a
         lane = test.place + int(aggregation.tracks_units)
         passing = test.passing(table.pending[hidden, lane], table.names[hidden], trigger, at)
         found = hidden[passing]
-        state.selection = withdrawn(state.selection, found, trigger)
+        if aggregation.selected_by == "table":
+            state.selection = withdrawn(state.selection, found, trigger)
         publish_keys(aggregation, state, found)
     new = state.published_rows[state.lanes[0].keys :]
     if len(new) and test.before(trigger):
@@ -371,8 +381,8 @@ class ReleaseShape:
     outputs: tuple[Output, ...]
     confidence: float
     trigger: int
-    shared: int | None = None  # the lane that the selection's own counter answers
-    threshold: float = 0.0  # of the selection at this trigger, in units
+    shared: int | None = None  # the lane whose totals show groups
+    threshold: float = 0.0  # that they passed at this trigger
 
 
 def to_columns(

@@ -32,12 +32,12 @@ def with_cut(answer: Estimate, output: Output, odds: float) -> Estimate:
 def since_published(
     answer: Estimate, fresh: Bool[Array, " keys"], threshold: float, confidence: float
 ) -> Estimate:
-    """The intervals of groups that a Gaussian selection shows for the first time, corrected.
+    """The intervals of groups that their own noisy totals show for the first time, corrected.
 
-    Proof: such a count is only seen because it is above the threshold t, so it has the law of a
+    Proof: such a total is only seen because it is above the threshold t, so it has the law of a
         Gaussian given that it is. P(X >= x | X > t) = Phi((m - x) / sd) / Phi((m - t) / sd) rises
         with the mean m, so the means at which it is alpha / 2 and 1 - alpha / 2 are the ends of an
-        interval that holds the true mean with the confidence. That the count was below the
+        interval that holds the true mean with the confidence. That the total was below the
         thresholds of earlier triggers is not used.
     """
     rows = np.flatnonzero(fresh & (answer.sd > 0))

@@ -256,9 +256,10 @@ SELECTION = Option(
     "selection",
     "word",
     "'auto': by forecast",
-    "how groups are discovered: 'table' of coins or 'gaussian' threshold",
+    "how groups are discovered: 'table' of coins, 'gaussian' threshold, or 'totals' that are"
+    " released",
     value="auto",
-    reason="the design with the least forecast error: coins or a counter",
+    reason="the design with the least forecast error: coins, a counter or totals",
     part_of=(GROUP_BY,),
 )
 SELECTION_SHARE = Option(
@@ -294,7 +295,7 @@ TOTAL_TESTS = Option(
     "whole",
     "4",
     "releases (the last, the half, the quarter ...) at which a group is also shown if its noisy"
-    " total is large ('table' selection); 0: none",
+    " total is large ('table' and 'totals' selection); 0: none",
     value=4,
     reason="releases at which a group is also shown for its noisy total: the last, the half ...",
     within=Limits(0, whole=True, with_low=True),

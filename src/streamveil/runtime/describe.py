@@ -7,6 +7,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from typing import Any
 
 from streamveil.core.accounting.budget import Budget
@@ -76,9 +77,10 @@ def selection_of(aggregation: AggregationPlan) -> dict[str, Any]:
     """How groups are shown."""
     if aggregation.selection is None:
         return {"kind": "public"}
+    asked = float(aggregation.selection.threshold(1))
     return {
         "kind": type(aggregation.selection).__name__,
-        "threshold_at_first_trigger": float(aggregation.selection.threshold(1)),
+        "threshold_at_first_trigger": None if asked == inf else asked,
         "weights": aggregation.rule is not None,
     }
 

@@ -13,7 +13,14 @@ from scipy.special import ndtri
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
 from streamveil.compiler.error_forecast import MOST_REPEATS
-from streamveil.compiler.group_sizes import WEIGHT, groups_by_size, likely_laws
+from streamveil.compiler.group_sizes import (
+    BUCKET_WEIGHT,
+    WEIGHT,
+    groups_by_size,
+    likely_laws,
+    one_row_of_each,
+    rows_by_bucket,
+)
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,
@@ -22,6 +29,7 @@ from streamveil.compiler.numbered_rows import (
     row_pairs,
     usable_rows,
 )
+from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
@@ -42,8 +50,6 @@ from streamveil.plan.plan import Aggregate, Plan
 from streamveil.plan.value_bounds import LEAST, MOST, is_open, open_values
 from streamveil.types import Array, Bool, Float64, Int64
 
-ROW_EDGES = np.unique(np.round(2.0 ** (np.arange(0, 41) / 2)))  # 1, 2, 3, 4, 6, 8, 11, ... 2^20
-ROW_ENDS = np.append(ROW_EDGES[1:] - 1, 2 * ROW_EDGES[-1])
 SHARES = 1  # which histogram holds shares; 0 holds units by rows
 SHARE_QUANTA = 256  # of the share of rows that repeat a group
 VALUE_EDGES = 2.0 ** np.arange(-20, 41)
@@ -53,6 +59,7 @@ LOOKS = 400  # sums of bins that are compared with their noise, at most
 DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, with 95 %
 BEYOND = 0.01  # share of units that may have more rows than counted
 OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 700 looks
+TOLD = 1e-5  # share of units below which a bin is left out
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
 BESIDE = 2.0  # the same, for bins next to such a one
@@ -69,17 +76,18 @@ class Survey:
         size of its first value (where values are summed), and of one value of each expression
         without bounds, by sign and power of the root of 2 (Wilson et al. 2020,
         doi:10.2478/popets-2020-0025, approximate bounds). Beside them, one random row of each unit:
-        the numbers of groups with at least so many of those rows (`groups_by_size`). Bins are
-        fixed, counts get Gaussian noise. What is said of them comes with an interval, but for
-        bounds and groups.
+        the numbers of groups with at least so many of those rows (`groups_by_size`), and the rows
+        of groups that fall into buckets by chance (`rows_by_bucket`). Bins are fixed, counts get
+        Gaussian noise. What is said of them comes with an interval, but for bounds and groups.
     Protects: all rows of one unit within one scope.
-    Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2) / sigma^2.
+    Guarantee: a Gaussian of mu^2 = (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) / sigma^2.
     Proof: a unit more adds at most 1 to one bin of each histogram and touches nothing else, as bins
-        depend on that unit's rows alone; and 1 to one of the numbers of groups, whichever rows were
-        chosen, whose noise is WEIGHT times as large: sqrt(histograms + 1 / WEIGHT^2) in L2, in
-        units of sigma. Rows are chosen by words that no other noise uses. Means, quantiles and what
-        a forecast makes of them are post-processing, and so is what is not said when the noise is
-        too large.
+        depend on that unit's rows alone; and 1 to one of the numbers of groups and to one bucket of
+        rows, whichever rows were chosen and whichever buckets groups fall into, whose noise is
+        WEIGHT and BUCKET_WEIGHT times as large: together, in units of sigma, the square root of
+        (histograms + 1 / WEIGHT^2 + 1 / BUCKET_WEIGHT^2) in L2. Rows and buckets are chosen by
+        words that no other noise uses. Means, quantiles and what a forecast makes of them are
+        post-processing, and so is what is not said when the noise is too large.
     Numerics: integer counts, shares in quanta of 1 / SHARE_QUANTA that are rounded down, exactly
         rounded noise.
     """
@@ -95,7 +103,7 @@ class Survey:
 
     @property
     def _moved(self) -> Fraction:
-        return root_up(self.histograms + Fraction(1, WEIGHT**2))
+        return root_up(self.histograms + Fraction(1, WEIGHT**2) + Fraction(1, BUCKET_WEIGHT**2))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -167,12 +175,14 @@ def survey(
     counts += [signed_bins(one_value_of_each(plan, text, table)) for text in expressions]
     scales = [asked.sigma * quanta_at(place) for place in range(len(counts))]
     units = 0 if sample is None else int(sample.scope.max()) + 1
-    counts.append(groups_by_size(sample, noise.at("rows to survey").words(units)))
+    groups = 0 if sample is None else int(sample.cell.max()) + 1
+    cells = one_row_of_each(sample, noise.at("rows to survey").words(units))
+    counts.append(groups_by_size(cells))
+    counts.append(rows_by_bucket(cells, noise.at("buckets to survey").words(groups)))
+    scales += [asked.sigma * WEIGHT, asked.sigma * BUCKET_WEIGHT]
     noisy = [
         about(exact.astype(np.float64), scale, noise.at("survey", place))
-        for place, (exact, scale) in enumerate(
-            zip(counts, [*scales, asked.sigma * WEIGHT], strict=True)
-        )
+        for place, (exact, scale) in enumerate(zip(counts, scales, strict=True))
     ]
     sigma = float(asked.sigma)
     return values(post_process(learned, sigma, expressions, *noisy)), asked.guarantee
@@ -193,9 +203,10 @@ def counted_plan(plan: Plan) -> Plan:
 def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " bins"]) -> Learned:
     """Post-processing: all that is said of noisy bins.
 
-    Those of values without bounds come after the shapes, and then the numbers of groups by size.
+    Those of values without bounds come after the shapes, then the numbers of groups by size, and
+    the rows in buckets.
     """
-    *bins, sizes = noisy
+    *bins, sizes, buckets = noisy
     shapes, signed = bins[: len(bins) - len(expressions)], bins[len(bins) - len(expressions) :]
     bounds = {
         text: found
@@ -203,10 +214,10 @@ def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " b
         if (found := likely_bounds(bins, sigma)) is not None
     }
     known = likely(shapes, sigma)
-    if known and OUTSTANDING * sigma <= TELLING * known[EXPECTED_UNITS.name]:
-        known[HISTOGRAM] = standing_bins(shapes[0], sigma)
+    if known and tells(known[EXPECTED_UNITS.name], sigma):
+        known[HISTOGRAM] = histogram_of(shapes[0], sigma)
     if known:
-        known[LAWS] = likely_laws(sizes, known[EXPECTED_UNITS.name], sigma * WEIGHT)
+        known[LAWS] = likely_laws(sizes, buckets, known[EXPECTED_UNITS.name], sigma)
     return replace(learn(shapes, sigma), likely=known, bounds=bounds)
 
 
@@ -294,27 +305,27 @@ def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
 def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     """What a forecast should expect: estimates from the bins that stand out of the noise.
 
-    An estimate for a choice, not a statement: it has no interval, and leaves out what few units
-    have. Empty where no bin stands out.
+    An estimate for a choice, not a statement: it has no interval. What few units have, beyond all
+    bins that stand out, is what a law says that fits them. Empty where no bin stands out.
 
     >>> bins = [np.zeros(len(ROW_EDGES), np.int64), np.zeros(len(ROW_EDGES), np.int64)]
     >>> bins[0][:3], bins[1][2] = (500, 300, 200), 40 * SHARE_QUANTA
     >>> for name, value in likely(bins, 10.0).items():
     ...     print(name, value)
-    expected_units 1000.0
-    expected_rows 1.7
-    expected_most_rows 3.0
+    expected_units 1040.0
+    expected_rows 1.8
+    expected_most_rows 5.0
     expected_repeats 0.0706
     """
-    standing = outstanding(noisy[0], sigma)
-    rows = np.where(standing, noisy[0], 0)
+    standing, rows = outstanding(noisy[0], sigma), units_by_rows(noisy[0], sigma)
     again = np.where(standing, noisy[SHARES] / SHARE_QUANTA, 0.0)
     if not standing.any():
         return {}
     units, middle = float(rows.sum()), (ROW_EDGES + ROW_ENDS) / 2
     most = ROW_ENDS[int(np.searchsorted(np.cumsum(rows), (1 - BEYOND) * units))]
     mean = max(1.0, float((rows * middle).sum()) / units)
-    repeated = min(float((again * middle).sum() / (rows * middle).sum()), MOST_REPEATS)
+    seen = float((rows * middle)[standing].sum())
+    repeated = min(float((again * middle).sum()) / seen, MOST_REPEATS)
     found = {"units": units, "rows": mean, "most_rows": max(most, mean), "repeats": repeated}
     return {
         f"expected_{name}": float(f"{value:.3g}") if value > 1e-3 else 0.0
@@ -322,14 +333,31 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     }
 
 
-def standing_bins(units: Int64[Array, " bins"], sigma: float) -> list[tuple[int, int, float]]:
-    """Bins above the noise: from and to how many rows, and the share of units that have them."""
-    standing = outstanding(units, sigma)
-    whole = units[standing].sum()
+def histogram_of(noisy: Int64[Array, " bins"], sigma: float) -> list[tuple[int, int, float]]:
+    """From and to how many rows, and the share of units that have them."""
+    units = units_by_rows(noisy, sigma)
     return [
-        (int(ROW_EDGES[place]), int(ROW_ENDS[place]), float(f"{units[place] / whole:.4g}"))
-        for place in np.flatnonzero(standing)
+        (int(ROW_EDGES[place]), int(ROW_ENDS[place]), float(f"{units[place] / units.sum():.4g}"))
+        for place in np.flatnonzero(units > TOLD * units.sum())
     ]
+
+
+def units_by_rows(noisy: Int64[Array, " bins"], sigma: float) -> Float64[Array, " bins"]:
+    """Bins above the noise as they are, and those beyond the last of them by the law that fits.
+
+    Where noise hides much, as many laws fit as one likes: then no units are beyond.
+    """
+    standing = outstanding(noisy, sigma)
+    seen = np.where(standing, noisy, 0).astype(np.float64)
+    if not tells(seen.sum(), sigma):
+        return seen
+    beyond = np.arange(len(noisy)) > np.flatnonzero(standing)[-1]
+    return np.where(beyond, fitted_units(noisy, sigma), seen)
+
+
+def tells(units: float, sigma: float) -> bool:
+    """Whether a bin of one unit in twenty would stand out."""
+    return OUTSTANDING * sigma <= TELLING * units
 
 
 def outstanding(

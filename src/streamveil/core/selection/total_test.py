@@ -1,10 +1,12 @@
-"""A second way for a hidden key to be shown: the noisy total that it would release is large."""
+"""A second way for a hidden key to be shown, or the only one: its noisy total is large."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import inf
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +42,8 @@ class TotalTest:
     """Shows hidden keys whose noisy total passes a threshold at one of a few public triggers.
 
     Units whose slots are taken are counted in no further hidden key, so rows of junk keys can keep
-    the selection from every other key. Totals have no slots: each row pays for them anyway.
+    the selection from every other key. Totals have no slots: each row pays for them anyway. Where a
+    query answers once, they may do without a selection (`TotalsAlone`).
 
     Algorithm: at the trigger t_j the exact total of a hidden key is added up to its noise, as if it
         were shown, and the key is shown if that exceeds `threshold(j)`. A total below `floor` is
@@ -90,9 +93,7 @@ class TotalTest:
 
     def __post_init__(self) -> None:
         if self.tests < 1 or self.least_units < 1:
-            raise ValueError(
-                f"tests and least_units are at least 1, not {self.tests} and {self.least_units}"
-            )
+            raise ValueError(f"below 1: tests = {self.tests} or least_units = {self.least_units}")
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
         if not can_test(self.counter, self.lane, self.bounds, self.rule):
@@ -150,11 +151,10 @@ class TotalTest:
     @cached_property
     def _thresholds(self) -> tuple[int, ...]:
         rows = np.arange(1, self.most + 1)
-        parts, early = self._parts(rows), max(1, len(self.triggers) - 1)
+        parts, early = self._parts(rows), len(self.triggers) - 1
         found = []
         for trigger in self.triggers:
-            alone = len(self.triggers) == 1
-            part = 1.0 if alone else LAST if trigger == self.triggers[-1] else (1 - LAST) / early
+            part = LAST ** (early > 0) if trigger == self.triggers[-1] else (1 - LAST) / early
             chances = float(self.beta) * part * parts
             sigma = float(self.counter.sigma) / (self.share or 1.0)
             noise = self.deviation(trigger) * reaches(self.counter, sigma, chances)
@@ -208,11 +208,43 @@ class TotalTest:
         return CounterState(trigger - 1, state.whole, state.real)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TotalsAlone:
+    """A selection that shows no key by its units: `TotalTest` shows keys, and it alone.
+
+    Guarantee: nothing is lost here. The test is charged by itself.
+    Proof: no key passes, whatever its units are; what a step returns says nothing of them.
+    """
+
+    offset: int = 0  # units that do not count: keys need that many more
+    once: ClassVar[bool] = True
+    restarts: ClassVar[bool] = False
+    slots, loss = None, Loss()  # a unit's rows count in every group that it enters
+
+    def over(self, *_: Any, **__: Any) -> TotalsAlone:
+        """See `core.mechanism.Discovery`."""
+        return self
+
+    def threshold(self, trigger: int) -> float:
+        """No number of units shows a key."""
+        return inf
+
+    def init(self, trigger: int) -> dict[str, Array]:
+        """See `Selection.init`."""
+        return {}
+
+    def step(
+        self, state: dict[str, Array], units: Int64[Array, " keys"], *_: Any, **__: Any
+    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+        """See `Selection.step`."""
+        units[:] = 0
+        return state, np.zeros(0, np.int64)
+
+
 def can_test(counter: object, lane: Lane, bounds: Bounds, rule: WeightRule | None) -> bool:
     """Whether totals of a lane can show keys: they never fall, and one unit adds little."""
     blt = blt_of(counter) if isinstance(counter, BltCounter) else None
-    ends = lane.quanta(np.array([lane.low, lane.high])) if lane.kind == "sum" else -np.ones(1)
-    rising = lane.kind in COUNTING or bool(ends.min() >= 0)
+    rising = lane.kind in COUNTING or (lane.kind == "sum" and min(lane.ends) >= 0)
     few = bounds.most_in_group(None if rule is None else rule.entry) <= MOST_ROWS
     return blt is not None and blt.weighting != "columns-noise" and rising and few
 
