@@ -3,6 +3,7 @@
 Every stream of `regret_streams.py` x number of releases x budget: the error of a count per
 discovered key with the default settings, beside
 
+- `covered`: the default with `intervals = 'true'`, which hold the rows over the bound too;
 - `blind`: the default without its look at the rows, as for live data;
 - `expected`: the same, told the true sizes of the stream;
 - `preset`: the published system with thresholds that hold (`preset = 'dp-sqlp'`), its C the 99th
@@ -13,7 +14,9 @@ discovered key with the default settings, beside
 - `grid`: the best of all settings tried, for each error by itself.
 
 Errors are over all keys of the stream against the unbounded truth at the end; a key that is not
-released counts as 0. Streams and noise are drawn anew at each run; the seeds are in the results.
+released counts as 0. Beside them: how many intervals of released keys hold the true count, how wide
+they are, and what the default forecasts (geometric mean over what its look leaves possible).
+Streams and noise are drawn anew at each run; the seeds are in the results.
 Expected: 'best of several' sees the data and the default does not, so the default is above 1 where
 the shape of the stream decides; the goal is at most 1.05 times the best named alternative.
 
@@ -42,6 +45,7 @@ import pyarrow as pa
 
 import streamveil as sv
 from regret_streams import STREAMS, Stream, make
+from streamveil.advise.explain_forecast import forecasts
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
@@ -55,6 +59,7 @@ ERRORS = ("l1", "l2", "linf")
 Arm = tuple[dict[str, Any], dict[str, Any]]  # options of the release, bounds
 
 GAUSSIAN: dict[str, Any] = {"selection": "gaussian"}
+OWN = ("default", "covered", "blind", "expected")  # arms that choose their settings themselves
 SQUARED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 
@@ -74,6 +79,7 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
             for rows in sorted({1, 2, 4, 8, 16, stream.most})]  # fmt: skip
     return {
         "default": [({"look": True}, {})],
+        "covered": [({"look": True, "intervals": "true"}, {})],
         "blind": [({}, {})],
         "expected": [(dict(stream.expected), {})],
         "preset": [({"preset": "dp-sqlp"}, {"max_rows": stream.most})],
@@ -82,11 +88,6 @@ def arms(stream: Stream) -> dict[str, list[Arm]]:
         "flat": flat,
         "weighted": tables,
     }  # fmt: skip
-
-
-def operator(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]) -> Any:
-    """The compiled query of one setting."""
-    return compile_plan(planned(stream, arm, triggers, budget))
 
 
 def planned(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]) -> Plan:
@@ -136,16 +137,18 @@ def run(stream: Stream, made: Any, triggers: int, seed: int) -> dict[str, float]
 def measure(stream: Stream, name: str, settings: list[Arm], triggers: int,
             budget: tuple[float, float], seeds: list[int]) -> dict[str, Any]:  # fmt: skip
     """The best of an arm's settings for each error, means over seeds."""
-    start, found, refused = time.process_time(), [], ""
+    start, found, ahead, refused = time.process_time(), [], [], ""
     for setting in settings:
         try:
-            made = operator(stream, setting, triggers, budget)
+            plan = planned(stream, setting, triggers, budget)
+            made = compile_plan(plan)
         except PlanError as error:
             refused = str(error).splitlines()[0]
             continue
         results = [run(stream, made, triggers, seed) for seed in seeds]
         mean = {key: float(np.mean([r[key] for r in results])) for key in results[0]}
         found.append((mean, setting))
+        ahead = [one for _, one in forecasts(plan, made)] if name == "default" else []
     row: dict[str, Any] = {"stream": stream.name, "arm": name, "triggers": triggers,
                            "budget": list(budget), "rows": len(stream.users)}  # fmt: skip
     if not found:
@@ -154,6 +157,9 @@ def measure(stream: Stream, name: str, settings: list[Arm], triggers: int,
         row[error] = min(mean[error] for mean, _ in found)
     best, setting = min(found, key=lambda pair: pair[0]["l1"])
     row |= {key: best[key] for key in ("keys", "total", "coverage", "width")}
+    if ahead:
+        logs = np.log([[getattr(one, error) for error in ERRORS] for one in ahead])
+        row["forecast"] = dict(zip(ERRORS, np.exp(logs.mean(axis=0)).tolist(), strict=True))
     return {**row, "setting": list(setting), "seconds": time.process_time() - start}
 
 
@@ -176,11 +182,7 @@ def summary(rows: list[dict[str, Any]]) -> None:
     for cell in cells:
         here = {row["arm"]: row for row in rows if place(row)[:3] == cell}
         mine = here.get("default", {})
-        others = [
-            r
-            for arm, r in here.items()
-            if arm not in ("default", "blind", "expected") and "l1" in r
-        ]
+        others = [r for arm, r in here.items() if arm not in OWN and "l1" in r]
         if "l1" not in mine or not others:
             continue
         ratio = [mine[e] / min(r[e] for r in others) for e in ERRORS]
