@@ -93,7 +93,7 @@ class TotalTest:
 
     def __post_init__(self) -> None:
         if self.tests < 1 or self.least_units < 1:
-            raise ValueError(f"below 1: tests = {self.tests} or least_units = {self.least_units}")
+            raise ValueError(f"at least 1: tests {self.tests}, least_units {self.least_units}")
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must be above 0 and below 1, not {self.beta}")
         if not can_test(self.counter, self.lane, self.bounds, self.rule):
