@@ -144,10 +144,8 @@ class Mechanism:
     triggers: int | None  # of a window; None: no end
 
     def __post_init__(self) -> None:
-        if len(self.design.noises) != len(self.charged):
-            raise ValueError(
-                f"{len(self.charged)} lanes draw noise, and {len(self.design.noises)} have some"
-            )
+        if (have := len(self.design.noises)) != len(self.charged):
+            raise ValueError(f"{len(self.charged)} lanes draw noise, and {have} have some")
         if self.restarts:
             if any(lane.kind == "units" for lane in self.lanes):
                 raise ValueError("a unit is new in every round: rounds count no units")

@@ -24,7 +24,6 @@ from streamveil.types import Array, Float64, Int64, UInt64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
 LAST = 0.5  # of beta, for the last trigger
-COUNTING = ("rows", "valid", "units")
 AT_ONCE = 1 << 16  # keys that are tested together
 
 
@@ -244,7 +243,7 @@ class TotalsAlone:
 def can_test(counter: object, lane: Lane, bounds: Bounds, rule: WeightRule | None) -> bool:
     """Whether totals of a lane can show keys: they never fall, and one unit adds little."""
     blt = blt_of(counter) if isinstance(counter, BltCounter) else None
-    rising = lane.kind in COUNTING or (lane.kind == "sum" and min(lane.ends) >= 0)
+    rising = lane.kind in ("rows", "valid", "units") or (lane.kind == "sum" and min(lane.ends) >= 0)
     few = bounds.most_in_group(None if rule is None else rule.entry) <= MOST_ROWS
     return blt is not None and blt.weighting != "columns-noise" and rising and few
 
