@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamveil.plan.plan import Clock
     from streamveil.runtime.progress import Progress
 
 PAUSE = 0.2  # seconds between two pictures
@@ -22,6 +23,11 @@ def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
+
+
+def bar_for(clock: Clock) -> Bar | None:
+    """A bar for a job with that clock; None outside of notebooks."""
+    return Bar(1 if clock.kind == "once" else clock.steps) if in_notebook() else None
 
 
 class Bar:

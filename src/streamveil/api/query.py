@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -10,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from streamveil.api.notebook import Bar, in_notebook
 from streamveil.batch import Release
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.plan.plan import Plan
@@ -169,9 +169,10 @@ class Query:
                 f"engine is not {type(engine).__name__}: leave it out, or give "
                 "engine=streamveil.spark(session)"
             )
-        if in_notebook():
-            clock = self.plan.clock
-            options.setdefault("progress", Bar(1 if clock.kind == "once" else clock.steps))
+        if "IPython" in sys.modules:
+            from streamveil.api.notebook import bar_for
+
+            options.setdefault("progress", bar_for(self.plan.clock))
         releases: Iterator[Release] = run(self.plan, state=state, **options)
         return releases
 
