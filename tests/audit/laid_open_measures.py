@@ -159,6 +159,19 @@ def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
     return Realised(epsilon + abs(signed), rho, mu, tuple(sorted({*faults})))
 
 
+def at_worst(seen: MeasuresSeen) -> Realised:
+    """What one transcript of comparisons and measurements may cost at worst, whatever the inputs.
+
+    For mechanisms in which a neighbour moves every number by at most one: each run of comparisons
+    costs what its noise allows (`AboveThreshold` proves it, and every small input reaches most of
+    it), each number one move under its noise. So a charge that is left out shows although no pair
+    of inputs loses all of it on one transcript.
+    """
+    runs = [1 / run.scale + 2 / min(run.scales) for run in seen.runs.values() if run.scales]
+    runs += [float((1 / one.scale).sum()) for one in seen.draws.values() if one.law == "laplace"]
+    return Realised(sum(runs), sum(one**2 for one in runs) / 2, 0.0, tuple(seen.faults))
+
+
 def log_chances(scores: Float64[Array, " n"]) -> Float64[Array, " n"]:
     """Of all outcomes of a choice."""
     return np.asarray(scores - logsumexp(scores))

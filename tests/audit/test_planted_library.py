@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamveil.audit.laid_open import OpenNoise
 from streamveil.core.noise.keyed import SeededNoise, SilentDraws
 from streamveil.core.noisy import restored
 from streamveil.counters import tree
@@ -26,6 +27,12 @@ from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.sparse_vector import AboveThreshold
 from tests.audit import library
+from tests.audit.laid_open_measures import (
+    MeasuresSeen,
+    MeasureTranscript,
+    at_worst,
+    measures_laid_open,
+)
 from tests.audit.library import random_policy, told
 from tests.audit.test_library import (
     STEPS,
@@ -326,6 +333,35 @@ def test_a_tree_whose_nodes_share_or_lack_noise_is_caught(monkeypatch, fault):
     assert tightness_of(counter) > 1
 
 
+# ---- charges that are left out, where no pair of inputs loses all of what is charged
+
+
+def worst_transcript(subject, seed):
+    """The part of the claim that a transcript in which every comparison halts may cost."""
+    claim, release, points, _, _ = everything(subject, seed)
+    seen = MeasuresSeen()
+    with measures_laid_open(seen, MeasureTranscript(random_policy(seed, 1.0))):
+        release(points, OpenNoise(seed))
+    return at_worst(seen).tightness(claim)
+
+
+CHARGES = {
+    "a charge of PMWG is left out, in zCDP": ("pmwg zcdp", "_measure", unpaid_correction),
+    "a run of PMWG is not charged, in zCDP": ("pmwg zcdp", "open_run", unpaid_correction),
+    "a charge of live questions is left out, in zCDP": ("live zcdp", "_measure", unpaid_correction),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHARGES)
+def test_a_charge_that_is_left_out_is_caught(name):
+    subject, attribute, make = CHARGES[name]
+    honest = [worst_transcript(subject, seed) for seed in range(3)]
+    assert max(honest) <= 1 + 1e-9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pmwg, attribute, make(getattr(Pmwg, attribute)))
+        assert worst_transcript(subject, 0) > 1.02 > max(honest)
+
+
 def test_the_page_for_reviewers_lists_every_fault():
     page = (Path(__file__).parents[2] / "docs" / "review-mechanisms.md").read_text()
-    assert [name for name in (*FAULTS, *COMPARED) if f"| {name} |" not in page] == []
+    assert [name for name in (*FAULTS, *COMPARED, *CHARGES) if f"| {name} |" not in page] == []
