@@ -24,7 +24,7 @@ from streamveil.audit.reduced import MOST_ADDED, MOST_UNITS, STEP, around, reduc
 from streamveil.audit.residuals import GROUPS, SURE, NoiseTest, bare
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import KeyedNoise, Noise, SilentNoise
-from streamveil.core.selection.coins import TableOpening
+from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.plan.options import TOTAL_TESTS
@@ -43,7 +43,7 @@ def selection_chance(operator: GroupBy, units: int) -> float:
     chosen = operator.aggregation.selection
     if isinstance(chosen, GaussianSelection):
         return float(ndtr((units - chosen.threshold(1)) / chosen.deviation(1)))
-    assert isinstance(chosen, TableOpening)  # noqa: S101  (a type narrowing)
+    assert isinstance(chosen, CoinSelection)  # noqa: S101  (a type narrowing)
     coins = np.array([*chosen.coins.coins], np.float64) / COIN
     decay = np.exp(-float(chosen.shift_epsilon))
     shift = np.arange(int(MOST_SHIFT / float(chosen.shift_epsilon)) + 2)
