@@ -91,7 +91,8 @@ A row meets the first 1,000 that match it. A join by the unit needs all rows, as
 rows does; one with a public table asks for no other row and runs on live data as well. Neighbours
 have or lack a person's rows in all tables. Every other join would let rows of two people meet and
 is refused. In Python `visits.protect("user_id").join(people, on="user_id", how="left")`, and
-`sv.memory(table, public=True)`; a column of both tables is `name:column`. Proof:
+`sv.memory(table, public=True)`; a column of both tables is `name:column`. The first table's column
+of times (`event_time`) keeps its name. Proof:
 `streamveil.plan.joins`.
 
 ## Totals beside groups

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamveil as sv
+from streamveil.api.query import Query
 from streamveil.audit.worst import search
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import PlanError
@@ -242,6 +243,17 @@ def test_python_says_the_same_as_sql_and_a_job_resumes(tmp_path):
     assert (
         sv.sql(text.replace(str(tmp_path), str(moved))).plan.fingerprint != query.plan.fingerprint
     )
+
+
+def test_the_times_of_the_first_table_keep_their_name():
+    """A table that is joined with itself had no column of times any more."""
+    t = pa.table({"id": [1, 1, 2], "at": pa.array([5, 7, 9], pa.timestamp("us", "UTC"))})
+    found = {"t": sv.memory(t, event_time="at")}
+    relation = "SELECT s.id, s.at AS at, c.at AS later FROM t AS s JOIN t AS c ON s.id = c.id"
+    rows = own_rows(planned(relation + " AND c.at > s.at", found).source, t, lambda _: t)
+    assert rows["at"].equals(rows["s:at"])
+    plan = planned(relation, found, around="SELECT {} COUNT(*) AS n FROM ({})")
+    assert Query(plan).answer().table.num_rows == 1
 
 
 def test_rows_that_are_only_looked_up_go_on_without_end():

@@ -53,6 +53,7 @@ class Joined:
     how: How = "inner"
     sides: tuple[str, str] = ("", "")  # what the relations are called; '': columns know already
     same: tuple[str, ...] = ()  # columns of both that match, which need no side
+    time: str | None = None  # the column of times of these rows, which keeps its name
     where: str | None = None
     columns: tuple[Any, ...] = ()
 
@@ -230,7 +231,7 @@ def names_of(step: Joined, table: pa.Table, theirs: pa.Table) -> dict[str, tuple
     """The columns of a join: by name where one side has it, and by side and name."""
     tables = (table, theirs)
     lower = [{name.lower() for name in one.column_names} for one in tables]
-    same = {name.lower() for name in step.same}
+    same = {name.lower() for name in (*step.same, *filter(None, [step.time]))}
     made: dict[str, tuple[int, str]] = {}
     for side, one in enumerate(tables):
         for name in one.column_names:

@@ -51,7 +51,8 @@ def with_join(join: Any, left: From, own: str, known: InReach, relation: Relatio
     same = tuple(one.name for one, other in pairs
                  if isinstance(one, exp.Column) and isinstance(other, exp.Column)
                  and one.name.lower() == other.name.lower())  # fmt: skip
-    said: dict[str, Any] = {"how": how, "sides": ("" if left.sides else own, name), "same": same}
+    said: dict[str, Any] = {"how": how, "sides": ("" if left.sides else own, name), "same": same,
+                            "time": left.source.event_time}  # fmt: skip
     table = public_table(join.this, known.sources)
     if table is not None:
         step: OwnJoin | OwnLookup = OwnLookup(
@@ -321,6 +322,7 @@ def join_named(  # noqa: PLR0913  (two relations, each with its conditions, and 
     named = any(isinstance(step, Joined) for step in before)
     said: dict[str, Any] = {
         "how": how, "sides": ("" if named else source.name, other.name), "same": tuple(on),
+        "time": source.event_time,
         "where": conjunction(list(where)) if where else None,
     }  # fmt: skip
     if other.public:
