@@ -344,6 +344,58 @@ def ask(
     print_answer(read_query(query, table, name).plan, question, state, secret)
 
 
+@app.command(epilog="Example: streamveil fork pages.sql pages.veil second.veil")
+def fork(
+    query: QueryFile,
+    state: StateFolder,
+    new: Annotated[Path, typer.Argument(help="A new directory, for the fork.")],
+    table: Tables = None,
+    name: Wanted = None,
+) -> None:
+    """A second job of a state's query, from where it stands, with noise and a charge of its own.
+
+    It begins at the first time from which all its windows are new. Run it with the same query and
+    `--state NEW`; it is charged then, to its own ledger and to the one it is given.
+    """
+    from datetime import UTC, datetime
+
+    from streamveil.runtime.fork import fork as prepare
+
+    begins = prepare(read_query(query, table, name).plan, state, new)
+    time_of = datetime.fromtimestamp(begins / 1e6, UTC).isoformat(" ")
+    say(f"it begins at {time_of}: streamveil run {query} --state {new}")
+
+
+@app.command(epilog="Example: streamveil backup pages.veil pages.backup")
+def backup(
+    state: StateFolder,
+    copy: Annotated[Path, typer.Argument(help="A new directory, for the copy.")],
+) -> None:
+    """Copies the state of a job that is not running, and verifies the copy.
+
+    No job runs in a backup. It holds exact counts and maybe the secret: keep it as safe as STATE.
+    """
+    from streamveil.runtime.backup import backup as make
+
+    make(state, copy)
+    say(f"whole: {copy}")
+
+
+@app.command(epilog="Example: streamveil restore pages.backup pages.veil")
+def restore(
+    copy: Annotated[Path, typer.Argument(help="What `streamveil backup` made.")],
+    state: Annotated[Path, typer.Argument(help="A new directory, for the state.")],
+) -> None:
+    """Makes a state of a backup, at a place where there is none.
+
+    Only if the original is gone for good. Where it went on over rows that cannot be read again as
+    they were (a live source under the wall clock), go on with `streamveil fork` instead.
+    """
+    from streamveil.runtime.backup import restore as make
+
+    say(f"the state of {make(copy, state)}: {state}")
+
+
 @app.command(epilog="Example: streamveil rekey pages.veil --new file:new.key")
 def rekey(
     state: StateFolder,

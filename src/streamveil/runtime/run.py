@@ -35,7 +35,7 @@ from streamveil.runtime.progress import Listener, resident_bytes
 from streamveil.runtime.query_rows import needed_columns, open_rows, time_named
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.schedule import MicroBatches
-from streamveil.runtime.store import SCRATCH, epoch_of
+from streamveil.runtime.store import FORK, SCRATCH, epoch_of
 from streamveil.sql.schema import check_schema
 
 Engine = Callable[[Plan], Operator]
@@ -88,6 +88,10 @@ def run(  # noqa: PLR0913  (the public signature)
     if epoch_of(Path(state)) is None:
         warn_of_nothing(plan)
     fresh, clock = None, None
+    if (Path(state) / FORK).is_file():
+        from streamveil.runtime.fork import forked  # loaded where a fork runs
+
+        plan = forked(plan, Path(state))
     if epoch_of(Path(state)) is not None:
         from streamveil.runtime.changed_query import kept_plan  # loaded where a job goes on
 

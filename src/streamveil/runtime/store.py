@@ -3,6 +3,7 @@
     state.json        whose state this is: job, query, operator, format, epoch; no secret
     secret            the noise secret, mode 0600, unless it is kept elsewhere
     look.json         what a look at the rows said before the first release, if there was one
+    fork.json         of a fork: when it begins (see `fork`)
     ledger            what was spent, charged once when the directory was created
     lock              held by the one process that runs the job
     log-N             the micro-batches committed after batch N
@@ -39,9 +40,13 @@ HEADER = "state.json"
 LEDGER = "ledger"
 SCRATCH = "scratch"  # swept partitions; not state
 LOOK = "look.json"  # what a look at the rows said
+FORK = "fork.json"  # when a fork begins
+BACKUP = "backup.json"  # in a backup
 EPOCH_BYTES = 16
 CLOSING_SECONDS = 4.0  # a container gives ten in all
-BEFORE_CREATION = frozenset([LOCK, SECRET, SCRATCH, LOOK])  # what may be there before the header
+BEFORE_CREATION = frozenset(
+    [LOCK, SECRET, SCRATCH, LOOK, FORK]
+)  # what may be there before the header
 PARTS = (LEDGER, wal.SEGMENT, checkpoint.CHECKPOINT)  # what is there after it
 
 
@@ -123,6 +128,11 @@ class Store:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._written: Future[None] | None = None  # the last of its work
         self._draft: checkpoint.CheckpointDraft | None = None
+        if (directory / BACKUP).exists():
+            raise StoreError(
+                f"'{directory.name}' is a backup, in which no job runs.\n"
+                f"  to fix  streamveil restore {directory.name} STATE, if the original is gone"
+            )
         if not (directory / HEADER).exists():
             require_empty(directory)  # a foreign one is left as it is
         disk.make_directory(directory)

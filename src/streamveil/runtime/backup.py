@@ -1,0 +1,86 @@
+"""A copy of a state from one moment, and the way back: whole, or not there at all.
+
+    backup.json       in the copy alone: it is one, and no job runs in it
+
+A copy is made under the lock of the state, so while no job writes; every file is synced and
+verified before the copy gets its name. A backup is refused by `run`: two jobs on one state draw the
+same noise, for other rows if the source went on. It may be read, inspected and verified.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from streamveil.connectors.blocks import sync_directory
+from streamveil.errors import StoreError
+from streamveil.runtime import disk, notes
+from streamveil.runtime.lock import LOCK, Lock
+from streamveil.runtime.store import BACKUP, HEADER, SCRATCH
+from streamveil.runtime.verify import verify
+
+LEFT = frozenset([LOCK, SCRATCH, BACKUP])  # no part of a state
+
+
+def backup(state: str | Path, copy: str | Path) -> None:
+    """Copies the state of a job that is not running to a new place."""
+    home, place = Path(state).absolute(), Path(copy).absolute()
+    if not (home / HEADER).is_file():
+        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
+    if (home / BACKUP).exists():
+        raise StoreError(f"'{home.name}' is a backup itself: copy it as you like")
+    made = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")  # noqa: TID251
+    copied(home, place, {"made": made})
+
+
+def restore(copy: str | Path, state: str | Path) -> str:
+    """Makes a state of a backup, at a place where there is none; returns when it was made."""
+    home, place = Path(copy).absolute(), Path(state).absolute()
+    if not (home / BACKUP).is_file():
+        raise StoreError(
+            f"'{home.name}' is no backup that `streamveil backup` made.\n"
+            "  to fix  a state that was copied otherwise needs no `restore`"
+        )
+    made: str = notes.read(home / BACKUP, "backup")["made"]
+    copied(home, place, None)
+    return made
+
+
+def copied(home: Path, place: Path, note: notes.Content | None) -> None:
+    """A verified copy, with a note or without one; it has its name when it is durable."""
+    if place.exists():
+        raise StoreError(f"'{place.name}' exists already; name a place where there is nothing")
+    disk.make_directory(place.parent)
+    draft = place.with_name(place.name + disk.TEMPORARY)
+    lock = Lock(home)
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        with disk.crash_only("copy to", place):
+            shutil.copytree(home, draft, ignore=lambda _, names: LEFT & {*names})
+            for path in [*draft.rglob("*")]:
+                synced(path)
+    finally:
+        lock.close()
+    faults = [one for one in verify(draft) if not one.is_whole]
+    (draft / LOCK).unlink(missing_ok=True)
+    if faults:
+        shutil.rmtree(draft)
+        raise StoreError(f"{faults[0].part}: {faults[0].words}")
+    if note is not None:
+        notes.write(draft / BACKUP, "backup", note)
+    with disk.crash_only("copy to", place):
+        sync_directory(draft)
+        draft.rename(place)
+        sync_directory(place.parent)
+
+
+def synced(path: Path) -> None:
+    """Makes a file or a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

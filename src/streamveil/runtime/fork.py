@@ -1,0 +1,91 @@
+"""A fork: a second job of the same query, with noise, epoch, secret and charge of its own.
+
+    fork.json         when it begins; beside `state.json`, there before it
+
+It begins where the first job stands: at the end of the first step, from the one that was last begun
+on, at which no window is open. That is a function of the query and of a step's number, so public.
+
+Proof: the fork is a job of the query that differs in its start alone, in a directory of its own: so
+    with another epoch, under which no address is one of the first job's, and with a secret of its
+    own. It takes nothing from the first state but the number of a step. Its loss is that of the
+    query (`GroupBy.loss` is derived anew for the later start) and is charged when it is made, so
+    both jobs together lose what the two charges come to, whatever either reads.
+No window is in it by halves: all windows that its steps release begin at its start or later
+    (`boundary` looks at those of its first step; later steps release no earlier ones, for a window
+    is released at steps in a row).
+
+What it is for: another noise key from here on (the first job ends there, `rekey` cannot do it); a
+second consumer; and going on from a backup when nobody knows what the original published since:
+the restored state draws the same noise again, which over other rows must not be; a fork does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from streamveil.compiler.group_by import compile_plan
+from streamveil.dataflow.windows import Schedule
+from streamveil.errors import PlanError, StoreError
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.plan import Plan
+from streamveil.runtime import disk, notes
+from streamveil.runtime.changed_query import kept_plan
+from streamveil.runtime.inspect import inspect
+from streamveil.runtime.store import FORK, read_header, require_empty
+
+MOST_STEPS = 100_000  # that are looked at
+SAYS_NOTHING = "to fix  run the query in a state of its own: it reads its source from the start"
+
+
+def fork(plan: Plan, state: str | Path, new: str | Path) -> int:
+    """Prepares a directory for a fork of a state's job; returns when it begins, in microseconds."""
+    home, place = Path(state), Path(new)
+    header = read_header(home) if home.is_dir() else None
+    if header is None:
+        raise StoreError(f"'{home.name}' is not a state directory of the embedded engine")
+    first = kept_plan(plan, home)
+    if first.plan.fingerprint != header.identity.plan:
+        raise StoreError(
+            f"'{home.name}' was made for another query than this one.\n"
+            "  to fix  fork it with its query, or begin the other one in a state of its own"
+        )
+    if place.exists() and (place.is_file() or any(place.iterdir())):
+        raise StoreError(f"'{place.name}' exists already; a fork begins in a directory of its own")
+    clock = first.clock or first.plan.clock
+    if not clock.timed:
+        raise PlanError(f"a fork begins at a time, and the steps have none.\n  {SAYS_NOTHING}")
+    schedule = compile_plan(combined_plan(replace(first.plan, clock=clock))).schedule
+    step = boundary(schedule, inspect(home).step)
+    require_empty(place)
+    disk.make_directory(place)
+    begins = clock.due_us(step) if step else int(clock.start_us or 0)
+    notes.write(place / FORK, "fork", {"start_us": begins, "skipped": step})
+    return begins
+
+
+def boundary(schedule: Schedule, begun: int) -> int:
+    """The first step, from one that was begun on, after which all windows are new."""
+    if schedule.whole or schedule.ticks is None:
+        raise PlanError(
+            f"one window holds the whole stream: a fork would lack it.\n  {SAYS_NOTHING}"
+        )
+    last = begun + MOST_STEPS if schedule.steps is None else schedule.steps - 1
+    for step in range(begun, min(last, begun + MOST_STEPS) + 1):
+        time = schedule.ticks.start(step)
+        if all(schedule.bounds(window)[0] >= time for window in schedule.active(step + 1)):
+            return step
+    raise PlanError(
+        "at every step until its end this query has a window that has begun, so a fork would hold a"
+        f" part of it.\n  {SAYS_NOTHING}"
+    )
+
+
+def forked(plan: Plan, state: Path) -> Plan:
+    """The plan that runs in a directory: of a fork, the one with its start."""
+    if not (state / FORK).is_file():
+        return plan
+    told = notes.read(state / FORK, "fork")
+    clock = plan.clock
+    steps = None if clock.steps is None else clock.steps - told["skipped"]
+    return replace(plan, clock=replace(clock, start_us=told["start_us"], steps=steps))

@@ -1,0 +1,111 @@
+"""Backups are whole and never run; a fork has noise and a charge of its own."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from streamveil import cli
+from streamveil.accounts.ledger import Ledger
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.dataflow.windows import fixed_schedule
+from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.runtime.backup import backup, restore
+from streamveil.runtime.fork import boundary, fork
+from streamveil.runtime.run import run
+from streamveil.runtime.store import read_header
+from streamveil.runtime.verify import verify
+from tests.runtime.test_changed_query import plan, rows, some, told
+
+assert rows  # the fixture: five days of visits
+
+
+def test_a_state_goes_on_from_its_backup(tmp_path):
+    first = some(run(plan(), state="s"), 4)
+    backup("s", "copies/monday")
+    with pytest.raises(StoreError, match="is a backup, in which no job runs"):
+        run(plan(), state="copies/monday")
+    assert all(one.is_whole for one in verify("copies/monday"))
+    rest = told(run(plan(), state="s"))
+    shutil.rmtree("s")
+    restore("copies/monday", "s")
+    assert not (Path("s") / "backup.json").exists()
+    again = told(run(plan(), state="s"))
+    assert again.keys() == rest.keys()
+    assert all(again[place].equals(rest[place]) for place in rest), "the same bytes"
+    with pytest.raises(StoreError, match="exists already"):
+        restore("copies/monday", "s")
+    with pytest.raises(StoreError, match="is no backup"):
+        restore("s", "t")
+    assert len(first) == 4
+
+
+def test_a_backup_of_a_job_that_runs_or_is_damaged_is_refused():
+    job = run(plan(), state="s")
+    with pytest.raises(StoreError, match="another process"):
+        backup("s", "copy")
+    job.close()
+    path = Path("s") / "ledger"
+    path.write_bytes(path.read_bytes().replace(b'"charge"', b'"cherge"'))
+    with pytest.raises(StoreError, match="ledger"):
+        backup("s", "copy")
+    assert not [one for one in Path().iterdir() if one.name.startswith("copy")]
+
+
+def test_a_fork_has_noise_and_a_charge_of_its_own():
+    limit = Budget(epsilon=8, delta="1e-6")  # room for three Gaussian mechanisms of epsilon 4
+    Ledger.open("clicks.ledger", limit, Neighbours("person")).close()
+    some(run(plan(), state="s", ledger="clicks.ledger"), 4)  # in the middle of the second day
+    begins = [fork(plan(), "s", name) for name in ("one", "two", "three")]
+    assert begins[0] == begins[1] == 1_767_225_600_000_000 + 2 * 86_400_000_000
+    original = told(run(plan(), state="s", ledger="clicks.ledger"))
+    forks = [told(run(plan(), state=name, ledger="clicks.ledger")) for name in ("one", "two")]
+    day = max(window for window, _ in original)
+    assert {window for window, _ in forks[0]} == {day}, "the first whole window alone"
+    for place in forks[0]:
+        noisy = {tuple(found[place]["n"].to_pylist()) for found in (original, *forks)}
+        assert len(noisy) > 1, "noise of its own"
+    epochs = {read_header(Path(name)).epoch for name in ("s", "one", "two")}
+    secrets = {(Path(name) / "secret").read_text() for name in ("s", "one", "two")}
+    assert (len(epochs), len(secrets)) == (3, 3)
+    with Ledger.load("clicks.ledger") as ledger:
+        assert {one.key for one in ledger.entries()} == epochs
+    assert told(run(plan(), state="one", ledger="clicks.ledger")).keys() <= forks[0].keys()
+    with pytest.raises(BudgetError):
+        run(plan(), state="three", ledger="clicks.ledger")
+
+
+def test_a_fork_that_would_hold_a_part_of_a_window_is_refused():
+    some(run(plan(daily=""), state="s"), 2)
+    with pytest.raises(PlanError, match="one window holds the whole stream"):
+        fork(plan(daily=""), "s", "f")
+    with pytest.raises(StoreError, match="another query"):
+        fork(plan(), "s", "f")
+    assert not Path("f").exists()
+    hopping = fixed_schedule(every_us=2, size_us=8, slide_us=4, steps=40)
+    with pytest.raises(PlanError, match="a window that has begun"):
+        boundary(hopping, 5)
+    late = fixed_schedule(every_us=2, size_us=8, lateness_us=4, steps=40)
+    with pytest.raises(PlanError, match="a window that has begun"):
+        boundary(late, 5)
+    for begun in range(1, 30):
+        schedule = fixed_schedule(every_us=2, size_us=8, steps=40)
+        step = boundary(schedule, begun)
+        after = {w for one in range(step + 1, 41) for w in schedule.active(one)}
+        assert step >= begun
+        assert all(schedule.first_step(window) > step for window in after)
+
+
+def test_the_commands():
+    some(run(plan(), state="s"), 1)
+    Path("q.sql").write_text("SELECT 1")
+
+    def told_by(*command):
+        done = CliRunner().invoke(cli.app, list(command))
+        return done.exit_code, done.output
+
+    assert told_by("backup", "s", "b") == (0, "whole: b\n")
+    assert told_by("restore", "b", "t")[0] == 0
+    assert told_by("verify", "t")[0] == 0
