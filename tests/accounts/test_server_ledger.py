@@ -304,7 +304,8 @@ cli.main()
 
 
 @pytest.mark.parametrize(
-    ("name", "before"), [("visits", True), ("visits", False), ("ledger", False)]
+    ("name", "before"),
+    [pytest.param("visits", True, marks=pytest.mark.slow), ("visits", False), ("ledger", False)],
 )
 def test_a_job_killed_between_its_charges_and_its_first_draw_pays_once(
     at: str, tmp_path: Path, plan, name: str, before: bool

@@ -33,7 +33,17 @@ def unpacked(folder, format_and_name):
     return folder, json.loads((folder / "expected.json").read_text())
 
 
-@pytest.mark.parametrize("archive", ARCHIVES, ids=name_of)
+def is_long(path):
+    """Of the present format, which all other tests write, one is enough in the fast tests."""
+    present = path.parent.name == f"format-{formats.current('state')}"
+    return present and not path.name.startswith("group-by")
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [pytest.param(path, marks=[pytest.mark.slow] * is_long(path)) for path in ARCHIVES],
+    ids=name_of,
+)
 def test_a_kept_state_goes_on(archive, tmp_path):
     kept.unpack(archive, tmp_path)
     expected = json.loads((tmp_path / "expected.json").read_text())
