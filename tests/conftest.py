@@ -23,6 +23,7 @@ settings.register_profile(
 )
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
+os.environ["STREAMVEIL_CACHE"] = "off"  # every process of a test searches its designs itself
 
 
 @pytest.hookimpl(wrapper=True)

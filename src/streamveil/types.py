@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, UInt8, UInt16, UInt32, UInt64
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Exact: TypeAlias = int | Fraction  # a privacy number that is never rounded
+
+if TYPE_CHECKING:
+    from jaxtyping import (
+        Bool,
+        Float32,
+        Float64,
+        Int32,
+        Int64,
+        UInt8,
+        UInt16,
+        UInt32,
+        UInt64,
+    )
+else:  # names for readers and type checkers: jaxtyping is slow to load
+
+    class _Shaped:
+        """An array of one kind of number."""
+
+        def __class_getitem__(cls, shape: Any) -> Any:
+            return Array
+
+    Bool = Float32 = Float64 = Int32 = Int64 = UInt8 = UInt16 = UInt32 = UInt64 = _Shaped
 
 __all__ = [
     "Array",
     "Bool",
     "Exact",
+    "Float32",
     "Float64",
     "Int32",
     "Int64",

@@ -15,6 +15,7 @@ from streamveil.compiler.error_forecast import (
     Settings,
     forecast,
 )
+from streamveil.kept import kept
 from streamveil.plan.overflow import LARGEST_WEIGHT
 
 SQUARED = tuple(2.0 ** (place / 2) for place in range(31))  # squared rows: 1 to 32,768
@@ -82,6 +83,7 @@ def usual_family(given: Given) -> tuple[ExpectedStream, ...]:
 
 
 @lru_cache(maxsize=64)
+@kept(Settings)
 def choose(problem: Problem) -> Settings:
     """The settings with the least mean cost over the family: for each design, descent on a grid.
 

@@ -39,6 +39,7 @@ from streamveil.counters import COUNTERS
 from streamveil.counters.fitting import fit, short
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
+from streamveil.kept import kept
 from streamveil.plan import options
 from streamveil.plan.look import expectations
 from streamveil.plan.options import Option
@@ -336,10 +337,8 @@ class Sizing:
 
     def _noise(self, half: float | None) -> ForecastNoise:
         """The public numbers that a forecast needs."""
-        fine = Fraction(10**6)
-        counter: Any = fit(self._unscaled(), Budget(mu=1), fine, 1)
         triggers = self.horizon or FAR
-        spread = float(counter.std(np.array([triggers]))[0]) / float(fine)
+        spread = spread_of(self._unscaled(), triggers)
         lanes = [lane for lane in self.lanes if lane.place == 0]
         uses = [self.uses[self.lanes.index(lane)] for lane in lanes]
         part = self.uses[max(driver(self.lanes), 0)] / max(sum(uses), 1)
@@ -488,7 +487,16 @@ class Sizing:
         return left
 
 
+@kept()
+def spread_of(unscaled: Any, triggers: int) -> float:
+    """The deviation of its totals after so many triggers, at the noise that mu = 1 needs."""
+    fine = Fraction(10**6)
+    counter: Any = fit(unscaled, Budget(mu=1), fine, 1)
+    return float(counter.std(np.array([triggers]))[0]) / float(fine)
+
+
 @lru_cache(maxsize=256)
+@kept()
 def least_sigma(
     unscaled: Any, moved: Fraction, groups: int, mu_squared: Fraction, rule: WeightRule | None
 ) -> Exact:

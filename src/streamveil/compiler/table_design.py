@@ -34,6 +34,7 @@ from streamveil.core.accounting.geometric_wait import doubt
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.errors import require_positive
+from streamveil.kept import kept
 from streamveil.plan.options import MU_SHARE
 from streamveil.types import Array, Float64
 
@@ -103,15 +104,30 @@ def _part_of_mu(budget: Budget, share: Fraction) -> Fraction:
     return Fraction(int(part * grain), grain)
 
 
-@lru_cache(maxsize=64)
-def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
+@kept()
+def _best(
+    horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction
+) -> tuple[Fraction, Fraction, int] | None:
+    """Slope and bend of the table that opens keys with the fewest units, and its steps of shift.
+
+    They are not certified. None: no table fits.
+    """
     setting = Setting(horizon, budget, keys_per_unit, mu)
     rough = cache(partial(_rough_half, setting))
     found = _descents(setting, rough, STEPS if horizon <= MANY_TESTS else STEPS[:1])
-    design = None
-    if found:
-        shape = min(found, key=rough)
-        design = Lattice(setting, shape, shape[0] / FINE).certified()
+    if not found:
+        return None
+    shape = min(found, key=rough)
+    return *shape, Lattice(setting, shape, shape[0] / FINE).places
+
+
+@lru_cache(maxsize=64)
+def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
+    setting, design = Setting(horizon, budget, keys_per_unit, mu), None
+    best = _best(horizon, budget, keys_per_unit, mu)
+    if best is not None:
+        slope, bend, places = best
+        design = Lattice(setting, (slope, bend), slope / FINE).certified(places)
     if design is None:
         raise NoTableError(
             f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit}"
@@ -122,6 +138,7 @@ def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> S
 
 
 @lru_cache(maxsize=64)
+@kept()
 def about_half(horizon: int, budget: Budget, keys_per_unit: int) -> float | None:
     """About the `half` of the design with 2/3 of mu, uncertified; None: no table fits."""
     setting = Setting(horizon, budget, keys_per_unit, _part_of_mu(budget, Fraction(2, 3)))
@@ -272,10 +289,13 @@ class Lattice:
             coins=self.coins,
         )
 
-    def certified(self) -> SelectionDesign | None:
-        """The table with the largest shift inside the budget, with its delta; None: none fits."""
+    def certified(self, most: int | None = None) -> SelectionDesign | None:
+        """The table with the largest shift inside the budget, with its delta; None: none fits.
+
+        No shift beyond `most` steps is tried, by default those that seem to fit.
+        """
         setting = self.setting
-        for places in range(self.places, 0, -1):
+        for places in range(self.places if most is None else most, 0, -1):
             table = self.table(places)
             delta = table.delta_at(setting.epsilon, setting.mu, places)
             if delta <= setting.limit:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
-from rich.table import Table
 
 from streamveil.batch import Release, require_release
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
@@ -209,6 +208,8 @@ class ConsoleSink:
 
     def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
+        from rich.table import Table
+
         window, trigger, table = require_release(release).identity
         head = table.slice(0, self.rows)
         shown = Table(

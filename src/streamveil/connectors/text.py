@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ FIELD = r'(?:"(?:[^"]|"")*"(?:[^",][^,]*)?|[^",][^,]*|)'
 PAIRED = f"^{FIELD}(?:,{FIELD})*$"
 QUOTED = re.compile(rb'(^|,)"(?:[^"]++|"")*+"')  # without a step back, which takes memory
 BOM = b"\xef\xbb\xbf"
-NULLS = pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
 
 
 class HeaderError(ValueError):
@@ -118,10 +117,16 @@ def csv_rows(block: bytes, names: list[str], wanted: list[str], typed: Sequence[
     return Lines(table, malformed_of(block, rest, left, numbers), block.splitlines)
 
 
+@cache
+def nulls() -> pa.Array:
+    """What some programs write for nothing."""
+    return pa.array([text.encode() for text in pyarrow.csv.ConvertOptions().null_values])
+
+
 def without_words(table: pa.Table, name: str) -> pa.Table:
     """The same with null for what some programs write into numbers that are not there."""
     column = table.column(name)
-    said = pc.is_in(column, NULLS)
+    said = pc.is_in(column, nulls())
     if not pc.any(said).as_py():
         return table
     nothing = pa.scalar(None, column.type)

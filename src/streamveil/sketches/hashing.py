@@ -12,12 +12,11 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from jaxtyping import UInt32
 
 from streamveil.compiled import njit
 from streamveil.errors import require_one_of
 from streamveil.sketches.keys import Words
-from streamveil.types import Array, UInt64
+from streamveil.types import Array, UInt32, UInt64
 
 Kind = Literal["count-min", "count-sketch"]
 Family = Literal["multiply", "invertible", "identity"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int32
 
 from streamveil.compiled import njit
 from streamveil.core.counters.cell_kernels import (
@@ -17,7 +16,7 @@ from streamveil.core.counters.cell_kernels import (
 from streamveil.core.noise.bulk.gaussian import new_scratch
 from streamveil.sketches.keys import Words
 from streamveil.sketches.linear import CHUNK, add_chunks, add_keys, add_weighted
-from streamveil.types import Array
+from streamveil.types import Array, Int32
 
 
 @njit(cache=True)

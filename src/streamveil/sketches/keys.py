@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int32, UInt32
 
 from streamveil.compiled import njit
 from streamveil.core.noise.bulk.lanes import load_word
-from streamveil.types import Array, Int64, UInt8, UInt64
+from streamveil.types import Array, Int32, Int64, UInt8, UInt32, UInt64
 
 Keys: TypeAlias = "Array | pa.Array | pa.ChunkedArray | Iterable[int] | Iterable[str | bytes]"
 Words: TypeAlias = "UInt32[Array, ' keys'] | UInt64[Array, ' keys']"

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Int32
 
 from streamveil.compiled import njit
 from streamveil.sketches.hashing import Layout, find_places
 from streamveil.sketches.keys import Keys, Words, key_words, weight_words
-from streamveil.types import Array, Float64
+from streamveil.types import Array, Float64, Int32
 
 CHUNK = 1024  # keys hashed together before their cells are touched
 LARGEST_WEIGHT = 2**31 - 1

@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from streamveil.core.portable import portable
+from streamveil.kept import kept
 from streamveil.optimize import least
 from streamveil.types import Array, Float64
 
@@ -121,6 +122,7 @@ def _others(rates: Array) -> Array:
 
 
 @lru_cache(maxsize=256)
+@kept(Blt)
 def best_blt(horizon: int, d: int) -> Blt:
     """The BLT with d buffers of least maximal error over `horizon` steps.
 

@@ -25,13 +25,12 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, UInt32
 
 from streamveil.compiled import njit
 from streamveil.core.noise.bulk.keystream import GROUP, LOW_DOMAIN, fill, one_block
 from streamveil.core.noise.bulk.lanes import leading_zeros, shift_left
 from streamveil.core.noise.bulk.precise import precise_rounded
-from streamveil.types import Array, UInt64
+from streamveil.types import Array, Float32, UInt32, UInt64
 
 PIECE = 1024  # cells noised together: little work space beside a first-level cache
 DOUBT = 2e-6  # bound on the error of a single-precision standard Gaussian (largest seen 1e-6)

@@ -16,14 +16,13 @@ from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]  # ships no types
 import numpy as np
-from jaxtyping import UInt32
 from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
 from numba import types
 from numba.extending import intrinsic
 
 from streamveil.compiled import njit
 from streamveil.core.noise.keyed import Draws
-from streamveil.types import Array, UInt64
+from streamveil.types import Array, UInt32, UInt64
 
 ROUNDS = 14
 GROUP = 64  # words made together: 32 blocks, eight 512-bit registers

@@ -1,0 +1,52 @@
+"""What the footers of Parquet files tell of the times in their row groups, before a row is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+UNITS = {"milliseconds": ("ms", 1_000, 1), "microseconds": ("us", 1, 1),
+         "nanoseconds": ("ns", 1, 1_000)}  # fmt: skip
+
+
+class RowGroup(NamedTuple):
+    """A row group, in the order in which files are read."""
+
+    rows: int
+    nbytes: int  # of all its columns, before compression
+    span: tuple[int, int] | None  # its first and last time, microseconds; None: not known
+
+
+def row_groups(paths: Iterable[Path], column: str, kind: pa.DataType) -> list[RowGroup] | None:
+    """All row groups of some files; None where a file does not hold the column as that type."""
+    found: list[RowGroup] = []
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            facts, schema = file.metadata, file.schema_arrow
+            places = [i for i in range(facts.num_columns) if facts.schema.column(i).path == column]
+            if len(places) != 1 or schema.field(column).type != kind:
+                return None
+            for number in range(facts.num_row_groups):
+                group = facts.row_group(number)
+                span = span_of(group.column(places[0]), kind)
+                found.append(RowGroup(group.num_rows, group.total_byte_size, span))
+    return found
+
+
+def span_of(chunk: pq.ColumnChunkMetaData, kind: pa.DataType) -> tuple[int, int] | None:
+    """The first and last time of a row group as its statistics have them, rounded down."""
+    told = chunk.statistics
+    if told is None or not told.has_min_max or told.physical_type != "INT64":
+        return None
+    if pa.types.is_int64(kind):
+        return told.min_raw, told.max_raw
+    unit = json.loads(told.logical_type.to_json()).get("timeUnit")
+    if unit not in UNITS or not pa.types.is_timestamp(kind) or UNITS[unit][0] != kind.unit:
+        return None
+    _, factor, parts = UNITS[unit]
+    return told.min_raw * factor // parts, told.max_raw * factor // parts
