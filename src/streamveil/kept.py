@@ -29,7 +29,15 @@ import numpy
 import scipy
 
 HERE = Path(__file__).parent
-ROOMS = "calibrate.py", "compiler", "core", "counters", "dataflow", "plan"  # what searches read
+ROOMS = (
+    "calibrate.py",
+    "compiler",
+    "core",
+    "counters",
+    "dataflow",
+    "optimize.py",
+    "plan",
+)  # searches
 FOLDER = "STREAMVEIL_CACHE"
 Searching = TypeVar("Searching", bound=Callable[..., Any])
 
