@@ -27,7 +27,7 @@ from streamveil.core.noise.keyed import KeyedNoise, Noise, SilentNoise
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.plan.options import TOTAL_TESTS
+from streamveil.plan.options import SELECTION, TOTAL_TESTS
 from streamveil.plan.plan import Plan
 from streamveil.types import Array, Bool, Float64, Int64
 
@@ -43,6 +43,11 @@ def selection_chance(operator: GroupBy, units: int) -> float:
     chosen = operator.aggregation.selection
     if isinstance(chosen, GaussianSelection):
         return float(ndtr((units - chosen.threshold(1)) / chosen.deviation(1)))
+    test = operator.aggregation.test
+    if operator.aggregation.selected_by == "totals" and test is not None:
+        counted = 1 in test.triggers and test.lane.kind != "sum"  # values are 0 here
+        passed = units - test.threshold(1) - 0.5  # totals are integers
+        return float(ndtr(passed / test.deviation(1))) if counted else 0.0
     assert isinstance(chosen, CoinSelection)  # noqa: S101  (a type narrowing)
     coins = np.array([*chosen.coins.coins], np.float64) / COIN
     decay = np.exp(-float(chosen.shift_epsilon))
@@ -166,9 +171,12 @@ def shown_tests(
     """Selection and bounding of the reduced query; `change` may plant a fault in what runs."""
     if plan.preset != "default":
         return
-    untested = replace(plan, options={**plan.options, TOTAL_TESTS.name: 0})
-    claimed = compile_plan(reduced(untested, GROUPS))
-    running = change(claimed)
-    if claimed.aggregation.selection is not None:
-        yield selection_test(claimed, running, KeyedNoise.fresh(), alpha)
-    yield bounding_test(claimed, running)
+    alone = compile_plan(reduced(plan, GROUPS))
+    untested = {**plan.options, TOTAL_TESTS.name: 0}
+    if untested.get(SELECTION.name) == "totals":
+        del untested[SELECTION.name]  # rows are bounded alike, whatever shows groups
+    claimed = compile_plan(reduced(replace(plan, options=untested), GROUPS))
+    tested = alone if alone.aggregation.selected_by == "totals" else claimed
+    if tested.aggregation.selection is not None:
+        yield selection_test(tested, change(tested), KeyedNoise.fresh(), alpha)
+    yield bounding_test(claimed, change(claimed))
