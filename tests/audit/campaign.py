@@ -137,9 +137,9 @@ def campaign(pairs: int, seed: int, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def told(seed: int, tried: Any, wrong: Any, found: Any) -> dict[str, Any]:
-    """One campaign, for the file of results."""
+    """One campaign, for the file of results; the code is named by git's hash of the core."""
     code = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
+        ["git", "rev-parse", "--short", "HEAD:src/streamveil/core"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -170,7 +170,7 @@ def render(campaigns: list[dict[str, Any]]) -> str:
         f"**{whole:,} pairs of neighbours in {len(campaigns)} campaigns. Claims passed:"
         f" {violations}.**",
         "\n".join(
-            ["| code | seed | pairs | claims passed |", "|---|---|--:|--:|"]
+            ["| core | seed | pairs | claims passed |", "|---|---|--:|--:|"]
             + [
                 f"| {one['code']} | {one['seed']} | {sum(one['pairs'].values()):,} |"
                 f" {len(one['violations'])} |"
