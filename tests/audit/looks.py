@@ -16,7 +16,11 @@ BARE = re.compile(r",? contribution_bounds_per_row => \([^)]*\)")
 
 
 class OneWord(OpenNoise):
-    """All units choose their row by one word: given the words of others, a unit's own is any."""
+    """All units choose their row by one word, and all groups their bucket by one.
+
+    Words are independent of the rows: given those of the others a unit's own is any, and groups may
+    be numbered otherwise in each input as long as each keeps its word.
+    """
 
     def __init__(self, seed):
         super().__init__(seed)
@@ -24,7 +28,7 @@ class OneWord(OpenNoise):
 
     def at(self, purpose, *path):
         draws = super().at(purpose, *path)
-        if purpose == "rows to survey":
+        if purpose in ("rows to survey", "buckets to survey"):
             draws.words = lambda n: np.full(n, self.word, np.uint64)
         return draws
 
