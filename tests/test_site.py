@@ -1,5 +1,6 @@
 """The site builds strictly, loads nothing from elsewhere, and refers to every public name."""
 
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -125,6 +126,38 @@ def test_queries_are_told_whole():
     assert len(found) > 60
     assert {name: lacks for name, lacks in found.items() if lacks} == {}
     assert lacking(lacking) == ["what", "Raises", "an example"]
+
+
+def described(kind):
+    """Fields of a dataclass that a comment or a docstring of its line of classes tells of."""
+    for one in kind.__mro__:
+        if dataclasses.is_dataclass(one):
+            text, said = inspect.getsource(one), inspect.getdoc(one) or ""
+            for name in one.__annotations__:
+                if re.search(rf"^    {name}: .*#\s*\S", text, re.M) or re.search(
+                    rf"\b{name}\b", said
+                ):
+                    yield name
+
+
+def untold(what):
+    """What the reference does not tell of a name of the library."""
+    text = inspect.getdoc(what) or ""
+    if dataclasses.is_dataclass(what) and isinstance(what, type):
+        known = {field.name for field in dataclasses.fields(what) if field.init}
+        return sorted(known - {*described(what)})
+    if isinstance(what, type) or not callable(what):
+        return []
+    named = [name for name in inspect.signature(what).parameters
+             if not re.search(rf"\b{name}\b", text)]  # fmt: skip
+    return named + ["an example"] * (">>> " not in text)
+
+
+def test_mechanisms_are_told_with_every_parameter():
+    found = {name: untold(what) for name, what in public() if name.count(".") == 2}
+    assert len(found) > 100
+    assert {name: lacks for name, lacks in found.items() if lacks} == {}
+    assert untold(contrast) == ["one", "other", "an example"]
 
 
 def test_a_query_runs_with_every_option_of_a_job():

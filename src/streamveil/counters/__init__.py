@@ -102,7 +102,12 @@ COUNTERS: Mapping[str, type[Counter]] = _Registry()
 
 
 def kind_of(counter: Counter) -> str:
-    """The name of a counter's kind in `COUNTERS`."""
+    """The name of a counter's kind in `COUNTERS`.
+
+    >>> from streamveil.counters import HaarCounter
+    >>> kind_of(HaarCounter(horizon=4, sigma=1))
+    'haar'
+    """
     return next(kind for kind, name in _KINDS.items() if name == type(counter).__name__)
 
 

@@ -38,7 +38,7 @@ class CounterChoice:
     """A counter with its noise, and why."""
 
     counter: Counter
-    reason: str
+    reason: str  # why this one
 
     def __str__(self) -> str:
         return f"{type(self.counter).__name__}: {self.reason}"
@@ -54,8 +54,14 @@ def choose(
 ) -> CounterChoice:
     """The counter of least error for a setting, sized to its budget.
 
-    `horizon` is None when nobody knows it. `touched` is the share of steps at which a typical key
-    gets an increment or is read.
+    Args:
+        horizon: the last step; None when nobody knows it.
+        budget: of what one person adds, over all steps.
+        person: how many rows that is, and how they lie; one row unless given.
+        touched: share of steps at which a typical key gets an increment or is read.
+
+    Raises:
+        ValueError: the budget is no Budget, or no counter fits.
 
     >>> print(choose(1000, Budget(rho=0.1)))
     BltCounter: the end is known and keys are read at most steps; max sd 6.90, 32 bytes per key
@@ -127,7 +133,7 @@ class Row:
 class Comparison:
     """Rows by increasing largest error. Prints as a table."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # one for each counter, the best first
 
     def __str__(self) -> str:
         lines = [f"{'counter':<16}{'max sd':>10}{'mean sd':>10}{'bytes/key':>11}{'ns/step':>10}"]
@@ -166,7 +172,21 @@ def compare(
     counters: Sequence[str] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Comparison:
-    """Error, memory and time of every counter that fits a setting, noise sized to its budget."""
+    """Error, memory and time of every counter that fits a setting, noise sized to its budget.
+
+    Args:
+        horizon: the last step.
+        budget: of what one person adds, over all steps.
+        person: how many rows that is, and how they lie; one row unless given.
+        counters: kinds to compare, by their names in `COUNTERS`; all unless given.
+        clock: seconds, for the times.
+
+    Raises:
+        ValueError: none of the named counters fits.
+
+    >>> [row.name for row in compare(100, Budget(rho=0.1), counters=["honaker", "blt"]).rows]
+    ['blt', 'honaker']
+    """
     rows = []
     for name, counter in candidates(horizon, pure=budget.is_pure).items():
         if counters is not None and name not in counters:

@@ -103,7 +103,7 @@ class HaarCounter(KeyedHaar):
 
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # noise scale for sensitivity 1, quanta
-    aim: Literal["max", "mean", "two-sided"] = "max"
+    aim: Literal["max", "mean", "two-sided"] = "max"  # which error is least
 
     def __post_init__(self) -> None:
         if check_horizon(self.horizon) > LARGEST_HORIZON:

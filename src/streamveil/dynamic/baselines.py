@@ -34,10 +34,10 @@ class TwoStream:
     Error: that of all updates so far, however few records remain.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share
-    horizon: int | None
-    arity: int = 4
+    horizon: int | None  # steps that the guarantee covers; None: all there will ever be
+    arity: int = 4  # children of a node of its tree
 
     @property
     def queries(self) -> Queries:
@@ -97,7 +97,7 @@ class Rerun:
     Error: that of a static release with the part of one step; nothing is stale.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share
     steps: int | None = None
     retention: int | None = None
@@ -162,11 +162,11 @@ class SnapshotDelta:
         it follows the records that are there, and the turnover only polynomially.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share
-    horizon: int
+    horizon: int  # steps that the guarantee covers, >= 1
     every: int
-    arity: int = 4
+    arity: int = 4  # children of a node of its tree
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon, every=self.every)

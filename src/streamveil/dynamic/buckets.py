@@ -99,12 +99,12 @@ class Repaired:
         level of an accumulator, and shift an AboveThreshold by two events.
     """
 
-    static: StaticMechanism
-    most_rounds: int = 3
-    arity: int = 4
-    split: tuple[Exact, Exact, Exact, Exact] = (
+    static: StaticMechanism  # what answers about one fixed table
+    most_rounds: int = 3  # of a bucket, each with a base of its own
+    arity: int = 4  # children of a node of its tree
+    split: tuple[Exact, Exact, Exact, Exact] = (  # shares: size, base, deletions, test
         Fraction(3, 100), Fraction(57, 100), Fraction(35, 100), Fraction(5, 100),
-    )  # size, base, deletions, test  # fmt: skip
+    )  # fmt: skip
 
     def factor(self, mode: str, kind: str) -> Fraction:
         """See `BucketPlan`."""
@@ -235,10 +235,10 @@ class Published:
         times it by two steps of neighbours (the paper's argument does not cover labels).
     """
 
-    static: StaticMechanism
-    beta: float = 0.05
+    static: StaticMechanism  # what answers about one fixed table
+    beta: float = 0.05  # chance that a stated error bound fails
     finite: bool = False
-    arity: int = 2
+    arity: int = 2  # children of a node of its tree
 
     def factor(self, mode: str, kind: str) -> Fraction:
         """See `BucketPlan`."""

@@ -38,7 +38,7 @@ UNKNOWN = 1 << 20  # steps that stand for an unknown horizon in forecasts
 class Workload:
     """What is public about a table before it is read. Expected numbers need not be exact."""
 
-    queries: Queries
+    queries: Queries  # the class that is answered
     size: float  # records there at a time, when it matters most
     steps: int | None  # public steps; None: unknown
     updates: float  # insertions and deletions over all steps
@@ -74,8 +74,8 @@ class Candidate:
 class MechanismChoice:
     """All candidates, best first."""
 
-    workload: Workload
-    preset: Preset
+    workload: Workload  # what was asked for
+    preset: Preset  # 'theorem': ranked by proved errors; 'practical': by expected ones
     candidates: tuple[Candidate, ...]
 
     @property
@@ -122,7 +122,14 @@ def choose(
 ) -> MechanismChoice:
     """Recommends a mechanism and says why; 'theorem' ranks by what is proved.
 
-    Mechanisms spend the fraction `part` of the budget, in epsilon or rho (mu squared).
+    Args:
+        workload: the queries, the size of the table, the releases and the updates.
+        budget: of one record, or of what the workload protects, over all releases.
+        preset: 'practical' ranks by expected errors, 'theorem' by proved ones.
+        part: mechanisms spend this fraction of the budget, in epsilon or rho (mu squared).
+
+    Raises:
+        ValueError: the preset is unknown.
 
     >>> from streamveil.linear import Marginals
     >>> cells = Marginals.ways((2,) * 9, 3)

@@ -37,7 +37,7 @@ class ContinualState:
     live: Bag
     weights: Float64[Array, " N"]
     size: RootState | TreeCounterState
-    t: int = 0
+    t: int = 0  # steps taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,13 @@ class ContinualMwem:
     Memory: one histogram of floats.
     """
 
-    queries: Queries
+    queries: Queries  # the class that is answered
     share: Share
-    horizon: int
+    horizon: int  # steps that the guarantee covers, >= 1
     rounds: int = 2
-    step_size: float = 4.0
+    step_size: float = 4.0  # of the multiplicative update
     mixing: float = 0.01
-    size_share: Exact = Fraction(1, 20)
+    size_share: Exact = Fraction(1, 20)  # part of the share that pays for the number of records
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon, rounds=self.rounds, step_size=self.step_size)

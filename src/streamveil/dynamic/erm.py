@@ -89,9 +89,9 @@ class NoisyGradientDescent:
     Numerics: sums are exact int64 (n below 2^30), noise is a rounded Gaussian; exact.
     """
 
-    loss: Link = LOSSES["logistic"]
+    loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
     radius: float = 10.0  # coefficients stay in this ball
-    max_steps: int = 200
+    max_steps: int = 200  # of descent, at most
 
     def __post_init__(self) -> None:
         require_positive(radius=self.radius, max_steps=self.max_steps)
@@ -148,9 +148,9 @@ class OutputPerturbation:
         rounding by a factor of two.
     """
 
-    loss: Link = LOSSES["logistic"]
+    loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
     strength: float | None = None  # lam; None: from n, d, radius and the share
-    radius: float = 10.0
+    radius: float = 10.0  # of the ball that holds all models
     tolerance: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ class ObjectivePerturbation:
         the output noise covers.
     """
 
-    loss: Link = LOSSES["logistic"]
+    loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
     strength: float = 1e-3  # lam
     tolerance: float = 1e-6
 

@@ -116,9 +116,14 @@ def growing(
 ) -> InsertionOnly:
     """The default for fixed queries over a growing table: the table there is, then batches.
 
-    The first step brings the table one starts with, each later one a batch; `steps` is the number
-    of later batches, None for any number. Neighbours replace one record; sizes are public. The
-    arity is `best_arity` unless given.
+    The first step brings the table one starts with, each later one a batch. Neighbours replace one
+    record; sizes are public.
+
+    Args:
+        static: what answers about one fixed table.
+        share: the budget of all steps together.
+        steps: later batches at most; None: any number.
+        arity: children of a node of the tree; `best_arity` if left out.
 
     >>> from streamveil.linear import Marginals, Mwem
     >>> table = growing(Mwem(queries=Marginals.ways((2, 2), 1)), Share("pure", 1), steps=12)

@@ -53,10 +53,10 @@ class InsertionOnly:
     Memory: raw counts of the blocks of the accumulator.
     """
 
-    inner: Accumulator
-    static: StaticMechanism
+    inner: Accumulator  # adds up what the static mechanism says of batches
+    static: StaticMechanism  # what answers about one fixed table
     partition: Partition | None = None
-    protects: Neighbours = EVENT
+    protects: Neighbours = EVENT  # whom the guarantee is for
 
     @classmethod
     def sparse(

@@ -85,15 +85,15 @@ class FullyDynamic:
     Memory: every living record's label once, the raw blocks of the accumulators.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share  # for everything
     horizon: int | None  # segments; None: unknown
     bucket: BucketPlan
     partition: Partition | None = None
     partition_part: Share | None = None  # what of `share` the partition spends
-    matching: Matching = "ids"
+    matching: Matching = "ids"  # what a deletion names: a record by id, or a value by label
     plan: LevelPlan = "even"
-    protects: Neighbours = RECORD
+    protects: Neighbours = RECORD  # whom the guarantee is for
 
     def __post_init__(self) -> None:
         if self.horizon is not None:

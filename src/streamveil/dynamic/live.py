@@ -41,12 +41,12 @@ class LiveTable:
     """
 
     mechanism: DynamicMechanism
-    records: Records
-    place: Place
-    state: State
+    records: Records  # how updates are matched to records
+    place: Place  # where noise is drawn
+    state: State  # secret
     table: RecordsState
-    t: int = 0
-    pending: list[Changes] = field(default_factory=list)
+    t: int = 0  # steps taken
+    pending: list[Changes] = field(default_factory=list)  # secret: changes since the last step
 
     @classmethod
     def open(

@@ -130,8 +130,8 @@ class Records:
     Memory: 60 to 120 bytes for each id ever seen; 16 for each living copy of a label.
     """
 
-    matching: Literal["ids", "labels"]
-    domain: int
+    matching: Literal["ids", "labels"]  # what a deletion names: a record by id, or a value by label
+    domain: int  # points that a record may be
     counts_no_ops: bool  # protects 'update'
     lives: int = 1
 

@@ -199,7 +199,7 @@ class BBImprover:
     disjoint: ClassVar[bool] = False
     start: int  # >= 2
     budget: Budget
-    beta: float = 0.05
+    beta: float = 0.05  # chance that a stated error bound fails
 
     def __post_init__(self) -> None:
         if self.start < 2:
@@ -247,7 +247,7 @@ class DisjointDoubling:
     disjoint: ClassVar[bool] = True
     start: int
     budget: Budget
-    beta: float = 0.05
+    beta: float = 0.05  # chance that a stated error bound fails
 
     def __post_init__(self) -> None:
         require_positive(start=self.start, beta=self.beta)
@@ -283,9 +283,9 @@ class Reruns(Generic[Data]):
     schedule: RunSchedule
     black_box: Callable[[Data, Share, Place], Any]
     slice_of: Callable[[int, int], Data]
-    place: Place
-    size: int = 0
-    next_index: int = 0
+    place: Place  # where noise is drawn
+    size: int = 0  # records that have arrived
+    next_index: int = 0  # of the schedule: the next run
     answer: Any = None  # of the latest run; None before the first
     answered_at: int = 0  # size of the database then
     meter: Meter = field(init=False)

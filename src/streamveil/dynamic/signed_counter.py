@@ -35,7 +35,7 @@ class RootState:
 
     exact: Int64[Array, "steps rows"]
     noisy: Float64[Array, "steps rows"]
-    t: int = 0
+    t: int = 0  # steps taken
 
 
 def root_coefficients(steps: int) -> Float64[Array, " steps"]:
@@ -111,9 +111,9 @@ class SignedCounter:
         about it. `SLACK` covers the floating point of the norms.
     """
 
-    strategy: Strategy
+    strategy: Strategy  # what is measured, and how answers follow from it
     share: Share  # 'gdp' or 'zcdp'
-    horizon: int
+    horizon: int  # steps that the guarantee covers, >= 1
     only_grows: bool = False
 
     def __post_init__(self) -> None:
@@ -228,10 +228,10 @@ class TreeCounter:
     Error: `bound`; does not depend on the number of records.
     """
 
-    strategy: Strategy
+    strategy: Strategy  # what is measured, and how answers follow from it
     share: Share
-    horizon: int | None
-    arity: int = 8
+    horizon: int | None  # steps that the guarantee covers; None: all there will ever be
+    arity: int = 8  # children of a node of its tree
     only_grows: bool = False
 
     @property

@@ -33,7 +33,7 @@ class TreeNode:
 class TreeState:
     """The released blocks that cover all steps so far, longest first."""
 
-    t: int = 0
+    t: int = 0  # steps taken
     nodes: list[TreeNode] = field(default_factory=list)
 
 
@@ -89,10 +89,10 @@ class Tree:
     Memory: their raw counts and answers.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share
-    horizon: int
-    arity: int = 4
+    horizon: int  # steps that the guarantee covers, >= 1
+    arity: int = 4  # children of a node of its tree
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon)
@@ -141,7 +141,7 @@ class Tree:
 class HybridState:
     """One release per finished epoch, and the tree inside the current one."""
 
-    t: int = 0
+    t: int = 0  # steps taken
     roots: list[QueryAnswers] = field(default_factory=list)
     bag: Bag = field(default_factory=Bag)  # of the current epoch
     tree: TreeState = field(default_factory=TreeState)
@@ -160,10 +160,10 @@ class Hybrid:
     Error: a sum of e roots and at most (arity - 1) e nodes.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share
     root: Exact = Fraction(1, 5)
-    arity: int = 4
+    arity: int = 4  # children of a node of its tree
 
     def __post_init__(self) -> None:
         require_positive(root=self.root)

@@ -28,7 +28,7 @@ CLEAR = 8  # a snapshot waits for this many noise scales of updates at least
 class TriggeredState:
     """The records, the last snapshot, what came and went since, and the open comparison."""
 
-    t: int = 0
+    t: int = 0  # steps taken
     live: Bag = field(default_factory=Bag)
     latest: QueryAnswers | None = None  # None: no snapshot yet
     born: HybridState = field(default_factory=HybridState)
@@ -57,10 +57,10 @@ class TriggeredSnapshots:
         records; updates the comparison overlooks are in the trees all the same.
     """
 
-    static: StaticMechanism
+    static: StaticMechanism  # what answers about one fixed table
     share: Share
     most: int  # snapshots: about updates / (size / 2)
-    arity: int = 4
+    arity: int = 4  # children of a node of its tree
 
     def __post_init__(self) -> None:
         require_positive(most=self.most)

@@ -100,10 +100,28 @@ def grain(scales: Float64[Array, " rows"], kind: Kind) -> float:
 
 
 def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
-    """Noise on every answer: Laplace query sets on a pure share, Gaussian ones on a zCDP share."""
+    """Noise on every answer: Laplace query sets on a pure share, Gaussian ones on a zCDP share.
+
+    Args:
+        queries: the class that is answered.
+        replaced: neighbours replace a record instead of adding or removing one.
+
+    >>> from streamveil.linear import Marginals
+    >>> noisy_queries(Marginals.ways((2, 2), 1)).strategy.queries.size
+    4
+    """
     return Additive(Direct(queries), replaced)
 
 
 def noisy_histogram(queries: Queries, *, replaced: bool = False) -> Additive:
-    """Noise on every point of the domain; answers any linear query."""
+    """Noise on every point of the domain; answers any linear query.
+
+    Args:
+        queries: the class that is answered.
+        replaced: neighbours replace a record instead of adding or removing one.
+
+    >>> from streamveil.linear import Marginals
+    >>> noisy_histogram(Marginals.ways((2, 2), 1)).strategy.queries.domain
+    4
+    """
     return Additive(Points(queries), replaced)

@@ -70,7 +70,7 @@ class Share:
     0.4
     """
 
-    kind: Kind
+    kind: Kind  # the currency: 'pure', 'zcdp' or 'gdp'
     amount: Exact
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Meter:
     """
 
     limit: Share
-    spent: Fraction = Fraction(0)
+    spent: Fraction = Fraction(0)  # in the currency of the limit
 
     def fits(self, share: Share) -> bool:
         """Whether the charge would be accepted."""

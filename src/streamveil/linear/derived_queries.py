@@ -24,8 +24,8 @@ class Through:
     The scales are those that are best for the marginals; the error is the exact one of the sums.
     """
 
-    queries: Sums
-    single: bool = False
+    queries: Sums  # the class that is answered
+    single: bool = False  # whether the noise of one answer is a single draw
 
     @cached_property
     def base(self) -> Residuals:
@@ -64,7 +64,15 @@ class Through:
 
 
 def best_strategy(queries: Queries, kind: Kind) -> Strategy:
-    """The strategy with the least error of the worst answer: direct, points, or residuals."""
+    """The strategy with the least error of the worst answer: direct, points, or residuals.
+
+    Args:
+        queries: the class that is answered.
+        kind: the currency of the budget: 'pure', 'zcdp' or 'gdp'.
+
+    >>> type(best_strategy(Marginals.ways((2, 2, 2), 2), "zcdp")).__name__
+    'Residuals'
+    """
     known: list[Strategy] = [Direct(queries)]
     if queries.domain <= 1 << 20:
         known.append(Points(queries))

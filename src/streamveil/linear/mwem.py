@@ -45,13 +45,13 @@ class Mwem:
         exact answers and public guesses (`on_lattice`).
     """
 
-    queries: Queries
+    queries: Queries  # the class that is answered
     rounds: int | None = None
-    most_rounds: int = 40
+    most_rounds: int = 40  # at most so many, whatever the share
     step: float = 4.0
     replays: int | None = None
-    size_share: Fraction = Fraction(1, 20)
-    preset: str = "practical"
+    size_share: Fraction = Fraction(1, 20)  # part of the share that pays for the number of records
+    preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
 
     def __post_init__(self) -> None:
         require_positive(most_rounds=self.most_rounds, step=self.step, size_share=self.size_share)

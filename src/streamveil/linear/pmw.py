@@ -62,7 +62,7 @@ class Pmw:
     threshold: float  # in records
     step: float | None  # None: twice the measured gap, as a fraction of all records
     alpha: float  # proved error as a fraction of all records; above 1: proved to nothing
-    shift: int = 0
+    shift: int = 0  # weights are multiples of 2**-shift
 
     def __post_init__(self) -> None:
         require_positive(size=self.size, halts=self.halts, threshold=self.threshold)
@@ -223,10 +223,10 @@ def least_alpha(share: Share, size: float, domain: int, asked: int, beta: float)
 class PmwRelease:
     """Private multiplicative weights over a fixed class of queries, as a static mechanism."""
 
-    queries: Queries
-    halts: int | None = None
-    size_share: Exact = Fraction(1, 20)
-    preset: str = "practical"
+    queries: Queries  # the class that is answered
+    halts: int | None = None  # corrections that are paid for; None: by the preset
+    size_share: Exact = Fraction(1, 20)  # part of the share that pays for the number of records
+    preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
 
     @property
     def adaptive(self) -> bool:

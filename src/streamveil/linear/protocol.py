@@ -32,7 +32,7 @@ class QueryAnswers:
     `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
     """
 
-    values: Float64[Array, " k"]
+    values: Float64[Array, " k"]  # one for each query, in records
     synthetic: Float64[Array, " N"] | None
 
     def __init__(
@@ -59,6 +59,10 @@ class QueryAnswers:
 
 def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnswers:
     """A weighted sum of answers to the same `size` queries.
+
+    Args:
+        parts: each answer with its weight.
+        size: number of queries.
 
     >>> ones = QueryAnswers(restored(np.ones(2)))
     >>> combine([(1, ones), (-1, ones)], 2).values
@@ -197,7 +201,7 @@ class NoiseBound:
     unit: dict[Kind, float]
     least: dict[Kind, float]
     count: int
-    single: bool = True
+    single: bool = True  # whether the noise of one answer is a single draw
 
     def alpha(self, share: Share, size: float, beta: float) -> float:
         """See `ErrorBound`."""

@@ -141,6 +141,14 @@ def functions(
 ) -> Matrix:
     """Queries given as functions of an array of points, each returning one weight per point.
 
+    Args:
+        asked: functions of all points at once, with weights from 0 to 1.
+        points: the domain, one row each.
+        shift: weights are rounded to multiples of 2**-shift; exact ones choose it if left out.
+
+    Raises:
+        ValueError: a function returns something else than one weight per point.
+
     >>> functions([lambda x: x[:, 0] > 1], np.array([[0.0], [1.0], [2.0]])).weights(0)
     array([0., 0., 1.])
     """

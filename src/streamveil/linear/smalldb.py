@@ -32,9 +32,9 @@ class SmallDb:
     Memory: candidates times N; more than a million candidates are refused.
     """
 
-    queries: Queries
+    queries: Queries  # the class that is answered
     records: int = 8
-    size_share: Exact = Fraction(1, 20)
+    size_share: Exact = Fraction(1, 20)  # part of the share that pays for the number of records
 
     def __post_init__(self) -> None:
         if self.candidates > CANDIDATES:

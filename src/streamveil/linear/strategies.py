@@ -62,8 +62,8 @@ class Strategy(Protocol):
 class Direct:
     """Measure the queries themselves."""
 
-    queries: Queries
-    single: bool = True
+    queries: Queries  # the class that is answered
+    single: bool = True  # whether the noise of one answer is a single draw
 
     @property
     def rows(self) -> int:
@@ -96,8 +96,8 @@ class Direct:
 class Points:
     """Measure the histogram: best when queries are few points wide or cover everything."""
 
-    queries: Queries
-    single: bool = False
+    queries: Queries  # the class that is answered
+    single: bool = False  # whether the noise of one answer is a single draw
 
     @property
     def rows(self) -> int:
@@ -137,9 +137,9 @@ class Dense:
         are the least-squares solution, Q A^+ y. For ranges use `hierarchy` rows.
     """
 
-    queries: Matrix
+    queries: Matrix  # the class that is answered
     matrix: Float64[Array, "rows N"]
-    single: bool = False
+    single: bool = False  # whether the noise of one answer is a single draw
 
     def __post_init__(self) -> None:
         if self.matrix.shape[1] != self.queries.domain or self.queries.domain > SMALL:
@@ -187,7 +187,15 @@ class Dense:
 
 
 def hierarchy(points: int, branch: int = 2) -> Float64[Array, "rows N"]:
-    """Rows of a tree of ranges over `points` points: all ranges become sums of few rows."""
+    """Rows of a tree of ranges over `points` points: all ranges become sums of few rows.
+
+    Args:
+        points: of the domain, in order.
+        branch: children of a node.
+
+    >>> hierarchy(4).shape, hierarchy(4, branch=4).shape
+    ((7, 4), (5, 4))
+    """
     rows = []
     width = 1
     while width < points:
@@ -231,8 +239,8 @@ class Residuals:
     (130, 3.22, 9.17)
     """
 
-    queries: Marginals
-    single: bool = False
+    queries: Marginals  # the class that is answered
+    single: bool = False  # whether the noise of one answer is a single draw
 
     @cached_property
     def closure(self) -> tuple[tuple[int, ...], ...]:

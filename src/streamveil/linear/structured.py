@@ -46,10 +46,10 @@ class Marginals:
     ('a0=1', 'a0=1, a1=2')
     """
 
-    shape: Shape
+    shape: Shape  # sizes of the axes of the domain
     sets: tuple[tuple[int, ...], ...]
-    names: tuple[str, ...] = ()
-    shift: int = 0
+    names: tuple[str, ...] = ()  # of the axes, for people
+    shift: int = 0  # weights are multiples of 2**-shift
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape))
@@ -171,10 +171,10 @@ class Ranges:
     array([10,  5])
     """
 
-    shape: Shape
-    low: Int64[Array, "k d"]
-    high: Int64[Array, "k d"]
-    shift: int = 0
+    shape: Shape  # sizes of the axes of the domain
+    low: Int64[Array, "k d"]  # first point of each box
+    high: Int64[Array, "k d"]  # one past its last point
+    shift: int = 0  # weights are multiples of 2**-shift
 
     @classmethod
     def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
@@ -264,11 +264,11 @@ class Halfspaces:
     array([9])
     """
 
-    shape: Shape
-    normals: Float64[Array, "k d"]
-    offsets: Float64[Array, " k"]
+    shape: Shape  # sizes of the axes of the domain
+    normals: Float64[Array, "k d"]  # one row for each halfspace
+    offsets: Float64[Array, " k"]  # where each begins, along its normal
     cuts: Array  # [k, lines] of int32: position along the axis where the halfspace begins
-    shift: int = 0
+    shift: int = 0  # weights are multiples of 2**-shift
 
     @classmethod
     def of(cls, shape: Sequence[int], normals: object, offsets: object) -> Halfspaces:

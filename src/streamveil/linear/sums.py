@@ -30,7 +30,7 @@ class Sums:
 
     cells: Marginals
     matrix: Float64[Array, "k cells"]  # 0 or 1; the cells of a row belong to one marginal
-    shift: int = 0
+    shift: int = 0  # weights are multiples of 2**-shift
 
     @classmethod
     def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:

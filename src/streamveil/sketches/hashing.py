@@ -45,7 +45,7 @@ class Layout:
     depth: int
     width: int
     seed: int = 0
-    family: Family = "multiply"
+    family: Family = "multiply"  # of hash functions
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, KINDS)

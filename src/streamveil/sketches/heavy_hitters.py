@@ -76,16 +76,16 @@ class HeavyHitters:
     width: int
     bits: int = 32
     digit: int = 8
-    depth: int = 3
+    depth: int = 3  # rows of each table
     search: Search = "descent"
     exact_cells: int = 2**16
-    clock: ClockName = "arrivals"
+    clock: ClockName = "arrivals"  # what a step is
     round: int | None = None
-    block: int | None = None
-    counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"
-    flushes: int = 0
-    max_weight: int = 1
-    seed: int = 0
+    block: int | None = None  # columns pushed together
+    counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"  # of a cell
+    flushes: int = 0  # further pushes of everything
+    max_weight: int = 1  # of one item
+    seed: int = 0  # public; choose it before seeing data
 
     def __post_init__(self) -> None:
         require_one_of("search", self.search, ("descent", "inverse"))
@@ -247,7 +247,7 @@ class PublishedHierarchy:
     """Public snapshots of all levels. Holds no key."""
 
     levels: tuple[PublishedSketch, ...]
-    level_bits: tuple[int, ...]
+    level_bits: tuple[int, ...]  # bits of a key that each level knows
 
     @property
     def sd(self) -> float:

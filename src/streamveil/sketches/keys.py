@@ -66,6 +66,10 @@ def integer_words(keys: Keys, bits: int) -> UInt32[Array, " keys"] | UInt64[Arra
 def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
     """The first `length` (at most 8) bytes of texts as integers that sort like the texts.
 
+    Args:
+        keys: texts or bytes, in a list, a NumPy array or an Arrow array.
+        length: bytes that count, 1 to 8.
+
     >>> [hex(word) for word in text_words(["ab", "ac"], 2).tolist()]
     ['0x6162', '0x6163']
     """
@@ -76,6 +80,10 @@ def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
 
 def words_text(words: UInt64[Array, " keys"], length: int = 8) -> list[str]:
     """The inverse of `text_words` up to the length; undecodable bytes are replaced.
+
+    Args:
+        words: what `text_words` gave.
+        length: the one that was given there.
 
     >>> words_text(text_words(["ab", "c"]))
     ['ab', 'c']

@@ -62,13 +62,13 @@ class LazySketch:
     horizon: int | None  # arrivals or ticks covered; None: unknown
     protects: Neighbours
     budget: Budget
-    depth: int = 3
+    depth: int = 3  # rows of the table
     clock: ClockName = "arrivals"
     round: int | None = None  # arrivals or ticks between two pushes of a column
     block: int | None = None  # columns pushed together
     counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"
-    flushes: int = 0
-    max_weight: int = 1
+    flushes: int = 0  # further pushes of everything, at public times
+    max_weight: int = 1  # of one item
     seed: int = 0  # public
     calibration: Calibration = "analytic"
 
@@ -152,6 +152,14 @@ def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
     **options: Any,
 ) -> LazySketch:
     """Every arrival pushes every cell (Epasto et al. 2023): the baseline, at depth x width a key.
+
+    Args:
+        kind: "count-min" or "count-sketch".
+        width: columns of the table.
+        horizon: arrivals that the guarantee covers; None: an unknown number.
+        protects: whom the guarantee is for.
+        budget: of everything that is published.
+        **options: further fields of `LazySketch`.
 
     >>> sketch = PunctualSketch(kind="count-min", width=33, horizon=1024,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))

@@ -30,7 +30,7 @@ class LinearSketch:
     Memory: 4 bytes a cell, 8 once the total reaches 2^31.
     """
 
-    layout: Layout
+    layout: Layout  # shape and hash functions
     table: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     total: int = 0  # sum of all weights
 
@@ -77,6 +77,11 @@ class LinearSketch:
 def CountMin(*, depth: int = 3, width: int, seed: int = 0) -> LinearSketch:  # noqa: N802
     """A Count-Min sketch. Not private.
 
+    Args:
+        depth: rows; more make collisions rarer.
+        width: columns; more make them smaller.
+        seed: of the hash functions, public.
+
     >>> sketch = CountMin(width=1000)
     >>> sketch.update([1, 1, 2])
     >>> sketch.estimate([1, 2, 3]).tolist()
@@ -87,6 +92,11 @@ def CountMin(*, depth: int = 3, width: int, seed: int = 0) -> LinearSketch:  # n
 
 def CountSketch(*, depth: int = 3, width: int, seed: int = 0) -> LinearSketch:  # noqa: N802
     """A Count Sketch. Not private.
+
+    Args:
+        depth: rows; more make collisions rarer.
+        width: columns; more make them smaller.
+        seed: of the hash functions, public.
 
     >>> sketch = CountSketch(width=1000)
     >>> sketch.update(["a", "b", "a"])

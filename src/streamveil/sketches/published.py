@@ -35,7 +35,7 @@ class SketchErrorBound(NamedTuple):
 class PublishedSketch:
     """One public snapshot of a sketch: the table shown, and the public facts about it."""
 
-    layout: Layout
+    layout: Layout  # shape and hash functions
     table: Int64[Array, "depth width"]  # read-only
     time: int  # of the public clock
     pushed_at: Int64[Array, " width"]  # clock at each column's last push; 0: never

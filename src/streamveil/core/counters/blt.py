@@ -64,7 +64,7 @@ class BltCounter(Stepping):
     horizon: int  # steps the guarantee covers
     sigma: Exact | float  # scale of one noise draw, quanta
     d: int | None = None  # buffers; None: chosen by horizon
-    weighting: Weighting = "columns"
+    weighting: Weighting = "columns"  # which columns carry more noise
     factors: Blt | None = None  # None: the best for this horizon and d
 
     def __post_init__(self) -> None:

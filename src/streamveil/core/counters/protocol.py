@@ -28,7 +28,7 @@ class CounterState:
 
     t: int  # steps taken
     whole: Int64[Array, "rows keys"]  # quanta
-    real: Float64[Array, "cells keys"]
+    real: Float64[Array, "cells keys"]  # noise that is kept, where a counter has any
 
     @property
     def keys(self) -> int:

@@ -19,7 +19,23 @@ def skip(
 
     The law of everything released later is that of taking the steps one by one. Whether steps were
     skipped may depend on the data: the noise of a block is drawn once, whoever asks first.
-    `place` is the one of the counter's steps.
+
+    Args:
+        counter: whose steps are passed over.
+        state: after the last step that was taken.
+        steps: how many are passed over.
+        place: the one of the counter's steps.
+        ids: names of the keys, where they are not the columns' numbers.
+
+    Raises:
+        ValueError: `steps` is negative.
+        HorizonError: the counter ends earlier.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.counters import HaarCounter
+    >>> counter, place = HaarCounter(horizon=100, sigma=1), Place(SeededNoise(1), "doctest")
+    >>> skip(counter, counter.init(2), 40, place).t
+    40
     """
     if counter.keyed or not steps:  # a keyed counter draws nothing here
         return skip_with(counter, state, steps, SilentDraws(), ids)

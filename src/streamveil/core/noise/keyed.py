@@ -222,8 +222,8 @@ class Place:
     """
 
     noise: Noise
-    purpose: str
-    path: tuple[int | bytes, ...] = ()
+    purpose: str  # keeps what is drawn here apart from all else under the key
+    path: tuple[int | bytes, ...] = ()  # below the purpose: run, column, step
     drawn: set[tuple[int | bytes, ...]] = field(default_factory=set, compare=False, repr=False)
 
     @classmethod
