@@ -152,12 +152,11 @@ class Query:
             SourceError: rows cannot be read.
             StoreError: the state is of another query, damaged, or in use by another process.
         """
-        from streamveil.runtime.on_spark import SparkEngine
         from streamveil.runtime.run import run  # loaded when it is needed
 
         if not isinstance(state, str | PathLike):
             raise PlanError(f"state must be the path of a directory, not {type(state).__name__}")
-        if isinstance(options.get("engine"), SparkEngine):
+        if hasattr(options.get("engine"), "start"):  # `streamveil.spark(...)`
             spark = options.pop("engine")
             return iter(spark.start(self.plan, state=state, **options))
         for name in options:

@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 
 from streamveil.connectors.base import MOST_BYTES, Chunk, declared_schema, select, slices
 from streamveil.connectors.fit import TIME, fit, is_text_or_bytes
-from streamveil.connectors.json_lines import json_block
 from streamveil.connectors.lines import MOST_LINE, Long, ahead, blocks, first_line, opened
 from streamveil.connectors.manifest import RECENT, FileIdentity, Manifest, identity, is_cut_short
 from streamveil.connectors.names import (
@@ -376,7 +375,7 @@ Numbers = Int64[Array, " rows"]
 
 
 class RejectedLines(NamedTuple):
-    """What of a file is set aside."""
+    """The rejected rows of a file."""
 
     reason: str
     numbers: Numbers
@@ -543,6 +542,8 @@ class JsonReader(Reader):
         self, path: Path, wanted: pa.Schema, start: ReadPosition, max_rows: int
     ) -> Iterator[FilePart]:
         """See `Reader.read`. A line that is no JSON object is counted, never raised."""
+        from streamveil.connectors.json_lines import json_block  # only for files of JSON
+
         read = partial(json_block, wanted=wanted)
         with opened(path) as file:
             pieces = self._pieces(path, file, self.BYTES, read)
@@ -560,7 +561,7 @@ class Origin(NamedTuple):
     size: int | None  # see `Lines`
 
     def rejected_lines(self, reason: str, which: Numbers) -> RejectedLines:
-        """Some of the lines, set aside."""
+        """Some of the lines, as rejected rows."""
         lines = [self.lines[line] for line in which]
         return RejectedLines(reason, which + self.first, lines, self.size)
 

@@ -1,4 +1,4 @@
-"""Rows set aside: those that cannot be used, as they came and with their place in the source.
+"""Rejected rows: those that cannot be used, as they came and with their place in the source.
 
 A source that is `traced` hands them over next to its rows, and its rows have one more column: where
 each comes from. Others set nothing aside and pay nothing.
@@ -72,7 +72,7 @@ def with_places(rows: pa.Table, file: int, numbers: Numbers) -> pa.Table:
 
 
 def schema_of(columns: pa.Schema) -> pa.Schema:
-    """Of what is set aside, where rows have these columns."""
+    """The schema of rejected rows, where rows have these columns."""
     plain = [
         pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type)
         for f in columns
@@ -96,7 +96,7 @@ def rejected_lines(
     lines: list[bytes],
     size: int | None = None,
 ) -> pa.Table:
-    """Lines that are set aside, by their numbers in a file. Long ones are cut.
+    """Rejected lines, by their numbers in a file. Long ones are cut.
 
     `size`: bytes of a line of which no more than its start was kept.
     """  # fmt: skip
@@ -110,7 +110,7 @@ def rejected_lines(
 
 
 def rejected_table(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
-    """Rows that are set aside. `files`: of the source, by number; none where it has no files."""
+    """Rejected rows. `files`: those of the source, by number; none where it has no files."""
     schema, n = schema_of(rows.schema), rows.num_rows
     kind = schema.field("row").type
     row = pa.StructArray.from_arrays(
@@ -127,7 +127,7 @@ def rejected_table(reason: str, rows: pa.Table, files: list[str]) -> pa.Table:
 
 
 def beside(rejected_rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """What is set aside, next to rows of other columns than the source has: rows as lines."""
+    """Rejected rows beside rows of other columns than the source has: as lines."""
     schema, rows = schema_of(columns), whole(rejected_rows.column("row"))
     told, known = rejected_rows.column("line").to_pylist(), np.flatnonzero(rows.is_valid())
     lines = as_lines(pa.Table.from_struct_array(rows.drop_null()))

@@ -1,4 +1,4 @@
-"""How many rows contribution bounding cut, told privately with every release.
+"""A private count of the rows that the contribution bound cut, in every release.
 
 Noise hides a unit among others, and an interval that covers noise alone hides how much is missing.
 A small share of the budget pays for a private count of the rows that were over the bound.

@@ -1,4 +1,4 @@
-"""What makes the keys of one window quick to find. Nothing of it is saved: it can be told again."""
+"""An index of the keys of one window. It is rebuilt on restart, never saved."""
 
 from __future__ import annotations
 

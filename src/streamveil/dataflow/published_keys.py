@@ -1,4 +1,4 @@
-"""What follows from which keys are shown, and in which order: caches of a window, never stored."""
+"""Names, order and columns of the published keys of a window: a cache, never stored."""
 
 from __future__ import annotations
 

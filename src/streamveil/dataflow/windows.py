@@ -319,7 +319,7 @@ def assign(
     every: Int64[Array, " rows"] | None = None,
     reject_notes: RejectNotes | None = None,
 ) -> tuple[Int64[Array, " pairs"], Int64[Array, " pairs"], dict[str, int]]:
-    """The (row, window) pairs that count at a step, rows in order, and pairs turned away by reason.
+    """The (row, window) pairs that count at a step, rows in order, and rejected pairs by reason.
 
     A pair is late when its window had its last trigger before this step, and early when its window
     has its first trigger more than one step ahead. `every`: the numbers of all rows, if at hand.

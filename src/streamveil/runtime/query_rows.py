@@ -19,7 +19,7 @@ CHUNK = 1_000_000  # rows of another relation, at once
 
 
 def open_rows(spec: SourceSpec, arrival: str | None = None, *, trace: bool = False) -> Source:
-    """The source of a plan; `trace`: for rows that cannot be used to be set aside as they came."""
+    """The source of a plan; `trace`: keep rejected rows as they came."""
     source = open_source(spec.kind, spec.options, spec.event_time, arrival)
     return per_unit(spec, traced(source) if trace else source)
 

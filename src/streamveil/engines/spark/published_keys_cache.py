@@ -1,7 +1,7 @@
-"""What the unit stage may know of shown groups: told by the key shards, remembered by workers.
+"""What the unit stage may know of published groups: key shards write it, workers keep it.
 
-All of it was released. Where a group's facts stay as they were when it was shown, a key shard tells
-only of new ones, and a worker adds them to those it has met; else it tells of all at every step.
+All of it was released. If nothing of a group changes after it was published, a key shard writes new
+groups alone, and a worker adds them to those it has. Otherwise it writes all of them at every step.
 """
 
 from __future__ import annotations

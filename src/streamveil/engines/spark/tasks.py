@@ -201,7 +201,7 @@ def alone(setup: Setup) -> Setup:
 
 
 def reported(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Reports added up: rows read, rows turned away by reason, sizes and tags of the state."""
+    """Reports added up: rows read, rows rejected by reason, sizes and tags of the state."""
     return {
         "rows": sum(report.get("rows", 0) for report in reports),
         "reject_counts": total([report.get("reject_counts", {}) for report in reports]),
