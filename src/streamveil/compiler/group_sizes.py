@@ -129,7 +129,8 @@ def expected_groups(units: float, sigma: float) -> Fitted:
             units=units * (1 - single), rows=1.0, groups=int(count), steep=steep
         )
         totals, counts = group_law(others)
-        at = np.clip((np.log(totals) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
+        with np.errstate(divide="ignore"):  # groups of which nothing is expected are the least
+            at = np.clip((np.log(totals) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
         low, part = at.astype(int), at % 1
         found.append((chances[:, low] * (1 - part) + chances[:, low + 1] * part) @ counts)
         found[-1][0] += single * units
