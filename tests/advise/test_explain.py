@@ -138,7 +138,7 @@ def test_half_of_the_groups_of_the_size_it_names_are_shown(least):
     units = float(said.split()[5])
     last = operator.schedule.triggers
     assert published_chance(operator, round(units), last) == pytest.approx(0.5, abs=0.15)
-    asked = threshold_of(operator.aggregation.selection, last).units
+    asked = threshold_of(operator.aggregation, last, 0.0).units
     assert asked == pytest.approx(units, abs=0.1)
 
 
