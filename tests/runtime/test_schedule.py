@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -183,3 +185,136 @@ def test_a_time_column_of_another_type_is_refused_by_name():
     with pytest.raises(SourceError, match="column 'at' must hold timestamps") as error:
         run(s)
     assert "secret" not in str(error.value)
+
+
+def in_files(folder, times, cuts, group=3, written=pq.write_table):
+    """The rows of `source`, as Parquet files of small row groups."""
+    table = source(times).table
+    folder.mkdir(exist_ok=True)
+    edges = [0, *sorted(cuts), len(times)]
+    for number, (start, end) in enumerate(pairwise(edges)):
+        part = table.slice(start, end - start)
+        written(part, folder / f"{number}.parquet", row_group_size=group)
+    return FilesSource(str(folder / "*.parquet"))
+
+
+def ways_of(schedule, monkeypatch):
+    """What it gives in order, if it can, and by way of the disk; and whether it could."""
+    begun = []
+    for most in (1 << 22, 0):
+        monkeypatch.setattr(module, "MOST_WAITING", most)
+        batches, *found = run(schedule)
+        rejected = {}
+        for batch in batches:
+            for reason, n in batch.rejected.items():
+                rejected[reason] = rejected.get(reason, 0) + n
+        begun.append((found, rejected, batches))
+    monkeypatch.setattr(module, "MOST_WAITING", 1 << 22)
+    in_order = "in_order" in begun[0][2][0].position
+    assert "in_order" not in begun[1][2][0].position
+    return begun[0][:2], begun[1][:2], in_order
+
+
+NEARLY = st.lists(st.integers(-4, 4), min_size=1, max_size=40).map(
+    lambda moves: [95 + i * 60 // len(moves) + by for i, by in enumerate(moves)]
+)
+
+
+@given(NEARLY | st.lists(st.integers(90, 160) | st.none(), min_size=1, max_size=40),
+       st.integers(1, 5), st.integers(1, 5), st.sets(st.integers(1, 39), max_size=3))  # fmt: skip
+def test_a_replay_of_files_in_order_gives_the_rows_of_every_step(
+    tmp_path_factory, times, size, group, cuts
+):
+    cuts = {cut for cut in cuts if cut < len(times)}
+    with pytest.MonkeyPatch.context() as patch:
+        files = in_files(tmp_path_factory.mktemp("files"), times, cuts, group)
+        s = MicroBatches(files, EVENT, event_time="at", max_rows=size)
+        ordered, sorted_on_disk, in_order = ways_of(s, patch)
+        assert in_order  # few rows: they may wait in any order
+        assert ordered == sorted_on_disk
+        shape = [(b.step, b.rows.to_pylist(), b.rejected, b.position) for b in s.batches()]
+        for i, (*_, position) in enumerate(shape):
+            again = [(b.step, b.rows.to_pylist(), b.rejected, b.position)
+                     for b in s.batches(position)]  # fmt: skip
+            assert again == shape[i + 1 :]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_row_groups_of_any_unit_of_time_tell_their_order(tmp_path, monkeypatch, unit):
+    def written(table, path, row_group_size):
+        at = table["at"].cast(pa.timestamp(unit, tz="UTC"))
+        pq.write_table(table.set_column(0, "at", at), path, row_group_size=row_group_size)
+
+    clock = Clock(kind="event", every=10_000, start_us=100_000, end_us=150_000, steps=5)
+    times = [n * 1000 for n in range(96, 160, 2)]
+    files = in_files(tmp_path / "in", times, (), 4, written)
+    s = MicroBatches(files, clock, event_time="at", max_rows=3)
+    ordered, sorted_on_disk, in_order = ways_of(s, monkeypatch)
+    assert in_order
+    assert ordered == sorted_on_disk
+    assert len(ordered[0][1]) == 5
+
+
+def test_rows_without_proof_of_their_order_go_by_way_of_the_disk(tmp_path, monkeypatch):
+    times = [*range(100, 150)]
+
+    def unstated(table, path, row_group_size):
+        pq.write_table(table, path, row_group_size=row_group_size, write_statistics=False)
+
+    def as_dates(table, path, row_group_size):
+        dated = table.set_column(0, "at", table["at"].cast(pa.int64()).cast(pa.int32())
+                                 .cast(pa.date32()))  # fmt: skip
+        pq.write_table(dated, path, row_group_size=row_group_size)
+
+    monkeypatch.setattr(module, "MOST_WAITING", 12)
+    day = 86_400_000_000
+    dates = Clock(kind="event", every=10 * day, start_us=100 * day, end_us=150 * day, steps=5)
+    for name, clock, some, written, fine in (
+        ("sorted", EVENT, times, pq.write_table, True),
+        ("back", EVENT, times[::-1], pq.write_table, False),
+        ("unstated", EVENT, times, unstated, False),
+        ("dates", dates, times, as_dates, False),
+    ):
+        files = in_files(tmp_path / name, some, (20,), 5, written)
+        s = MicroBatches(files, clock, event_time="at", max_rows=7)
+        batches, closed, rows = run(s)
+        assert ("in_order" in batches[0].position) == fine, name
+        assert closed == [1, 2, 3, 4, 5]
+        assert [len(rows[step]) for step in closed] == [10] * 5
+
+
+def test_a_file_in_order_is_read_as_its_steps_come(tmp_path, monkeypatch):
+    files = in_files(tmp_path / "in", [*range(100, 150)], (10, 20, 30, 40), 5)
+    read = []
+    rows = FilesSource._rows
+
+    def noted(self, name, *asked):
+        read.append(name)
+        return rows(self, name, *asked)
+
+    monkeypatch.setattr(FilesSource, "_rows", noted)
+    s = MicroBatches(files, EVENT, event_time="at", max_rows=100)
+    seen = [len(read) for _batch in s.batches()]
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_statistics_that_are_not_those_of_the_rows_stop_a_replay(tmp_path, monkeypatch):
+    files = in_files(tmp_path / "in", [*range(100, 150)], (), 10)
+    groups = FilesSource.row_groups(files, "at")
+    wrong = [group._replace(span=(group.span[0] + 20, group.span[1])) for group in groups]
+    monkeypatch.setattr(FilesSource, "row_groups", lambda *_: wrong)
+    with pytest.raises(SourceError, match="statistics"):
+        run(MicroBatches(files, EVENT, event_time="at", max_rows=100))
+
+
+def test_a_job_that_began_by_way_of_the_disk_goes_on_by_it(tmp_path, monkeypatch):
+    times = [99, *range(100, 150), 150]
+    files = in_files(tmp_path / "in", times, (), 5)
+    s = MicroBatches(files, EVENT, event_time="at", max_rows=100)
+    monkeypatch.setattr(module, "MOST_WAITING", 0)
+    first = next(iter(s.batches()))
+    monkeypatch.setattr(module, "MOST_WAITING", 1 << 22)
+    rest = [*s.batches(first.position)]
+    assert first.rejected == {"arrival outside the schedule": 2}
+    assert not any(batch.rejected for batch in rest)
+    assert not any("in_order" in batch.position for batch in rest)

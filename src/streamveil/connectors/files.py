@@ -47,6 +47,7 @@ from streamveil.connectors.rejected_rows import (
     with_places,
 )
 from streamveil.connectors.remote import MARK, ListedFile, LocalFiles, RemoteFiles
+from streamveil.connectors.row_groups import RowGroup, row_groups
 from streamveil.connectors.text import HeaderError, Lines, csv_names, csv_rows
 from streamveil.errors import SourceError, nearest, require_one_of
 from streamveil.frames import plain, plain_schema
@@ -147,6 +148,17 @@ class FilesSource:
         made = self._schema(names)
         self.known = None if self.declared is None else made
         return made
+
+    def row_groups(self, column: str) -> list[RowGroup] | None:
+        """In the order in which they are read; None unless all files are Parquet and on disk."""
+        paths = self.files() if self.on_disk and self.bounded else []
+        if not paths or not all(isinstance(self._reader(path), ParquetReader) for path in paths):
+            return None
+        try:
+            kind = self._schema([*map(str, paths)], [column]).field(column).type
+            return row_groups(paths, column, kind)
+        except (OSError, KeyError, pa.ArrowException):
+            return None  # whoever reads the rows says what is wrong
 
     def _schema(self, names: list[str], columns: list[str] | None = None) -> pa.Schema:
         """All columns; where all `columns` are declared, those: no file need be opened."""
