@@ -81,6 +81,16 @@ def counted(keys: pa.ChunkedArray) -> dict[str, int]:
     return {one["values"]: one["counts"] for one in pc.value_counts(keys).to_pylist()}
 
 
+def cut(path: Path, groups: int, rows: int) -> float:
+    """Which share of the rows the bounds leave out, groups of a unit taken at random."""
+    count = pq.read_table(path, columns=["unit", "key"]).group_by(["unit", "key"]).aggregate(
+        [("key", "count")])  # fmt: skip
+    kept = pa.table({"unit": count["unit"], "n": pc.min_element_wise(count["key_count"], rows)})
+    units = kept.group_by("unit").aggregate([("n", "sum"), ("n", "count")])
+    share = np.minimum(1, groups / units["n_count"].to_numpy())
+    return 1 - float((units["n_sum"].to_numpy() * share).sum() / pc.sum(count["key_count"]).as_py())
+
+
 def off(found: dict[str, float], truth: dict[str, int]) -> dict[str, float]:
     """Error over all groups, as a share of all rows, and of groups that are shown, in rows."""
     errors = {key: abs(found.get(key, 0.0) - n) for key, n in truth.items()}
@@ -119,15 +129,17 @@ def summary(answers: list[list[dict[str, float]]], truth: list[dict[str, int]]) 
     }
 
 
-def measure(library: str, python: str, runs: int, folder: Path) -> list[dict[str, Any]]:
-    """Both questions to one library."""
+def measure(
+    library: str, python: str, runs: int, folder: Path, only: str | None
+) -> list[dict[str, Any]]:
+    """Both questions to one library, or one of them."""
     about = {"library": library, "version": version(python, PACKAGES.get(library, library))}
     setting = once(folder)
     told = asked(python, f"ask_{library}.py", folder / "once.parquet", *ONCE, runs)
     rows = [{**about, "question": "once", "runs": runs, "lines": told["lines"],
-             "seconds": float(np.median(told["seconds"])),
+             "seconds": float(np.median(told["seconds"])), "cpu": float(np.median(told["cpu"])),
              **summary(told["answers"], setting["truth"])}]  # fmt: skip
-    if not (HERE / "peers" / f"weekly_{library}.py").exists():
+    if only == "once" or not (HERE / "peers" / f"weekly_{library}.py").exists():
         return rows
     found = []
     for quarter in range(QUARTERS):
@@ -140,27 +152,40 @@ def measure(library: str, python: str, runs: int, folder: Path) -> list[dict[str
     return [*rows, {**about, "question": "weekly", "runs": runs * QUARTERS, **mean}]
 
 
+def cuts(folder: Path) -> dict[str, float]:
+    """What the bounds leave out of both questions' rows, where they bound groups."""
+    once(folder)
+    shares = []
+    for quarter in range(QUARTERS):
+        weekly(folder, quarter)
+        shares.append(cut(folder / f"quarter-{quarter}.parquet", *WEEKLY[2:]))
+    return {"once": cut(folder / "once.parquet", *ONCE[2:]), "weekly": float(np.mean(shares))}
+
+
 def main() -> None:
     """Measures the libraries whose Python is named, and keeps the results of the others."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", choices=["once"], help="leave the weekly totals as they are")
     for library in LIBRARIES[1:]:
         parser.add_argument(f"--{library}", help="a Python that has it")
     given = vars(parser.parse_args())
     pythons = {one: given.get(one) for one in LIBRARIES[1:] if given.get(one)}
     pythons["streamveil"] = sys.executable
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    rows = [row for row in kept if row["library"] not in pythons]
+    rows = [row for row in kept if row["library"] not in pythons
+            or (given["only"] and row["question"] != given["only"])]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        left_out = cuts(Path(folder))
         for library, python in pythons.items():
-            for row in measure(library, python, given["runs"], Path(folder)):
+            for row in measure(library, python, given["runs"], Path(folder), given["only"]):
                 rows.append(row)
                 print(row, flush=True)
     rows.sort(key=lambda row: (row["question"], LIBRARIES.index(row["library"])))
     about = {"machine": platform.machine(), "python": platform.python_version(),
-             "once": ONCE, "weekly": WEEKLY, "releases": WEEKS}  # fmt: skip
+             "once": ONCE, "weekly": WEEKLY, "releases": WEEKS, "cut": left_out}  # fmt: skip
     RESULTS.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

@@ -77,6 +77,9 @@ def test_numbers_of_the_papers_come_from_result_files():
     pages = {page: page.read_text() for page in (DOCS / "papers").glob("*.md")}
     marks = [name for text in pages.values() for name in site_pages.MARK.findall(text)]
     assert sorted(marks) == ["classifiers", "dp_sqlp", "dynamic", "growing", "lazysketch"]
+    compared = (DOCS / "comparison.md").read_text()
+    marks += site_pages.MARK.findall(compared)
+    assert len(marks) == 7
     for name in marks:
         made = site_pages.MADE[name]()
         assert made.count("\n") > 4

@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -168,7 +168,9 @@ def plain(text: str) -> str:
 MADE: dict[str, Callable[[], str]] = {
     "errors": errors, "commands": commands, "dp_sqlp": site_results.dp_sqlp,
     "lazysketch": site_results.lazysketch, "dynamic": site_results.dynamic,
-    "growing": site_results.growing, "classifiers": site_results.classifiers,
+    "peers_once": partial(site_results.peers, "once"),
+    "peers_weekly": partial(site_results.peers, "weekly"), "growing": site_results.growing,
+    "classifiers": site_results.classifiers,
 }  # fmt: skip
 
 

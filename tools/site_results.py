@@ -82,6 +82,25 @@ def dynamic() -> str:
     )
 
 
+PEERS = {"streamveil": "streamveil", "opendp": "OpenDP", "pipelinedp": "PipelineDP",
+         "tumult": "Tumult Analytics"}  # fmt: skip
+
+
+def peers(question: str) -> str:
+    """Libraries beside one another, on one question."""
+    found = kept("peers")
+    timed = question == "once"
+    head = ["", "groups shown", "sum of errors / rows", "median error, in flights", "lines", "runs"]
+    rows = [
+        [f"{PEERS[row['library']]} {row['version']}", f"{row['groups']:.0f}",
+         f"{row['l1_share']:.1%}", f"{row['median']:,.0f}", f"{row['lines']:.0f}", str(row["runs"]),
+         *([f"{row['cpu']:.1f}" if row["cpu"] else "not seen"] if timed else [])]
+        for row in found["rows"] if row["question"] == question
+    ]  # fmt: skip
+    made = table([*head, *(["CPU seconds"] if timed else [])], rows)
+    return f"{made}\n\n*Of all rows, bounds on groups leave out {found['cut'][question]:.1%}.*"
+
+
 def growing() -> str:
     """Errors on a growing table of 100,000 records at first, while it grows sixteenfold."""
     rows = [row for row in kept("growing_E7")["rows"] if row["n"] == 100_000]

@@ -1,5 +1,8 @@
 """How many rows in each group, by Tumult Analytics. Reads FILE EPSILON DELTA GROUPS ROWS RUNS."""
 
+import os
+import sys
+
 from asking import run
 from pyspark.sql import SparkSession
 from tmlt.analytics import (
@@ -11,6 +14,7 @@ from tmlt.analytics import (
     Session,
 )  # fmt: skip
 
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # its workers need the package too
 spark = SparkSession.builder.master("local[2]").getOrCreate()
 
 

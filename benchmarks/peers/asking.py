@@ -23,19 +23,20 @@ def run_weekly(ask):
 
 def told(answer, runs):
     """Prints what all runs gave."""
-    answers, seconds = [], []
+    answers, seconds, cpu = [], [], []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)  # for a state directory, where there is one
-            begun = time.perf_counter()
+            begun, worked = time.perf_counter(), time.process_time()
             tables = answer()
             seconds.append(time.perf_counter() - begun)
+            cpu.append(time.process_time() - worked)  # of this process alone, not of a JVM
             os.chdir("/")
         answers.append([{str(key): float(n) for key, n in one.items()} for one in tables])
     with open(HERE) as file:
         written = file.read().split("# begin\n")[1].split("# end")[0].splitlines()
     lines = sum(bool(line.strip()) for line in written)
-    print(json.dumps({"answers": answers, "seconds": seconds, "lines": lines}))
+    print(json.dumps({"answers": answers, "seconds": seconds, "cpu": cpu, "lines": lines}))
 
 
 HERE = os.path.abspath(sys.argv[0])
