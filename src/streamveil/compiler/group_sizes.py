@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import gammainc, ndtri
 
 from streamveil.compiler.error_forecast import ExpectedStream, group_law, mixed_uniform
-from streamveil.compiler.numbered_rows import Sample
+from streamveil.compiler.numbered_rows import Sample, in_groups
 from streamveil.types import Array, Float64, Int64, UInt64
 
 SIZES = np.unique(np.round(2.0 ** (np.arange(0, 81) / 4))).astype(np.int64)  # 1, 2, 3, ... 2^20
@@ -38,7 +38,7 @@ def one_row_of_each(
     """
     if sample is None:
         return np.zeros(0, np.int64)
-    order, rows = np.argsort(sample.scope, kind="stable"), np.bincount(sample.scope)
+    order, rows = in_groups(sample.scope), np.bincount(sample.scope)
     place = np.minimum((words / 2.0**64 * rows).astype(np.int64), rows - 1)
     return np.asarray(sample.cell[order[np.cumsum(rows) - rows + place]])
 

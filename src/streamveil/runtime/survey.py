@@ -24,9 +24,9 @@ from streamveil.compiler.group_sizes import (
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,
+    firsts,
+    groups_entered,
     one_value_of_each,
-    ranks,
-    row_pairs,
     usable_rows,
 )
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
@@ -252,10 +252,8 @@ def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bi
         edges = [ROW_EDGES, ROW_EDGES] + [above] * valued
         return [np.zeros(len(edge), np.int64) for edge in edges]
     rows = np.bincount(sample.scope)
-    again = np.bincount(sample.scope[ranks(row_pairs(sample)) > 0], minlength=len(rows))
-    order = np.argsort(sample.scope, kind="stable")
-    first = order[np.concatenate([[0], np.cumsum(rows)[:-1]])]
-    sizes = np.abs(sample.value[first])
+    again = rows - groups_entered(sample)
+    sizes = np.abs(sample.value[firsts(sample.scope)])
     counts = [_binned(rows, ROW_EDGES), _binned(rows, ROW_EDGES, SHARE_QUANTA * again // rows)]
     return counts + [_binned(sizes, above)] * valued
 
