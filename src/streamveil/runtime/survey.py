@@ -310,8 +310,8 @@ def likely(noisy: list[Int64[Array, " bins"]], sigma: float) -> dict[str, Any]:
     >>> bins[0][:3], bins[1][2] = (500, 300, 200), 40 * SHARE_QUANTA
     >>> for name, value in likely(bins, 10.0).items():
     ...     print(name, value)
-    expected_units 1040.0
-    expected_rows 1.8
+    expected_units 1060.0
+    expected_rows 1.88
     expected_most_rows 5.0
     expected_repeats 0.0706
     """
