@@ -20,6 +20,7 @@ from streamveil.counters import (
     SmoothTreeCounter,
     SqrtToeplitzCounter,
     smooth,
+    toeplitz,
     tree,
 )
 from streamveil.counters.haar import haar_path
@@ -51,7 +52,7 @@ def test_the_recursion_is_the_dense_decoder(name, monkeypatch):
         impulse[unit.step] = spread
         return offset + impulse
 
-    for module in (kernels, noise):
+    for module in (kernels, noise, toeplitz):
         monkeypatch.setattr(module, "gaussian_about", unit)
     state, estimates = counter.init(horizon), []
     for t in range(horizon):
