@@ -45,9 +45,9 @@ import pyarrow as pa
 
 import streamveil as sv
 from regret_streams import STREAMS, Stream, make
-from streamveil.advise.explain_forecast import forecasts
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import forecasts
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError
 from streamveil.plan.look import divided, look_share, told, with_look

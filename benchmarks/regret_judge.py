@@ -23,8 +23,8 @@ import numpy as np
 
 from regret import ERRORS, planned, run
 from regret_streams import Stream, laid_out, zipf
-from streamveil.advise.explain_forecast import forecasts
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import forecasts
 
 BUDGETS = ((6.0, 1e-9), (1.0, 1e-6))
 

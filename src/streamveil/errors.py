@@ -99,6 +99,10 @@ class OperatorWarning(UserWarning):
     """Tells the operator of something that depends on people's rows: never in a log line."""
 
 
+class NoiseWarning(UserWarning):
+    """An answer that is forecast to be little but noise: public, or said by a look."""
+
+
 class WitnessError(StreamveilError):
     """A compiled stage did something else than its specification; nothing was committed."""
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import streamveil as sv
 from streamveil import cli
-from streamveil.advise.lane_noise import lane_sd
 from streamveil.advise.what_if import compiled, posterior
+from streamveil.compiler.lane_noise import lane_sd
 from streamveil.errors import PlanError
 
 ROWS = pa.table({

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.advise.explain_forecast import as_settings
 from streamveil.batch import Batch
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.design_choice import Given, Problem, choose
@@ -27,6 +26,7 @@ from streamveil.compiler.error_forecast import (
     tail_of,
 )
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import as_settings
 from streamveil.compiler.table_design import design_selection
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise

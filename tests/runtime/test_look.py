@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
-from streamveil.advise.explain_forecast import forecasts
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.plan_forecast import forecasts
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.convert import gaussian_delta
 from streamveil.core.accounting.guarantee import Loss

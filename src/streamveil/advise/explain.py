@@ -13,12 +13,12 @@ from html import escape
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from streamveil.advise.explain_forecast import HEADING, forecast_rows
 from streamveil.advise.explain_memory import Limit, MemorySizes, unit_rows
-from streamveil.advise.lane_noise import lane_sd, published_chance, threshold
 from streamveil.calendars.cells import Cells, clock_of
 from streamveil.compiler.compile import is_sketched
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.lane_noise import lane_sd, published_chance, threshold
+from streamveil.compiler.plan_forecast import HEADING, forecast_rows, noise_warning
 from streamveil.core.accounting.guarantee import rounded_up
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.core.selection.total_test import TotalTest
@@ -124,6 +124,8 @@ def _explained(plan: Plan, *, forecast: bool, limit: Limit | None) -> Explanatio
             title = "FORECAST on streams as expected (of the first count or sum)"
             sections.insert(4, Section(title, tuple(rows), HEADING))
     sections[:0] = warnings(plan, operator.schedule)
+    if noise := noise_warning(plan, operator):
+        sections.insert(0, Section("WARNING", ((noise,),)))
     return Explanation(promise(plan, operator), tuple(sections), facts(plan, operator, triggers))
 
 

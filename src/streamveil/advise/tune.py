@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import erf
 
-from streamveil.advise.lane_noise import lane_sd, published_chance, total_chance
 from streamveil.compiled import njit
 from streamveil.compiler.error_forecast import LUCK
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.lane_noise import lane_sd, published_chance, total_chance
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.advise.lane_noise import lane_sd
 from streamveil.advise.tune import (
     EPSILONS,
     METRICS,
@@ -23,6 +22,7 @@ from streamveil.advise.tune import (
     tune,
 )
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.lane_noise import lane_sd
 from streamveil.compiler.numbered_rows import first_counted
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import MissingExtraError, PlanError, require_one_of

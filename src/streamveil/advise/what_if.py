@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from streamveil.advise.lane_noise import lane_sd, published_chance
 from streamveil.advise.tune import forecast, read_sample, require_whole
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.lane_noise import lane_sd, published_chance
 from streamveil.compiler.numbered_rows import first_counted
+from streamveil.compiler.plan_forecast import NOISE
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 TIMES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 AS_ASKED = Fraction(1)
-NOISE = 0.5  # a share of error from which an answer is little but noise
 RARE = 1_000  # one in so many: somebody whose presence would be a surprise
 FAR = 1_000  # the release that is forecast where there is no last
 

@@ -16,12 +16,14 @@ from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch
 from streamveil.compiler.compile import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
+from streamveil.compiler.plan_forecast import noise_warning
 from streamveil.connectors import Source, open_sink, open_source
 from streamveil.connectors.span import nothing_to_read
 from streamveil.core.noise.keyed import Noise
+from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.protocol import Operator
 from streamveil.engines.embedded.group_by import within
-from streamveil.errors import OperatorWarning, PlanError
+from streamveil.errors import NoiseWarning, OperatorWarning, PlanError
 from streamveil.plan.combine import combine_rows, combined_plan
 from streamveil.plan.own_rows import OwnRows
 from streamveil.plan.plan import Clock, Plan, TableSource
@@ -85,14 +87,15 @@ def run(  # noqa: PLR0913  (the public signature)
     are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
     keys = Randomness(secret, noise, insecure)
-    if epoch_of(Path(state)) is None:
+    is_new = epoch_of(Path(state)) is None
+    if is_new:
         warn_of_nothing(plan)
     fresh, clock = None, None
     if (Path(state) / FORK).is_file():
         from streamveil.runtime.fork import forked  # loaded where a fork runs
 
         plan = forked(plan, Path(state))
-    if epoch_of(Path(state)) is not None:
+    if not is_new:
         from streamveil.runtime.changed_query import kept_plan  # loaded where a job goes on
 
         kept = kept_plan(plan, Path(state))
@@ -104,6 +107,8 @@ def run(  # noqa: PLR0913  (the public signature)
     if fresh is not None:
         require(work, Path(state))
         keep(Path(state), fresh)
+    if is_new:
+        warn_of_noise(plan, work.operator)
     return Job(state, work, keys, progress=progress)
 
 
@@ -128,6 +133,15 @@ def warn_of_nothing(plan: Plan) -> None:
             OperatorWarning,
             stacklevel=3,
         )
+
+
+def warn_of_noise(plan: Plan, operator: Operator) -> None:
+    """Tells everybody that a new job will answer little but noise, where a forecast says so.
+
+    Proof: decided by public expectations and by what a look said, which its budget paid for.
+    """
+    if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
+        warnings.warn(noise, NoiseWarning, stacklevel=4)
 
 
 def tell(committed: Callable[[str | None], None] | None, position: str | None) -> None:

@@ -51,6 +51,7 @@ from streamveil.runtime.keys import Randomness
 from streamveil.runtime.lock import Lock
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.query_rows import needed_columns, time_named
+from streamveil.runtime.run import warn_of_noise
 from streamveil.runtime.spark_state import (
     CHECKPOINT,
     SHARDS,
@@ -122,6 +123,7 @@ class SparkJob:
         if self.home.is_new:  # refused before anything is made
             self.home.require_empty()
             account.require_room()
+            warn_of_noise(plan, self.operator)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.lock = Lock(path)
         try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, pi, sqrt
+from statistics import median
 from typing import Any, cast
 
-from streamveil.advise.lane_noise import lane_sd
 from streamveil.compiler.error_forecast import (
     CAUTION,
     Errors,
@@ -17,14 +17,16 @@ from streamveil.compiler.error_forecast import (
     errors_of,
     expected,
 )
+from streamveil.compiler.lane_noise import lane_sd, opens_at
 from streamveil.core.selection.total_test import TotalsAlone
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.dataflow.windows import periods_met
-from streamveil.plan.look import expectations
+from streamveil.plan.look import LOOKED, expectations
 from streamveil.plan.plan import Plan
 
 HEADING = ("all groups, last release; keys fall as", "shown", "sum of errors", "largest", "l2")
+NOISE = 0.5  # a share of error from which an answer is little but noise
 
 
 def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
@@ -45,9 +47,7 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
     last, place = operator.schedule.triggers, driver(aggregation.lanes)
     if stream is None or last is None or place < 0 or plan.preset != "default":
         return []
-    settings = as_settings(operator)
-    lane = aggregation.lanes[place]
-    largest = 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
+    settings, largest = as_settings(operator), largest_row(operator)
     base = lane_sd(operator, place, last) / largest
     test = threshold_of(aggregation, last, base)
     family = [(one, errors_of(one, settings, test, last, base)) for one in stream.family()]
@@ -55,6 +55,60 @@ def forecasts(plan: Plan, operator: GroupBy) -> list[tuple[ExpectedStream, Error
         (one, replace(made, l1=made.l1 * largest, linf=made.linf * largest, l2=made.l2 * largest))
         for one, made in family
     ]
+
+
+def largest_row(operator: GroupBy) -> float:
+    """What one row adds at most to the number that tells how large a group is."""
+    lanes = operator.aggregation.lanes
+    lane = lanes[driver(lanes)]
+    return 1.0 if lane.kind != "sum" else lane.reach * float(lane.quantum)
+
+
+def noise_warning(plan: Plan, operator: GroupBy) -> str | None:
+    """Says that the answer is forecast to be noise; None where it is not, or nothing is known.
+
+    From public expectations, or from what a look said and was paid for: no row decides it.
+    """
+    looked = plan.options.get(LOOKED)
+    if looked is not None and not looked["options"]:
+        return nothing_found(operator)
+    share = error_share(plan, operator)
+    if share is None or share < NOISE:
+        return None
+    return (
+        f"the answer is forecast to be little but noise: its errors, over all groups, come to"
+        f" {share:.0%} of the rows (or values) that are expected.\n"
+        "  to fix  a larger epsilon, fewer or larger groups, fewer releases: see what_if"
+    )
+
+
+def nothing_found(operator: GroupBy) -> str | None:
+    """What a look that found too little says of groups that are discovered."""
+    last = operator.schedule.triggers
+    least = None if last is None else opens_at(operator, last)
+    if least is None:
+        return None
+    return (
+        "the look at the rows found too few privacy units to tell their number: groups with fewer"
+        f" than about {least:,.0f} will mostly not be shown, and the answer may be empty.\n"
+        "  to fix  a larger epsilon or larger groups; expected_rows and expected_units if they are"
+        " known; or declare public groups"
+    )
+
+
+def error_share(plan: Plan, operator: GroupBy) -> float | None:
+    """The forecast sum of errors as a share of the total: the median stream of the family."""
+    made = forecasts(plan, operator)
+    if not made:
+        return None
+    rows, largest = made[0][0].units * made[0][0].rows, largest_row(operator)
+    public = plan.key_set.public
+    if plan.keys and public is None:
+        return median(errors.l1 for _, errors in made) / (rows * largest)
+    last, place = operator.schedule.triggers, driver(operator.aggregation.lanes)
+    assert last is not None  # noqa: S101  (nothing is forecast without a last release)
+    noise = lane_sd(operator, place, last) * sqrt(2 / pi)
+    return windows_of(operator) * len(public or ((),)) * noise / (rows * largest)
 
 
 def as_settings(operator: GroupBy) -> Settings:

@@ -32,6 +32,12 @@ def threshold(operator: GroupBy, trigger: int) -> float | None:
     return None if test is None or test(trigger) == inf else float(test(trigger))
 
 
+def opens_at(operator: GroupBy, trigger: int) -> float | None:
+    """Units that a group needs to be shown by a trigger as likely as not; None: all are shown."""
+    usual: float | None = getattr(operator.aggregation.selection, "usual", None)
+    return threshold(operator, trigger) if usual is None else float(usual)
+
+
 def total_chance(
     operator: GroupBy, rows: Float64[Array, " groups"], trigger: int
 ) -> Float64[Array, " groups"]:

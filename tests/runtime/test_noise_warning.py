@@ -1,0 +1,79 @@
+"""The warning that an answer will be little but noise: from public numbers or from a look alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import streamveil as sv
+from streamveil.errors import NoiseWarning
+
+ROWS = {"user": list(range(300)), "page": ["a", "b", "c"] * 100}
+PUBLIC = ", public_groups = ['a', 'b', 'c'], max_rows_contributed = 1"
+KNOWN = ", expected_rows = 1, expected_groups = 3, expected_units = "
+
+
+def asked(options, budget="epsilon = 1, delta = 1e-9", rows=ROWS):
+    text = (
+        f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({budget}, privacy_unit_column = user,"
+        f" selection = 'gaussian'{options})"
+        " page, COUNT(*) AS n FROM t GROUP BY page"
+    )
+    return sv.sql(text, {"t": rows})
+
+
+def warned(query, state):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        list(query.run(str(state)))
+    return [str(one.message) for one in found if one.category is NoiseWarning]
+
+
+@pytest.mark.parametrize(
+    ("options", "units", "says"),
+    [
+        (KNOWN, 5, "100%"),
+        (KNOWN, 100_000, None),
+        (PUBLIC + KNOWN, 10, "% of the rows"),
+        (PUBLIC + KNOWN, 10_000, None),
+    ],
+)
+def test_what_is_expected_decides_and_no_row_does(options, units, says, tmp_path):
+    other = {name: column[:7] for name, column in ROWS.items()}
+    for place, rows in enumerate((ROWS, other)):
+        query = asked(f"{options}{units}", rows=rows)
+        found = warned(query, tmp_path / str(place))
+        assert ("WARNING" in str(query.explain())) == bool(found) == (says is not None)
+        assert all(says in text and "noise" in text for text in found), found
+
+
+def test_a_look_that_finds_nothing_says_how_large_a_group_must_be(tmp_path):
+    [text] = warned(asked(""), tmp_path / "s")
+    assert "the look at the rows found too few privacy units" in text
+    assert warned(asked(""), tmp_path / "s") == []  # the job is old: it was told
+    many = {"user": list(range(60_000)), "page": ["a", "b", "c"] * 20_000}
+    assert warned(asked("", rows=many), tmp_path / "t") == []
+
+
+def test_nothing_known_nothing_said(tmp_path):
+    assert warned(asked(", look_share = 0"), tmp_path / "s") == []
+    assert "WARNING" not in str(asked("").explain())
+
+
+def test_the_command_line_says_it_without_a_line_of_code(tmp_path):
+    (tmp_path / "q.sql").write_text(
+        "CREATE STREAM t WITH (source = 'files', path = 't.csv');"
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-9,"
+        " privacy_unit_column = user, public_groups = ['a', 'b'], max_rows_contributed = 1,"
+        " expected_rows = 1, expected_units = 2) page, COUNT(*) AS n FROM t GROUP BY page"
+    )
+    (tmp_path / "t.csv").write_text("user,page\n1,a\n2,b\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "streamveil", "run", "q.sql", "--state", "s"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "warning: the answer is forecast to be little but noise" in done.stderr
+    assert ".py" not in done.stderr
