@@ -78,7 +78,7 @@ def private(
         aggregates=(Aggregate(name="n", function="count"),), bounding=bounding,
         clock=Clock(kind="rows", every=every, steps=-(-rows // every)),
         budget=Budget(epsilon=6, delta=1e-9),
-        sink=SinkSpec(name="out", kind="files", options={"path": str(work / "out")}),
+        sinks=(SinkSpec(name="out", kind="files", options={"path": str(work / "out")}),),
     )  # fmt: skip
     with run(plan, state=work / "state", pace=Pace(max_rows=batch or every)) as job:
         for _ in job:

@@ -433,7 +433,7 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
     """The last release, of a query without a sink; and in `lines` what no number of it holds."""
     if last is None:
         return
-    if plan.sink is None:
+    if not plan.sinks:
         print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
     if not lines:
         return

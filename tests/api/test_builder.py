@@ -199,3 +199,6 @@ def test_the_fingerprint_changes_with_every_part():
         base().to("console").group_by("url").agg(n=sv.count()).release(budget=BUDGET, name="query")
     )
     assert sink.plan.fingerprint == plan.fingerprint
+    both = base().to("files", name="kept", path="out").to("console").group_by("url")
+    made = both.agg(n=sv.count()).release(budget=BUDGET).plan
+    assert (made.name, [one.kind for one in made.sinks]) == ("kept", ["files", "console"])

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 import streamveil as sv
-from streamveil.connectors import SINKS, SOURCES, open_sink
+from streamveil.connectors import SINKS, SOURCES, open_sink, open_sinks
 from streamveil.errors import StreamveilError
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
@@ -33,6 +33,13 @@ SENDS = ("files", "sqlite", "duckdb", "postgres", "kafka", "delta", "iceberg")
 def test_every_source_and_every_sink_is_tried():
     assert set(places.KINDS) - {"s3"} == SOURCES.keys() - NOT_HERE
     assert set(SENDS) == SINKS.keys() - {"console", "memory"}
+
+
+@pytest.fixture
+def emptied(server):
+    """A server without tables."""
+    server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return server
 
 
 @pytest.fixture
@@ -106,7 +113,7 @@ def test_what_is_no_row_is_counted_and_no_word_tells_it(place, capfd):
 def test_a_server_that_goes_is_named_and_nothing_is_lost(place, monkeypatch):
     if place.server is None:
         pytest.skip("no server")
-    for module in ("kafka", "nats"):
+    for module in ("kafka_topic", "nats"):
         monkeypatch.setattr(f"streamveil.connectors.{module}.WAIT", 2.0)
     place.put(range(10))
     source = place.open()
@@ -202,9 +209,8 @@ class Target:
         if kind == "delta":
             pytest.importorskip("deltalake")
         if kind == "postgres":
-            self.server = request.getfixturevalue("server")
+            self.server = request.getfixturevalue("emptied")
             monkeypatch.setenv("PGPASSWORD", PASSWORD)
-            self.server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         if kind == "kafka":
             if kafka.jars() is None:
                 pytest.skip(f"no Apache Kafka: {kafka.JARS} names no folder with its jars")
@@ -292,6 +298,38 @@ def test_kills_around_what_is_sent_leave_what_an_unbroken_run_leaves(
     content = broken.content()
     assert content == whole.content()
     assert len(content) == lives // 2 * (1 if broken.kind == "files" else 8)
+
+
+def test_several_sinks_of_a_job_get_every_release_once_each(request, tmp_path, monkeypatch):
+    """Killed before and after every sink in turn: each holds what it would hold alone."""
+    places = [Target(kind, tmp_path / kind, request, monkeypatch)
+              for kind in ("files", "postgres", "sqlite", "kafka")]  # fmt: skip
+    alone = []
+    for place in places:
+        other = Target(place.kind, tmp_path / f"{place.kind}.alone", request, monkeypatch)
+        whole = replace(work(Stream(batches=8)), sink=other.open())
+        with Job(tmp_path / f"{place.kind}.state", whole, SEEDED) as job:
+            list(job)
+        alone.append(other.content())
+    asked = [(place.kind, place.options()) for place in places]
+    kinds = [type(place.open()) for place in places for _ in range(2)]
+    for turn, kind in enumerate(kinds):
+
+        def write(self, job, release, plain=kind.write, after=turn % 2):
+            if after:
+                plain(self, job, release)
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "write", write)
+            again = replace(work(Stream(batches=8)), sink=open_sinks(asked))
+            with pytest.raises(Killed), Job(tmp_path / "s", again, SEEDED) as job:
+                list(job)
+    again = replace(work(Stream(batches=8)), sink=open_sinks(asked))
+    with Job(tmp_path / "s", again, SEEDED) as job:
+        list(job)
+    assert [place.content() for place in places] == alone
+    assert [len(one) for one in alone] == [4, 32, 32, 32]
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def a_day(batches: int, out: Path) -> Plan:
         window=Window(kind="tumble", size_us=HOUR_US),
         clock=Clock(kind="event", every=HOUR_US // 4, start_us=0, end_us=24 * HOUR_US),
         bounding=Bounding(max_rows=4), budget=Budget(epsilon=20, delta=1e-6),
-        sink=SinkSpec(name="out", kind="files", options={"path": str(out)}),
+        sinks=(SinkSpec(name="out", kind="files", options={"path": str(out)}),),
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_public_groups_are_values_of_the_column(kind: str, tmp_path: Path) -> No
 def test_large_numbers_are_the_same_in_every_sink(format: str, tmp_path: Path) -> None:
     sink = SinkSpec(name="out", kind="files", options={"path": str(tmp_path), "format": format})
     table = rows_of(KEYS["uint64"])
-    answer(replace(grouped(table).plan, sink=sink), tmp_path / "s")
+    answer(replace(grouped(table).plan, sinks=(sink,)), tmp_path / "s")
     (path,) = tmp_path.rglob(f"trigger=*.{format}")
     if format == "json":
         found = {json.loads(line)["k"] for line in path.read_text().splitlines()}

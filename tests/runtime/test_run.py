@@ -30,6 +30,7 @@ from streamveil.plan.plan import (
     SinkSpec,
     SourceSpec,
 )
+from streamveil.runtime.published import kept_by_sink
 from streamveil.runtime.run import Pace, needed_columns, run, work_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
@@ -107,7 +108,12 @@ def test_without_noise_releases_are_the_bounded_counts(clicks: Path, tmp_path: P
 
 def test_the_sink_of_the_plan_is_written(clicks: Path, tmp_path: Path) -> None:
     sink = SinkSpec(name="out", kind="files", options={"path": str(tmp_path / "out")})
-    seen = released(plan(clicks, sink=sink), tmp_path / "s", 300)
+    lines = SinkSpec(
+        name="lines", kind="files", options={"path": str(tmp_path / "b"), "format": "csv"}
+    )
+    seen = released(plan(clicks, sinks=(lines, sink)), tmp_path / "s", 300)
+    assert len(list((tmp_path / "b").rglob("*.csv"))) == len(seen)
+    assert kept_by_sink(tmp_path / "s") == tmp_path / "out"  # which keeps types
     files = sorted((tmp_path / "out").rglob("*.parquet"))
     assert len(files) == len(seen) == 4
     for path, release in zip(files, seen, strict=True):

@@ -43,6 +43,15 @@ def refused(select, options=CLAUSE, emit=""):
     return str(caught.value)
 
 
+def test_a_query_with_several_sinks_is_named_by_the_first():
+    more = "CREATE SINK shown WITH (sink = 'console');\nINSERT INTO pages_out, shown"
+    found = parse_script(FULL.replace("INSERT INTO pages_out", more)).query
+    assert [(one.name, one.kind) for one in found.plan.sinks] == [
+        ("pages_out", "files"), ("shown", "console")]  # fmt: skip
+    assert found.name == found.plan.name == "pages_out"
+    assert found.plan.fingerprint == parse_script(FULL).query.plan.fingerprint
+
+
 def test_the_whole_example():
     full = parse_script(FULL).query.plan
     assert full.name == "pages_out"
@@ -332,6 +341,8 @@ def test_refusals(select, options, emit, message):
         (f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) COUNT(* FROM 'a.csv'", "line 1"),
         ("INSERT INTO nowhere SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon=1) COUNT(*) FROM t",
          "unknown sink"),
+        ("CREATE SINK a WITH (sink = 'console'); INSERT INTO a, a SELECT WITH DIFFERENTIAL_PRIVACY"
+         f" OPTIONS ({CLAUSE}) COUNT(*) FROM t", "names the sink 'a' twice"),
         ("SELECT 'abc", "not valid SQL"),
     ],
 )  # fmt: skip

@@ -68,7 +68,7 @@ def names_of(plan):
     """The names of a script's first query, by place, and those of its table."""
     plan, table = (one.plan for one in plan.queries)
     read = {
-        "stream": plan.source.name, "time": plan.source.event_time, "sink": plan.sink.name,
+        "stream": plan.source.name, "time": plan.source.event_time, "sink": plan.sinks[0].name,
         "unit": columns_of(plan.unit)[0], "group": plan.keys[0].name,
         "alias": plan.aggregates[0].name, "value": columns_of(plan.aggregates[1].expression)[0],
         "condition": columns_of(plan.where)[0], "table": table.source.name,

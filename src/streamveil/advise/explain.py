@@ -162,7 +162,7 @@ def explain_table(plan: Plan) -> Explanation:
     useless = tables.usefulness(design)
     sections = (
         *([Section("WARNING", ((useless,),))] if useless else []),
-        Section("QUERY", tables.table_rows(plan, _clock(plan.clock))),
+        Section("QUERY", tables.table_rows(plan, _clock(plan.clock), sinks_of(plan))),
         Section("MECHANISM (errors of the worst answer, in records)", tables.choice_rows(design),
                 tables.CHOICE),
         Section("NOISE", tables.noise_rows(design, triggers), heading),
@@ -247,9 +247,14 @@ def query_rows(plan: Plan) -> tuple[Row, ...]:
         *(("answer", _answer(agg)) for agg in plan.aggregates),
         ("window", _window(plan.window)),
         ("releases", _clock(plan.clock)),
-        ("sink", "none" if plan.sink is None else f"{plan.sink.name} ({plan.sink.kind})"),
+        ("sinks", sinks_of(plan)),
     ]
     return tuple(rows)
+
+
+def sinks_of(plan: Plan) -> str:
+    """Where releases go."""
+    return ", ".join(f"{one.name} ({one.kind})" for one in plan.sinks) or "none"
 
 
 def own_steps(source: SourceSpec) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ Row = tuple[str, ...]
 MANY = 12  # values of a domain or sets of columns that are written out
 
 
-def table_rows(plan: Plan, releases: str) -> tuple[Row, ...]:
+def table_rows(plan: Plan, releases: str, sinks: str) -> tuple[Row, ...]:
     """What is asked, as the plan has it."""
     source: Any = plan.source
     sets = [", ".join(names) or "all records" for names in plan.sets]
@@ -29,7 +29,7 @@ def table_rows(plan: Plan, releases: str) -> tuple[Row, ...]:
         ("groups", shown),
         *(("answer", f"{one.name} = count({one.expression or '*'})") for one in plan.aggregates),
         ("releases", releases),
-        ("sink", "none" if plan.sink is None else f"{plan.sink.name} ({plan.sink.kind})"),
+        ("sinks", sinks),
     )
 
 

@@ -117,7 +117,7 @@ class Stream:
     measures: tuple[Aggregate, ...] = ()
     per_group: frozenset[str] = frozenset()
     limits: Mapping[str, int | None] = field(default_factory=dict)
-    sink: SinkSpec | None = None
+    sinks: tuple[SinkSpec, ...] = ()
 
     @fitting('protect(unit="user_id", per="1 day")')
     def protect(self, unit: str, per: Duration | None = None) -> Stream:
@@ -313,17 +313,18 @@ class Stream:
 
     @fitting('to("files", path="out/", format="csv")')
     def to(self, kind: str, name: str | None = None, **options: Any) -> Stream:
-        """Names the sink for releases, such as "files" with path="out/" and format="parquet".
+        """Adds a sink for releases, such as "files" with path="out/" and format="parquet".
 
         Args:
             kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
-            name: the job in the ledger; the kind if left out.
+            name: of the first sink: the job in the ledger; the kind if left out.
             **options: settings of the sink, as in WITH (...) of CREATE SINK.
 
         Raises:
             PlanError: an argument is missing; at `release`, an option is unknown.
         """
-        return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
+        more = SinkSpec(name=name or kind, kind=kind, options=options)
+        return replace(self, sinks=(*self.sinks, more))
 
     @fitting(
         'release(every="1 hour", start="2026-01-01", '
@@ -390,7 +391,7 @@ class Stream:
                 rows=every.n if isinstance(every, RowCount) else None,
                 unbounded=endless(self.source),
             ),
-            sink=self.sink,
+            sinks=self.sinks,
             per_group=self.per_group,
         )
 

@@ -45,7 +45,7 @@ class Table:
     conditions: tuple[str, ...] = ()
     sets: tuple[tuple[str, ...], ...] = ()
     measures: tuple[Aggregate, ...] = ()
-    sink: SinkSpec | None = None
+    sinks: tuple[SinkSpec, ...] = ()
 
     @fitting('where("age < 30")')
     def where(self, condition: str) -> Table:
@@ -107,17 +107,18 @@ class Table:
         return replace(self, measures=tuple(one.named(name) for name, one in measures.items()))
 
     def to(self, kind: str, name: str | None = None, **options: Any) -> Table:
-        """Names the sink for releases, such as "files" with path="out/" and format="csv".
+        """Adds a sink for releases, such as "files" with path="out/" and format="csv".
 
         Args:
             kind: "files", "delta", "console" ...: `sink` of CREATE SINK (docs/sql.md).
-            name: the job in the ledger; the kind if left out.
+            name: of the first sink: the job in the ledger; the kind if left out.
             **options: settings of the sink, as in WITH (...) of CREATE SINK.
 
         Raises:
             PlanError: an argument is missing; at `release`, an option is unknown.
         """
-        return replace(self, sink=SinkSpec(name=name or kind, kind=kind, options=options))
+        more = SinkSpec(name=name or kind, kind=kind, options=options)
+        return replace(self, sinks=(*self.sinks, more))
 
     @fitting("release(every=rows(1000), steps=24, expected_size=10_000, budget=Budget(rho=1))")
     def release(
@@ -151,7 +152,7 @@ class Table:
         )  # fmt: skip
         draft = Draft(
             source=self.source, aggregates=self.measures, where=self.conditions, ticks=ticks,
-            sink=self.sink, sets=self.sets or ((),),
+            sinks=self.sinks, sets=self.sets or ((),),
         )  # fmt: skip
         named = {name: getattr(budget, name) for name in BUDGETS}
         return Query(assemble(draft, {**options, **named}))

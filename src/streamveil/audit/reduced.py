@@ -80,7 +80,7 @@ def reduced(plan: Plan, copies: int) -> Plan:
         aggregates=tuple(small(aggregate) for aggregate in plan.aggregates),
         window=window_of(plan.window),
         clock=Clock(kind="event", every=STEP, start_us=0, end_us=STEPS * STEP),
-        sink=None,
+        sinks=(),
         options={**plan.options, **same_selection(plan)},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -54,6 +55,16 @@ def open_sink(kind: str, options: dict[str, Any]) -> Sink:
     return sink
 
 
+def open_sinks(asked: Sequence[tuple[str, dict[str, Any]]]) -> Sink | None:
+    """The sinks of a plan, of each kind and options, as one; None if there are none."""
+    sinks = [open_sink(kind, options) for kind, options in asked]
+    if len(sinks) < 2:
+        return next(iter(sinks), None)
+    from streamveil.connectors.several_sinks import SeveralSinks  # loaded where there are some
+
+    return SeveralSinks(sinks)
+
+
 def opened(what: str, known: dict[str, str], kind: str, options: dict[str, Any]) -> Any:
     """Builds one connector from its registry."""
     if kind not in known:
@@ -74,4 +85,4 @@ def opened(what: str, known: dict[str, str], kind: str, options: dict[str, Any])
     return made(**options)
 
 
-__all__ = ["SINKS", "SOURCES", "Chunk", "Sink", "Source", "open_sink", "open_source"]
+__all__ = ["SINKS", "SOURCES", "Chunk", "Sink", "Source", "open_sink", "open_sinks", "open_source"]

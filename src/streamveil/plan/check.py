@@ -210,8 +210,9 @@ def check_ends(plan: Plan) -> Complaints:
     """Where rows come from, where releases go, and what the job is called."""
     if plan.source.kind not in SOURCES:
         yield f"unknown source '{plan.source.kind}'{nearest(str(plan.source.kind), SOURCES)}"
-    if plan.sink is not None and plan.sink.kind not in SINKS:
-        yield f"unknown sink '{plan.sink.kind}'{nearest(str(plan.sink.kind), SINKS)}"
+    for sink in plan.sinks:
+        if sink.kind not in SINKS:
+            yield f"unknown sink '{sink.kind}'{nearest(str(sink.kind), SINKS)}"
     if plan.source.kind in DATABASES and plan.clock.kind not in ("once", "event"):
         yield (
             f"the source '{plan.source.kind}' gives rows sorted by their values: a step that counts"

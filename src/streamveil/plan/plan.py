@@ -223,7 +223,7 @@ class Plan:
     budget: Budget
     preset: Literal["default", "dp-sqlp", "theorem"] = "default"
     counter: str = "auto"
-    sink: SinkSpec | None = None
+    sinks: tuple[SinkSpec, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # post-processing and split, documented
     sets: tuple[tuple[str, ...], ...] = ()  # of a changing table: GROUPING SETS of its key columns
     period_months: int = 0  # instead of period_us
@@ -258,11 +258,11 @@ class Plan:
     def fingerprint(self) -> str:
         """A stable digest of everything that decides what is released.
 
-        The sink does not, nor does post-processing, and where the source lies does not: what was
+        Sinks do not, nor does post-processing, and where the source lies does not: what was
         read is checked by its reader, by names below the place, sizes and more.
         """
         later = ("sets", "period_months", "period_origin_us")  # older states do not know them
-        unsaid = {"sink", "post", *(name for name in later if not getattr(self, name))}
+        unsaid = {"sinks", "post", *(name for name in later if not getattr(self, name))}
         content = {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in unsaid
         }

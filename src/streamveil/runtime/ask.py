@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from streamveil.compiler.compile import operator_of
-from streamveil.connectors import open_sink
+from streamveil.connectors import open_sinks
 from streamveil.core.noise.keyed import Noise
 from streamveil.errors import PlanError, StoreError
 from streamveil.expressions.dialect import canonical
@@ -88,7 +88,7 @@ def ask(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
         operator=operator, post=plan.post,
         feed=lambda _: iter(()), limit=plan.budget,
-        sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
+        sink=open_sinks([(one.kind, one.options) for one in plan.sinks]),
     )  # fmt: skip
     with Job(state, work, Randomness(secret, noise, insecure)) as job:
         asked = job.ask(points)

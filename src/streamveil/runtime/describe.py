@@ -19,7 +19,7 @@ from streamveil.plan.options import HIDDEN_GROUPS, MAX_PER_GROUP, MAX_SQUARED, M
 from streamveil.plan.plan import Plan, plain
 
 PACKAGES = ("streamveil", "numpy", "scipy", "numba", "pyarrow", "cryptography")
-LEFT_OUT = ("budget", "options", "sink", "key_set")  # told elsewhere, or not about privacy
+LEFT_OUT = ("budget", "options", "sinks", "key_set")  # told elsewhere, or not about privacy
 
 
 def describe(plan: Plan, operator: Operator, now: float) -> dict[str, Any]:

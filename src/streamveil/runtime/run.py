@@ -17,7 +17,7 @@ from streamveil.batch import Batch
 from streamveil.compiler.compile import is_sketched, operator_of
 from streamveil.compiler.group_by import check_public, compile_plan
 from streamveil.compiler.plan_forecast import noise_warning
-from streamveil.connectors import Source, open_sink, open_source
+from streamveil.connectors import Source, open_sinks, open_source
 from streamveil.connectors.span import nothing_to_read
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.group_by import GroupBy
@@ -191,7 +191,7 @@ def work_of(
         name=plan.name, fingerprint=plan.fingerprint, calibration=calibration(operator),
         operator=operator, post=plan.post,
         feed=feed, limit=plan.budget,
-        sink=None if plan.sink is None else open_sink(plan.sink.kind, plan.sink.options),
+        sink=open_sinks([(one.kind, one.options) for one in plan.sinks]),
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
         committed=partial(tell, getattr(opened, "committed", None)),
         keep_in=getattr(opened, "keep_in", lambda _: None),

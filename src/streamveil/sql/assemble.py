@@ -52,7 +52,7 @@ class Draft:
     keys: tuple[KeyColumn, ...] = ()
     window: Window = WHOLE
     ticks: Ticks = ONE_SHOT
-    sink: SinkSpec | None = None
+    sinks: tuple[SinkSpec, ...] = ()
     per_group: frozenset[str] = frozenset()  # aggregates whose bounds are per unit and group
     sets: tuple[tuple[str, ...], ...] = ()  # GROUPING SETS of a changing table
     copies: int = 1  # of a row, one for each of several sets of groups
@@ -76,7 +76,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
     window = replace(draft.window, lateness_us=late, zone=zone)
     return finish(
         Plan(
-            name=options.NAME.of(values) or (draft.sink.name if draft.sink else "query"),
+            name=options.NAME.of(values) or (draft.sinks[0].name if draft.sinks else "query"),
             source=draft.source,
             unit=unit,
             **_periods(window, options.UNIT_PERIOD.of(values)),
@@ -90,7 +90,7 @@ def assemble(draft: Draft, values: Mapping[str, Any]) -> Plan:
             budget=_budget(values),
             preset=options.PRESET.of(values) or "default",
             counter=options.COUNTER.of(values) or "auto",
-            sink=draft.sink,
+            sinks=draft.sinks,
             options=_options(values),
             sets=draft.sets,
             post=draft.post,

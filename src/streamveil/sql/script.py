@@ -45,7 +45,7 @@ class Private:
     tree: exp.Expr
     pairs: Pairs
     emit: list[Token] = field(default_factory=list)
-    sink: str | None = None
+    sinks: tuple[str, ...] = ()
     explain: bool = False
     outer: exp.Expr | None = None  # the SELECTs around it, which read from `PRIVATE`
     view: str | None = None  # that holds it; it names the job
@@ -166,12 +166,12 @@ def _statement(cursor: Cursor, views: Views) -> Statement | None:
     explain = cursor.take("EXPLAIN")
     if explain:
         cursor.take("PRIVACY")
-    sink = _target(cursor)
+    sinks = _targets(cursor)
     if not explain and cursor.peek() not in ("SELECT", "WITH"):
         word = cursor.peek()
         hint = nearest(word[:30], STARTS)
         raise PlanError(f"a statement starts with {', '.join(STARTS)}{hint}{cursor.place()}")
-    return _private(cursor, views, sink, explain=explain)
+    return _private(cursor, views, sinks, explain=explain)
 
 
 def read_question(text: str) -> exp.Expr | None:
@@ -190,11 +190,15 @@ def _question(cursor: Cursor) -> exp.Expr | None:
     return parse_tokens(cursor.tokens[cursor.at :], cursor.source, "the question")
 
 
-def _target(cursor: Cursor) -> str | None:
+def _targets(cursor: Cursor) -> tuple[str, ...]:
+    """The sinks of INSERT INTO."""
     if not cursor.take("INSERT"):
-        return None
+        return ()
     cursor.need("INTO")
-    return cursor.name("the name of a sink")
+    names = [cursor.name("the name of a sink")]
+    while cursor.take(","):
+        names.append(cursor.name("the name of a sink"))
+    return tuple(names)
 
 
 def _view(cursor: Cursor, views: Views) -> None:
@@ -297,7 +301,7 @@ def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
     return pairs
 
 
-def _private(cursor: Cursor, views: Views, sink: str | None, *, explain: bool) -> Private:
+def _private(cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: bool) -> Private:
     """Takes the private SELECT out of a statement, and out of it the privacy clause and EMIT."""
     source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
@@ -320,7 +324,7 @@ def _private(cursor: Cursor, views: Views, sink: str | None, *, explain: bool) -
     [(start, end, depth)] = spans
     if not depth:
         tree, pairs = _without_clause(rest, source)
-        return Private(tree, pairs, emit, sink, explain)
+        return Private(tree, pairs, emit, sinks, explain)
     inner, own = _cut_emit(rest[start:end])
     if emit and own:
         raise PlanError("EMIT is given twice: inside the private SELECT and at the end")
@@ -329,7 +333,7 @@ def _private(cursor: Cursor, views: Views, sink: str | None, *, explain: bool) -
     outer = parse_query([*rest[:start], *stand_in, *rest[end:]], source, "the query")
     _hand_down(outer, tree)
     view = next((view.name for view in used if view.is_private), None)
-    return Private(tree, pairs, emit or own, sink, explain, outer, view)
+    return Private(tree, pairs, emit or own, sinks, explain, outer, view)
 
 
 def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:

@@ -36,7 +36,7 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 
 def read_select(
     tree: exp.Expr, sources: Mapping[str, SourceSpec], values: Mapping[str, Any],
-    emit: list[Token], text: str, sink: SinkSpec | None,
+    emit: list[Token], text: str, sinks: tuple[SinkSpec, ...],
 ) -> Draft:  # fmt: skip
     """The draft of one private SELECT; `values`: its options."""
     if not isinstance(tree, exp.Select):
@@ -72,7 +72,7 @@ def read_select(
         copies=max(1, len(in_sets)),
         window=scope.window,
         ticks=read_emit(emit, text, scope.source),
-        sink=sink,
+        sinks=sinks,
         per_group=frozenset(chosen.per_group),
         sets=sets,
         named=named,

@@ -43,8 +43,8 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """What tells it from others in its script: its sink's name, else its job's."""
-        return self.plan.name if self.plan.sink is None else self.plan.sink.name
+        """What tells it from others in its script: its first sink's name, else its job's."""
+        return self.plan.sinks[0].name if self.plan.sinks else self.plan.name
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,18 @@ def _planned(
     sources: Mapping[str, SourceSpec],
     sinks: Mapping[str, SinkSpec],
 ) -> Planned:
-    sink = None
-    if statement.sink is not None:
-        sink = sinks.get(statement.sink)
-        if sink is None:
-            hint = nearest(statement.sink, sinks) if sinks else "; declare it with CREATE SINK"
-            raise PlanError(f"unknown sink '{shown(statement.sink)}'{hint}")
+    for name in statement.sinks:
+        if name not in sinks:
+            hint = nearest(name, sinks) if sinks else "; declare it with CREATE SINK"
+            raise PlanError(f"unknown sink '{shown(name)}'{hint}")
+        if statement.sinks.count(name) > 1:
+            raise PlanError(f"INSERT INTO names the sink '{shown(name)}' twice")
+    chosen = tuple(sinks[name] for name in statement.sinks)
     values = read_options(statement.pairs)
     if statement.view is not None and NAME.of(values) is None:
         values[NAME.name] = statement.view
     groups = take_public_join(statement.tree, sources)
-    draft = read_select(statement.tree, sources, values, statement.emit, source, sink)
+    draft = read_select(statement.tree, sources, values, statement.emit, source, chosen)
     values |= draft.named
     if groups is not None:
         values[PUBLIC_GROUPS.name] = only_groups(groups, draft, values)

@@ -124,7 +124,7 @@ class Case:
             clock=self._clock(), budget=Budget(epsilon=12, delta=1e-5),
             bounding=Bounding(max_rows=None if self.quadratic else 6, quadratic=self.quadratic,
                               max_rows_per_group=None if self.quadratic else self.per_group),
-            sink=out and SinkSpec(name="out", kind="files", options={"path": str(out)}),
+            sinks=(SinkSpec(name="out", kind="files", options={"path": str(out)}),) if out else (),
             options=options, counter=self.counter, preset=self.preset,
         )  # fmt: skip
 

@@ -73,7 +73,7 @@ def test_made_rows_run_live_and_resume(tmp_path):
     stop = (start + STEPS * EVERY) * SECONDS
     clock = Clock(kind="event", every=EVERY * SECONDS, start_us=start * SECONDS, end_us=stop)
     source = replace(plan.source, options={**plan.source.options, "follow": False})
-    replay = replace(plan, source=source, clock=clock, sink=None)
+    replay = replace(plan, source=source, clock=clock, sinks=())
     again = {"state": tmp_path / "replay", "noise": noise_of(tmp_path), "insecure": True}
     wanted = [release.table for release in run(as_on_spark(replay), **again)]
     assert same(found, wanted)

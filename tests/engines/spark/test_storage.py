@@ -78,7 +78,7 @@ def test_state_in_an_object_store_survives_kill_9(case, storage, store, tmp_path
     (tmp_path / "q.sql").write_text(text)
     where = storage.format(host=store.removeprefix("http://"))
     killed_and_resumed(tmp_path, [1, 3], "--storage", where, environment=environment)
-    plan = replace(parse_script(text).query.plan, sink=None)
+    plan = replace(parse_script(text).query.plan, sinks=())
     again = {"state": tmp_path / "replay", "noise": noise_of(tmp_path), "insecure": True}
     wanted = list(run(plan, **again))
     found = tables_in(tmp_path / "out")
