@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import streamveil as sv
-from streamveil.connectors.kafka import KafkaSource, Range, Topic, left
+from streamveil.connectors.kafka import KafkaSource
+from streamveil.connectors.kafka_topic import Range, Topic, left
 from streamveil.connectors.rejected_rows import traced
 from streamveil.errors import SourceError
 from streamveil.runtime.run import Pace, run
@@ -40,6 +41,14 @@ def test_what_is_gone_is_said(known):
         list(left(Topic(servers="", topic="t"), known, {0: (2, 5)}, 0))
 
 
+@pytest.mark.parametrize(
+    "said", ["", "a", "-1", "3-1", "0,0", "0-4, 3", "0 of 2", "3 of 2", "1of2"]
+)
+def test_partitions_that_are_none_are_refused(said):
+    with pytest.raises(SourceError, match=r"names no partitions, or one twice(.|\n)*to fix"):
+        Topic(servers="", topic="t", partitions=said)
+
+
 def test_a_declared_column_is_none_of_every_topic():
     with pytest.raises(SourceError, match="kafka_key"):
         KafkaSource("x:1", "t", {"kafka_key": "STRING"})
@@ -47,7 +56,7 @@ def test_a_declared_column_is_none_of_every_topic():
 
 def test_brokers_that_do_not_answer_are_named(monkeypatch):
     pytest.importorskip("confluent_kafka")
-    monkeypatch.setattr("streamveil.connectors.kafka.WAIT", 0.3)
+    monkeypatch.setattr("streamveil.connectors.kafka_topic.WAIT", 0.3)
     port = kafka.free_port()
     with pytest.raises(SourceError, match=rf"127.0.0.1:{port}' do not answer"):
         list(KafkaSource(f"127.0.0.1:{port}", "t", COLUMNS).read(None, 10))
@@ -82,6 +91,26 @@ def test_every_position_goes_on_with_the_same_rows(broker, topic):
             following = places(rows_of(chunks[at + 1 : at + 2]))
             assert places(follows)[: min(len(following), most)] == following[:most]
             assert len(follows) == len(after) + 1
+
+
+@needs_broker
+def test_partitions_are_chosen_and_shares_of_a_group_are_the_whole_topic(broker, topic):
+    wide = f"{topic}.wide"
+    broker.make(wide, 5)
+    broker.send(wide, sent(range(50), 5))
+
+    def users(partitions):
+        source = KafkaSource(broker.servers, wide, COLUMNS, partitions=partitions)
+        chunks = list(source.read(None, 4))
+        middle = len(chunks) // 2
+        assert rows_of(source.read(chunks[middle].position, 9)) == rows_of(chunks[middle + 1 :])
+        return sorted(row["u"] for row in rows_of(chunks))
+
+    assert users("1, 3-4") == [u for u in range(50) if u % 5 in (1, 3, 4)]
+    assert sorted(users("1 of 2") + users("2 of 2")) == users("0-4") == users(None)
+    for none in ("4-5", "7", "6 of 9"):
+        with pytest.raises(SourceError, match=r"has 0 to 4(.|\n)*to fix"):
+            users(none)
 
 
 @needs_broker
@@ -156,7 +185,7 @@ def test_a_job_that_is_cut_off_at_any_commit_counts_every_message_once(
         broker.send(topic, [(turn % 2, message(next(users))) for _ in range(7)])
         if turn in (20, 40):
             broker.stop()
-            monkeypatch.setattr("streamveil.connectors.kafka.WAIT", 1.0)
+            monkeypatch.setattr("streamveil.connectors.kafka_topic.WAIT", 1.0)
             cut_off = run(asked.plan, state=state, pace=Pace(max_rows=3, once=True))
             with pytest.raises(SourceError):
                 list(cut_off)

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import random
+import time
 from decimal import Decimal
 
 import pyarrow as pa
@@ -12,9 +13,12 @@ import pytest
 from streamveil.connectors import avro, protobuf
 from streamveil.connectors.base import FAR_US, declared_schema
 from streamveil.connectors.kafka import KafkaSource
+from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rejected_rows import MALFORMED, MISFIT
 from streamveil.connectors.schema_registry import RegisteredMessages, Registry
+from streamveil.engines.spark.kafka import KafkaFeed, KafkaReading
 from streamveil.errors import SourceError
+from streamveil.plan.plan import Clock
 from tests.connectors.test_kafka import needs_broker, rows_of
 from tests.servers.registry import USER, schema_registry
 
@@ -266,11 +270,10 @@ def test_a_topic_of_avro_with_headers_is_read_from_every_position(
         producer.produce(topic, written(VISIT, visit(u), number), partition=u % 2, headers=headers)
     producer.produce(topic, b"{}", partition=1)
     producer.flush(30)
-    source = KafkaSource(
-        broker.servers, topic, {**COLUMNS, "kafka_header_tenant": "INT64",
-                                "kafka_header_none": "STRING"},
-        config=str(config), format="avro", registry=registry.url,
-    )  # fmt: skip
+    columns = {**COLUMNS, "kafka_header_tenant": "INT64", "kafka_header_none": "STRING"}
+    asked = {"servers": broker.servers, "topic": topic, "columns": columns, "format": "avro",
+             "config": str(config), "registry": registry.url}  # fmt: skip
+    source = KafkaSource(**asked)
     chunks = list(source.read(None, 5))
     rows = rows_of(chunks)
     assert sorted(row["u"] for row in rows) == list(range(12))
@@ -281,3 +284,9 @@ def test_a_topic_of_avro_with_headers_is_read_from_every_position(
     assert sum(one.get(MISFIT, 0) for one in lost) == 3
     for at, chunk in enumerate(chunks):
         assert rows_of(source.read(chunk.position, 3)) == rows_of(chunks[at + 1 :])
+    feed = KafkaFeed(Topic.of(asked), Clock(kind="wall", every=1, start_us=0))
+    seen = feed.seen(feed.nothing(), time.time() + 60)
+    reading = KafkaReading(feed.topic, source.schema())  # what a task of Spark's does
+    parts = [reading.rows(split, 1) for some in feed.splits({}, seen, 1) for split in some]
+    assert pa.concat_tables(part.table for part in parts).to_pylist() == rows
+    assert sum(part.rejected.get(MALFORMED, 0) for part in parts) == 1

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.batch import Release, require_release
-from streamveil.connectors.kafka import WAIT, Range, Topic, messages
+from streamveil.connectors.kafka_topic import WAIT, Range, Topic, messages
 from streamveil.connectors.marks import ContentMark
 from streamveil.connectors.sinks import to_json as to_json_lines
 from streamveil.display import rows_of

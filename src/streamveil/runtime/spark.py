@@ -24,9 +24,10 @@ from streamveil.accounts.ledger import Where
 from streamveil.batch import Batch, Release
 from streamveil.compiler import compile
 from streamveil.compiler.group_by import check_public
-from streamveil.connectors import open_sink, open_source
-from streamveil.connectors.base import Sink, declared_schema, signed
-from streamveil.connectors.kafka import Topic
+from streamveil.connectors import open_sinks, open_source
+from streamveil.connectors.base import signed
+from streamveil.connectors.kafka_rows import TopicRows
+from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
 from streamveil.dataflow.protocol import Operator
 from streamveil.dataflow.state import types_to_bytes
@@ -133,9 +134,7 @@ class SparkJob:
             self.setup = self._setup(header.shards, secret)
             self.home.charge(header, account)
             self.home.require_whole(self.shards, self.spread.shards(header.shards))
-            self.sink: Sink | None = None
-            if plan.sink is not None:
-                self.sink = open_sink(plan.sink.kind, plan.sink.options)
+            self.sink = open_sinks([(one.kind, one.options) for one in plan.sinks])
         except BaseException:
             self.lock.close()
             raise
@@ -404,7 +403,7 @@ def schema_of(plan: Plan) -> pa.Schema:
     """The columns of a plan's source."""
     options = plan.source.options
     if plan.source.kind == "kafka":
-        return declared_schema(Topic.of(options).columns)
+        return TopicRows(Topic.of(options)).schema
     return open_source(plan.source.kind, options).schema()
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from streamveil.connectors.kafka import Range, Topic
+from streamveil.connectors.kafka_topic import Range, Topic
 from streamveil.engines.spark.kafka import KafkaReading
 from streamveil.errors import SourceError
 
@@ -37,7 +37,7 @@ class Message:
     """A message whose value is its offset, or what is told instead of one."""
 
     def __init__(self, offset, code=None):
-        self.offset = lambda: offset
+        self.offset, self.partition = lambda: offset, lambda: 0
         self.error = lambda: None if code is None else Failure(code)
         self.value = lambda: json.dumps({"u": offset}).encode()
 
@@ -83,7 +83,7 @@ def read(monkeypatch):
     """Reads a range of a log: the values of its rows, and the seconds waited."""
     now = SimpleNamespace(partition=None)
     clock = SimpleNamespace(monotonic=lambda: now.partition.waited)
-    monkeypatch.setattr("streamveil.connectors.kafka.time", clock, raising=False)
+    monkeypatch.setattr("streamveil.connectors.kafka_topic.time", clock, raising=False)
 
     def rows(log, start, stop, lost=()):
         now.partition = Partition(log, lost)

@@ -1,4 +1,4 @@
-"""A Kafka topic of JSON messages, read by Spark's tasks through librdkafka: no jar is needed.
+"""A Kafka topic, read by Spark's tasks through librdkafka: no jar is needed.
 
 A step takes, of every partition, the messages whose broker timestamp lies before the step's public
 time (Kafka's own look-up by time), up to what has arrived when the step is planned. The ranges go
@@ -8,15 +8,14 @@ to Spark's log before any message is read. The canonical order is (partition, of
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from streamveil.connectors.fit import fit
-from streamveil.connectors.json_lines import json_messages
-from streamveil.connectors.kafka import AT_ONCE, WAIT, Range, Topic, messages
-from streamveil.connectors.rejected_rows import MALFORMED
+from streamveil.connectors.kafka_rows import TopicRows
+from streamveil.connectors.kafka_topic import AT_ONCE, WAIT, Range, Topic, messages
 from streamveil.engines.spark.source_offsets import PIECE, Read, Seen
 from streamveil.errors import SourceError
 from streamveil.plan.plan import Clock
@@ -39,24 +38,20 @@ class KafkaFeed:
         """See `Feed`."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        consumer = self.topic.consumer()
+        consumer, name = self.topic.consumer(), self.topic.topic
         try:
-            known = consumer.list_topics(self.topic.topic, timeout=WAIT)
-            there = known.topics[self.topic.topic]
-            partitions = sorted(there.partitions)
-            places = [TopicPartition(self.topic.topic, p) for p in partitions]
-            ends = [consumer.get_watermark_offsets(place, timeout=WAIT) for place in places]
-            asked = [TopicPartition(self.topic.topic, p, int(due * 1000)) for p in partitions]
+            ends = self.topic.ends(consumer)
+            asked = [TopicPartition(name, p, int(due * 1000)) for p in ends]
             found = consumer.offsets_for_times(asked, timeout=WAIT)
         except KafkaException:
             raise SourceError("the brokers do not answer; the step will be planned again") from None
         finally:
             consumer.close()
-        if there.error is not None or any(one.error is not None for one in found):
-            raise SourceError("the brokers do not know the topic, or a partition has no leader now")
+        if any(one.error is not None for one in found):
+            raise SourceError("a partition has no leader now; the step will be planned again")
         later = {one.partition: one.offset for one in found}
         ranges = {}
-        for p, (low, high) in zip(partitions, ends, strict=True):
+        for p, (low, high) in ends.items():
             start = before["ranges"].get(str(p), [0, low])[1]
             stop = later[p] if later[p] >= 0 else high
             ranges[str(p)] = [start, max(start, stop)]
@@ -84,19 +79,15 @@ class KafkaReading:
     schema: pa.Schema  # of the wanted columns
 
     def rows(self, split: str, step: int) -> Read:
-        """See `Reading`. A message that is no JSON object is counted."""
-        part = Range(**json.loads(split))
-        lines = json_messages(list(self._messages(part)), self.schema)
-        table, rejected = fit(lines.rows, self.schema)
-        if len(lines.malformed):
-            rejected = {**rejected, MALFORMED: len(lines.malformed)}
-        return Read(table, (part.partition << PARTITION_BITS) + part.start, rejected)
-
-    def _messages(self, part: Range) -> Iterator[bytes]:
-        """The values of a range."""
+        """See `Reading`. The range was planned before schemas are asked for: see their proof."""
+        part, made = Range(**json.loads(split)), TopicRows(self.topic)
+        made.refresh()
         consumer = self.topic.consumer()
         try:
-            for found, _ in messages(consumer, self.topic, part, AT_ONCE):
-                yield from (message.value() or b"null" for message in found)
+            found = messages(consumer, self.topic, part, AT_ONCE)
+            chunks = [made.chunk(some, self.schema, "") for some, _ in found]
         finally:
             consumer.close()
+        rows = pa.concat_tables([self.schema.empty_table(), *(chunk.rows for chunk in chunks)])
+        rejected = sum((Counter(chunk.rejected) for chunk in chunks), Counter[str]())
+        return Read(rows, (part.partition << PARTITION_BITS) + part.start, dict(rejected))

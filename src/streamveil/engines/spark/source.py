@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StringType, StructField, StructType
 
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.kafka import Topic
+from streamveil.connectors.kafka_topic import Topic
 from streamveil.connectors.rate import RateSource
 from streamveil.engines.spark.kafka import KafkaFeed
 from streamveil.engines.spark.source_offsets import Feed, FilesFeed, RateFeed

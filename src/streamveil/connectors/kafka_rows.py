@@ -1,0 +1,133 @@
+"""Messages of a topic as rows: the fields of their values, and what is known of each message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import whole
+from streamveil.connectors import avro, protobuf
+from streamveil.connectors.base import Chunk, declared_schema
+from streamveil.connectors.fit import cast_or_null, fit
+from streamveil.connectors.kafka_topic import Format, Topic
+from streamveil.connectors.messages import Part, chunk_of, kept, of_json
+from streamveil.connectors.schema_registry import RegisteredMessages
+from streamveil.errors import SourceError, nearest
+from streamveil.types import Array, Int64
+
+HEADER = "kafka_header_"  # begins the name of a column that is a header
+OF_MESSAGES = pa.schema([  # columns that every topic has, besides those declared
+    ("kafka_key", pa.string()), ("kafka_time", pa.timestamp("us", tz="UTC")),
+    ("kafka_partition", pa.int64()), ("kafka_offset", pa.int64()),
+])  # fmt: skip
+
+
+def headers_of(found: list[Any], wanted: pa.Schema) -> tuple[pa.Table, dict[str, int]]:
+    """The wanted headers of messages, and how many do not fit. The last one of a name counts."""
+    columns = pa.schema([one for one in wanted if one.name.startswith(HEADER)])
+    if not columns.names:
+        return pa.table({}), {}
+    told = [dict(message.headers() or ()) for message in found]
+    arrays = [
+        pa.array([one.get(name.removeprefix(HEADER)) for one in told], pa.binary())
+        for name in columns.names
+    ]
+    return fit(pa.table(arrays, columns.names), columns)
+
+
+def offsets_of(found: list[Any]) -> Int64[Array, " messages"]:
+    """Where messages are in their partition."""
+    return np.fromiter((message.offset() for message in found), np.int64, len(found))
+
+
+def keys_of(found: list[Any]) -> pa.Array:
+    """Keys as text; null where there is none, or one that is no text."""
+    keys = pa.array([message.key() for message in found], pa.binary())
+    return whole(cast_or_null(pa.chunked_array([keys]), pa.string()))
+
+
+def times_of(found: list[Any]) -> pa.Array:
+    """When messages came, or were made: what the topic keeps."""
+    times = [message.timestamp()[1] * 1000 for message in found]
+    return pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+def partitions_of(found: list[Any]) -> pa.Array:
+    """The partitions of messages."""
+    return pa.array([message.partition() for message in found], pa.int64())
+
+
+OF_MESSAGE: dict[str, Callable[[list[Any]], pa.Array]] = {
+    "kafka_key": keys_of, "kafka_time": times_of,
+    "kafka_partition": partitions_of, "kafka_offset": lambda found: pa.array(offsets_of(found)),
+}  # fmt: skip
+
+
+class TopicRows:
+    """Makes rows of the messages of a topic."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic, self.schemas = topic, schemas_of(topic)
+        self.declared = declared_schema(topic.columns)
+        for name in self.declared.names:
+            if name in OF_MESSAGES.names:
+                raise SourceError(
+                    f"every topic has the column '{name}'.\n  to fix  leave it out of the declared"
+                    " columns"
+                )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns."""
+        return pa.schema([*self.declared, *OF_MESSAGES])
+
+    def refresh(self) -> None:
+        """Asks for the schemas of all messages that are there now."""
+        if self.schemas is not None:
+            self.schemas.refresh(self._fields(self.declared).names)
+
+    def chunk(
+        self, found: list[Any], wanted: pa.Schema, position: str, *, traced: bool = False
+    ) -> Chunk:
+        """Rows of some messages of a partition."""
+        texts = [message.value() or b"" for message in found]
+        read = of_json if self.schemas is None else self.schemas.read
+        made = read(texts, self._fields(wanted))
+        good = kept(found, made.malformed)
+        headers, lost = headers_of(good, wanted)
+        told = {name: OF_MESSAGE[name](good) for name in wanted.names if name in OF_MESSAGE}
+        told |= {name: headers.column(name) for name in headers.column_names}
+        made = made._replace(rejected=dict(Counter(made.rejected) + Counter(lost)))
+        partition = found[0].partition() if found else 0
+        part = Part(texts, offsets_of(found), partition, f"{self.topic.topic}/{partition}")
+        return chunk_of(part, made, told, wanted, position, traced=traced)
+
+    def _fields(self, wanted: pa.Schema) -> pa.Schema:
+        """The columns that are fields of a message's value."""
+        return pa.schema([one for one in wanted if one.name in self.declared.names
+                          and not one.name.startswith(HEADER)])  # fmt: skip
+
+
+def schemas_of(topic: Topic) -> RegisteredMessages | None:
+    """What reads messages with registered schemas; None for JSON."""
+    format, registry, subject = topic.format, topic.registry, topic.subject
+    if format not in get_args(Format):
+        raise SourceError(
+            f"format = '{format}' is none of a topic{nearest(format, get_args(Format))}.\n"
+            f"  to fix  give one of {', '.join(get_args(Format))}"
+        )
+    if (format == "json") != (registry is None) or (format == "json" and subject is not None):
+        raise SourceError(
+            "format = 'avro' and 'protobuf' need the registry of their schemas, and JSON has"
+            " none.\n  to fix  give format and registry = 'http://...' together, or neither"
+        )
+    if registry is None:
+        return None
+    made = avro.compiled if format == "avro" else protobuf.compiled
+    return RegisteredMessages(
+        topic.schemas(), subject or f"{topic.topic}-value", format.upper(), made
+    )

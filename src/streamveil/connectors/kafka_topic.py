@@ -1,0 +1,247 @@
+"""A Kafka topic: where it is, which of its partitions are read, and the messages of a range."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from streamveil.connectors.schema_registry import PREFIX, Registry
+from streamveil.errors import MissingExtraError, PlanError, SourceError
+
+WAIT = 30.0  # seconds without an answer before a read fails
+POLL = 0.1  # seconds between two looks at how far a range is read
+AT_ONCE = 50_000  # messages
+MOST = 1 << 31  # partitions
+Format = Literal["json", "avro", "protobuf"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """Where the messages are. `config` names a JSON file of further librdkafka settings."""
+
+    servers: str
+    topic: str
+    columns: dict[str, str] = field(default_factory=dict)
+    config: str | None = None  # read where a task runs: credentials travel with no task
+    format: Format = "json"
+    registry: str | None = None  # of the schemas of Avro and Protobuf
+    subject: str | None = None  # there
+    partitions: str | None = None  # that are read; None: all
+
+    def __post_init__(self) -> None:
+        chosen(self.partitions)
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Topic:
+        """From the options of a source that goes on."""
+        for name in ("servers", "topic", "columns"):
+            if not options.get(name):
+                raise PlanError(f"the source 'kafka' needs '{name}'")
+        unknown = options.keys() - {one.name for one in fields(cls)}
+        if unknown:
+            raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}' on Spark")
+        return cls(**options)
+
+    def client(self) -> Any:
+        """The package that talks to brokers."""
+        try:
+            import confluent_kafka
+        except ImportError:
+            raise MissingExtraError("Kafka", "kafka") from None
+        return confluent_kafka
+
+    def consumer(self, isolation: str = "read_committed") -> Any:
+        """A consumer that never skips a lost range in silence.
+
+        It asks for what is there: a broker that waits for more holds back the next partition.
+        """
+        return self.client().Consumer({
+            "fetch.wait.max.ms": 10, **self.settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
+            "enable.auto.commit": False, "auto.offset.reset": "error",
+            "enable.partition.eof": True, "isolation.level": isolation,
+        }, logger=logging.getLogger("streamveil.kafka"))  # fmt: skip
+
+    def settings(self) -> dict[str, Any]:
+        """What the file of settings says of brokers. Its content appears in no message."""
+        more = self._configured().items()
+        return {name: value for name, value in more if not name.startswith(PREFIX)}
+
+    def schemas(self) -> Registry:
+        """The registry of schemas, with what the file of settings says of it."""
+        more = self._configured().items()
+        own = {name[len(PREFIX) :]: str(value) for name, value in more if name.startswith(PREFIX)}
+        return Registry(self.registry or "", own)
+
+    def _configured(self) -> dict[str, Any]:
+        try:
+            more = {} if self.config is None else json.loads(Path(self.config).read_text())
+        except (OSError, ValueError):
+            more = None
+        if not isinstance(more, dict):
+            raise SourceError(
+                f"config='{self.config}' of 'kafka' is no readable JSON object of librdkafka"
+                " settings.\n"
+                "  to fix  put that file where the driver and every executor can read it"
+            )
+        return more
+
+    def ends(self, consumer: Any) -> dict[int, tuple[int, int]]:
+        """The first offset that is kept and the end of each partition, up to open transactions.
+
+        Of the partitions that are read. Raises SourceError where the brokers do not answer, do not
+        know the topic or have none of these.
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        try:
+            known = consumer.list_topics(self.topic, timeout=WAIT).topics[self.topic]
+            places = {p: TopicPartition(self.topic, p) for p in self._read(known.partitions)}
+            found = {
+                p: consumer.get_watermark_offsets(place, timeout=WAIT)
+                for p, place in places.items()
+            }
+        except KafkaException:
+            raise SourceError(
+                f"the brokers at '{self.servers}' do not answer.\n"
+                "  to fix  check the address and config, then start again: the job"
+                " goes on where it was"
+            ) from None
+        if known.error is not None or not found or None in found.values():
+            raise SourceError(
+                f"the brokers do not know the topic '{self.topic}', or a partition has no leader"
+                " now.\n  to fix  create the topic, or start again when all partitions have one"
+            )
+        return found
+
+    def _read(self, known: Collection[int]) -> list[int]:
+        """Which of the partitions that there are are read."""
+        wanted = chosen(self.partitions)
+        found = [p for p in sorted(known) if any(p in some for some in wanted)]
+        named = 0 if "of" in (self.partitions or "of") else sum(map(len, wanted))
+        if known and (not found or len(found) < named):
+            raise SourceError(
+                f"partitions = '{self.partitions}' names some that the topic '{self.topic}' has"
+                f" not: it has 0 to {max(known)}.\n"
+                "  to fix  name those that there are, such as '0, 2-3', or a share of all, such as"
+                " '1 of 2'"
+            )
+        return found
+
+
+def chosen(partitions: str | None) -> list[range]:
+    """Partitions as their numbers ('0, 4-7'), or as a share of all of them ('1 of 3').
+
+    >>> chosen("0, 4-7"), [p for p in range(9) if p in chosen("2 of 3")[0]]
+    ([range(0, 1), range(4, 8)], [1, 4, 7])
+    """
+    if partitions is None:
+        return [range(MOST)]
+    if share := re.fullmatch(r"\s*(\d{1,9}) of (\d{1,9})\s*", partitions):
+        part, of = int(share[1]), int(share[2])
+        if 1 <= part <= of:
+            return [range(part - 1, MOST, of)]
+    numbers = [re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", one)
+               for one in partitions.split(",")]  # fmt: skip
+    found = [range(int(one[1]), int(one[2] or one[1]) + 1) for one in numbers if one]
+    if len(found) < len(numbers) or not all(found) or overlap(found):
+        raise SourceError(
+            f"partitions = '{partitions}' names no partitions, or one twice.\n"
+            "  to fix  give their numbers, such as '0, 4-7', or a share of all, such as '1 of 3'"
+        )
+    return found
+
+
+def overlap(ranges: list[range]) -> bool:
+    """Whether a number is in two of them."""
+    by_start = sorted(ranges, key=lambda one: one.start)
+    return any(one.stop > after.start for one, after in itertools.pairwise(by_start))
+
+
+@dataclass(frozen=True)
+class Range:
+    """The messages [start, stop) of a partition."""
+
+    partition: int
+    start: int
+    stop: int
+
+
+def left(
+    topic: Topic, offsets: dict[int, int], ends: dict[int, tuple[int, int]], first: int
+) -> Iterator[Range]:
+    """What is left to read of every partition, the named one first.
+
+    Raises SourceError where messages that were not read yet are gone.
+
+    >>> topic = Topic(servers="", topic="t")
+    >>> list(left(topic, {0: 5}, {0: (2, 5), 1: (3, 9)}, 0))
+    [Range(partition=1, start=3, stop=9)]
+    """
+    gone = sorted(offsets.keys() - ends.keys())
+    lost = [p for p, (low, high) in ends.items() if not low <= offsets.get(p, low) <= high]
+    if gone or lost:
+        raise SourceError(
+            f"messages of partition {(gone or lost)[0]} of the topic '{topic.topic}' are gone that"
+            " this job had not read: retention deleted them, or the topic was made anew.\n"
+            "  to fix  keep messages longer than a job may stand still; to go on without them,"
+            " start a new state"
+        )
+    for p in sorted(ends, key=lambda p: (p < first, p)):
+        low, high = ends[p]
+        start = offsets.get(p, low)
+        if start < high:
+            yield Range(p, start, high)
+
+
+def messages(
+    consumer: Any, topic: Topic, part: Range, most: int
+) -> Iterator[tuple[list[Any], int]]:
+    """The messages of a range, some at a time, each time with the offset that follows.
+
+    Not every offset holds a message: markers of transactions, aborted and compacted messages do
+    not. So a range ends when the consumer's position, which moves past markers, or the partition's
+    end has reached its stop, not when so many messages have come.
+    """
+    from confluent_kafka import TopicPartition
+
+    here = TopicPartition(topic.topic, part.partition, part.start)
+    consumer.assign([here])
+    place, late = part.start, time.monotonic() + WAIT
+    while place < part.stop:
+        found = consumer.consume(min(most, part.stop - place), timeout=POLL)
+        reached = max(
+            consumer.position([here])[0].offset,  # negative before the first message
+            *(message.offset() for message in found if at_end(message)),
+            place,
+        )
+        rows = [one for one in found if not at_end(one) and one.offset() < part.stop]
+        if rows:
+            yield rows, min(max(reached, rows[-1].offset() + 1), part.stop)
+        if reached > place:
+            place, late = reached, time.monotonic() + WAIT
+        elif time.monotonic() > late:
+            raise SourceError(
+                "the brokers do not answer any more.\n"
+                "  to fix  start again when they do: the job goes on where it was"
+            )
+
+
+def at_end(message: Any) -> bool:
+    """Whether it tells, instead of a message, that the partition ends at its offset."""
+    from confluent_kafka import KafkaError
+
+    if not message.error():
+        return False
+    if message.error().code() == KafkaError._PARTITION_EOF:
+        return True
+    raise SourceError(
+        "a range of the topic cannot be read; was it deleted by retention?\n"
+        "  to fix  keep messages longer than a job may stand still"
+    )
