@@ -1,10 +1,12 @@
 """The site builds strictly, loads nothing from elsewhere, and refers to every public name."""
 
+import ast
 import dataclasses
 import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -140,24 +142,89 @@ def described(kind):
                     yield name
 
 
+def bare(what):
+    """A function or class without what wraps it."""
+    return inspect.unwrap(what) if callable(what) else what
+
+
+def sources(what):
+    """A function or class with the code of its line of classes."""
+    line = what.__mro__ if isinstance(what, type) else [what]
+    for one in line:
+        if one.__module__.startswith("streamveil."):
+            yield one, ast.parse(textwrap.dedent(inspect.getsource(one)))
+
+
+def raised(what, further=True):
+    """Names of errors that a function or class raises, itself or in a function that it calls."""
+    names = set()
+    for one, code in sources(what):
+        for node in ast.walk(code):
+            match node:
+                case ast.Raise(exc=ast.Call(func=ast.Name(id=kind))):
+                    names.add(kind)
+                case ast.Call(func=ast.Name(id=called)) if further and called not in WITHIN:
+                    helper = bare(getattr(sys.modules[one.__module__], called, None))
+                    if inspect.isfunction(helper) and helper.__module__.startswith("streamveil."):
+                        names |= raised(helper, further=False)
+    return names
+
+
+WITHIN = {"post_process"}  # refuses what only our own code could hand it
+
+
+def named_errors(text):
+    """Errors under "Raises:" in a docstring."""
+    _, _, told = text.partition("Raises:\n")
+    return set(re.findall(r"^    (\w+Error): \S", told, re.M))
+
+
 def untold(what):
     """What the reference does not tell of a name of the library."""
     text = inspect.getdoc(what) or ""
+    found = ["an example"] * (">>> " not in text) if callable(what) else []
+    if callable(what):
+        found += sorted(raised(bare(what)) - named_errors(text))
     if dataclasses.is_dataclass(what) and isinstance(what, type):
         known = {field.name for field in dataclasses.fields(what) if field.init}
-        return sorted(known - {*described(what)})
-    if isinstance(what, type) or not callable(what):
-        return []
-    named = [name for name in inspect.signature(what).parameters
-             if not re.search(rf"\b{name}\b", text)]  # fmt: skip
-    return named + ["an example"] * (">>> " not in text)
+    elif getattr(what, "_is_protocol", False) or not callable(what):
+        known = ()  # nobody calls it
+    else:
+        known = inspect.signature(what).parameters.keys() - {"args", "kwargs"}
+    said = {*described(what)} if isinstance(what, type) else set()
+    return sorted(n for n in known if n not in said and not re.search(rf"\b{n}\b", text)) + found
 
 
-def test_mechanisms_are_told_with_every_parameter():
+RANGE = re.compile(r">=? |\d to \d|1 to rows|in \(0|in \[0|units of|any |of the noise|odd")
+NUMBERS = ("int", "float", "Exact", "Fraction")
+
+
+def unmeasured(kind):
+    """Numbers among the fields of a dataclass whose comment tells no range and no unit."""
+    for one in kind.__mro__ if dataclasses.is_dataclass(kind) else ():
+        if dataclasses.is_dataclass(one):
+            text = inspect.getsource(one)
+            for name, annotated in one.__annotations__.items():
+                comment = re.search(rf"^    {name}: .*?  # (.+)$", text, re.M)
+                if str(annotated).split(" ")[0] in NUMBERS and not (
+                    comment and RANGE.search(comment[1])
+                ):
+                    yield name
+
+
+def test_every_number_is_told_with_its_range():
+    found = {name: [*unmeasured(what)] for name, what in public()
+             if isinstance(what, type) and name.count(".") == 2}  # fmt: skip
+    assert {name: lacks for name, lacks in found.items() if lacks} == {}
+
+
+def test_mechanisms_are_told_with_every_parameter_error_and_an_example():
     found = {name: untold(what) for name, what in public() if name.count(".") == 2}
     assert len(found) > 100
     assert {name: lacks for name, lacks in found.items() if lacks} == {}
     assert untold(contrast) == ["one", "other", "an example"]
+    assert raised(sv.counters.BltCounter) == {"ValueError", "HorizonError"}
+    assert named_errors("Raises:\n    HorizonError: too late.") == {"HorizonError"}
 
 
 def test_a_query_runs_with_every_option_of_a_job():

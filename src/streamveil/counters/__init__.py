@@ -104,11 +104,18 @@ COUNTERS: Mapping[str, type[Counter]] = _Registry()
 def kind_of(counter: Counter) -> str:
     """The name of a counter's kind in `COUNTERS`.
 
+    Raises:
+        ValueError: the object is no counter of this package.
+
     >>> from streamveil.counters import HaarCounter
     >>> kind_of(HaarCounter(horizon=4, sigma=1))
     'haar'
     """
-    return next(kind for kind, name in _KINDS.items() if name == type(counter).__name__)
+    named = type(counter).__name__
+    found = [kind for kind, name in _KINDS.items() if name == named]
+    if not found:
+        raise ValueError(f"{named} is no counter of this package; its counters are in COUNTERS")
+    return found[0]
 
 
 __all__ = [

@@ -39,13 +39,17 @@ class AnytimeHaarCounter(KeyedHaar):
     Memory: 16 bytes per key: the exact total and a mark of the address.
     Numerics: as `HaarCounter`; a step draws up to 41 nodes.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: more than 2**40 steps.
+
     >>> counter = AnytimeHaarCounter(sigma=100, tuned=1000)
     >>> round(counter.sensitivity, 6), counter.needs_horizon
     (1.0, False)
     """
 
-    sigma: Exact | float  # noise scale for sensitivity 1, quanta
-    tuned: int = 2**20  # steps over which the error is near-optimal
+    sigma: Exact | float  # noise scale for sensitivity 1, quanta, > 0
+    tuned: int = 2**20  # steps over which the error is near-optimal, 2 to 2**40
 
     def __post_init__(self) -> None:
         if not 2 <= self.tuned <= FOREVER:

@@ -35,7 +35,12 @@ ONE_ROW = Participation(rows=1, per_key=1)
 
 @dataclass(frozen=True)
 class CounterChoice:
-    """A counter with its noise, and why."""
+    """A counter with its noise, and why.
+
+    >>> choice = choose(None, Budget(rho=0.1))
+    >>> choice.counter.needs_horizon, choice.reason[:18]
+    (False, 'the end is unknown')
+    """
 
     counter: Counter
     reason: str  # why this one
@@ -61,6 +66,7 @@ def choose(
         touched: share of steps at which a typical key gets an increment or is read.
 
     Raises:
+        PlanError: an argument is missing or unknown; the message shows a call that works.
         ValueError: the budget is no Budget, or no counter fits.
 
     >>> print(choose(1000, Budget(rho=0.1)))
@@ -131,7 +137,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by increasing largest error. Prints as a table."""
+    """Rows by increasing largest error. Prints as a table.
+
+    >>> table = compare(100, Budget(rho=0.1), counters=["blt", "haar"], clock=lambda: 0.0)
+    >>> print(str(table).splitlines()[1])
+    blt                  5.275     5.076         32       0.0
+    """
 
     rows: tuple[Row, ...]  # one for each counter, the best first
 

@@ -51,13 +51,17 @@ class DenseCounter(WholeHistory):
     Memory: 8 (horizon + 1) bytes per key.
     Numerics: as `BltCounter`, with the amplification of this encoder.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = DenseCounter(horizon=16, sigma=100)
     >>> round(counter.certificate, 4)
     1.7045
     """
 
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one noise draw, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one noise draw, quanta, > 0
 
     def __post_init__(self) -> None:
         if check_horizon(self.horizon) > LARGEST_HORIZON:

@@ -25,6 +25,10 @@ def fit(
 
     The loss falls as the scale grows, so bisection finds it; what is returned was checked.
 
+    Raises:
+        ValueError: `moved` is not a finite number above 0.
+        BudgetError: no noise scale fits the budget.
+
     >>> from streamveil.counters import BltCounter
     >>> counter = fit(BltCounter(horizon=100, sigma=1), Budget(rho=0.5))
     >>> round(float(counter.sigma), 3), counter.loss().fits(Budget(rho=0.5))

@@ -95,14 +95,18 @@ class HaarCounter(KeyedHaar):
     Numerics: exact for the ideal real N_t that the address spells: float64 decides the rounding
         when its proved error allows, multiprecision otherwise. Nothing is added to the loss.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = HaarCounter(horizon=1000, sigma=100)
     >>> worst = counter.std(np.arange(1, 1001)).max() / 100
     >>> round(counter.sensitivity, 6), round(float(worst), 2)
     (1.0, 4.13)
     """
 
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # noise scale for sensitivity 1, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # noise scale for sensitivity 1, quanta, > 0
     aim: Literal["max", "mean", "two-sided"] = "max"  # which error is least
 
     def __post_init__(self) -> None:

@@ -49,14 +49,18 @@ class HybridCounter(Stepping):
     Memory: 56 bytes per key.
     Numerics: as `BltCounter`; epoch sums are exact integers.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: more than 2**30 steps.
+
     >>> counter = HybridCounter(sigma=100)
     >>> round(float(counter.std(np.array([1]))[0]), 1), counter.needs_horizon
     (134.8, False)
     """
 
     keyed: ClassVar[bool] = False
-    sigma: Exact | float  # noise scale for sensitivity 1, quanta
-    share: float = 0.45  # of the squared sensitivity, for epoch sums
+    sigma: Exact | float  # noise scale for sensitivity 1, quanta, > 0
+    share: float = 0.45  # of the squared sensitivity, for epoch sums, in (0, 1)
 
     def __post_init__(self) -> None:
         require_positive(sigma=self.sigma)

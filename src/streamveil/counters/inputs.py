@@ -30,6 +30,10 @@ class VectorCounter(Stepping):
         rows.
     Memory: width times that of the counter inside.
 
+    Raises:
+        ValueError: `width` is no whole number above 0, or increments have other columns.
+        HorizonError: a step after the last of the counter's horizon.
+
     >>> from streamveil.counters import BltCounter
     >>> from streamveil.core.noise.keyed import Place, SilentNoise
     >>> totals = VectorCounter(counter=BltCounter(horizon=9, sigma=2), width=3)
@@ -39,7 +43,7 @@ class VectorCounter(Stepping):
     """
 
     counter: Counter
-    width: int  # coordinates
+    width: int  # coordinates, >= 1
 
     def __post_init__(self) -> None:
         require_positive(width=self.width)
@@ -98,6 +102,9 @@ class Quanta:
 
     Bad data never raises: values are clamped, and what is not a number counts as nothing.
 
+    Raises:
+        ValueError: low is above high, or the bounds hold more than 2**52 quanta.
+
     >>> cents = Quanta(quantum=Fraction(1, 100), low=0, high=50)
     >>> cents.encode(np.array([1.239, 77.0, float("nan")])), cents.largest
     (array([ 124, 5000,    0]), 5000)
@@ -105,9 +112,9 @@ class Quanta:
     (array([1.24]), 0.005)
     """
 
-    quantum: Exact  # size of one quantum
-    low: Exact
-    high: Exact
+    quantum: Exact  # size of one quantum, > 0
+    low: Exact  # smallest value, in units of the data
+    high: Exact  # largest value, in units of the data, >= low
 
     def __post_init__(self) -> None:
         require_positive(quantum=self.quantum)

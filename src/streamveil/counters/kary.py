@@ -40,13 +40,17 @@ class KaryTreeCounter(Keyed):
     Memory: 16 bytes per key: the exact total and a mark of the address.
     Numerics: exact.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = KaryTreeCounter(horizon=1000, sigma=3)
     >>> counter.arity, counter.levels, str(counter.loss())
     (13, 3, 'epsilon=1')
     """
 
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one block's Laplace noise, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one block's Laplace noise, quanta, > 0
     k: int | None = None  # odd; None: the best for this horizon
 
     def __post_init__(self) -> None:

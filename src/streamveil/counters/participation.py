@@ -33,11 +33,18 @@ class Participation:
     """At most `rows` rows of one person, at most `per_key` per key, `gap` steps apart in a key.
 
     A gap of 0 lets all rows of a key fall into one step.
+
+    Raises:
+        ValueError: not 1 <= per_key <= rows, or a gap below 0.
+
+    >>> daily = Participation(rows=30, per_key=10, gap=24)
+    >>> daily.most(horizon=100)
+    5
     """
 
-    rows: int
-    per_key: int
-    gap: int = 0
+    rows: int  # rows of one person over all keys, >= 1
+    per_key: int  # rows of one person in one key, 1 to rows
+    gap: int = 0  # steps between two of them in a key, >= 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_key <= self.rows:

@@ -45,14 +45,18 @@ class SmoothTreeCounter(Stepping):
     Memory: 8 (height + 1) bytes per key: the exact total and the noise of the blocks in use.
     Numerics: exact integers.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = SmoothTreeCounter(horizon=100, sigma=10)
     >>> counter.shape, round(counter.sensitivity * float(counter.std(np.array([1]))[0]) / 10, 2)
     ((9, 4), 4.47)
     """
 
     keyed: ClassVar[bool] = False
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one block's noise, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one block's noise, quanta, > 0
 
     def __post_init__(self) -> None:
         check_horizon(self.horizon)

@@ -99,13 +99,17 @@ class SqrtToeplitzCounter(WholeHistory):
     Memory: 8 (horizon + 1) bytes per key.
     Numerics: as `BltCounter`.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = SqrtToeplitzCounter(horizon=16, sigma=100, weighting="none")
     >>> round(counter.sensitivity * float(counter.std(np.array([16]))[0]) / 100, 3)
     1.944
     """
 
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one noise draw, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one noise draw, quanta, > 0
     weighting: Literal["none", "columns"] = "columns"
 
     def __post_init__(self) -> None:

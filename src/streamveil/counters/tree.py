@@ -71,14 +71,18 @@ class BinaryTreeCounter(Stepping):
     Memory: 8 (levels + 1) bytes per key: the exact total and the noise of the open path.
     Numerics: exact integers.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = BinaryTreeCounter(horizon=1000, sigma=10)
     >>> counter.levels, round(float(counter.std(np.array([7]))[0]), 3)
     (10, 17.328)
     """
 
     keyed: ClassVar[bool] = False
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one node's noise, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one node's noise, quanta, > 0
 
     def __post_init__(self) -> None:
         check_horizon(self.horizon)
@@ -154,14 +158,18 @@ class HonakerCounter(Stepping):
     Memory: 16 levels bytes per key.
     Numerics: nodes are exact integers; estimates are float64, post-processing.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = HonakerCounter(horizon=16, sigma=100)
     >>> round(float(counter.std(np.array([15]))[0]) * 2 / 100, 3)
     3.33
     """
 
     keyed: ClassVar[bool] = False
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one node's noise, quanta
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one node's noise, quanta, > 0
 
     def __post_init__(self) -> None:
         check_horizon(self.horizon)

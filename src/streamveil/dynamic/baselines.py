@@ -32,12 +32,26 @@ class TwoStream:
     Protects: one record with its insertion and its deletion.
     Guarantee: the share: half for each stream, which a record enters once.
     Error: that of all updates so far, however few records remain.
+
+    Raises:
+        HorizonError: a step after the last of `horizon`.
+
+    >>> import numpy as np
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> table = TwoStream(
+    ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share
-    horizon: int | None  # steps that the guarantee covers; None: all there will ever be
-    arity: int = 4  # children of a node of its tree
+    horizon: int | None  # steps that the guarantee covers, >= 1; None: all there will ever be
+    arity: int = 4  # children of a node of its tree, >= 2
 
     @property
     def queries(self) -> Queries:
@@ -95,12 +109,27 @@ class Rerun:
     Guarantee: the share. With `steps`, at most so many releases of share / steps. With `retention`,
         share / retention each, for ever: the operator promises that no record stays for more steps.
     Error: that of a static release with the part of one step; nothing is stale.
+
+    Raises:
+        ValueError: not one of `steps` and `retention`, or one that is below 1.
+        HorizonError: a step after the last of `steps`.
+
+    >>> import numpy as np
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> table = Rerun(
+    ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), steps=8)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share
-    steps: int | None = None
-    retention: int | None = None
+    steps: int | None = None  # releases in all, >= 1; None: `retention` is given
+    retention: int | None = None  # most steps that a record stays, >= 1; None: `steps` is given
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.retention is None):
@@ -160,13 +189,29 @@ class SnapshotDelta:
         insertions and a quarter for deletions, each of which a record enters once.
     Error: that of one snapshot with its small part, plus that of a tree over at most `every` steps:
         it follows the records that are there, and the turnover only polynomially.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
+
+    >>> import numpy as np
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> table = SnapshotDelta(
+    ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8,
+    ...     every=4)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share
     horizon: int  # steps that the guarantee covers, >= 1
-    every: int
-    arity: int = 4  # children of a node of its tree
+    every: int  # steps between two snapshots, >= 1
+    arity: int = 4  # children of a node of its tree, >= 2
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon, every=self.every)

@@ -97,11 +97,16 @@ class Repaired:
         With labels matched last-in first-out, one update moves either the first contents and one
         deletion, or the times of at most two deletions: those enter at most two blocks of each
         level of an accumulator, and shift an AboveThreshold by two events.
+
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> bucket = Repaired(static=noisy_queries(Marginals((2, 2), ((0,),))))
+    >>> bucket.factor("ids", "pure"), sum(bucket.split)
+    (Fraction(1, 1), Fraction(1, 1))
     """
 
     static: StaticMechanism  # what answers about one fixed table
-    most_rounds: int = 3  # of a bucket, each with a base of its own
-    arity: int = 4  # children of a node of its tree
+    most_rounds: int = 3  # of a bucket, each with a base of its own, >= 1
+    arity: int = 4  # children of a node of its tree, >= 2
     split: tuple[Exact, Exact, Exact, Exact] = (  # shares: size, base, deletions, test
         Fraction(3, 100), Fraction(57, 100), Fraction(35, 100), Fraction(5, 100),
     )  # fmt: skip
@@ -233,12 +238,17 @@ class Published:
         kinder than the paper.
     Guarantee: with record ids, the share: sum over r of 4 * 3 / (2 pi^2 r^2) = 1. With labels, four
         times it by two steps of neighbours (the paper's argument does not cover labels).
+
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> bucket = Published(static=noisy_queries(Marginals((2, 2), ((0,),))))
+    >>> bucket.factor("ids", "pure")
+    Fraction(1, 1)
     """
 
     static: StaticMechanism  # what answers about one fixed table
-    beta: float = 0.05  # chance that a stated error bound fails
+    beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
     finite: bool = False
-    arity: int = 2  # children of a node of its tree
+    arity: int = 2  # children of a node of its tree, >= 2
 
     def factor(self, mode: str, kind: str) -> Fraction:
         """See `BucketPlan`."""

@@ -36,14 +36,24 @@ UNKNOWN = 1 << 20  # steps that stand for an unknown horizon in forecasts
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is public about a table before it is read. Expected numbers need not be exact."""
+    """What is public about a table before it is read. Expected numbers need not be exact.
+
+    Raises:
+        ValueError: a setting is out of its range.
+
+    >>> from streamveil.linear import Marginals
+    >>> cells = Marginals.ways((2, 2), 1)
+    >>> table = Workload(queries=cells, size=3000, steps=1024, updates=1_500_000)
+    >>> table.horizon, table.turnover
+    (1024, 250.0)
+    """
 
     queries: Queries  # the class that is answered
-    size: float  # records there at a time, when it matters most
-    steps: int | None  # public steps; None: unknown
-    updates: float  # insertions and deletions over all steps
+    size: float  # records there at a time, when it matters most, > 0
+    steps: int | None  # public steps, >= 1; None: unknown
+    updates: float  # insertions and deletions over all steps, > 0
     grows: bool = False  # nothing is ever deleted
-    retention: int | None = None  # every record is deleted within so many steps
+    retention: int | None = None  # every record is deleted within so many steps, >= 1
 
     def __post_init__(self) -> None:
         require_positive(size=self.size, updates=self.updates, steps=self.steps or 1)
@@ -72,7 +82,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MechanismChoice:
-    """All candidates, best first."""
+    """All candidates, best first.
+
+    >>> from streamveil.linear import Marginals
+    >>> cells = Marginals((2, 2), ((0,), (1,)))
+    >>> found = choose(Workload(queries=cells, size=1e5, steps=24, updates=2e5), Budget(rho=0.5))
+    >>> found.best is found.candidates[0], found.useful
+    (True, True)
+    """
 
     workload: Workload  # what was asked for
     preset: Preset  # 'theorem': ranked by proved errors; 'practical': by expected ones

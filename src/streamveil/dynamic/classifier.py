@@ -24,7 +24,12 @@ class GrowingClassifier:
         predictions are post-processing of its coefficients.
 
     The number of features and both labels are declared: taking them from data would leak them.
-    Every model draws at addresses of its own; seeded ones (tests) need names of their own for that.
+    Every model draws at addresses of its own; seeded ones (tests) need a `name` of their own for
+    that. With `intercept`, a constant is fitted beside the features.
+
+    Raises:
+        ValueError: a setting is out of its range, or rows and labels do not fit the model.
+        PlanError: `fit` on a model that already has records.
 
     >>> from streamveil.dynamic.schedulers import DisjointDoubling
     >>> from streamveil.core.accounting.budget import Budget

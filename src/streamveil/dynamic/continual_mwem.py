@@ -54,15 +54,25 @@ class ContinualMwem:
         at most ln N to F, a deletion at most 1 + ln n, and a round with gap g takes off 2 g^2 n; so
         rounds pay for turnover, not for history.
     Memory: one histogram of floats.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
+
+    >>> from streamveil.linear import Marginals
+    >>> table = ContinualMwem(
+    ...     queries=Marginals((2, 2), ((0,),)), share=Share("pure", 1), horizon=12)
+    >>> table.guarantee.protects.relation, float(table.round_share.amount) < 1 / 24
+    ('record', True)
     """
 
     queries: Queries  # the class that is answered
     share: Share
     horizon: int  # steps that the guarantee covers, >= 1
-    rounds: int = 2
-    step_size: float = 4.0  # of the multiplicative update
-    mixing: float = 0.01
-    size_share: Exact = Fraction(1, 20)  # part of the share that pays for the number of records
+    rounds: int = 2  # corrections a step, >= 1
+    step_size: float = 4.0  # of the multiplicative update, > 0
+    mixing: float = 0.01  # part of the uniform distribution mixed in at a step, in [0, 1]
+    size_share: Exact = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon, rounds=self.rounds, step_size=self.step_size)

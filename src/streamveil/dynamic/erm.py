@@ -64,7 +64,12 @@ def unit_rows(x: Rows, *, intercept: bool) -> Rows:
 
 
 class Trainer(Protocol):
-    """A black box: coefficients from rows and labels, at the cost of one share."""
+    """A black box: coefficients from rows and labels, at the cost of one share.
+
+    >>> trainer: Trainer = NoisyGradientDescent(radius=5.0)
+    >>> trainer.steps_for(n=10_000, d=20, rho=0.1)
+    200
+    """
 
     def train(self, x: Rows, y: Labels, share: Share, place: Place) -> Coefficients:
         """One private run."""
@@ -87,11 +92,24 @@ class NoisyGradientDescent:
         noise of a mean gradient, pays for the noise alone and not for the slope (Lan 2012,
         doi:10.1007/s10107-010-0434-y). Steps are as many as make both terms equal, up to a cap.
     Numerics: sums are exact int64 (n below 2^30), noise is a rounded Gaussian; exact.
+
+    Raises:
+        ValueError: a setting is out of its range, the share is pure, or there are 2**30 records or
+            more.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
+    >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
+    >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)
+    >>> trainer = NoisyGradientDescent()
+    >>> w = trainer.train(x, y, Share("zcdp", 1), Place(SeededNoise(1), "doc"))
+    >>> bool(np.mean(np.sign(x @ w) == y) > 0.9)
+    True
     """
 
     loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
-    radius: float = 10.0  # coefficients stay in this ball
-    max_steps: int = 200  # of descent, at most
+    radius: float = 10.0  # coefficients stay in this ball, > 0
+    max_steps: int = 200  # of descent at most, >= 1
 
     def __post_init__(self) -> None:
         require_positive(radius=self.radius, max_steps=self.max_steps)
@@ -146,12 +164,25 @@ class OutputPerturbation:
         sqrt(d) times that in L1.
     Numerics: rounded noise about a floating-point centre; the check of the gradient allows for
         rounding by a factor of two.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        ArithmeticError: the solver did not reach `tolerance`.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
+    >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
+    >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)
+    >>> trainer = OutputPerturbation()
+    >>> w = trainer.train(x, y, Share("zcdp", 1), Place(SeededNoise(1), "doc"))
+    >>> bool(np.mean(np.sign(x @ w) == y) > 0.9)
+    True
     """
 
     loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
-    strength: float | None = None  # lam; None: from n, d, radius and the share
-    radius: float = 10.0  # of the ball that holds all models
-    tolerance: float = 1e-6
+    strength: float | None = None  # lam, > 0; None: from n, d, radius and the share
+    radius: float = 10.0  # of the ball that holds all models, > 0
+    tolerance: float = 1e-6  # most distance of the solver from the minimum, > 0
 
     def __post_init__(self) -> None:
         require_positive(radius=self.radius, tolerance=self.tolerance)
@@ -182,11 +213,24 @@ class ObjectivePerturbation:
     Numerics: the vector b is within about 2^-40 of its size of an exact draw (`gamma_vector`); that
         moves the exact minimiser by at most |error of b| / (lam n), far inside `tolerance`, which
         the output noise covers.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        ArithmeticError: the solver did not reach `tolerance`.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> x = np.random.default_rng(1).normal(size=(5000, 2)) / 5
+    >>> x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
+    >>> y = np.where(x[:, 0] > 0, 1.0, -1.0)
+    >>> trainer = ObjectivePerturbation()
+    >>> w = trainer.train(x, y, Share("pure", 1), Place(SeededNoise(1), "doc"))
+    >>> bool(np.mean(np.sign(x @ w) == y) > 0.9)
+    True
     """
 
     loss: Link = LOSSES["logistic"]  # of the linear model: convex and smooth
-    strength: float = 1e-3  # lam
-    tolerance: float = 1e-6
+    strength: float = 1e-3  # lam, > 0
+    tolerance: float = 1e-6  # most distance of the solver from the minimum, > 0
 
     def __post_init__(self) -> None:
         require_positive(strength=self.strength, tolerance=self.tolerance)

@@ -12,6 +12,7 @@ from streamveil.dynamic.insertion_only import InsertionOnly, make
 from streamveil.dynamic.protocol import Bag
 from streamveil.dynamic.schedulers import PUBLIC_SIZES
 from streamveil.dynamic.trees import Accumulator, released
+from streamveil.errors import require_positive
 from streamveil.linear.additive import Additive
 from streamveil.linear.budget_shares import Share
 from streamveil.linear.protocol import ErrorBound, QueryAnswers, StaticMechanism, combine
@@ -125,11 +126,16 @@ def growing(
         steps: later batches at most; None: any number.
         arity: children of a node of the tree; `best_arity` if left out.
 
+    Raises:
+        ValueError: `steps` is below 1.
+
     >>> from streamveil.linear import Marginals, Mwem
     >>> table = growing(Mwem(queries=Marginals.ways((2, 2), 1)), Share("pure", 1), steps=12)
     >>> print(table.guarantee.protects.relation)
     event-change
     """
+    if steps is not None:
+        require_positive(steps=steps)
     if isinstance(static, Additive):
         static = replace(static, replaced=True)
     told = PublicSizes(static)

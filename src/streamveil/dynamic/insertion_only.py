@@ -51,6 +51,20 @@ class InsertionOnly:
     Proof: given where segments close, neighbours differ in the batch of one segment.
     Error: the accumulator's, and the rows of the open segment, which are not counted yet.
     Memory: raw counts of the blocks of the accumulator.
+
+    Raises:
+        ValueError: a step deletes records.
+        HorizonError: a step after the last of the horizon.
+
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> table = InsertionOnly.dense(
+    ...     noisy_queries(Marginals((2, 2), ((0,),))), Share("pure", 1), horizon=8)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     inner: Accumulator  # adds up what the static mechanism says of batches

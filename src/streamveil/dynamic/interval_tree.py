@@ -83,11 +83,25 @@ class FullyDynamic:
         have none. What a bucket costs: see its plan.
     Error: `bound`.
     Memory: every living record's label once, the raw blocks of the accumulators.
+
+    Raises:
+        ValueError: a setting is out of its range, or `matching` and `protects` do not go together.
+        HorizonError: a segment after the last of `horizon`.
+
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> table = FullyDynamic.repaired(
+    ...     noisy_queries(Marginals((2, 2), ((0,),))), Share("pure", 1), horizon=8)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share  # for everything
-    horizon: int | None  # segments; None: unknown
+    horizon: int | None  # segments, >= 1; None: unknown
     bucket: BucketPlan
     partition: Partition | None = None
     partition_part: Share | None = None  # what of `share` the partition spends

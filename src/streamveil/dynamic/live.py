@@ -27,6 +27,9 @@ class LiveTable:
     `tick` ends a public step. Noise is drawn by it and by `open`, at no other time. What `delete`
     returns, and how long anything takes, is raw data: for the curator's code only.
 
+    Raises:
+        ValueError: the mechanism protects updates, and rows come with ids.
+
     >>> from streamveil.dynamic import FullyDynamic
     >>> from streamveil.linear import Marginals, Share, noisy_queries
     >>> from streamveil.core.noise.keyed import SilentNoise
@@ -45,7 +48,7 @@ class LiveTable:
     place: Place  # where noise is drawn
     state: State  # secret
     table: RecordsState
-    t: int = 0  # steps taken
+    t: int = 0  # steps taken, >= 0
     pending: list[Changes] = field(default_factory=list)  # secret: changes since the last step
 
     @classmethod

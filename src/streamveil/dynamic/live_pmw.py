@@ -41,6 +41,10 @@ class LivePmw:
         may grow with it; otherwise `halts` corrections are paid for in all.
     Memory: two histograms.
 
+    Raises:
+        ValueError: a setting is out of its range, or a question is not one weight in [0, 1] for
+            each point of the domain.
+
     >>> from streamveil.core.noise.keyed import Place, SilentNoise
     >>> live = LivePmw(share=Share("pure", 1), start=1000, domain=4, halts=5)
     >>> place = Place(SilentNoise(), "doc")
@@ -51,11 +55,11 @@ class LivePmw:
     """
 
     share: Share
-    start: int  # records expected: sets thresholds, and where a growing table begins to double
-    domain: int
-    halts: int = 20  # corrections planned (with `only_grows`: in each doubling)
+    start: int  # records expected, >= 1: sets thresholds, and where a growing table doubles
+    domain: int  # points that a record may be, >= 1
+    halts: int = 20  # corrections planned (with `only_grows`: in each doubling), >= 1
     only_grows: bool = False
-    mixing: float = 0.0  # a public guess: fraction of the table that a step replaces, or less
+    mixing: float = 0.0  # a public guess: part of the table that a step replaces; in [0, 1]
 
     def __post_init__(self) -> None:
         require_positive(start=self.start, domain=self.domain, halts=self.halts)

@@ -75,6 +75,10 @@ class Pmwg:
         each later one. `theorem` solves for the least alpha at which noise bounds and plan agree.
     Memory: two histograms.
 
+    Raises:
+        ValueError: a setting is out of its range, points are not in the domain, or a question is
+            not one weight in [0, 1] for each point.
+
     >>> from streamveil.core.noise.keyed import Place, SilentNoise
     >>> share = Share("pure", 1)
     >>> pmwg = Pmwg.practical(share, start=100_000, domain=4)
@@ -85,15 +89,15 @@ class Pmwg:
     """
 
     share: Share
-    start: int  # n, the size at the first question
-    domain: int
+    start: int  # n, the size at the first question, >= 1
+    domain: int  # points that a record may be, >= 1
     first: Share  # what one run and its measurement may cost in the first epoch, as epsilon of it
-    threshold: float  # as a fraction of the size
-    step: float | None  # None: twice the measured gap
-    power: float = 0.5  # 0: a fixed number of questions per epoch; towards 1: ever more
-    alpha: float = math.inf  # proved error as a fraction of the size
-    shift: int = 0  # weights of questions are multiples of 2**-shift
-    least: float = 0.0  # the threshold in records is never below this, in the first epoch
+    threshold: float  # as a fraction of the size, > 0
+    step: float | None  # > 0; None: twice the measured gap
+    power: float = 0.5  # in [0, 1]; 0: a fixed number of questions per epoch; towards 1: ever more
+    alpha: float = math.inf  # proved error as a fraction of the size, > 0
+    shift: int = 0  # weights of questions are multiples of 2**-shift, >= 0
+    least: float = 0.0  # >= 0: the threshold in records is never below this, in the first epoch
 
     def __post_init__(self) -> None:
         require_positive(start=self.start, domain=self.domain, threshold=self.threshold)

@@ -24,7 +24,12 @@ EMPTY = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, repr=False)  # secret
 class Bag:
-    """Records by label, with counts of any sign: the part of a table that one release reads."""
+    """Records by label, with counts of any sign: the part of a table that one release reads.
+
+    >>> bag = Bag.sum([Bag.of(np.array([2, 0, 2])), Bag.of(np.array([0]), sign=-1)])
+    >>> bag.histogram(3), bag.size
+    (array([0, 0, 2]), 2)
+    """
 
     labels: Int64[Array, " n"] = field(default_factory=lambda: EMPTY)  # increasing
     counts: Int64[Array, " n"] = field(default_factory=lambda: EMPTY)
@@ -68,12 +73,16 @@ class Changes:
     """What one public step did to the table.
 
     `updates` is the number of updates that a partition counts; see `records.py`.
+
+    >>> step = Changes(born=np.array([0, 0, 2]), updates=3)
+    >>> len(step.born), len(step.gone)
+    (3, 0)
     """
 
     born: Int64[Array, " a"] = field(default_factory=lambda: EMPTY)  # labels inserted
     gone: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # labels deleted
     birth: Int64[Array, " d"] = field(default_factory=lambda: EMPTY)  # step each was born in
-    updates: int = 0
+    updates: int = 0  # updates that a partition counts, >= 0
 
 
 State = Any  # each mechanism's own; mutable, never shown
@@ -81,7 +90,15 @@ State = Any  # each mechanism's own; mutable, never shown
 
 @runtime_checkable
 class DynamicMechanism(Protocol):
-    """Answers to a class of linear queries about a table that changes, after every step."""
+    """Answers to a class of linear queries about a table that changes, after every step.
+
+    >>> from streamveil.dynamic import TwoStream
+    >>> from streamveil.linear import Marginals, Share, noisy_queries
+    >>> counts = noisy_queries(Marginals((2, 2), ((0,),)))
+    >>> table: DynamicMechanism = TwoStream(static=counts, share=Share("pure", 1), horizon=8)
+    >>> str(table.guarantee.loss)
+    'epsilon=0.5 x2'
+    """
 
     @property
     def queries(self) -> Queries:

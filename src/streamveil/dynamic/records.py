@@ -128,12 +128,23 @@ class Records:
     for an id with all its lives, by group privacy. Ids that have died are remembered, because a
     second life of an unprotected kind would otherwise go unnoticed.
     Memory: 60 to 120 bytes for each id ever seen; 16 for each living copy of a label.
+
+    Raises:
+        ValueError: a setting is out of its range, or a label is not in the domain.
+        StoreError: saved records are of another domain or kind of matching.
+
+    >>> book = Records(matching="ids", domain=4, counts_no_ops=False)
+    >>> state, one = book.init(), np.array([1])
+    >>> came, _ = book.step(state, one, np.array([77]), np.array([2]), step=0)
+    >>> went, _ = book.step(state, -one, np.array([77]), np.array([2]), step=1)
+    >>> came.born, went.gone
+    (array([2]), array([2]))
     """
 
     matching: Literal["ids", "labels"]  # what a deletion names: a record by id, or a value by label
-    domain: int  # points that a record may be
+    domain: int  # points that a record may be, >= 1
     counts_no_ops: bool  # protects 'update'
-    lives: int = 1
+    lives: int = 1  # times that an id may be inserted, >= 1
 
     def __post_init__(self) -> None:
         require_positive(domain=self.domain, lives=self.lives)

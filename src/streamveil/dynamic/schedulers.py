@@ -71,6 +71,9 @@ class BBScheduler:
     Error: a (p, g) black box (normalised error g (ln(1/beta)/(eps n))^p) has error at most
         gamma/(1+gamma) + g (Z/(eps n))^p at all times, Z in `error`; the first term is staleness.
 
+    Raises:
+        ValueError: a setting is out of its range.
+
     >>> plan = BBScheduler(start=1000, gamma=0.5, budget=Budget(epsilon=1), mode="paper")
     >>> [plan.run(i).size for i in range(4)]
     [1000, 1500, 2250, 3375]
@@ -79,10 +82,10 @@ class BBScheduler:
     """
 
     disjoint: ClassVar[bool] = False
-    start: int  # size of the database at the first run
+    start: int  # size of the database at the first run, >= 1
     budget: Budget
-    gamma: float = 0.2
-    beta: float = 0.05  # chance that any run misses its error
+    gamma: float = 0.2  # growth between two runs as a fraction, in (0, 1]
+    beta: float = 0.05  # chance that any run misses its error, in (0, 1)
     mode: str = "plus"  # or 'paper'
 
     def __post_init__(self) -> None:
@@ -194,12 +197,19 @@ class BBImprover:
         = 1/(n ln^2(n+1)) + 1/ln n, which is Z.
     Error: that of the black box at share rho w_t on t records; it beats a fixed schedule only
         when t is of the order of start squared. For i.i.d. data prefer `DisjointDoubling`.
+
+    Raises:
+        ValueError: a setting is out of its range.
+
+    >>> plan = BBImprover(start=100, budget=Budget(epsilon=1))
+    >>> plan.run(0).size, plan.run(1).size, sum(plan.run(i).share.amount for i in range(50)) < 1
+    (100, 101, True)
     """
 
     disjoint: ClassVar[bool] = False
     start: int  # >= 2
     budget: Budget
-    beta: float = 0.05  # chance that a stated error bound fails
+    beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
 
     def __post_init__(self) -> None:
         if self.start < 2:
@@ -239,15 +249,18 @@ class DisjointDoubling:
     Error: population error of a static run on at least a quarter of all records (half on average).
         For i.i.d. data this dominates the other schedules; it says nothing about old records.
 
+    Raises:
+        ValueError: a setting is out of its range.
+
     >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
     >>> [(plan.run(i).start, plan.run(i).size) for i in range(4)]
     [(0, 100), (100, 200), (200, 400), (400, 800)]
     """
 
     disjoint: ClassVar[bool] = True
-    start: int
+    start: int  # size of the first batch, in records, >= 1
     budget: Budget
-    beta: float = 0.05  # chance that a stated error bound fails
+    beta: float = 0.05  # chance that a stated error bound fails, in (0, 1)
 
     def __post_init__(self) -> None:
         require_positive(start=self.start, beta=self.beta)
@@ -278,16 +291,26 @@ class Reruns(Generic[Data]):
     `black_box(data, share, place)` returns the answer of one private run on `data` that costs
     `share`; `slice_of(start, stop)` gives the records of those positions. When several runs fall
     due at once, only the last is made: the others' shares stay unspent.
+
+    Raises:
+        BudgetError: a run would pass the schedule's budget.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> plan = DisjointDoubling(start=100, budget=Budget(epsilon=1))
+    >>> runs = Reruns(plan, lambda data, share, place: len(data), lambda a, b: range(a, b),
+    ...     Place(SeededNoise(1), "doc"))
+    >>> runs.arrive(150), runs.arrive(10), runs.answer
+    (True, False, 100)
     """
 
     schedule: RunSchedule
     black_box: Callable[[Data, Share, Place], Any]
     slice_of: Callable[[int, int], Data]
     place: Place  # where noise is drawn
-    size: int = 0  # records that have arrived
-    next_index: int = 0  # of the schedule: the next run
+    size: int = 0  # records that have arrived, >= 0
+    next_index: int = 0  # of the schedule: the next run, >= 0
     answer: Any = None  # of the latest run; None before the first
-    answered_at: int = 0  # size of the database then
+    answered_at: int = 0  # size of the database then, >= 0
     meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:

@@ -109,6 +109,20 @@ class SignedCounter:
     Memory: 16 bytes per row and step.
     Numerics: encoder outputs are exact (`exact_sum`), each released as the rounding of a Gaussian
         about it. `SLACK` covers the floating point of the norms.
+
+    Raises:
+        ValueError: a setting is out of its range, the share is pure, or a growing table shrinks.
+        HorizonError: a step after the last of `horizon`.
+
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, Points
+    >>> table = SignedCounter(
+    ...     strategy=Points(Marginals((2, 2), ((0,),))), share=Share("zcdp", 1), horizon=8)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     strategy: Strategy  # what is measured, and how answers follow from it
@@ -226,12 +240,26 @@ class TreeCounter:
     Guarantee: the share: a record enters at most two released blocks of each level, as +1 and -1
         (one, when both cancel), so the accumulator gets half. With `only_grows`, all of it.
     Error: `bound`; does not depend on the number of records.
+
+    Raises:
+        ValueError: a growing table shrinks.
+        HorizonError: a step after the last of the horizon.
+
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, Points
+    >>> table = TreeCounter(
+    ...     strategy=Points(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=8)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     strategy: Strategy  # what is measured, and how answers follow from it
     share: Share
-    horizon: int | None  # steps that the guarantee covers; None: all there will ever be
-    arity: int = 8  # children of a node of its tree
+    horizon: int | None  # steps that the guarantee covers, >= 1; None: all there will ever be
+    arity: int = 8  # children of a node of its tree, >= 2
     only_grows: bool = False
 
     @property

@@ -87,12 +87,22 @@ class Tree:
         share after any past, also when batches react to releases (`accounts.ledger`).
     Error: a sum of at most (arity - 1) * levels releases.
     Memory: their raw counts and answers.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
+
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> tree = Tree(
+    ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), horizon=64)
+    >>> str(tree.loss), tree.node.amount
+    ('epsilon=1', Fraction(1, 4))
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share
     horizon: int  # steps that the guarantee covers, >= 1
-    arity: int = 4  # children of a node of its tree
+    arity: int = 4  # children of a node of its tree, >= 2
 
     def __post_init__(self) -> None:
         require_positive(horizon=self.horizon)
@@ -158,12 +168,20 @@ class Hybrid:
     Protects: streams whose batches differ in one record.
     Guarantee: the share: a record lies in one epoch, in its tree and in its root.
     Error: a sum of e roots and at most (arity - 1) e nodes.
+
+    Raises:
+        ValueError: a setting is out of its range.
+
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> tree = Hybrid(static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1))
+    >>> str(tree.loss), tree.tree(3).horizon
+    ('epsilon=1', 7)
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share
-    root: Exact = Fraction(1, 5)
-    arity: int = 4  # children of a node of its tree
+    root: Exact = Fraction(1, 5)  # part of the share for the sum of a past epoch, in (0, 1)
+    arity: int = 4  # children of a node of its tree, >= 2
 
     def __post_init__(self) -> None:
         require_positive(root=self.root)

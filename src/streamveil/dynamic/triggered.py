@@ -55,12 +55,26 @@ class TriggeredSnapshots:
         record twice that, in two runs or in one. When snapshots are taken is an output.
     Error: a snapshot with its small part, and trees over about half as many updates as there were
         records; updates the comparison overlooks are in the trees all the same.
+
+    Raises:
+        ValueError: a setting is out of its range.
+
+    >>> import numpy as np
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> table = TriggeredSnapshots(
+    ...     static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1), most=3)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = table.init(place)
+    >>> table.step(state, Changes(born=np.array([0, 3])), place)
+    >>> table.answers(state).values
+    array([1., 1.])
     """
 
     static: StaticMechanism  # what answers about one fixed table
     share: Share
-    most: int  # snapshots: about updates / (size / 2)
-    arity: int = 4  # children of a node of its tree
+    most: int  # snapshots: about updates / (size / 2), >= 1
+    arity: int = 4  # children of a node of its tree, >= 2
 
     def __post_init__(self) -> None:
         require_positive(most=self.most)

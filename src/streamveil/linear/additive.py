@@ -29,6 +29,16 @@ class Additive:
     Error: deviation `strategy.unit` times the noise scale, for the worst answer.
     Numerics: measured rows are integers; noise is the rounding of a continuous law about an
         integer, so it is post-processing of the continuous mechanism.
+
+    Raises:
+        ValueError: the histogram is not of whole records, one count for each point of the domain.
+
+    >>> import numpy as np
+    >>> from streamveil.linear import Direct, Marginals
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> sums = Additive(Direct(Marginals((2, 2), ((0,),))))
+    >>> sums.release(np.array([1, 2, 3, 4]), Share("pure", 1), Place(SilentNoise(), "doc")).values
+    array([3., 7.])
     """
 
     strategy: Strategy

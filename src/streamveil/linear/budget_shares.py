@@ -63,6 +63,10 @@ class Share:
 
     Parts are rounded down, so the parts of a split never exceed the whole.
 
+    Raises:
+        ValueError: an unknown kind, an amount below 0, or a conversion that this kind does not
+            have.
+
     >>> whole = Share("zcdp", Fraction(1, 50))
     >>> sum((part.amount for part in whole.split(1, 2, 4)), Fraction(0)) <= whole.amount
     True
@@ -71,7 +75,7 @@ class Share:
     """
 
     kind: Kind  # the currency: 'pure', 'zcdp' or 'gdp'
-    amount: Exact
+    amount: Exact  # epsilon (pure) or rho (zcdp, gdp), >= 0
 
     def __post_init__(self) -> None:
         require_one_of("kind", self.kind, ("pure", "zcdp", "gdp"))
@@ -159,10 +163,18 @@ class Meter:
     Guarantee: whatever is charged, in whatever order, adaptively, stays within `limit`.
     Proof: for pure DP and zCDP the costs along every transcript add up (chain rule; Feldman &
         Zrnic 2021, arXiv:2008.11193; Whitehouse et al. 2023, arXiv:2203.05481).
+
+    Raises:
+        BudgetError: a charge would pass the limit; nothing is charged then.
+
+    >>> meter = Meter(Share("pure", 1))
+    >>> _ = meter.charge(Share("pure", Fraction(3, 4)))
+    >>> meter.fits(Share("pure", Fraction(1, 2))), meter.spent
+    (False, Fraction(3, 4))
     """
 
     limit: Share
-    spent: Fraction = Fraction(0)  # in the currency of the limit
+    spent: Fraction = Fraction(0)  # in the currency of the limit, >= 0
 
     def fits(self, share: Share) -> bool:
         """Whether the charge would be accepted."""

@@ -22,6 +22,11 @@ class Through:
     """Measure the interactions of the marginals whose cells the queries add up.
 
     The scales are those that are best for the marginals; the error is the exact one of the sums.
+
+    >>> old = np.array([0, 0, 1, 0, 0, 1], bool)
+    >>> through = Through(Sums.of((2, 3), [((0,), old)]))
+    >>> through.recover(through.measure(np.array([1, 2, 3, 4, 5, 6])).astype(float)).round(9)
+    array([3., 6.])
     """
 
     queries: Sums  # the class that is answered

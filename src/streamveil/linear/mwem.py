@@ -43,14 +43,23 @@ class Mwem:
     Memory: one histogram of floats and one answer per query.
     Numerics: measurements are exact counts plus integer noise; scores are exact differences of
         exact answers and public guesses (`on_lattice`).
+
+    Raises:
+        ValueError: a setting is out of its range.
+        ValueError: the histogram is not of whole records, one count for each point of the domain.
+
+    >>> from streamveil.linear import Marginals
+    >>> mwem = Mwem(queries=Marginals.ways((2,) * 6, 2), rounds=5)
+    >>> mwem.adaptive, mwem.rounds_for(Share("pure", 1), size_hat=1000)
+    (True, 5)
     """
 
     queries: Queries  # the class that is answered
-    rounds: int | None = None
-    most_rounds: int = 40  # at most so many, whatever the share
-    step: float = 4.0
-    replays: int | None = None
-    size_share: Fraction = Fraction(1, 20)  # part of the share that pays for the number of records
+    rounds: int | None = None  # corrections, >= 1; None: from the noisy size
+    most_rounds: int = 40  # >= 1: at most so many, whatever the share
+    step: float = 4.0  # of the multiplicative update, > 0
+    replays: int | None = None  # repeats of all measured steps in a round, >= 0; None: by the noise
+    size_share: Fraction = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
     preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
 
     def __post_init__(self) -> None:

@@ -54,15 +54,26 @@ class Pmw:
         2/3, noise 1/6 (pure) or 1/2, 1/4 (zCDP) of the target alpha: 1.125 ln N / alpha^2 or
         2 ln N / alpha^2; `theorem` solves for the least alpha that the share then pays for.
     Memory: two histograms.
+
+    Raises:
+        ValueError: a setting is out of its range, or a question is not one weight in [0, 1] for
+            each point of the domain.
+
+    >>> from streamveil.core.noise.keyed import SilentNoise
+    >>> pmw = Pmw.practical(Share("pure", 1), size=1000, domain=4, halts=3)
+    >>> place = Place(SilentNoise(), "doc")
+    >>> state = pmw.init(np.array([1000, 0, 0, 0]), place)
+    >>> pmw.ask(state, np.array([1.0, 0, 0, 0]), place).value
+    1000.0
     """
 
     share: Share
-    size: float  # public number of records, or an estimate that is paid for
-    halts: int  # corrections that are paid for
-    threshold: float  # in records
-    step: float | None  # None: twice the measured gap, as a fraction of all records
-    alpha: float  # proved error as a fraction of all records; above 1: proved to nothing
-    shift: int = 0  # weights are multiples of 2**-shift
+    size: float  # public number of records, or an estimate that is paid for, > 0
+    halts: int  # corrections that are paid for, >= 1
+    threshold: float  # in records, > 0
+    step: float | None  # > 0; None: twice the measured gap, as a fraction of all records
+    alpha: float  # > 0: proved error as a fraction of all records; above 1: none is proved
+    shift: int = 0  # weights are multiples of 2**-shift, >= 0
 
     def __post_init__(self) -> None:
         require_positive(size=self.size, halts=self.halts, threshold=self.threshold)
@@ -221,11 +232,19 @@ def least_alpha(share: Share, size: float, domain: int, asked: int, beta: float)
 
 @dataclass(frozen=True, kw_only=True)
 class PmwRelease:
-    """Private multiplicative weights over a fixed class of queries, as a static mechanism."""
+    """Private multiplicative weights over a fixed class of queries, as a static mechanism.
+
+    Raises:
+        ValueError: the histogram is not of whole records, one count for each point of the domain.
+
+    >>> from streamveil.linear import Marginals
+    >>> PmwRelease(queries=Marginals.ways((2, 2), 1), halts=4).adaptive
+    True
+    """
 
     queries: Queries  # the class that is answered
-    halts: int | None = None  # corrections that are paid for; None: by the preset
-    size_share: Exact = Fraction(1, 20)  # part of the share that pays for the number of records
+    halts: int | None = None  # corrections that are paid for, >= 1; None: by the preset
+    size_share: Exact = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
     preset: str = "practical"  # 'theorem': settings of the proof; 'practical': of measurements
 
     @property

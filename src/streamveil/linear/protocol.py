@@ -30,6 +30,12 @@ class QueryAnswers:
     """Released answers to a query class, in records. Made of what may leave, so no data inside.
 
     `synthetic` is a histogram that answers any linear query, where the mechanism makes one.
+
+    Raises:
+        ValueError: `noisy` was asked for where there is no histogram.
+
+    >>> QueryAnswers(restored(np.array([12.0, 30.0]))).values
+    array([12., 30.])
     """
 
     values: Float64[Array, " k"]  # one for each query, in records
@@ -64,6 +70,9 @@ def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnsw
         parts: each answer with its weight.
         size: number of queries.
 
+    Raises:
+        ValueError: a part has another number of answers.
+
     >>> ones = QueryAnswers(restored(np.ones(2)))
     >>> combine([(1, ones), (-1, ones)], 2).values
     array([0., 0.])
@@ -82,7 +91,13 @@ def combine(parts: Sequence[tuple[float, QueryAnswers]], size: int) -> QueryAnsw
 
 @runtime_checkable
 class ErrorBound(Protocol):
-    """How far answers are from the truth: the largest error over all queries, in records."""
+    """How far answers are from the truth: the largest error over all queries, in records.
+
+    >>> from streamveil.linear import Marginals, Share, noisy_queries
+    >>> bound = noisy_queries(Marginals.ways((2, 2), 1)).error
+    >>> round(bound.alpha(Share("pure", 1), size=1000, beta=0.05), 1)
+    9.0
+    """
 
     def alpha(self, share: Share, size: float, beta: float) -> float:
         """A bound that fails with probability at most beta, for one release on `size` records."""
@@ -99,7 +114,13 @@ class ErrorBound(Protocol):
 
 @runtime_checkable
 class StaticMechanism(Protocol):
-    """Answers all queries of a class from one histogram, once."""
+    """Answers all queries of a class from one histogram, once.
+
+    >>> from streamveil.linear import Marginals, noisy_queries
+    >>> counts: StaticMechanism = noisy_queries(Marginals.ways((2, 2), 1))
+    >>> counts.queries.size, counts.adaptive
+    (4, False)
+    """
 
     @property
     def queries(self) -> Queries:

@@ -24,7 +24,13 @@ Function = Callable[[Array], Array]
 
 @runtime_checkable
 class Queries(Protocol):
-    """k linear queries over a domain of N points, numbered from 0."""
+    """k linear queries over a domain of N points, numbered from 0.
+
+    >>> from streamveil.linear import Ranges
+    >>> half: Queries = Ranges.of((4,), [[2]], [[4]])
+    >>> half.size, half.domain, half.weights(0)
+    (1, 4, array([0., 0., 1., 1.]))
+    """
 
     @property
     def size(self) -> int:
@@ -74,13 +80,16 @@ class Matrix:
     Numerics: exact answers use floating-point products of integers; they stay below 2**53 because
         a table of 2**(52 - shift) records or more is refused.
 
+    Raises:
+        ValueError: the weights are no matrix of finite numbers in [0, 1], or it is too large.
+
     >>> both = Matrix.of([[1, 0, 1], [0.5, 0.5, 0.5]])
     >>> both.answers(np.array([1.0, 2.0, 3.0])), both.shift
     (array([4., 3.]), 16)
     """
 
     quanta: Float64[Array, "k N"]  # integers, at most 2**shift
-    shift: int
+    shift: int  # weights are multiples of 2**-shift, >= 0
 
     @classmethod
     def of(cls, weights: object, shift: int | None = None) -> Matrix:

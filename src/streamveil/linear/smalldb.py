@@ -30,11 +30,19 @@ class SmallDb:
     Error: some table of m records is within sqrt(ln(2k) / 2m) of the data; the choice is within
         (2 / epsilon) (ln candidates + ln(1 / beta)) of the best.
     Memory: candidates times N; more than a million candidates are refused.
+
+    Raises:
+        ValueError: there are too many candidate tables.
+        ValueError: the histogram is not of whole records, one count for each point of the domain.
+
+    >>> from streamveil.linear import Marginals
+    >>> SmallDb(queries=Marginals.ways((2, 2), 1), records=4).candidates
+    35
     """
 
     queries: Queries  # the class that is answered
-    records: int = 8
-    size_share: Exact = Fraction(1, 20)  # part of the share that pays for the number of records
+    records: int = 8  # of a candidate table, >= 1
+    size_share: Exact = Fraction(1, 20)  # of the share, for the number of records, in (0, 1)
 
     def __post_init__(self) -> None:
         if self.candidates > CANDIDATES:

@@ -28,7 +28,12 @@ SMALL = 1 << 11  # points a dense strategy may have: it is inverted
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Measured rows and how answers come back from them."""
+    """Measured rows and how answers come back from them.
+
+    >>> cells: Strategy = Points(Marginals.ways((2, 2), 1))
+    >>> cells.recover(cells.measure(np.array([1, 2, 3, 4])).astype(float))
+    array([3., 7., 4., 6.])
+    """
 
     @property
     def queries(self) -> Queries:
@@ -60,7 +65,12 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """Measure the queries themselves."""
+    """Measure the queries themselves.
+
+    >>> sums = Direct(Marginals.ways((2, 2), 1))
+    >>> sums.measure(np.array([1, 2, 3, 4])), round(sums.unit("pure"), 6)
+    (array([3, 7, 4, 6]), 2.0)
+    """
 
     queries: Queries  # the class that is answered
     single: bool = True  # whether the noise of one answer is a single draw
@@ -94,7 +104,11 @@ class Direct:
 
 @dataclass(frozen=True)
 class Points:
-    """Measure the histogram: best when queries are few points wide or cover everything."""
+    """Measure the histogram: best when queries are few points wide or cover everything.
+
+    >>> Points(Marginals.ways((2, 2), 1)).measure(np.array([1, 2, 3, 4]))
+    array([1, 2, 3, 4])
+    """
 
     queries: Queries  # the class that is answered
     single: bool = False  # whether the noise of one answer is a single draw
@@ -135,6 +149,14 @@ class Dense:
 
     Algorithm: Li, Miklau, Hay, McGregor & Rastogi (2015), doi:10.1007/s00778-015-0398-x. Answers
         are the least-squares solution, Q A^+ y. For ranges use `hierarchy` rows.
+
+    Raises:
+        ValueError: the domain is too large, the rows are not whole numbers, or they do not
+            determine the queries.
+
+    >>> sums = Matrix.of([[1, 1, 0, 0], [0, 1, 1, 1]])
+    >>> Dense(sums, hierarchy(4)).rows
+    7
     """
 
     queries: Matrix  # the class that is answered

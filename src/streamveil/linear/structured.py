@@ -39,6 +39,9 @@ class Marginals:
         sets have in common: about 1.3 w^3/3 * N additions for all w-way marginals of bits, instead
         of N for each marginal.
 
+    Raises:
+        ValueError: a set does not list attributes of the domain in order.
+
     >>> both = Marginals((2, 3), ((0,), (0, 1)))
     >>> both.exact(np.array([1, 2, 3, 4, 5, 6]))
     array([ 6, 15,  1,  2,  3,  4,  5,  6])
@@ -49,7 +52,7 @@ class Marginals:
     shape: Shape  # sizes of the axes of the domain
     sets: tuple[tuple[int, ...], ...]
     names: tuple[str, ...] = ()  # of the axes, for people
-    shift: int = 0  # weights are multiples of 2**-shift
+    shift: int = 0  # weights are multiples of 2**-shift, >= 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", check_shape(self.shape))
@@ -167,6 +170,9 @@ class Marginals:
 class Ranges:
     """Boxes of a grid: low[i] <= point < high[i] in every coordinate. Any number of dimensions.
 
+    Raises:
+        ValueError: corners do not fit the domain.
+
     >>> Ranges.of((4,), [[0], [1]], [[4], [3]]).exact(np.array([1, 2, 3, 4]))
     array([10,  5])
     """
@@ -174,7 +180,7 @@ class Ranges:
     shape: Shape  # sizes of the axes of the domain
     low: Int64[Array, "k d"]  # first point of each box
     high: Int64[Array, "k d"]  # one past its last point
-    shift: int = 0  # weights are multiples of 2**-shift
+    shift: int = 0  # weights are multiples of 2**-shift, >= 0
 
     @classmethod
     def of(cls, shape: Sequence[int], low: object, high: object) -> Ranges:
@@ -260,6 +266,9 @@ class Halfspaces:
     Algorithm: along the longest axis a halfspace is a prefix or a suffix of every line of the grid,
         so one cumulative sum answers all; k * N / (longest axis) look-ups instead of k * N.
 
+    Raises:
+        ValueError: normals, offsets or the domain have a wrong shape, or there are too many.
+
     >>> Halfspaces.of((2, 2), [[1.0, 1.0]], [1.0]).exact(np.array([1, 2, 3, 4]))
     array([9])
     """
@@ -268,7 +277,7 @@ class Halfspaces:
     normals: Float64[Array, "k d"]  # one row for each halfspace
     offsets: Float64[Array, " k"]  # where each begins, along its normal
     cuts: Array  # [k, lines] of int32: position along the axis where the halfspace begins
-    shift: int = 0  # weights are multiples of 2**-shift
+    shift: int = 0  # weights are multiples of 2**-shift, >= 0
 
     @classmethod
     def of(cls, shape: Sequence[int], normals: object, offsets: object) -> Halfspaces:

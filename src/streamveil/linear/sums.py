@@ -22,6 +22,9 @@ MOST_ENTRIES = 1 << 27  # of the matrix: 1 GB
 class Sums:
     """Sums of cells, each within one marginal. Weights are 0 or 1.
 
+    Raises:
+        PlanError: groups times counted cells are too many.
+
     >>> shape, old = (2, 3), np.array([0, 0, 1, 0, 0, 1], bool)
     >>> both = Sums.of(shape, [((0,), old), ((), old)])
     >>> both.exact(np.array([1, 2, 3, 4, 5, 6])), both.cells.sets
@@ -30,7 +33,7 @@ class Sums:
 
     cells: Marginals
     matrix: Float64[Array, "k cells"]  # 0 or 1; the cells of a row belong to one marginal
-    shift: int = 0  # weights are multiples of 2**-shift
+    shift: int = 0  # weights are multiples of 2**-shift, >= 0
 
     @classmethod
     def of(cls, shape: Sequence[int], wanted: Sequence[Wanted]) -> Sums:

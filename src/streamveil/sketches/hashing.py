@@ -36,15 +36,18 @@ class Layout:
         (a x + b) mod 2^32, a odd, width a power of two; the map can be undone, and two keys meet
         with probability at most 2/w. `identity`: the key itself, an exact table.
 
+    Raises:
+        ValueError: a setting is out of its range, or does not go with the others.
+
     >>> layout = Layout(kind="count-min", depth=3, width=1000, seed=7)
     >>> layout.columns(np.array([5, 5, 6], np.uint32)).shape
     (3, 3)
     """
 
     kind: Kind
-    depth: int
-    width: int
-    seed: int = 0
+    depth: int  # rows, >= 1
+    width: int  # columns, 1 to 2**30
+    seed: int = 0  # of the hash functions, public; any whole number
     family: Family = "multiply"  # of hash functions
 
     def __post_init__(self) -> None:

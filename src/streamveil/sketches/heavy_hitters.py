@@ -37,7 +37,12 @@ ALPHA = 0.1  # false keys expected of an inverse search
 
 
 class HeavyKeys(NamedTuple):
-    """Keys in order of estimated weight, largest first."""
+    """Keys in order of estimated weight, largest first.
+
+    >>> found = HeavyKeys(np.array([7, 9], np.uint64), np.array([120.0, 80.0]), sd=4.0)
+    >>> [(int(key), float(n)) for key, n in zip(found.keys, found.estimates)]
+    [(7, 120.0), (9, 80.0)]
+    """
 
     keys: UInt64[Array, " found"]
     estimates: Float64[Array, " found"]
@@ -61,6 +66,9 @@ class HeavyHitters:
         N / (threshold - G), and no key below threshold - G is.
     Memory: `nbytes`.
 
+    Raises:
+        ValueError: a setting is out of its range.
+
     >>> from streamveil.core.noise.keyed import SeededNoise
     >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
@@ -70,22 +78,22 @@ class HeavyHitters:
     [77, 1234]
     """
 
-    horizon: int | None
+    horizon: int | None  # arrivals or ticks covered, >= 1; None: unknown
     protects: Neighbours
     budget: Budget
-    width: int
-    bits: int = 32
-    digit: int = 8
-    depth: int = 3  # rows of each table
+    width: int  # columns of each table, >= 1
+    bits: int = 32  # of a key, 1 to 64
+    digit: int = 8  # bits that one level adds, 1 to 16
+    depth: int = 3  # rows of each table, >= 1
     search: Search = "descent"
-    exact_cells: int = 2**16
+    exact_cells: int = 2**16  # most cells of a level that is counted exactly, >= 1
     clock: ClockName = "arrivals"  # what a step is
-    round: int | None = None
-    block: int | None = None  # columns pushed together
+    round: int | None = None  # arrivals or ticks between two pushes of a column, >= 1
+    block: int | None = None  # columns pushed together, >= 1
     counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"  # of a cell
-    flushes: int = 0  # further pushes of everything
-    max_weight: int = 1  # of one item
-    seed: int = 0  # public; choose it before seeing data
+    flushes: int = 0  # further pushes of everything, >= 0
+    max_weight: int = 1  # of one item, >= 1
+    seed: int = 0  # public, any whole number; choose it before seeing data
 
     def __post_init__(self) -> None:
         require_one_of("search", self.search, ("descent", "inverse"))
@@ -193,7 +201,22 @@ class _Fields(NamedTuple):
 
 
 class LiveHeavyHitters:
-    """A hierarchy that is counting. Secret but for `published`."""
+    """A hierarchy that is counting. Secret but for `published`.
+
+    `HeavyHitters.open` makes one, and hands over `config`, `state` and the `place` of its noise.
+
+    Raises:
+        ValueError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
+        TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> finder = HeavyHitters(bits=16, width=64, horizon=1000, clock="ticks",
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = finder.open(SeededNoise(1))
+    >>> live.tick(np.array([3, 3, 5], np.uint32))
+    >>> live
+    LiveHeavyHitters(time=1)
+    """
 
     def __init__(self, config: HeavyHitters, state: list[Any], place: Place) -> None:
         self.config = config
@@ -244,7 +267,21 @@ class LiveHeavyHitters:
 
 @dataclass(frozen=True)
 class PublishedHierarchy:
-    """Public snapshots of all levels. Holds no key."""
+    """Public snapshots of all levels. Holds no key.
+
+    Raises:
+        ValueError: k is below 1, the beam below k, or a key has too many bits.
+        TypeError: keys are no integers; texts become some by `text_words`.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = finder.open(SeededNoise(1))
+    >>> live.update(np.repeat([77, 1234], 2**14))
+    >>> public = live.published()
+    >>> public.level_bits[-1], bool(public.estimate([77])[0] > 10_000)
+    (16, True)
+    """
 
     levels: tuple[PublishedSketch, ...]
     level_bits: tuple[int, ...]  # bits of a key that each level knows

@@ -70,6 +70,9 @@ def text_words(keys: Keys, length: int = 8) -> UInt64[Array, " keys"]:
         keys: texts or bytes, in a list, a NumPy array or an Arrow array.
         length: bytes that count, 1 to 8.
 
+    Raises:
+        TypeError: the keys are no texts.
+
     >>> [hex(word) for word in text_words(["ab", "ac"], 2).tolist()]
     ['0x6162', '0x6163']
     """

@@ -48,6 +48,9 @@ class LazySketch:
         below 2^30), 6 with tree-prf.
     Numerics: integers throughout; noise is exact up to `distance`, which is charged to delta.
 
+    Raises:
+        ValueError: a setting is out of its range.
+
     >>> from streamveil.core.noise.keyed import SeededNoise
     >>> sketch = LazySketch(kind="count-min", width=500, horizon=2**16,
     ...     protects=Neighbours(relation="event-change"), budget=Budget(epsilon=1, delta=1e-6))
@@ -58,18 +61,18 @@ class LazySketch:
     """
 
     kind: Kind
-    width: int
-    horizon: int | None  # arrivals or ticks covered; None: unknown
+    width: int  # columns of the table, 1 to 2**30
+    horizon: int | None  # arrivals or ticks covered, >= 1; None: unknown
     protects: Neighbours
     budget: Budget
-    depth: int = 3  # rows of the table
+    depth: int = 3  # rows of the table, >= 1
     clock: ClockName = "arrivals"
-    round: int | None = None  # arrivals or ticks between two pushes of a column
-    block: int | None = None  # columns pushed together
+    round: int | None = None  # arrivals or ticks between two pushes of a column, >= 1
+    block: int | None = None  # columns pushed together, >= 1
     counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"
-    flushes: int = 0  # further pushes of everything, at public times
-    max_weight: int = 1  # of one item
-    seed: int = 0  # public
+    flushes: int = 0  # further pushes of everything, at public times, >= 0
+    max_weight: int = 1  # of one item, >= 1
+    seed: int = 0  # public, any whole number
     calibration: Calibration = "analytic"
 
     def __post_init__(self) -> None:
@@ -161,6 +164,9 @@ def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
         budget: of everything that is published.
         **options: further fields of `LazySketch`.
 
+    Raises:
+        ValueError: a setting is out of its range.
+
     >>> sketch = PunctualSketch(kind="count-min", width=33, horizon=1024,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
     >>> sketch.cell.name, sketch.cell.pushes
@@ -173,7 +179,22 @@ def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
 
 
 class LiveSketch:
-    """A sketch that is counting. Secret but for `published`."""
+    """A sketch that is counting. Secret but for `published`.
+
+    `LazySketch.open` makes one, and hands over `config`, `tables` and the `place` of its noise.
+
+    Raises:
+        ValueError: weights are not one from 0 to `max_weight` per key.
+        TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> sketch = LazySketch(kind="count-min", width=64, horizon=1000, clock="ticks",
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = sketch.open(SeededNoise(1))
+    >>> live.tick([3, 3, 5])
+    >>> live, live.published().time
+    (LiveSketch(time=1), 1)
+    """
 
     def __init__(self, config: LazySketch, tables: Tables, place: Place) -> None:
         self.config = config

@@ -28,11 +28,20 @@ class LinearSketch:
         and estimates by the median.
     Error: `PublishedSketch.error_bound` with no noise.
     Memory: 4 bytes a cell, 8 once the total reaches 2^31.
+
+    Raises:
+        ValueError: weights are not one from 0 to 2**31 - 1 per key, or layouts to merge differ.
+        TypeError: weights are no whole numbers.
+
+    >>> sketch = CountMin(width=100)
+    >>> sketch.update([4, 4, 9], weights=np.array([1, 2, 5]))
+    >>> sketch.merge(sketch).estimate([4, 9]).tolist(), sketch.total
+    ([6.0, 10.0], 8)
     """
 
     layout: Layout  # shape and hash functions
     table: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    total: int = 0  # sum of all weights
+    total: int = 0  # sum of all weights, >= 0
 
     def __post_init__(self) -> None:
         if self.table.size == 0:
@@ -82,6 +91,9 @@ def CountMin(*, depth: int = 3, width: int, seed: int = 0) -> LinearSketch:  # n
         width: columns; more make them smaller.
         seed: of the hash functions, public.
 
+    Raises:
+        ValueError: a setting is out of its range.
+
     >>> sketch = CountMin(width=1000)
     >>> sketch.update([1, 1, 2])
     >>> sketch.estimate([1, 2, 3]).tolist()
@@ -97,6 +109,9 @@ def CountSketch(*, depth: int = 3, width: int, seed: int = 0) -> LinearSketch:  
         depth: rows; more make collisions rarer.
         width: columns; more make them smaller.
         seed: of the hash functions, public.
+
+    Raises:
+        ValueError: a setting is out of its range.
 
     >>> sketch = CountSketch(width=1000)
     >>> sketch.update(["a", "b", "a"])

@@ -25,7 +25,11 @@ FAKES = 4096  # cell tuples of keys that nobody has, to see what an absent key l
 
 
 class SketchErrorBound(NamedTuple):
-    """With the stated probability estimate - truth is from -below to above."""
+    """With the stated probability estimate - truth is from -below to above.
+
+    >>> SketchErrorBound(below=20.0, above=35.0).above
+    35.0
+    """
 
     below: float
     above: float
@@ -33,14 +37,32 @@ class SketchErrorBound(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PublishedSketch:
-    """One public snapshot of a sketch: the table shown, and the public facts about it."""
+    """One public snapshot of a sketch: the table shown, and the public facts about it.
+
+    Raises:
+        ValueError: an unknown method, a beta or confidence out of (0, 1) or out of reach of this
+            depth, or sketches to merge that differ.
+
+    >>> from streamveil.sketches import LazySketch
+    >>> from streamveil.core.accounting.budget import Budget
+    >>> from streamveil.core.accounting.neighbours import Neighbours
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> live = LazySketch(kind="count-min", width=500, horizon=2**16,
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6),
+    ... ).open(SeededNoise(1))
+    >>> live.update(np.repeat([3, 4], [40_000, 20_000]))
+    >>> public = live.published()
+    >>> low, high = public.interval(public.estimate([3]))
+    >>> bool(low[0] < 40_000 < high[0]), public.time
+    (True, 60000)
+    """
 
     layout: Layout  # shape and hash functions
     table: Int64[Array, "depth width"]  # read-only
-    time: int  # of the public clock
+    time: int  # of the public clock, >= 0
     pushed_at: Int64[Array, " width"]  # clock at each column's last push; 0: never
     sds: Float64[Array, " width"]  # standard deviation of the noise shown in each column
-    brings: float | None = 1  # most weight in a unit of the clock; None (ticks): any
+    brings: float | None = 1  # most weight in a unit of the clock, >= 0; None (ticks): any
 
     def __post_init__(self) -> None:
         for array in (self.table, self.pushed_at, self.sds):

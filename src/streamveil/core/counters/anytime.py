@@ -45,14 +45,18 @@ class AnytimeBltCounter(Stepping):
     Memory: 8 (d + 1) bytes per key.
     Numerics: as `BltCounter`.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: more than 2**40 steps.
+
     >>> counter = AnytimeBltCounter(sigma=10, tuned=1000, d=3)
     >>> round(counter.sensitivity, 3), counter.needs_horizon
     (1.223, False)
     """
 
     keyed: ClassVar[bool] = False
-    sigma: Exact | float  # scale of one noise draw, quanta
-    tuned: int = 2**20  # steps over which the error is near-optimal
+    sigma: Exact | float  # scale of one noise draw, quanta, > 0
+    tuned: int = 2**20  # steps over which the error is near-optimal, 2 to 2**40
     d: int | None = None  # buffers at most; None: as many as help
 
     def __post_init__(self) -> None:

@@ -55,15 +55,19 @@ class BltCounter(Stepping):
     Numerics: integers plus a float64 offset of the size of the noise; the slack for its rounding
         is derived in `feedback` and part of `loss`. Noise is rounded to integers about the offset.
 
+    Raises:
+        ValueError: a setting is out of its range, or increments are not one whole number per key.
+        HorizonError: a step after the last of `horizon`.
+
     >>> counter = BltCounter(horizon=1000, sigma=10)
     >>> counter.buffers, round(counter.sensitivity, 4), counter.slack(1) < 1e-7
     (3, 1.8046, True)
     """
 
     keyed: ClassVar[bool] = False
-    horizon: int  # steps the guarantee covers
-    sigma: Exact | float  # scale of one noise draw, quanta
-    d: int | None = None  # buffers; None: chosen by horizon
+    horizon: int  # steps the guarantee covers, >= 1
+    sigma: Exact | float  # scale of one noise draw, quanta, > 0
+    d: int | None = None  # buffers, 1 to 8; None: chosen by horizon
     weighting: Weighting = "columns"  # which columns carry more noise
     factors: Blt | None = None  # None: the best for this horizon and d
 

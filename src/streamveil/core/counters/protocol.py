@@ -24,9 +24,17 @@ class CounterState:
 
     What the rows mean is the counter's own business. A column of zeros is a key that starts now:
     whatever its stream held before is taken to be zero and was never released.
+
+    Raises:
+        StoreError: the arrays given to `from_arrays` are no saved state.
+
+    >>> from streamveil.counters import HaarCounter
+    >>> state = HaarCounter(horizon=100, sigma=5).init(keys=3)
+    >>> state.grow(2).keys, CounterState.from_arrays(state.to_arrays()).t
+    (5, 0)
     """
 
-    t: int  # steps taken
+    t: int  # steps taken, >= 0
     whole: Int64[Array, "rows keys"]  # quanta
     real: Float64[Array, "cells keys"]  # noise that is kept, where a counter has any
 
@@ -68,6 +76,10 @@ class Counter(Protocol):
     `sensitivity` * (sum of |d|), in the norm of the noise (L2 for Gaussian, L1 for Laplace). Over
     all keys: `loss(moved)` with `moved` the same norm, taken over keys, of those sums. A person
     with at most C rows, at most c of them per key, moves it by sqrt(C c) (Gaussian) or C (Laplace).
+
+    >>> from streamveil.counters import HaarCounter
+    >>> isinstance(HaarCounter(horizon=100, sigma=5), Counter)
+    True
     """
 
     keyed: ClassVar[bool]  # True: the noise of all steps is computed from one address

@@ -28,7 +28,15 @@ LARGEST_D = 8
 
 @dataclass(frozen=True)
 class Blt:
-    """Rates of a BLT factorization of running sums (hashable; arrays are made on demand)."""
+    """Rates of a BLT factorization of running sums (hashable; arrays are made on demand).
+
+    Raises:
+        ValueError: rates are not interlaced: 0 < p_1 < q_1 < ... < q_d < 1.
+
+    >>> one = Blt(p=(0.1,), q=(0.4,))
+    >>> one.d, np.convolve(one.encoder(3), one.decoder(3))[:3].round(9).tolist()
+    (1, [1.0, 1.0, 1.0])
+    """
 
     p: tuple[float, ...]  # 1 - theta: decays of the encoder C, ascending
     q: tuple[float, ...]  # 1 - theta_hat: decays of its inverse, ascending
@@ -129,6 +137,9 @@ def best_blt(horizon: int, d: int) -> Blt:
     Algorithm: BFGS over the logarithms of the gaps between the log-rates, so that every point is
         interlaced; the gradient is a complex-step derivative, exact to rounding.
     Error: sqrt(S_T Var(T)); Var grows with t, so its maximum is at the horizon T.
+
+    Raises:
+        ValueError: a horizon below 1, or d not between 1 and the most buffers there are.
 
     >>> best = best_blt(1000, 4)
     >>> round(float(np.sqrt(best.squared_norm(1000) * best.variance(1000))), 4)

@@ -30,6 +30,7 @@ def skip(
     Raises:
         ValueError: `steps` is negative.
         HorizonError: the counter ends earlier.
+        TypeError: `place` is no Place: the same draws at two steps would reveal the increments.
 
     >>> from streamveil.core.noise.keyed import SeededNoise
     >>> from streamveil.counters import HaarCounter

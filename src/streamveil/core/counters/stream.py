@@ -104,6 +104,13 @@ class CounterStream:
     stopped. One saved state must not be resumed twice and fed different data: both would draw the
     same noise.
 
+    `counter.stream(...)` opens one: it hands over the `counter`, its `state` and the `place` where
+    noise is drawn.
+
+    Raises:
+        ValueError: increments are not one whole number per key.
+        HorizonError: a step after the last of the counter's horizon.
+
     >>> from streamveil.counters import BltCounter
     >>> from streamveil.core.noise.keyed import SilentNoise
     >>> visits = BltCounter(horizon=24, sigma=10).stream(keys=2, noise=SilentNoise())

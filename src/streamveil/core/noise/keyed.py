@@ -213,6 +213,10 @@ class Place:
     A place and all places inside it share a memory of what was handed out. An address asked for
     again is refused: two releases with the same noise reveal the difference of their data.
 
+    Raises:
+        ReusedNoiseError: an address was drawn from before.
+        StoreError: a state to restore was saved under another kind of noise.
+
     >>> place = Place(SeededNoise(1), "doc")
     >>> _ = place.draws(1), place.inside(2).draws(1)
     >>> place.inside(2).draws(1)
