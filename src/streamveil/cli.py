@@ -58,7 +58,7 @@ from streamveil.errors import (
     nearest,
 )
 from streamveil.plan.plan import Plan
-from streamveil.release_metadata import cut_sentence, look_sentence
+from streamveil.release_metadata import look_sentence, missing
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
@@ -437,11 +437,11 @@ def show_last(last: Release | None, plan: Plan, *, lines: bool) -> None:
         print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
     if not lines:
         return
-    look, cut = look_sentence(last.table.schema), cut_sentence(last.table.schema)
+    look = look_sentence(last.table.schema)
     if look is not None:
         say(look, err=True)
-    if cut is not None:
-        say(f"release {last.trigger}: {cut}", err=True)
+    for sentence in missing(last.table.schema):
+        say(f"release {last.trigger}: {sentence}", err=True)
 
 
 @contextmanager

@@ -99,6 +99,12 @@ def cut_sentence(schema: pa.Schema) -> str | None:
     )
 
 
+def omitted_sentence(schema: pa.Schema) -> str | None:
+    """What steps before the bounds may have left out of every number; None where nothing could."""
+    omitted = (read_facts(schema) or {}).get("omitted")
+    return "; ".join(omitted) if omitted else None
+
+
 def look_sentence(schema: pa.Schema) -> str | None:
     """What a look at the rows said before the first release; None where there was none."""
     look = (read_facts(schema) or {}).get("look")
@@ -109,7 +115,14 @@ def look_sentence(schema: pa.Schema) -> str | None:
 
 def sentences(schema: pa.Schema) -> list[str]:
     """What belongs beside the numbers of a release wherever they are shown."""
-    return [text for text in (cut_sentence(schema), read_note(schema)) if text is not None]
+    note = read_note(schema)
+    return missing(schema) + ([] if note is None else [note])
+
+
+def missing(schema: pa.Schema) -> list[str]:
+    """What is in no number of a release: rows over the bound, pairs beyond the limit of a join."""
+    found = cut_sentence(schema), omitted_sentence(schema)
+    return [text for text in found if text is not None]
 
 
 def metadata_file(release: Path) -> Path:

@@ -17,10 +17,12 @@ import streamveil as sv
 from streamveil.api.query import Query
 from streamveil.audit.worst import search
 from streamveil.compiler.group_by import compile_plan
+from streamveil.compiler.sketch import compile_sketch
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import compile_value
 from streamveil.plan import joins as module
 from streamveil.plan.own_rows import own_rows
+from streamveil.plan.plan import SinkSpec
 from tests.sql.test_own_rows import PRIVATE, counted, rows_of, sorted_rows
 
 REGIONS = pa.table({"place": ["a", "b", "b", "d"], "region": ["east", "west", "north", "south"]})
@@ -208,6 +210,41 @@ def test_one_row_meets_no_more_than_so_many():
     assert "1,000 at most" in str(sv.sql(
         f"SELECT {PRIVATE} COUNT(*) AS n FROM t JOIN u ON t.id = u.id", {"t": t, "u": u}
     ).explain())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "SELECT {} u.y, COUNT(*) AS n FROM t JOIN u ON t.id = u.id GROUP BY u.y",
+        "SELECT y, n / 2 AS half FROM (SELECT {} u.y, COUNT(*) AS n FROM t JOIN u ON t.id = u.id"
+        " GROUP BY u.y) WHERE n > 1 ORDER BY half LIMIT 3",
+    ],
+)
+def test_every_release_says_that_pairs_may_be_cut(asked, tmp_path):
+    t = pa.table({"id": list(range(90))})
+    u = pa.table({"id": list(range(90)), "y": [1, 2, 3] * 30})
+    query = sv.sql(asked.format(PRIVATE), {"t": t, "u": u})
+    files = {"path": str(tmp_path / "out"), "format": "csv"}
+    sink = replace(query.plan, sink=SinkSpec(name="out", kind="files", options=files))
+    *_, release = Query(sink).run(str(tmp_path / "state"))
+    said = "a row is joined with the first 1,000 rows that match it"
+    assert any(said in note for note in release.notes)
+    [beside] = (tmp_path / "out").rglob("metadata=*.json")
+    assert said in beside.read_text()
+
+
+def test_a_release_without_pairs_says_nothing_of_them(tmp_path):
+    t, u = pa.table({"id": list(range(90))}), pa.table({"id": list(range(9))})
+    text = f"SELECT {PRIVATE} COUNT(*) AS n FROM t WHERE id IN (SELECT id FROM u)"
+    *_, release = sv.sql(text, {"t": t, "u": u}).run(str(tmp_path / "state"))
+    assert not any("joined" in note for note in release.notes)
+
+
+def test_a_sketch_over_pairs_says_so_too():
+    t, u = pa.table({"id": [1, 2]}), pa.table({"id": [1, 2], "y": [1, 2]})
+    text = "SELECT {} HEAVY_HITTERS(u.y, k => 3, memory => 4000000) AS n FROM t JOIN u USING (id)"
+    private = PRIVATE.replace("epsilon = 50", "epsilon = 4")
+    assert compile_sketch(sv.sql(text.format(private), {"t": t, "u": u}).plan).omitted
 
 
 def test_python_says_the_same_as_sql_and_a_job_resumes(tmp_path):

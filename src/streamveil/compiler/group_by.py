@@ -37,6 +37,7 @@ from streamveil.plan.check import check_compiled
 from streamveil.plan.look import LOOKED, divided, look_share, stated
 from streamveil.plan.options import Option
 from streamveil.plan.overflow import prove_no_overflow, rows_of_a_group
+from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import Aggregate, Plan, TableSource
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
@@ -137,6 +138,7 @@ class Compiler:
             confidence=confidence,
             true_intervals=self._true_intervals(outputs, design),
             defaults=tuple(self.defaults),
+            omitted=omitted(plan.source),
         )
 
     def _counted_once(self, plan: Plan, schedule: Schedule) -> Plan:

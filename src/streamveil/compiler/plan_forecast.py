@@ -97,14 +97,19 @@ def nothing_found(operator: GroupBy) -> str | None:
 
 
 def error_share(plan: Plan, operator: GroupBy) -> float | None:
-    """The forecast sum of errors as a share of the total: the median stream of the family."""
+    """The forecast sum of errors as a share of the total: of the median stream of the family.
+
+    A look leaves open which law the groups have: there it is the least that any law says.
+    """
     made = forecasts(plan, operator)
     if not made:
         return None
     rows, largest = made[0][0].units * made[0][0].rows, largest_row(operator)
     public = plan.key_set.public
     if plan.keys and public is None:
-        return median(errors.l1 for _, errors in made) / (rows * largest)
+        errors = [one.l1 for _, one in made]
+        found = min(errors) if LOOKED in plan.options else median(errors)
+        return found / (rows * largest)
     last, place = operator.schedule.triggers, driver(operator.aggregation.lanes)
     assert last is not None  # noqa: S101  (nothing is forecast without a last release)
     noise = lane_sd(operator, place, last) * sqrt(2 / pi)

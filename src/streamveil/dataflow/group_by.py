@@ -110,6 +110,7 @@ class GroupBy:
     confidence: float
     true_intervals: bool = False  # intervals cover the rows over the bound as well
     defaults: tuple[Default, ...] = ()
+    omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
 
     def __post_init__(self) -> None:
         if (self.public is None) == (self.design.selection is None):

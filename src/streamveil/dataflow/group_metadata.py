@@ -44,6 +44,7 @@ def facts_of(operator: Grouping) -> Facts:
     return {
         "version": VERSION,
         **({"look": list(operator.look.said)} if operator.look is not None else {}),
+        **({"omitted": list(operator.omitted)} if operator.omitted else {}),
         "job": operator.job,
         "keys": list(operator.key_names),
         "confidence": operator.confidence,

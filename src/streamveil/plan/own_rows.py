@@ -55,6 +55,7 @@ from streamveil.expressions.expr import (
 )
 from streamveil.plan.combine import numbered, plain, wide
 from streamveil.plan.joins import (
+    MATCHES,
     OwnJoin,
     OwnLookup,
     OwnSelect,
@@ -194,6 +195,21 @@ class OwnRows(SourceSpec):
         """The other relations that steps read."""
         found = [step.other for step in self.steps if isinstance(step, WITH_OTHERS)]
         return [one for one in found if isinstance(one, OwnRows)]
+
+
+def omitted(source: SourceSpec) -> tuple[str, ...]:
+    """What steps may leave out of every number, in words: public, so it is told of each release."""
+    if not isinstance(source, OwnRows):
+        return ()
+    found = [words for other in source.others for words in omitted(other)]
+    for step in source.steps:
+        if isinstance(step, OwnUnnest):
+            found.append(f"UNNEST makes at most {MOST_PARTS:,} rows of one: further parts"
+                         " are in no number and no interval")  # fmt: skip
+        elif isinstance(step, OwnJoin | OwnLookup) and step.how in ("inner", "left"):
+            found.append(f"a row is joined with the first {MATCHES:,} rows that match it: further"
+                         " pairs are in no number and no interval")  # fmt: skip
+    return tuple(dict.fromkeys(found))
 
 
 def keys_of(step: OwnStep) -> tuple[KeyColumn, ...]:

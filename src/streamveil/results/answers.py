@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamveil.display import SHOWN, AnswerTable
 from streamveil.errors import PlanError
-from streamveil.release_metadata import Facts, cut_sentence, read_note, sentences
+from streamveil.release_metadata import Facts, missing, read_note, sentences
 from streamveil.results.charts import LINES, chart, chosen
 from streamveil.results.draw import figure_of
 from streamveil.results.intervals import Interval, deviations, plain, ratio
@@ -408,8 +408,7 @@ class Answers(AnswerTable):
             notes.append(DELTA)
         notes += [f"{name}: {facts['bias']}" for name, facts in outputs.items() if "bias" in facts]
         last = max(cell.moment for cell in cells)
-        cut = cut_sentence(self.releases.table(last).schema)
-        notes += [] if cut is None else [cut]
+        notes += missing(self.releases.table(last).schema)
         said = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if said is None else [*notes, said]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamveil.calendars.cells import clock_of
 from streamveil.display import key_label, rows_of
-from streamveil.release_metadata import ReleaseTime, cut_sentence
+from streamveil.release_metadata import ReleaseTime, missing
 from streamveil.results.releases import Moment, Releases
 from streamveil.types import Array, Float64
 
@@ -156,5 +156,5 @@ def bias_of(releases: Releases, name: str) -> str:
     """What the intervals do not cover."""
     outputs = (releases.facts or {}).get("outputs", [])
     bias = next((str(one.get("bias", "")) for one in outputs if one["name"] == name), "")
-    cut = cut_sentence(releases.table(releases.moments[-1]).schema)
-    return "; ".join(note for note in (bias, cut) if note)
+    lost = missing(releases.table(releases.moments[-1]).schema)
+    return "; ".join(note for note in (bias, *lost) if note)

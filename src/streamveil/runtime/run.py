@@ -141,7 +141,7 @@ def warn_of_noise(plan: Plan, operator: Operator) -> None:
     Proof: decided by public expectations and by what a look said, which its budget paid for.
     """
     if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
-        warnings.warn(noise, NoiseWarning, stacklevel=4)
+        warnings.warn(noise, NoiseWarning, stacklevel=5)
 
 
 def tell(committed: Callable[[str | None], None] | None, position: str | None) -> None:

@@ -114,6 +114,7 @@ class SketchQuery:
     k: int = 0  # heavy_hitters: how many to show
     text_length: int = 0  # heavy_hitters over text: leading bytes that count as the key
     max_units: int = 10**8
+    omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
 
     def __post_init__(self) -> None:
         searched = isinstance(self.sketch, HeavyHitters)
@@ -396,7 +397,7 @@ class SketchQuery:
                 columns[label] = pa.array(np.full(n, edge), pa.int64()).cast(kind)
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
         place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
-        return noted(pa.table(columns), COLLISIONS, place)
+        return noted(pa.table(columns), "; ".join((COLLISIONS, *self.omitted)), place)
 
     def _periods(self, event_us: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         if self.periods is None:
