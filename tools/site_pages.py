@@ -19,7 +19,7 @@ import click
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs loads this file by its path
-from tools import site_results
+from tools import site_performance, site_results
 
 SOURCE = Path(__file__).parents[1] / "src" / "streamveil"
 MARK = re.compile(r"^<!-- from the code: (\w+) -->$", re.M)
@@ -171,6 +171,9 @@ MADE: dict[str, Callable[[], str]] = {
     "peers_once": partial(site_results.peers, "once"),
     "peers_weekly": partial(site_results.peers, "weekly"), "growing": site_results.growing,
     "classifiers": site_results.classifiers,
+    "throughput": site_performance.throughput, "looked": site_performance.looked,
+    "scale": site_performance.scale, "sources": site_performance.sources,
+    "wakeup": site_performance.wakeup, "replay": site_performance.replay,
 }  # fmt: skip
 
 
