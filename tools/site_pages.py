@@ -19,7 +19,7 @@ import click
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs loads this file by its path
-from tools import site_performance, site_results
+from tools import site_depth, site_performance, site_results
 
 SOURCE = Path(__file__).parents[1] / "src" / "streamveil"
 MARK = re.compile(r"^<!-- from the code: (\w+) -->$", re.M)
@@ -173,6 +173,14 @@ MADE: dict[str, Callable[[], str]] = {
     "classifiers": site_results.classifiers,
     "throughput": site_performance.throughput, "looked": site_performance.looked,
     "scale": site_performance.scale, "sources": site_performance.sources,
+    "dp_plain": partial(site_depth.dp_rows, ["plain"], 10_000_000),
+    "dp_clumpy": partial(site_depth.dp_rows, ["clumpy"], 10_000_000),
+    "dp_unseen": partial(site_depth.dp_rows, ["other", "bursty"], 1_000_000),
+    "dp_posts": partial(site_depth.dp_rows, ["reddit"], 1_430_000),
+    "dp_reduced": partial(site_depth.dp_rows, ["plain", "clumpy"], 300_000),
+    "dp_latency": site_depth.dp_latency, "growing_sizes": site_depth.growing_sizes,
+    "spark": site_depth.spark, "spark_keys": site_depth.spark_keys,
+    "sketch_speed": site_depth.sketch_speed, "sketch_containers": site_depth.sketch_containers,
     "wakeup": site_performance.wakeup, "replay": site_performance.replay,
 }  # fmt: skip
 
