@@ -1,6 +1,7 @@
 """Compiled functions that are shipped are used where they fit, and nowhere else."""
 
 import importlib.util
+import subprocess
 import sys
 
 import pytest
@@ -84,3 +85,9 @@ def test_a_change_of_any_compiled_module_changes_the_stamp(tmp_path, monkeypatch
     compiled.stamp.cache_clear()
     assert len(set(found[:3])) == 3
     assert found[2] == found[3]
+
+
+def test_python_is_told_on_stderr_that_it_compiles():
+    fresh = "from streamveil import compiled; compiled.ON_COMPILING.pop()()"
+    done = subprocess.run([sys.executable, "-c", fresh], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == compiled.COMPILING

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -62,6 +63,16 @@ def wheel(tmp_path):
     with zipfile.ZipFile(built) as archive:
         archive.extractall(tmp_path / "installed")
     return tmp_path / "installed"
+
+
+def test_the_name_of_the_wheel_says_whom_it_is_for(wheel):
+    [facts] = wheel.glob("streamveil-*.dist-info/WHEEL")
+    [tag] = re.findall(r"^Tag: (.+)$", facts.read_text(), re.M)
+    if (wheel / "streamveil" / "_kernels" / "stamp").is_file() and sys.platform == "linux":
+        python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        assert tag == f"{python}-{python}-manylinux_2_28_{platform.machine()}"
+    elif not (wheel / "streamveil" / "_kernels").is_dir():
+        assert tag == "py3-none-any"
 
 
 def test_the_wheel_says_that_it_is_typed(wheel):

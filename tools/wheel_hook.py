@@ -1,7 +1,14 @@
-"""A wheel with compiled functions is for one kind of machine and one Python: its name says so."""
+"""A wheel with compiled functions is for one kind of machine and one Python: its name says so.
+
+Compiled functions are results of Numba, not libraries: they name no version of a system's library, and
+what they call is found by Numba when it loads them. So on Linux a wheel is for whatever Numba's own
+wheels are for, and an index takes it.
+"""
 
 from __future__ import annotations
 
+import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,4 +22,8 @@ class KernelsHook(BuildHookInterface):
         """Called before a build."""
         if version != "editable" and (Path(self.root) / "src/streamveil/_kernels").is_dir():
             build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+            if sys.platform == "linux":
+                python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+                build_data["tag"] = f"{python}-{python}-manylinux_2_28_{platform.machine()}"
+            else:
+                build_data["infer_tag"] = True

@@ -234,13 +234,12 @@ def run(
     twice, and every release has the same bytes. SIGTERM and Ctrl-C end it in order, within eight
     seconds, and say what is committed.
     """
-    from streamveil.compiled import ON_COMPILING
+    from streamveil.compiled import COMPILING, ON_COMPILING
     from streamveil.runtime.run import Pace
     from streamveil.runtime.run import run as start
     from streamveil.runtime.watch import Watch, logged, served
 
-    if not quiet:
-        ON_COMPILING.append(lambda: say("compiling for this machine, once: seconds", err=True))
+    ON_COMPILING[:] = [] if quiet else [lambda: say(COMPILING, err=True)]
     planned = read_query(query, table, name)
     if planned.explain:
         print_explanation(planned.plan, forecast=False, as_json=False)

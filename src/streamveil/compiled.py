@@ -11,6 +11,7 @@ differently, but where a function allows contraction, which both levels have.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import subprocess
@@ -33,7 +34,13 @@ HERE = Path(__file__).parent
 SHIPPED = HERE / "_kernels"
 MAKING = "STREAMVEIL_COMPILES_KERNELS"  # set in the processes that fill `SHIPPED`
 LEVELS = {"x86_64": "x86-64-v3", "AMD64": "x86-64-v3"}  # machine -> processors shipped for
-ON_COMPILING: list[Callable[[], None]] = []  # called once, before the first compilation
+COMPILING = (
+    "compiling for this machine, once: seconds to a minute"
+    " (`python -m streamveil.compiled` does it beforehand)"
+)
+ON_COMPILING: list[Callable[[], None]] = [  # called once, before the first compilation
+    lambda: logging.getLogger("streamveil").warning(COMPILING)
+]
 NEEDED = {  # features of the level
     "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
 }

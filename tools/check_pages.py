@@ -1,0 +1,158 @@
+"""Looks at every page of the built site, as a reader with a screen reader or a phone would.
+
+python tools/check_pages.py site --axe node_modules/axe-core/axe.min.js [--only index.html ...]
+
+`npm install axe-core` brings the rules. Ends with 1 if a page has a serious finding, an error on the
+console, or is wider than the window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+WIDTHS = (400, 800, 1600)
+BAD = ("serious", "critical")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+HARNESS = """<!doctype html><title>pages</title><body><script>
+const pages = PAGES, widths = WIDTHS, found = [];
+const loaded = (frame, page) => new Promise(done => { frame.onload = done; frame.src = page; });
+async function look(page, width) {
+  const frame = document.createElement("iframe");
+  frame.style.cssText = `width:${width}px;height:900px;border:0`;
+  document.body.append(frame);
+  await loaded(frame, page);
+  const inner = frame.contentWindow, script = inner.document.createElement("script");
+  const errors = [];
+  inner.addEventListener("error", event => errors.push(String(event.message)));
+  const ready = new Promise(done => { script.onload = done; });
+  script.src = "/axe.min.js";
+  inner.document.head.append(script);
+  await ready;
+  const told = await inner.axe.run(inner.document, {resultTypes: ["violations"]});
+  found.push({page, width, errors, over: inner.document.documentElement.scrollWidth - width,
+    violations: told.violations.map(one => ({id: one.id, impact: one.impact,
+      nodes: one.nodes.map(node => node.target.join(" ") + " | " + node.html.slice(0, 160))}))});
+  frame.remove();
+}
+(async () => {
+  for (const page of pages) for (const width of widths) {
+    try { await look(page, width); }
+    catch (error) { found.push({page, width, errors: [String(error)], over: 0, violations: []}); }
+  }
+  await fetch("/found", {method: "POST", body: JSON.stringify(found)});
+})();
+</script></body>"""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the site, the rules and the page that looks at the others."""
+
+    def __init__(
+        self, *arguments: Any, harness: str, axe: Path, got: list[Any], **named: Any
+    ) -> None:
+        self.harness, self.axe, self.got = harness, axe, got
+        super().__init__(*arguments, **named)
+
+    def do_GET(self) -> None:  # noqa: N802
+        """See `SimpleHTTPRequestHandler`."""
+        made = {"/look.html": self.harness.encode(), "/axe.min.js": None}
+        if self.path not in made:
+            return super().do_GET()
+        body = made[self.path] or self.axe.read_bytes()
+        kind = "text/html" if self.path.endswith("html") else "text/javascript"
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def do_POST(self) -> None:  # noqa: N802
+        """What the page found."""
+        self.got.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+        threading.Thread(target=self.server.shutdown).start()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def look_at(
+    site: Path, axe: Path, pages: Sequence[str], widths: Sequence[int] = WIDTHS
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is found on each page at each width, and what the console said."""
+    got: list[dict[str, Any]] = []
+    named = {"PAGES": [f"/{page}" for page in pages], "WIDTHS": list(widths)}
+    harness = HARNESS
+    for name, value in named.items():
+        harness = harness.replace(name, json.dumps(value), 1)
+    handler = partial(Handler, harness=harness, axe=axe, got=got, directory=str(site))
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        tempfile.TemporaryDirectory() as profile,
+        (Path(profile) / "stderr").open("w+") as said,
+    ):
+        url = f"http://127.0.0.1:{server.server_address[1]}/look.html"
+        browser = subprocess.Popen(  # noqa: S603
+            [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu",
+             f"--user-data-dir={profile}/profile", "--window-size=1700,1000",
+             "--enable-logging=stderr", "--remote-debugging-port=0", url],
+            stdout=subprocess.DEVNULL, stderr=said,
+        )  # fmt: skip
+        try:
+            server.serve_forever()
+        finally:
+            browser.terminate()
+            browser.wait(20)
+        said.seek(0)
+        console = [line for line in said.read().splitlines() if ":CONSOLE" in line]
+    return got, console
+
+
+def main() -> int:
+    """Prints what is wrong; 1 if anything is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("site", type=Path)
+    parser.add_argument("--axe", type=Path, required=True)
+    parser.add_argument("--only", nargs="*")
+    chosen = parser.parse_args()
+    pages = chosen.only or sorted(
+        str(page.relative_to(chosen.site)) for page in chosen.site.rglob("*.html")
+    )
+    found, console = look_at(chosen.site, chosen.axe, pages)
+    bad = 0
+    for one in found:
+        faults = [v for v in one["violations"] if v["impact"] in BAD]
+        wide = one["over"] > 0
+        for fault in faults:
+            print(
+                one["page"],
+                one["width"],
+                fault["impact"],
+                fault["id"],
+                *fault["nodes"][:3],
+                sep="\n  ",
+            )
+        for error in [*one["errors"], *(["wider than the window"] if wide else [])]:
+            print(one["page"], one["width"], error)
+        bad += bool(faults or one["errors"] or wide)
+    print(*console, sep="\n")
+    print(
+        f"{len(found)} views of {len(pages)} pages, {bad} with faults, {len(console)} console lines"
+    )
+    return int(bool(bad or console))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
