@@ -2,8 +2,8 @@
 
 python tools/check_pages.py site --axe node_modules/axe-core/axe.min.js [--only index.html ...]
 
-`npm install axe-core` brings the rules. Ends with 1 if a page has a serious finding, an error on the
-console, or is wider than the window.
+`npm install axe-core` brings the rules. Ends with 1 if a page has a serious finding, an error on
+the console, or is wider than the window.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Handler(SimpleHTTPRequestHandler):
         self.harness, self.axe, self.got = harness, axe, got
         super().__init__(*arguments, **named)
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """See `SimpleHTTPRequestHandler`."""
         made = {"/look.html": self.harness.encode(), "/axe.min.js": None}
         if self.path not in made:
@@ -77,7 +77,7 @@ class Handler(SimpleHTTPRequestHandler):
         self.wfile.write(body)
         return None
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         """What the page found."""
         self.got.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
@@ -120,6 +120,15 @@ def look_at(
     return got, console
 
 
+def faults(one: dict[str, Any]) -> list[str]:
+    """What is wrong with one view of a page."""
+    view = f"{one['page']} at {one['width']}"
+    worst = [v for v in one["violations"] if v["impact"] in BAD]
+    wide = ["wider than the window"] * (one["over"] > 0)
+    told = ["\n  ".join([f"{v['impact']}: {v['id']}", *v["nodes"][:3]]) for v in worst]
+    return [f"{view}\n  {fault}" for fault in [*told, *one["errors"], *wide]]
+
+
 def main() -> int:
     """Prints what is wrong; 1 if anything is."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -131,27 +140,11 @@ def main() -> int:
         str(page.relative_to(chosen.site)) for page in chosen.site.rglob("*.html")
     )
     found, console = look_at(chosen.site, chosen.axe, pages)
-    bad = 0
-    for one in found:
-        faults = [v for v in one["violations"] if v["impact"] in BAD]
-        wide = one["over"] > 0
-        for fault in faults:
-            print(
-                one["page"],
-                one["width"],
-                fault["impact"],
-                fault["id"],
-                *fault["nodes"][:3],
-                sep="\n  ",
-            )
-        for error in [*one["errors"], *(["wider than the window"] if wide else [])]:
-            print(one["page"], one["width"], error)
-        bad += bool(faults or one["errors"] or wide)
-    print(*console, sep="\n")
-    print(
-        f"{len(found)} views of {len(pages)} pages, {bad} with faults, {len(console)} console lines"
-    )
-    return int(bool(bad or console))
+    said = [line for one in found for line in faults(one)]
+    bad = {line.split("\n")[0] for line in said}
+    seen = f"{len(found)} views of {len(pages)} pages, {len(bad)} with faults"
+    sys.stdout.write("\n".join([*said, *console, seen, ""]))
+    return int(bool(said or console))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A wheel with compiled functions is for one kind of machine and one Python: its name says so.
 
-Compiled functions are results of Numba, not libraries: they name no version of a system's library, and
-what they call is found by Numba when it loads them. So on Linux a wheel is for whatever Numba's own
+Compiled functions are results of Numba, not libraries: they name no version of a system's library,
+and what they call is found by Numba when it loads them. So on Linux a wheel is for what Numba's own
 wheels are for, and an index takes it.
 """
 
