@@ -24,6 +24,7 @@ from streamveil.connectors.blocks import LARGE_BYTES
 from streamveil.engines.embedded import group_by
 from streamveil.results.releases import Moment
 from streamveil.runtime import describe, frame
+from streamveil.runtime import job as job_module
 from streamveil.runtime.archive import ARCHIVE, committed, contents
 from streamveil.runtime.job import Job
 from streamveil.runtime.published import of_state
@@ -47,9 +48,11 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
     """One life: runs the job to its end, or to the fault. Returns the exit status."""
     warnings.simplefilter("ignore")
     count = install(fault)
-    policy = EVERY_FEW_BATCHES
+    policy, held = EVERY_FEW_BATCHES, job_module.HELD_BYTES
     try:
         work = streams.work(name, folder)
+        if name in streams.GROUPED:
+            job_module.HELD_BYTES = 500  # so that the log has parts of groups
         if name == "large toy":
             policy = EVERY_FEW_BLOCKS
             large_from(1)
@@ -69,7 +72,7 @@ def live(folder: Path, name: str, fault: Fault | None) -> int:
         return FAULTED
     finally:
         large_from(LARGE_BYTES)
-        group_by.LARGE = LARGE
+        group_by.LARGE, job_module.HELD_BYTES = LARGE, held
     return SURVIVED if fault is None or count() >= fault.at else UNTOUCHED
 
 

@@ -28,6 +28,7 @@ from streamveil.plan.plan import (
     TableSource,
     Window,
 )
+from streamveil.runtime.grouping import Together
 from streamveil.runtime.job import Work
 from streamveil.runtime.rejects import Routing
 from streamveil.runtime.store import SCRATCH
@@ -178,15 +179,25 @@ JOBS: dict[str, Callable[[], Work]] = {
     "divided visits": visits_work,  # units in partitions that are saved after several micro-batches
     "picky toy": lambda: toy_work(8, 20, 2),  # whose rejected rows are kept
     "picky visits": lambda: visits_work(kept=True),
+    "grouped toy": lambda: toy_work(18, 20, 3),  # whose releases are published four by four
+    "grouped visits": visits_work,  # the same
     "people": people_work,
     "heavy": lambda: sketch_work("heavy"),
     "frequency": lambda: sketch_work("frequency"),
 }
+GROUPED = {"grouped toy": Together(4, 6), "grouped visits": Together(4, 6)}
 RELEASES = {
     "toy": 4, "picky toy": 4, "picky visits": 6, "long toy": 20,
     "large toy": 4, "visits": 6, "swept visits": 6, "divided visits": 6,
+    "grouped toy": 2, "grouped visits": 3,  # files
     "people": 6 + len(QUESTIONS), "heavy": 6, "frequency": 7,
 }  # fmt: skip
+
+
+class Packing(FilesSink):
+    """Files of several releases, which the state keeps as well."""
+
+    keeps = False  # type: ignore[assignment]  # so that the archive is written
 
 
 def work(name: str, folder: Path) -> Work:
@@ -196,6 +207,8 @@ def work(name: str, folder: Path) -> Work:
     if name in ("swept visits", "divided visits"):
         limit = SWEPT_BYTES if name == "swept visits" else None
         changes["operator"] = swept(made.operator, folder / "state" / SCRATCH, limit)
+    if name in GROUPED:
+        changes |= {"sink": Packing(str(folder / "out")), "together": GROUPED[name]}
     if name.startswith("picky"):
         routing = made.rejects or Routing(directory=folder, columns=toy.COLUMNS)
         changes["rejects"] = replace(routing, directory=folder / "aside")

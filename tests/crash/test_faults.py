@@ -62,6 +62,13 @@ def test_some_writes_of_a_checkpoint_in_portions_may_fail(
     try_calls(server, folder, Fault(kind, first), "divided visits", every=11)
 
 
+@pytest.mark.parametrize(("kind", "first"), [("short and kill", 1), ("fsync", 2), ("kill", 3)])
+def test_some_writes_of_groups_of_releases_may_fail(
+    server: Server, folder: Path, kind: Kind, first: int
+) -> None:
+    try_calls(server, folder, Fault(kind, first), "grouped toy", every=5)
+
+
 @pytest.mark.parametrize(("kind", "first"), [("short and kill", 3), ("EIO", 6), ("kill after", 9)])
 def test_some_writes_of_a_changing_table_and_its_questions_may_fail(
     server: Server, folder: Path, kind: Kind, first: int
@@ -85,6 +92,8 @@ def test_the_questions_are_of_every_kind(server: Server, folder: Path) -> None:
         "picky visits",
         "swept visits",
         "divided visits",
+        "grouped toy",
+        "grouped visits",
         "people",
     ],
 )

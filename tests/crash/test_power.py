@@ -23,7 +23,7 @@ SEED = 20_261_120
 FAST = Power(images="", seed=SEED, each=4, every=5)
 
 
-@pytest.mark.parametrize("job", ["toy", "picky toy", "large toy"])
+@pytest.mark.parametrize("job", ["toy", "picky toy", "large toy", "grouped toy"])
 def test_power_may_fail_at_any_moment(server: Server, folder: Path, job: str) -> None:
     assert lose_power(server, folder, job, FAST) > 30
 
@@ -34,7 +34,10 @@ def test_power_may_fail_while_portions_are_written(server: Server, folder: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["toy", "long toy", "large toy", "visits", "divided visits"])
+@pytest.mark.parametrize(
+    "job",
+    ["toy", "long toy", "large toy", "visits", "divided visits", "grouped toy", "grouped visits"],
+)
 def test_power_may_fail_at_every_moment(server: Server, folder: Path, job: str) -> None:
     power = Power(images="", seed=SEED + 1, each=2 if job in ("toy", "large toy") else 1)
     assert lose_power(server, folder, job, power, again=True) > 100

@@ -66,6 +66,6 @@ def test_fifty_kills(server: Server, folder: Path, job: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", [*JOBS, "grouped visits"])
 def test_a_thousand_kills(server: Server, folder: Path, job: str) -> None:
     kill_often(server, folder, job, 1000)

@@ -153,7 +153,7 @@ def test_an_earlier_streamveil_refuses_what_was_upgraded(tmp_path, monkeypatch):
     folder, _ = unpacked(tmp_path, "format-1/group-by")
     goes_on(folder, 1)
     monkeypatch.setitem(formats.NOTES, "state", ())
-    with pytest.raises(StoreError, match="format version 2; this streamveil reads up to 1"):
+    with pytest.raises(StoreError, match="format version 3; this streamveil reads up to 1"):
         goes_on(folder, 1)
 
 

@@ -285,8 +285,8 @@ def test_a_changed_header_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**content, "epoch": "00" * 16}))
     with pytest.raises(StoreError, match="damaged"):
         run(tmp_path / "s")
-    path.write_text(json.dumps({**content, "version": 3}))
-    with pytest.raises(StoreError, match="version 3; this streamveil reads up to 2"):
+    path.write_text(json.dumps({**content, "version": 4}))
+    with pytest.raises(StoreError, match="version 4; this streamveil reads up to 3"):
         run(tmp_path / "s")
 
 

@@ -105,7 +105,7 @@ def test_a_changed_bit_is_damage_unless_it_is_in_the_tail(tmp_path: Path) -> Non
     write(tmp_path, range(1, 4))
     path = segment(tmp_path)
     whole = path.read_bytes()
-    with wal.to_frame(record(3), hash_after(tmp_path, 2)) as buffers:
+    with wal.to_frame([record(3)], hash_after(tmp_path, 2)) as buffers:
         last = len(whole) - sum(map(len, buffers))
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])

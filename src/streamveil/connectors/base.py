@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -54,6 +54,16 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flushes what is pending."""
+
+
+def write_all(sink: Sink, job: str, releases: Sequence[Release]) -> None:
+    """Publishes releases in order; all at once where a sink has a `write_together`."""
+    together = getattr(sink, "write_together", None)
+    if together is not None and len(releases) > 1:
+        together(job, releases)
+        return
+    for release in releases:
+        sink.write(job, release)
 
 
 TYPES: dict[str, pa.DataType] = {

@@ -8,10 +8,11 @@ that have the release stay as they are. None gets a release before those in fron
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from streamveil.batch import Release
-from streamveil.connectors.base import Sink
+from streamveil.connectors.base import Sink, write_all
 
 
 class SeveralSinks:
@@ -27,6 +28,11 @@ class SeveralSinks:
         """See `Sink.write`."""
         for sink in self.sinks:
             sink.write(job, release)
+
+    def write_together(self, job: str, releases: Sequence[Release]) -> None:
+        """Publishes releases in their order, to one sink after the other."""
+        for sink in self.sinks:
+            write_all(sink, job, releases)
 
     def close(self) -> None:
         """Closes all, also where one of them fails."""

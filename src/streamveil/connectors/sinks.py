@@ -1,5 +1,8 @@
 """Files, memory and the terminal as sinks. One file per release, named by its identity.
 
+Releases of a window that are published together are one Parquet file (`release_files`), named
+by the first and the last of them.
+
 A file is written beside its final name, synced, and renamed: a reader sees all of it or nothing,
 and writing the same release again replaces it by the same bytes. What another processor made of it,
 with other last digits, leaves the file as it is. Another release under its name is refused: it
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from streamveil.batch import Release, require_release
 from streamveil.connectors.blocks import ROOM_BYTES, room, sync_directory, write_all
@@ -27,17 +29,29 @@ from streamveil.connectors.content import alike
 from streamveil.connectors.parquet import to_parquet
 from streamveil.display import rows_of
 from streamveil.errors import SourceError, require_file_name, require_one_of
+from streamveil.release_files import (
+    PACKED,
+    name_of,
+    packed,
+    read_parquet,
+    same_columns,
+    triggers_in,
+)
 from streamveil.release_metadata import metadata_file, read_time, sentences
 from streamveil.release_metadata import to_json as to_json_metadata
 from streamveil.terminal import Terminal, label
 
 SHOWN = "backslashreplace"
+PARQUET = "parquet"
 FORMULA = r"\A(['=+\-@\t\r\n])"
+MOST_FOLDERS = 64  # whose files are remembered
 MOST = 2  # bytes of a file per byte of a table, nearly always
 
 
 class FilesSink:
     """Writes `<path>/<job>/window=2026-01-01/trigger=T.<format>`: a window by its time.
+
+    Releases that come together are `trigger=T-U.parquet`; other formats keep one file for each.
 
     What a release says beside its numbers is in the metadata of a Parquet file; beside other files
     it is in `metadata=T.json`, which is written first.
@@ -48,7 +62,7 @@ class FilesSink:
     def __init__(
         self,
         path: str,
-        format: str = "parquet",
+        format: str = PARQUET,
         escape_formulas: bool = False,  # noqa: FBT001,FBT002  (an option of SQL, given by name)
     ) -> None:
         require_one_of("format", format, WRITERS)
@@ -60,18 +74,29 @@ class FilesSink:
         self.path, self.format = Path(path), format
         self.escape_formulas = escape_formulas
         self._named: Path | None = None  # the last folder whose own name is durable
+        self._names: dict[Path, set[str]] = {}  # of files in some folders, as far as they are known
 
     @property
     def keeps(self) -> bool:
         """Whether what is read back is what was written, to the last bit and type."""
-        return self.format == "parquet"
+        return self.format == PARQUET
 
     def write(self, job: str, release: Release) -> None:
         """See `Sink.write`."""
         window, trigger, table = require_release(release).identity
+        self._published(job, window, {trigger: table})
+
+    def write_together(self, job: str, releases: Sequence[Release]) -> None:
+        """Publishes releases in their order; those of a window that fit into one file as one."""
+        for run in runs(releases) if self.format == PARQUET else [[one] for one in releases]:
+            tables = {release.trigger: release.table for release in run}
+            self._published(job, run[0].window, tables)
+
+    def _published(self, job: str, window: int, tables: dict[int, pa.Table]) -> None:
+        """Publishes some releases in a row of a window."""
         try:
-            folder = self.path / require_file_name("job", job) / folder_of(window, table)
-            self._write(folder, trigger, table)
+            folder = folder_of(window, next(iter(tables.values())))
+            self._write(self.path / require_file_name("job", job) / folder, tables)
         except OSError as error:
             raise SourceError(
                 f"the sink cannot write to '{self.path}': {error.strerror}.\n"
@@ -79,17 +104,24 @@ class FilesSink:
                 "committed is sent then"
             ) from None
 
-    def _write(self, folder: Path, trigger: int, table: pa.Table) -> None:
+    def _write(self, folder: Path, tables: dict[int, pa.Table]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        final = folder / f"trigger={trigger:06d}.{self.format}"
+        final = folder / f"{name_of(*tables)}.{self.format}"
+        self._require_apart(final)
+        table, told = next(iter(tables.values())), None
+        if len(tables) > 1:
+            table, told = packed(list(tables.values()))
         beside = None if self.keeps else to_json_metadata(table.schema)
         if beside is not None and not final.exists():  # numbers never come without it
             _replace(metadata_file(final), memoryview(beside))
         with room(MOST * table.nbytes + ROOM_BYTES) as own:
             cells = without_formulas(as_text(table)) if self.escape_formulas else table
-            data = WRITERS[self.format](cells, own)
+            data = (
+                WRITERS[self.format](cells, own) if told is None
+                else to_parquet(table, own, {PACKED: told})
+            )  # fmt: skip
             if final.exists() and final.read_bytes() != data:
-                self._require_same(final, table)
+                self._require_same(final, list(tables.values()))
             else:
                 _replace(final, data)
         above = () if folder == self._named else folder.parents[:3]  # who made it may have died
@@ -97,25 +129,68 @@ class FilesSink:
             sync_directory(name)  # what was published stays so after a power failure
         self._named = folder
 
-    def _require_same(self, final: Path, table: pa.Table) -> None:
-        """Refuses another release than the one in a file.
+    def _require_apart(self, final: Path) -> None:
+        """Refuses releases of which another file of several holds one, or that hold one's."""
+        if final.parent not in self._names:
+            if len(self._names) >= MOST_FOLDERS:
+                self._names.clear()
+            there = os.listdir(final.parent) if self.format == PARQUET else []
+            self._names[final.parent] = {name for name in there if len(triggers_in(name)) > 1}
+        known, mine = self._names[final.parent], triggers_in(final.name)
+        if len(mine) > 1:
+            known = known | {name for name in os.listdir(final.parent) if triggers_in(name)}
+            self._names[final.parent].add(final.name)
+        for name in known - {final.name}:
+            found = triggers_in(name)
+            if found[0] <= mine[-1] and mine[0] <= found[-1]:
+                raise another(final.with_name(name))
+
+    def _require_same(self, final: Path, tables: Sequence[pa.Table]) -> None:
+        """Refuses other releases than those in a file.
 
         The file may come from another version of Arrow, or from a processor that rounds otherwise.
         """
         try:
-            if self.keeps and alike(pq.read_table(final, partitioning=None), table):
-                return
+            if self.keeps:
+                there = read_parquet(final)
+                pairs = zip(there, tables, strict=True) if len(there) == len(tables) else ()
+                if there and len(there) == len(tables) and all(alike(*pair) for pair in pairs):
+                    return
         except (pa.ArrowException, OSError):  # no whole Parquet file; its bytes were read before
             pass
-        raise SourceError(
-            f"'{final}' holds another release of this job, window and trigger.\n"
-            "  to fix  give a new state, or changed post-processing, a path of its own, or remove "
-            "what an older one published; never go on from a copy of a state that has published "
-            "since"
-        )
+        raise another(final)
 
     def close(self) -> None:
         """Nothing is pending."""
+
+
+def another(file: Path) -> SourceError:
+    """What to say of a file that holds another release than the one that comes."""
+    return SourceError(
+        f"'{file}' holds another release of this job, window and trigger.\n"
+        "  to fix  give a new state, or changed post-processing, a path of its own, or remove "
+        "what an older one published; never go on from a copy of a state that has published "
+        "since"
+    )
+
+
+def runs(releases: Sequence[Release]) -> list[list[Release]]:
+    """Releases by window, in runs of triggers in a row with the same columns."""
+    found: list[list[Release]] = []
+    open_runs: dict[int, list[Release]] = {}
+    for release in map(require_release, releases):
+        run = open_runs.get(release.window)
+        if run is None or run[-1].trigger + 1 != release.trigger or not fits(run[-1], release):
+            run = open_runs[release.window] = []
+            found.append(run)
+        run.append(release)
+    return found
+
+
+def fits(first: Release, second: Release) -> bool:
+    """Whether two releases of a window can be in one file."""
+    named = folder_of(first.window, first.table) == folder_of(second.window, second.table)
+    return named and same_columns(first.table, second.table)
 
 
 def folder_of(window: int, table: pa.Table) -> str:
@@ -179,7 +254,7 @@ def to_json(table: pa.Table, _own: memoryview | None = None) -> memoryview:
 
 Writer = Callable[[pa.Table, memoryview | None], memoryview]  # into the given memory, or new one
 WRITERS: dict[str, Writer] = {
-    "parquet": to_parquet,
+    PARQUET: to_parquet,
     "csv": to_csv,
     "json": to_json,
 }

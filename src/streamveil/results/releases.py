@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 
 from streamveil.batch import Release
 from streamveil.core.noisy import Noisy, require_noisy, restored, values
@@ -20,6 +20,7 @@ from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.group_metadata import facts_of, hidden_facts
 from streamveil.dataflow.keys import encode_keys
 from streamveil.errors import PlanError, SourceError, nearest
+from streamveil.release_files import read_parquet, read_schema, triggers_in
 from streamveil.release_metadata import (
     Facts,
     ReleaseTime,
@@ -31,13 +32,12 @@ from streamveil.release_metadata import (
 )
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
-    "parquet": lambda path: pq.ParquetFile(path).read(),
-    "csv": pyarrow.csv.read_csv,
-    "json": pyarrow.json.read_json,
+    ".csv": pyarrow.csv.read_csv,
+    ".json": pyarrow.json.read_json,
 }
-NAME = re.compile(r"trigger=(\d+)\.(parquet|csv|json)$")
 NUMBER = re.compile(r"window=(-?\d+)$")  # of windows without a time
 KEPT = 16  # tables held in memory
+KEPT_FILES = 4  # of several releases
 Load = Callable[[], Noisy[pa.Table]]
 
 
@@ -202,13 +202,15 @@ def of_folder(path: str | Path, operator: GroupBy | None = None) -> Releases:
         )
     found: dict[Path, dict[Moment, Load]] = {}
     windows: dict[Path, int] = {}
+    several = lru_cache(KEPT_FILES)(tables_of)
     for file in sorted(home.rglob("window=*/trigger=*")):
-        name = NAME.search(file.name)
-        if name:
-            if file.parent not in windows:
-                windows[file.parent] = window_of(file, operator, len(windows))
-            place = Moment(windows[file.parent], int(name[1]))
-            found.setdefault(file.parent.parent, {})[place] = _file(file, READERS[name[2]])
+        triggers = triggers_in(file.name)
+        if triggers and file.parent not in windows:
+            windows[file.parent] = window_of(file, operator, len(windows))
+        load = several if len(triggers) > 1 else tables_of
+        for turn, trigger in enumerate(triggers):
+            place = Moment(windows[file.parent], trigger)
+            found.setdefault(file.parent.parent, {})[place] = partial(_file, load, file, turn)
     if len(found) > 1:
         jobs = ", ".join(sorted(folder.name for folder in found))
         raise SourceError(f"'{home}' holds releases of several jobs ({jobs}); name one folder")
@@ -226,7 +228,7 @@ def window_of(file: Path, operator: GroupBy | None, turn: int) -> int:
     beside = metadata_file(file)
     try:
         schema = (
-            pq.read_schema(file) if file.suffix == ".parquet"
+            read_schema(file) if file.suffix == ".parquet"
             else from_json(pa.schema([]), beside.read_bytes())
         )  # fmt: skip
     except (OSError, ValueError, AttributeError):  # ArrowInvalid is a ValueError
@@ -243,15 +245,24 @@ def _held(table: Noisy[pa.Table]) -> Load:
     return lambda: table
 
 
-def _file(path: Path, read: Callable[[Path], pa.Table]) -> Load:
-    def load() -> Noisy[pa.Table]:
-        beside = metadata_file(path)
-        try:
-            table = read(path)
-            if path.suffix != ".parquet" and beside.exists():
-                table = table.cast(from_json(table.schema, beside.read_bytes()))
-            return restored(table)
-        except (OSError, pa.ArrowInvalid, ValueError, AttributeError):
-            raise SourceError(f"'{path.name}' in '{path.parent}' cannot be read") from None
+def _file(read: Callable[[Path], list[pa.Table]], path: Path, turn: int) -> Noisy[pa.Table]:
+    """One of the releases in a file."""
+    return restored(read(path)[turn])
 
-    return load
+
+def tables_of(path: Path) -> list[pa.Table]:
+    """The releases in a file, as many as its name says."""
+    beside = metadata_file(path)
+    try:
+        if path.suffix == ".parquet":
+            tables = read_parquet(path)
+        else:
+            table = READERS[path.suffix](path)
+            tables = [table]
+            if beside.exists():
+                tables = [table.cast(from_json(table.schema, beside.read_bytes()))]
+    except (OSError, pa.ArrowInvalid, ValueError, AttributeError):
+        tables = []
+    if len(tables) != len(triggers_in(path.name)):
+        raise SourceError(f"'{path.name}' in '{path.parent}' cannot be read")
+    return tables

@@ -163,7 +163,8 @@ def read(directory: Path, epoch: str) -> Saved | None:
     needs = checked(path, epoch, [(one.head, one.prefix) for one in frames])
     arrays = {name: array for one in frames[1:-1] for name, array in one.arrays.items()}
     version = frames[0].head.get(wal.OPERATOR, formats.FIRST)
-    record = replace(wal.from_frame(frames[0], version), delta=arrays)
+    (head,) = wal.from_frame(frames[0], version)
+    record = replace(head, delta=arrays)
     return Saved(record, tuple(map(from_bytes, frames[0].blobs)), needs)
 
 

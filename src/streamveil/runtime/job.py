@@ -5,24 +5,27 @@ folded and n + 2 is read. At most one batch is in each place, so a slow disk, si
 `releases` slows the source down and nothing piles up. Nothing of n + 1 is committed before all of
 n is published, so a restart has to publish the last commit at most: it makes its releases again
 from the logged delta, and they must be the ones whose marks were committed.
+
+In a replay of history several micro-batches are committed and published together (`grouping`). The
+log tells which: a restart publishes the last whole group, and goes on with one that is not whole.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from streamveil.accounts.ledger import Charge, Where
 from streamveil.batch import Batch, Release
-from streamveil.connectors.base import Sink
+from streamveil.connectors.base import Sink, write_all
 from streamveil.core.accounting.budget import Budget
 from streamveil.dataflow.protocol import Operator
 from streamveil.errors import PlanError, StoreError
@@ -33,6 +36,7 @@ from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import CheckpointDraft, Saved
 from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.formats import upgraded_delta, upgraded_state
+from streamveil.runtime.grouping import Together
 from streamveil.runtime.incremental_checkpoint import IncrementalCheckpoint
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch
@@ -66,6 +70,7 @@ class Work:
     limited: bool = False  # in memory: nothing is kept that is not needed now
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
     extension: Callable[[str], Charge] | None = None  # of an epoch, where the end was moved
+    together: Together | None = None  # which releases are published together; None: none
 
     @property
     def identity(self) -> stores.Identity:
@@ -82,6 +87,25 @@ class Work:
             name=self.name, limit=self.limit, guarantee=self.operator.guarantee,
             about=self.about, shared=self.ledger,
         )  # fmt: skip
+
+
+class Computed(NamedTuple):
+    """A micro-batch that has been folded and is not yet committed."""
+
+    record: Record
+    releases: tuple[Release, ...]
+    rejected_rows: Iterable[pa.Table]
+
+
+class Snapshot(NamedTuple):
+    """What was copied for a checkpoint after a micro-batch."""
+
+    begins: bool = False
+    whole: CheckpointDraft | None = None  # if it is
+
+
+NOTHING = Snapshot()
+HELD_BYTES = 4 << 20  # of what waits for the rest of its group; then it is written to the log
 
 
 class Job:
@@ -156,16 +180,17 @@ class Job:
         )  # fmt: skip
         self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
         self._latest = saved.releases if saved else ()
+        self._marks = self._last.releases
         if extent is None:
-            self._latest = self._archive.restore(self._latest, self._last.releases)
+            self._latest = self._archive.restore(self._latest, self._marks)
         started = time.thread_time()
         for record in records:
             delta = upgraded_delta(operator.kind, record.delta, record.version)
             operator.apply(self._state, delta)
-            known = self._release(record.place.step, closed=record.place.closed)
-            require_same(record.releases, known)
-            self._latest = self._archive.restore(self._latest, record.releases)
-            self._last = replace(record, delta={})
+            made = self._release(record.place.step, closed=record.place.closed)
+            require_same(record.releases, tuple(known for _, known in made))
+            releases = tuple(release for release, _ in made)
+            self._take(record, self._archive.restore(releases, record.releases))
         self._archive.settle()
         self._store.upgrade(operator.version, self.place.batch)
         self._effort = time.thread_time() - started
@@ -179,13 +204,27 @@ class Job:
             return None
         return routing.open(directory, epoch, committed)
 
-    def _release(self, step: int, *, closed: bool) -> tuple[Mark, ...]:
-        """Closes a step, if it ends now. What it made is the latest; returns the marks of it."""
+    def _release(self, step: int, *, closed: bool) -> list[tuple[Release, Mark]]:
+        """Closes a step, if it ends now. What it made, with its marks."""
         operator = self.work.operator
         releases = operator.release(self._state, step, self._noise) if closed else []
-        made = [settled(release) for release in releases]
-        self._latest = tuple(release for release, _ in made)
-        return tuple(known for _, known in made)
+        return [settled(release) for release in releases]
+
+    def _take(self, record: Record, releases: tuple[Release, ...]) -> None:
+        """Makes a micro-batch the last one. What it made is published with its group."""
+        before = (self._latest, self._marks) if self._last.more else ((), ())
+        self._latest = (*before[0], *releases)
+        self._marks = (*before[1], *record.releases)
+        self._last = replace(record, delta={})
+
+    def _goes_on(self, batch: Batch, made: Sequence[Release]) -> bool:
+        """Whether what follows a micro-batch is published with what it made."""
+        together = self.work.together
+        if together is None or not batch.closes_step:
+            return together is not None
+        before = self._latest if self._last.more else ()
+        rows = sum(release.table.num_rows for release in (*before, *made))
+        return not together.ends(batch.step, rows)
 
     @property
     def place(self) -> JobPosition:
@@ -225,7 +264,7 @@ class Job:
         if delta is not None:
             self._send(self._latest)
             place = replace(self.place, batch=self.place.batch + 1, closed=False)
-            self._last, self._latest = Record(place, {}), ()
+            self._last, self._latest, self._marks = Record(place, {}), (), ()
             self._store.commit(replace(self._last, delta=delta))
         return answer
 
@@ -263,7 +302,7 @@ class Job:
         return pick(of_state(self._store.directory), window, trigger, key)
 
     def _run(self) -> Generator[Release]:
-        yield from self._send(self._latest)
+        yield from () if self._last.more else self._send(self._latest)
         self._published = 0  # whether the last commit closed its step may depend on rows
         self.work.keep_in(self._store.directory)
         self.work.committed(self.place.position)
@@ -271,17 +310,23 @@ class Job:
         batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
         committer = ThreadPoolExecutor(1, "commit")
         pending: Future[tuple[Release, ...]] | None = None
+        held: list[Computed] = []
         try:
             for batch in batches:
-                record = self._compute(batch)
+                held.append(self._compute(batch))
+                if pending is not None and (pending.done() or not self._last.more):
+                    yield from pending.result()
+                    pending = None
+                checkpoint = self._snapshot()
+                del batch  # its memory is free before the next but one is read
+                if self._last.more and checkpoint == NOTHING and size_of(held) < HELD_BYTES:
+                    continue
                 if pending is not None:
                     yield from pending.result()
-                checkpoint = self._snapshot(record)
-                rejected_rows = () if self._rejects is None else self._rejects.of(batch)
-                del batch  # its memory is free before the next but one is read
-                pending = committer.submit(
-                    self._commit, record, self._latest, checkpoint, rejected_rows
-                )
+                ready = () if self._last.more else self._latest
+                self._health = self.counters()
+                pending = committer.submit(self._commit, held, ready, checkpoint)
+                held = []
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
@@ -297,11 +342,12 @@ class Job:
             self._archive.close()
             self._store.close()
 
-    def _compute(self, batch: Batch) -> Record:
+    def _compute(self, batch: Batch) -> Computed:
         """Folds one micro-batch; the state in memory is now ahead of the durable one."""
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
-        known = self._release(batch.step, closed=batch.closes_step)
+        made = self._release(batch.step, closed=batch.closes_step)
+        releases = tuple(release for release, _ in made)
         place = JobPosition(
             batch=self.place.batch + 1,
             step=batch.step,
@@ -309,18 +355,21 @@ class Job:
             position=batch.position,
             rejected=added(self.place.rejected, batch.rejected),
         )
-        self._last = Record(place, {}, known)
+        known = tuple(known for _, known in made)
+        record = Record(place, delta, known, more=self._goes_on(batch, releases))
+        self._take(record, releases)
         self._rows += batch.rows.num_rows
-        self._health = self.counters()
         self._effort += time.thread_time() - started
-        return replace(self._last, delta=delta)
+        rejected_rows = () if self._rejects is None else self._rejects.of(batch)
+        return Computed(record, releases, rejected_rows)
 
-    def _snapshot(self, record: Record) -> tuple[bool, CheckpointDraft | None]:
-        """Copies what a checkpoint needs after `record`: whether it begins, and if it is whole."""
+    def _snapshot(self) -> Snapshot:
+        """Copies what a checkpoint needs after the last micro-batch."""
         used_up = self._store.used_up(self._effort)
         begins = self._checkpoint is None and used_up >= 1 and not self._store.is_writing
         if begins:
             tables = tuple(release.table for release in self._latest)
+            record = replace(self._last, releases=self._marks)
             draft = self._store.begin_checkpoint(Saved(record, tables))
             self._checkpoint = IncrementalCheckpoint(
                 draft, self.work.operator, self._state, self._copies
@@ -328,31 +377,29 @@ class Job:
             self._effort = 0.0
             used_up -= 1
         if self._checkpoint is None or not self._checkpoint.go_on(used_up):
-            return begins, None
+            return Snapshot(begins)
         draft, self._checkpoint = self._checkpoint.draft, None
-        return begins, draft
+        return Snapshot(begins, draft)
 
     def _commit(
-        self,
-        record: Record,
-        releases: tuple[Release, ...],
-        checkpoint: tuple[bool, CheckpointDraft | None],
-        rejected_rows: Iterable[pa.Table],
+        self, held: list[Computed], ready: tuple[Release, ...], checkpoint: Snapshot
     ) -> tuple[Release, ...]:
         """Durable first, then public; a checkpoint never overtakes its batches."""
-        begins, whole = checkpoint
+        last = held[-1].record
         if self._rejects is not None:
-            self._rejects.write(record.place.batch, rejected_rows)
-        self._store.commit(record)
-        self.work.committed(record.place.position)
-        self._archive.keep(releases, record.releases)
-        shown = self._send(releases)
-        if begins:
+            for one in held:
+                self._rejects.write(one.record.place.batch, one.rejected_rows)
+        self._store.commit(*(one.record for one in held))
+        self.work.committed(last.place.position)
+        for one in held:
+            self._archive.keep(one.releases, one.record.releases)
+        shown = self._send(ready)
+        if checkpoint.begins:
             self._archive.sync()  # the log that leads to these releases goes
-            self._store.start_segment(record.place.batch)
-        if whole is not None:
-            self._finish_checkpoint(whole, record.place.batch)
-        self._report(record)
+            self._store.start_segment(last.place.batch)
+        if checkpoint.whole is not None:
+            self._finish_checkpoint(checkpoint.whole, last.place.batch)
+        self._report(last)
         return shown
 
     def _finish_checkpoint(self, draft: CheckpointDraft, until: int) -> None:
@@ -366,8 +413,7 @@ class Job:
 
             shown = tuple(post_processed(release, self.work.post) for release in releases)
         if self.work.sink is not None:
-            for release in shown:
-                self.work.sink.write(self.work.name, release)
+            write_all(self.work.sink, self.work.name, shown)
         self._published += len(shown)
         return shown
 
@@ -387,6 +433,11 @@ class Job:
                 closed=place.closed,
             )
         )
+
+
+def size_of(held: list[Computed]) -> int:
+    """Bytes of what waits to be committed."""
+    return sum(array.nbytes for one in held for array in one.record.delta.values())
 
 
 def require(work: Work, directory: Path) -> None:

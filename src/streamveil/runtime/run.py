@@ -30,6 +30,7 @@ from streamveil.plan.plan import Clock, Plan, TableSource
 from streamveil.runtime.calibration import calibration
 from streamveil.runtime.combined import CombinedSource
 from streamveil.runtime.describe import describe
+from streamveil.runtime.grouping import Together, together
 from streamveil.runtime.job import Job, Work, require
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.look import keep, looked
@@ -195,6 +196,7 @@ def work_of(
         about=lambda: describe(plan, operator, time.time()),  # noqa: TID251
         committed=partial(tell, getattr(opened, "committed", None)),
         keep_in=getattr(opened, "keep_in", lambda _: None),
+        together=groups(clock or inner.clock, source, operator),
         limited=pace is not None and pace.memory is not None,
         rejects=None if rejects is None else Routing(
             directory=Path(rejects), columns=columns,
@@ -202,6 +204,14 @@ def work_of(
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
     return work if clock is None else going_on(work, clock)
+
+
+def groups(clock: Clock, source: Source, operator: Operator) -> Together | None:
+    """Which releases are published together."""
+    if getattr(operator, "ask", None) is not None:
+        return None  # a question comes after the last release
+    schedule = getattr(operator, "schedule", None)
+    return together(clock, source.bounded, getattr(schedule, "triggers", None))
 
 
 def going_on(work: Work, clock: Clock) -> Work:

@@ -198,10 +198,10 @@ class Store:
                 self._log.start(batch)
                 self._log.size = size
 
-    def commit(self, record: wal.Record) -> None:
-        """Makes one micro-batch durable. On return it survives any crash."""
+    def commit(self, *records: wal.Record) -> None:
+        """Makes micro-batches durable. On return they survive any crash."""
         with self._fatal():
-            self._log.append(record)
+            self._log.append(*records)
 
     def used_up(self, effort: float) -> float:
         """How much of the patience is gone, 1 when a checkpoint is due.

@@ -1,4 +1,6 @@
-"""The write-ahead log: one frame per micro-batch, durable before anything of it is published.
+"""The write-ahead log: one frame per commit, durable before anything of it is published.
+
+A commit is of one micro-batch, or of some in a row (`grouping`).
 
 A record holds what a fold did, and a mark of each release it led to: replaying gives the release
 itself again, and the mark tells whether it is the same (`docs/decisions/0017-log-of-marks.md`).
@@ -14,9 +16,9 @@ anything else that does not check out is damage and is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from errno import EIO
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -24,11 +26,14 @@ from typing import BinaryIO, Generic, TypeVar
 from streamveil.connectors.blocks import write_all
 from streamveil.errors import StoreError
 from streamveil.runtime import disk, formats, frame
+from streamveil.runtime.joined import joined, parted
 from streamveil.runtime.tables import Mark
 from streamveil.types import Array
 
 VERSION = 1
 SEGMENT = "log-"
+MORE = "more"  # in a record's head, if it is so
+GROUP = "group"  # in the head of a frame of several records
 OPERATOR = "operator version"  # in the first head of a file: of what is in it
 T = TypeVar("T")
 
@@ -60,31 +65,55 @@ class Record:
     delta: dict[str, Array]  # what the operator's fold did
     releases: tuple[Mark, ...] = ()  # what its step made public
     version: int = formats.FIRST  # of the operator that wrote the delta
+    more: bool = False  # whether what follows is published with it: see `grouping`
 
 
 def to_head(record: Record, owner: frame.Head) -> frame.Head:
     """What a frame's head says of a record; `owner` says which format and job it belongs to."""
-    place = {"batch": record.place.batch, "place": asdict(record.place)}
-    return {**owner, **place, "releases": [astuple(one) for one in record.releases]}
+    return {**owner, "batch": record.place.batch, **said_of(record)}
+
+
+def said_of(record: Record) -> frame.Head:
+    """All of a record but its delta."""
+    marks = [list(vars(one).values()) for one in record.releases]
+    more = {MORE: True} if record.more else {}
+    return {"place": vars(record.place), "releases": marks, **more}
 
 
 def to_frame(
-    record: Record, before: str, start: int = 0
+    records: Sequence[Record], before: str, start: int = 0
 ) -> AbstractContextManager[list[memoryview]]:
-    """The frame of a record that begins at `start` in its file, after frames of a hash."""
-    head = to_head(record, {frame.BEFORE: before})
-    return frame.gathered(*frame.laid_out(head, record.delta), start=start)
+    """The frame of records that begins at `start` in its file, after frames of a hash.
+
+    Several are one frame, which a crash leaves whole or not at all: its head is that of the last,
+    and holds those of all.
+    """
+    head, delta = to_head(records[-1], {frame.BEFORE: before}), records[-1].delta
+    if len(records) > 1:
+        head |= {GROUP: [said_of(record) for record in records]}
+        delta = joined([record.delta for record in records])
+    return frame.gathered(*frame.laid_out(head, delta), start=start)
 
 
-def from_frame(read: frame.Frame, version: int) -> Record:
-    """The record of a frame that was written in a version of the operator."""
-    place = JobPosition(**read.head["place"])
-    return Record(place, read.arrays, tuple(marks_of(read.head)), version)
+def from_frame(read: frame.Frame, version: int) -> list[Record]:
+    """The records of a frame that was written in a version of the operator."""
+    heads = each_in(read.head)
+    deltas = [read.arrays] if GROUP not in read.head else parted(read.arrays, len(heads))
+    return [
+        Record(JobPosition(**head["place"]), delta, tuple(marks), version, head.get(MORE, False))
+        for head, delta, marks in zip(heads, deltas, map(marks_of, heads), strict=True)
+    ]
+
+
+def each_in(head: frame.Head) -> list[frame.Head]:
+    """What the head of a frame says of each of its records."""
+    heads: list[frame.Head] = head.get(GROUP, [head])
+    return heads
 
 
 def marks_of(head: frame.Head) -> list[Mark]:
-    """What a record's head says of the releases that it led to."""
-    return [Mark(*values) for values in head["releases"]]
+    """What the head of a frame says of the releases that its records led to."""
+    return [Mark(*values) for one in each_in(head) for values in one["releases"]]
 
 
 class Log:
@@ -111,11 +140,11 @@ class Log:
             self._end = os.lseek(self._fd, 0, os.SEEK_END)
         self.size = 0
 
-    def append(self, record: Record) -> int:
-        """Writes one record and makes it durable. Returns its size in bytes."""
+    def append(self, *records: Record) -> int:
+        """Writes records, all or none, and makes them durable. Returns their size in bytes."""
         with (
             disk.crash_only("write the log in", self.directory),
-            to_frame(record, self.hash, self._end) as buffers,
+            to_frame(records, self.hash, self._end) as buffers,
         ):
             after = frame.chain(self.hash, buffers[0])
             size = write_all(self._fd, buffers)
@@ -135,18 +164,14 @@ class Log:
             raise lost(self.directory, after)
         start, end, batch, version = 0, 0, 0, formats.FIRST
         for part in linked(segments, self.epoch, whole_frames):
-            start, end, batch, self.hash = (
-                part.offset,
-                part.offset + part.size,
-                part.batch,
-                part.hash,
-            )
+            start, end = part.offset, part.offset + part.size
+            batch, self.hash = part.batch, part.hash
             part.require(until)
             if not part.is_record:
                 version = part.head.get(OPERATOR, formats.FIRST)
             elif batch > after:
                 self.size += part.size
-                yield from_frame(part.read, version)
+                yield from from_frame(part.read, version)
         if batch < max(after, until.batch if until else 0):
             raise lost(self.directory, batch)
         self._resume(segments[-1][1], start, end)
@@ -154,7 +179,7 @@ class Log:
     def _resume(self, path: Path, start: int, end: int) -> None:
         """Cuts what follows `end` and opens for appending.
 
-        The last record may come from a process that died before its fsync returned. Its bytes are
+        The last frame may come from a process that died before its fsync returned. Its bytes are
         written again in place, which changes nothing, and synced before anything is published.
         """
         with disk.crash_only("repair", path):
@@ -221,7 +246,7 @@ def linked(segments: list[tuple[int, Path]], epoch: str, read: Read[T]) -> Itera
                     batch, known = first, head[frame.BEFORE] if first else known
                 number = head["after"] if head["after"] == first else -1
             else:
-                batch, number = batch + 1, head.get("batch")
+                batch, number = batch + len(each_in(head)), head.get("batch")
             if number != batch or head.get(frame.BEFORE) != known:
                 raise damaged(path)
             if offset:
