@@ -36,7 +36,7 @@ from regret_streams import make
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.plan.look import divided, look_share, told, with_look
+from streamveil.plan.look import divided, told, with_look
 from streamveil.runtime.survey import survey
 
 RESULTS = Path(__file__).parent / "results" / "one_shot_peer.json"
@@ -100,7 +100,7 @@ def ours(rows: pa.Table, most: int, budget: tuple[float, float], *, summed: bool
     )  # fmt: skip
     noise, plan = SeededNoise(seed), with_look(query.plan)
     if look_share(plan):
-        looking, _ = divided(plan.budget, look_share(plan))
+        looking = divided(plan).looking
         plan = told(plan, survey(plan, rows, looking, noise)[0].likely, [])
     made = compile_plan(replace(plan))
     state = made.init()

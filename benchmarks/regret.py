@@ -50,7 +50,7 @@ from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import PlanError
-from streamveil.plan.look import divided, look_share, told, with_look
+from streamveil.plan.look import divided, told, with_look
 from streamveil.plan.plan import Plan
 from streamveil.runtime.survey import survey
 
@@ -105,7 +105,7 @@ def planned(stream: Stream, arm: Arm, triggers: int, budget: tuple[float, float]
     if "look" not in arm[0]:
         return replace(query.plan, options={**query.plan.options, "look_share": 0})
     plan, rows = with_look(query.plan), {"user": stream.users, "key": stream.keys}
-    looking, _ = divided(plan.budget, look_share(plan))
+    looking = divided(plan).looking
     learned, _ = survey(plan, pa.table(rows), looking, SeededNoise(secrets.randbelow(2**31)))
     return told(plan, learned.likely, [])
 

@@ -1,17 +1,26 @@
 """The look at the rows before a job: what it draws on rows of neighbours, against its charge."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
+from scipy.stats import norm
 
 from streamveil.audit.laid_open import OpenNoise
+from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.look import divided, look_share, with_look
+from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, rows_of
 from streamveil.runtime.survey import survey
 from tests.audit import texts
 from tests.audit.library import told
 
+SAID = (
+    {},
+    {"expected_rows": 1.0, "expected_units": 1e5},
+    {"expected_rows": 3.0, "expected_units": 1e5, "expected_repeats": 0.5},
+)
 BARE = re.compile(r",? contribution_bounds_per_row => \([^)]*\)")
 
 
@@ -58,7 +67,7 @@ def look_lost(text, plans, seed):
         made = OneWord(seed)
         return [np.array(repr(look(plan, made)))]
 
-    share, _ = divided(wanted[0].budget, look_share(wanted[0]))
+    share = divided(wanted[0]).looking
     _, guarantee = survey(wanted[0], rows_of(wanted[0]), share, OpenNoise(1))
     return told(release, *wanted, seed=seed), guarantee.loss, share
 
@@ -70,3 +79,46 @@ def judged(seed, pairs):
     for _ in range(pairs):
         pair = texts.neighbours_drawn(rng, text, span)
         yield text, *look_lost(text, pair.plans, seed)
+
+
+def chosen(text, rows):
+    """What a query runs after each of some looks, without their loss, and what all of it claims."""
+    plan = with_look(texts.plan_of(text, rows))
+    made = [compile_plan(told_by(plan, known, [])) for known in SAID]
+    after = [replace(one, design=replace(one.design, look=None)) for one in made]
+    return divided(plan), after, {one.loss for one in made}
+
+
+def joint_delta(mu, epsilon, losses):
+    """Of a Gaussian look and the worst of some mechanisms for each thing it may say.
+
+    By trapezes over the look's privacy loss: what is smooth is exact to many digits.
+    """
+    z = np.linspace(-9, 9, 181)
+    left = epsilon - (mu**2 / 2 + mu * z)
+    found = [max(loss.delta_at(max(x, 0.0)) for loss in losses) for x in left]
+    found = np.where(left < 0, 1 - np.exp(left) * (1 - np.array(found)), found)
+    return float(np.trapezoid(norm.pdf(z) * found, z))
+
+
+def sequels(seed, pairs):
+    """(text, accounts, (epsilon, delta), claims) of queries after their look, whatever it said.
+
+    The delta is of the look and the worst that may follow.
+    """
+    rng = np.random.default_rng(seed)
+    text, span = looking_query(rng)
+    for _ in range(pairs):
+        pair = texts.neighbours_drawn(rng, text, span)
+        division, after, claims = chosen(text, [])
+        accounts = []
+        for known in SAID:
+            plans = [told_by(with_look(plan), known, []) for plan in pair.plans]
+            accounts.append(texts.account_of(replace(pair, plans=tuple(plans)), seed))
+        losses = [replace(one.loss, chance=0) for one in after]
+        if division.sequel is None:
+            yield text, accounts, (0.0, None), claims
+            continue
+        epsilon = float(division.sequel.epsilon)
+        delta = joint_delta(float(division.looking.mu), epsilon, losses)
+        yield text, accounts, (epsilon, delta), claims

@@ -43,6 +43,18 @@ def test_looks_lose_no_more_than_is_claimed():
     assert most > 0.6
 
 
+def test_what_a_look_chose_loses_with_it_no_more_than_is_claimed():
+    most = 0.0
+    for seed in (1, 24):
+        for text, accounts, (epsilon, delta), claims in looks.sequels(seed, 1):
+            assert all(one.stands for one in accounts), (seed, text)
+            if delta is not None:
+                [claim] = claims  # whatever the look said
+                assert delta <= claim.delta_at(epsilon), (seed, text)
+                most = max(most, delta / claim.delta_at(epsilon))
+    assert most > 0.5
+
+
 @pytest.mark.slow
 def test_new_queries_and_looks_lose_no_more_than_is_claimed():
     """New seeds for STREAMVEIL_ACCOUNT_SECONDS; the seed of a failure is in its message."""
@@ -53,6 +65,9 @@ def test_new_queries_and_looks_lose_no_more_than_is_claimed():
             assert found.stands, (seed, text, found.broken())
         for text, lost, claim, _ in looks.judged(seed, 4):
             assert lost.stands(claim), (seed, text, lost)
+        for text, accounts, (epsilon, delta), claims in looks.sequels(seed, 1):
+            assert all(one.stands for one in accounts), (seed, text)
+            assert delta is None or all(delta <= one.delta_at(epsilon) for one in claims), text
 
 
 # ---- unit-periods together

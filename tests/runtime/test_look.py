@@ -17,12 +17,12 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.compiler.group_by import compile_plan
 from streamveil.compiler.plan_forecast import forecasts
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.convert import gaussian_delta
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.mechanism import Look
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
-from streamveil.plan.look import divided, look_share, stated, told, with_look
+from streamveil.plan.look import divided, look_share, told, with_look
 from streamveil.runtime import look as looks
 from streamveil.runtime import survey as surveys
 from streamveil.runtime.run import run
@@ -75,43 +75,73 @@ def test_the_forecast_after_a_look_is_about_the_error_that_is_met(rows, tmp_path
     assert max(ahead) / 1.6 < met < 1.6 * min(ahead)
 
 
+def plan_of(options, budget):
+    none = pa.table({"user": pa.array([], pa.int64()), "page": pa.array([], pa.int64())})
+    return with_look(asked(none, options, budget))
+
+
 @given(
     st.sampled_from(["epsilon", "rho", "mu"]),
     st.fractions(Fraction(1, 1000), 20),
     st.fractions(Fraction(1, 100), Fraction(1, 2)),
+    st.sampled_from(["", ", public_groups = [1, 2]", ", selection = 'gaussian'"]),
 )
-def test_look_and_rest_never_cost_more_than_the_budget(kind, size, share):
+def test_look_and_rest_never_cost_more_than_the_budget(kind, size, share, known):
     budget = Budget(**{kind: size, "delta": Fraction(1, 10**9)})
-    looking, rest = divided(budget, share)
-    both = stated(looking) + stated(rest)
-    if kind == "epsilon":
-        assert (both.pure_total, both.delta) == (size, budget.delta)
+    plan = replace(plan_of(f"{known}, look_share = 0.1", "mu = 1, delta = 1e-9"), budget=budget)
+    plan = replace(plan, options={**plan.options, "look_share": share})
+    division, chance = divided(plan), Fraction(10**8, 2**64)
+    looked = Survey(division.looking, 3, Neighbours(unit="u")).guarantee.loss
+    assert looked.fits(division.looking)
+    if division.sequel is not None:
+        assert division.rest.epsilon == size
+        assert division.sequel.look == division.looking.mu
+        assert Fraction(division.sequel.joint) + chance <= budget.delta
     else:
-        assert (both.gaussian if kind == "mu" else both.zcdp) <= (size**2 if kind == "mu" else size)
-        assert rest.delta == budget.delta
-    assert Survey(looking, 3, Neighbours(unit="u")).guarantee.loss.fits(looking)
+        rest = division.rest.mu**2 if division.rest.mu else 2 * division.rest.rho
+        assert (looked + Loss(gaussian=rest, chance=chance * (kind == "epsilon"))).fits(budget)
 
 
 def test_the_operator_pays_for_the_look_whatever_it_said(rows):
-    plan = with_look(asked(rows))
+    plan, claims = with_look(asked(rows)), set()
     assert look_share(plan) == Fraction(1, 20)
-    for known in ({}, {"expected_rows": 2.0}, {"expected_rows": 300.0, "expected_repeats": 0.9}):
+    for known in ({}, {"expected_rows": 2.0}, {"expected_rows": 20.0, "expected_repeats": 0.9}):
         operator = compile_plan(told(plan, known, []))
-        assert operator.look is not None
-        assert 5.7 < operator.guarantee.epsilon(1e-9) <= 6
+        assert operator.look.sequel is not None
+        claims.add(operator.loss)
         without = replace(operator, design=replace(operator.design, look=None))
-        assert without.guarantee.epsilon(0.95e-9) <= 5.7
+        assert without.guarantee.delta_at(6) <= divided(plan).rest.delta < Fraction(4, 10**10)
+    [claim] = claims
+    assert claim.fits(Budget(epsilon=6, delta=1e-9))
 
 
-def test_the_stated_loss_of_a_look_is_that_of_its_noise():
+def planted(operator, **changes):
+    """The operator with another look."""
+    return replace(operator, design=replace(operator.design, look=Look(**changes)))
+
+
+def test_what_no_look_left_room_for_is_refused(rows):
+    """Whole budgets after a look; a look of less noise; coins without a sequel."""
+    plan = with_look(asked(rows))
+    honest = compile_plan(told(plan, {"expected_rows": 6.0, "expected_units": 2e4}, []))
+    whole = compile_plan(asked(rows, ", look_share = 0, selection = 'table'"))
+    look = honest.look
+    assert planted(honest, loss=look.loss, sequel=look.sequel).loss == honest.loss
+    with pytest.raises(ValueError, match="more than was set aside"):
+        _ = planted(whole, loss=look.loss, sequel=look.sequel).loss
+    with pytest.raises(ValueError, match="of a look that loses"):
+        _ = planted(honest, loss=look.loss.times(2), sequel=look.sequel).loss
+    with pytest.raises(ValueError, match="needs a sequel"):
+        _ = planted(whole, loss=look.loss).loss
+
+
+def test_the_look_draws_what_its_sequel_is_certified_for(rows):
     """The planted fault: noise of another budget does not keep what is charged."""
-    looking, _ = divided(Budget(epsilon=6, delta=1e-9), Fraction(1, 20))
+    looking = divided(with_look(asked(rows))).looking
     fits = [Survey(budget, 3, Neighbours(unit="u")).guarantee.loss.mu()
-            for budget in (looking, Budget(epsilon=1, delta=looking.delta))]  # fmt: skip
-    charged = stated(looking)
-    at = np.array([float(charged.pure_total)])
-    deltas = [float(gaussian_delta(at, mu)[0]) for mu in fits]
-    assert deltas[0] <= charged.delta < deltas[1]
+            for budget in (looking, Budget(epsilon=1, delta=Fraction(1, 10**9)))]  # fmt: skip
+    assert fits[0] <= looking.mu * (1 + 1e-12)
+    assert fits[1] > looking.mu
 
 
 def test_a_look_is_made_once_and_remembered(rows, tmp_path, monkeypatch):
@@ -206,11 +236,11 @@ def test_no_row_is_no_reason_to_fail(tmp_path):
     assert released(asked(empty), tmp_path / "s").num_rows == 0
 
 
-def test_the_sum_of_two_losses_is_what_a_job_is_charged(rows, tmp_path):
+def test_a_job_is_charged_for_the_look_and_the_worst_that_may_follow(rows, tmp_path):
     released(asked(rows), tmp_path / "s")
     with Ledger.load(tmp_path / "s" / "ledger") as ledger:
         [charge] = ledger.entries()
-    looking, _ = divided(Budget(epsilon=6, delta=1e-9), Fraction(1, 20))
-    assert charge.loss.pure_total >= stated(looking).pure_total
+    sequel = divided(with_look(asked(rows))).sequel
+    assert charge.loss.tables == ((sequel, 1),)
+    assert charge.loss.gaussian == sequel.look**2
     assert charge.loss.fits(Budget(epsilon=6, delta=1e-9))
-    assert isinstance(charge.loss, Loss)

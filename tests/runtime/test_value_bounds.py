@@ -122,15 +122,16 @@ def test_the_account_holds_the_look_and_the_whole_budget_is_kept(tmp_path):
     released(plan, tmp_path / "s", ledger=tmp_path / "ledger")
     with Ledger.load(tmp_path / "ledger") as ledger:
         [charge] = ledger.entries()
-    looking, _ = divided(limit, Fraction(1, 10))
+    division = divided(with_look(plan))
     assert charge.loss.fits(limit)
-    assert charge.loss.pure_total >= looking.epsilon
+    assert division.sequel is None  # groups are public: all that follows is Gaussian
+    assert charge.loss.gaussian > division.looking.mu**2 * 9
 
 
 def test_explain_shows_what_the_look_takes():
     text = str(sv.sql(f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) {LEFT_OUT} FROM t"
                       " GROUP BY page", {"t": table_of(VALUES["ones"])}).explain())  # fmt: skip
-    assert "10% of the budget" in text
+    assert "10% of mu^2" in text
     assert "how large the values of x are" in text
     assert "clamped to bounds that a look chooses" in text
 

@@ -357,7 +357,7 @@ def mechanism_rows(plan: Plan, operator: GroupBy) -> tuple[Row, ...]:
     ]
     if operator.look is not None:
         share, said = float(look_share(plan)), "; ".join(operator.look.said)
-        asks = f"{share:.0%} of the budget asks how many rows units have, which chooses the rest"
+        asks = f"{share:.0%} of mu^2 asks how many rows units have, which chooses the rest"
         if open_values(plan):
             asks += f"; and how large the values of {', '.join(open_values(plan))} are"
         rows.insert(0, ("before the first release", f"{asks}: {said}" if said else asks))

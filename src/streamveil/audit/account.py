@@ -17,7 +17,7 @@ Nothing here knows bounds, reaches, shares or horizons: those are what it judges
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
 from math import sqrt
@@ -96,8 +96,13 @@ class QueryAccount:
 
 
 def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> QueryAccount:
-    """What the two runs of one pair of neighbours cost; the first has the unit's rows."""
+    """What the two runs of one pair of neighbours cost; the first has the unit's rows.
+
+    A look before the first release is no part of it.
+    """
     found = QueryAccount(faults=[*one.faults, *other.faults])
+    if operator.look is not None:
+        operator = replace(operator, design=replace(operator.design, look=None))
     if not same_tables(one, other):
         found.faults.append("releases differ although noise and transcript are the same")
     claims, lost = claimed(operator), defaultdict[str, float](float)

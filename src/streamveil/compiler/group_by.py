@@ -13,6 +13,7 @@ import pyarrow as pa
 from streamveil.compiler.design_choice import OPEN_BOUND
 from streamveil.compiler.sizing import Sizing, is_open
 from streamveil.connectors.base import micros
+from streamveil.core.accounting.guarantee import Gdp
 from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
@@ -34,7 +35,7 @@ from streamveil.expressions.expr import (
 )
 from streamveil.plan import options
 from streamveil.plan.check import check_compiled
-from streamveil.plan.look import LOOKED, divided, look_share, stated
+from streamveil.plan.look import LOOKED, divided, look_share
 from streamveil.plan.options import Option
 from streamveil.plan.overflow import prove_no_overflow, rows_of_a_group
 from streamveil.plan.own_rows import omitted
@@ -108,6 +109,7 @@ class Compiler:
             max_units=max_units,
             windows=periods_met(schedule, self.plan.periods),
             setting=self._option,
+            sequel=None if look is None else look.sequel,
         )
         public = self._public()
         if plan.preset == "dp-sqlp":
@@ -164,12 +166,11 @@ class Compiler:
             raise PlanError(f"look_share must be between 0 and {float(MOST_LOOKED):g}")
         if not share:
             return None
-        looking, rest = divided(self.plan.budget, share)
-        self._note(
-            options.LOOK_SHARE.name, float(share), "of the budget: rows tell their shape first"
-        )
-        self.plan = replace(self.plan, budget=rest)
-        return Look(stated(looking), tuple(self.plan.options.get(LOOKED, {}).get("said", ())))
+        division = divided(self.plan)
+        self._note(options.LOOK_SHARE.name, float(share), "of mu^2: rows tell their shape first")
+        said = tuple(self.plan.options.get(LOOKED, {}).get("said", ()))
+        self.plan = replace(self.plan, budget=division.rest)
+        return Look(Gdp(division.looking.mu or 0), said, division.sequel)
 
     def _true_intervals(self, outputs: tuple[Output, ...], design: MechanismDesign) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""

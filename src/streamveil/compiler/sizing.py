@@ -29,6 +29,7 @@ from streamveil.compiler.error_forecast import (
 )
 from streamveil.compiler.table_design import NoTableError, about_half, design_selection
 from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.mechanism import BANDS, COLLISION_BITS, MOVED, Discovery, MechanismDesign
 from streamveil.core.selection.coins import TableSettings
@@ -41,7 +42,7 @@ from streamveil.dataflow.release import AggregationPlan, driver
 from streamveil.errors import BudgetError, PlanError, nearest
 from streamveil.kept import kept
 from streamveil.plan import options
-from streamveil.plan.look import expectations
+from streamveil.plan.look import STEEPEST, expectations
 from streamveil.plan.options import Option
 from streamveil.plan.plan import Plan
 from streamveil.types import Exact
@@ -77,6 +78,7 @@ class Sizing:
     max_units: int
     windows: int | None  # windows that one scope of a unit meets; None: no end
     setting: ReadOption
+    sequel: Sequel | None = None  # what a look left room for
 
     def __post_init__(self) -> None:
         kind, known = self.plan.counter, [*COUNTERS, "auto"]
@@ -247,12 +249,14 @@ class Sizing:
         slots = int(self.setting(options.HIDDEN_GROUPS, chosen.slots))
         if slots > MOST_SLOTS:
             return None
+        if slots == 1 and self.sequel is not None:  # else the curve of one table is too steep
+            part = max(part, STEEPEST)
         share = self.setting(options.MU_SHARE, part)
         tests = int(self.setting(options.TOTAL_TESTS))
         beta = self._left(Fraction(0)) * (TEST_SHARE if tests else 0)
         left = Budget(epsilon=budget.epsilon, delta=self._left(beta))
         try:
-            design = design_selection(self.horizon, left, slots, Fraction(share))
+            design = design_selection(self.horizon, left, slots, Fraction(share), self.sequel)
         except NoTableError:
             return None
         rule = self._rule(float(design.half), chosen)

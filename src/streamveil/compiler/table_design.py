@@ -32,6 +32,7 @@ from streamveil.core.accounting.budget import Budget, Number, exact_between
 from streamveil.core.accounting.coin_table import DRAWS, REACH
 from streamveil.core.accounting.geometric_wait import doubt
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.errors import require_positive
 from streamveil.kept import kept
@@ -76,7 +77,11 @@ class NoTableError(ValueError):
 
 
 def design_selection(
-    horizon: int, budget: Budget, keys_per_unit: int, mu_share: Number = Fraction(2, 3)
+    horizon: int,
+    budget: Budget,
+    keys_per_unit: int,
+    mu_share: Number = Fraction(2, 3),
+    sequel: Sequel | None = None,
 ) -> SelectionDesign:
     """The table that opens keys with the fewest units, from public numbers only.
 
@@ -88,12 +93,13 @@ def design_selection(
         table's length nor 1 / epsilon. For four keys and 100 tests it takes 0.2 s of CPU at an
         epsilon of 6, 0.5 at 0.3 and 1 at 0.1, once per setting; 16 keys take seconds. Horizons of
         many thousands can test every few triggers only: the horizon here is the number of tests.
+        After a look the shift falls until the `sequel` admits the table.
     """
     if budget.epsilon is None or budget.delta is None:
         raise ValueError("discovering keys by a table needs a budget in epsilon and delta")
     require_positive(horizon=horizon, keys_per_unit=keys_per_unit)
     share = exact_between(MU_SHARE.name, mu_share, 0, 1)
-    return _design(horizon, budget, keys_per_unit, _part_of_mu(budget, share))
+    return _design(horizon, budget, keys_per_unit, _part_of_mu(budget, share), sequel)
 
 
 def _part_of_mu(budget: Budget, share: Fraction) -> Fraction:
@@ -122,12 +128,14 @@ def _best(
 
 
 @lru_cache(maxsize=64)
-def _design(horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction) -> SelectionDesign:
+def _design(
+    horizon: int, budget: Budget, keys_per_unit: int, mu: Fraction, sequel: Sequel | None
+) -> SelectionDesign:
     setting, design = Setting(horizon, budget, keys_per_unit, mu), None
     best = _best(horizon, budget, keys_per_unit, mu)
     if best is not None:
         slope, bend, places = best
-        design = Lattice(setting, (slope, bend), slope / FINE).certified(places)
+        design = Lattice(setting, (slope, bend), slope / FINE).certified(places, sequel)
     if design is None:
         raise NoTableError(
             f"no table fits {budget} beside releases with mu = {float(mu):g} for {keys_per_unit}"
@@ -289,7 +297,9 @@ class Lattice:
             coins=self.coins,
         )
 
-    def certified(self, most: int | None = None) -> SelectionDesign | None:
+    def certified(
+        self, most: int | None = None, sequel: Sequel | None = None
+    ) -> SelectionDesign | None:
         """The table with the largest shift inside the budget, with its delta; None: none fits.
 
         No shift beyond `most` steps is tried, by default those that seem to fit.
@@ -298,10 +308,17 @@ class Lattice:
         for places in range(self.places if most is None else most, 0, -1):
             table = self.table(places)
             delta = table.delta_at(setting.epsilon, setting.mu, places)
-            if delta <= setting.limit:
+            if delta <= setting.limit and self._follows(table, places, sequel):
                 half = _half(setting.horizon, self.coins.chances, float(table.shift_epsilon))
                 return SelectionDesign(table, setting.mu, setting.epsilon, delta, half, places)
         return None
+
+    def _follows(self, table: SelectionTable, places: int, sequel: Sequel | None) -> bool:
+        """Whether it may follow a look, beside all that the budget leaves of the sequel's delta."""
+        if sequel is None:
+            return True
+        beside = Loss(delta=sequel.delta - (self.setting.budget.delta or 0))
+        return sequel.admits(table.loss(self.setting.epsilon, self.setting.mu, places) + beside)
 
     @cached_property
     def places(self) -> int:

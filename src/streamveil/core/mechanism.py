@@ -9,18 +9,18 @@ is read from the counter that discovers groups, and what all of it loses. None o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.weights import WeightRule, blt_of, weighted_loss
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import GaussianSelection
-from streamveil.core.selection.protocol import Selection
+from streamveil.core.selection.protocol import Counted, Selection
 from streamveil.core.selection.total_test import TotalsAlone, TotalTest, TotalTesting
 from streamveil.core.sensitivity import Bounds, Lane, is_units, lane_move, root_up
 from streamveil.types import Exact
@@ -41,9 +41,7 @@ class Discovery(Protocol):
     def slots(self) -> int | None:
         """Hidden groups in which a unit is counted; None: as many as bounds let it enter."""
 
-    def over(
-        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
-    ) -> Selection:
+    def over(self, counted: Counted, bounds: Bounds, triggers: int | None) -> Selection:
         """The selection for such bounds and triggers; `counted` makes a counter of a noise."""
 
 
@@ -51,12 +49,27 @@ class Discovery(Protocol):
 class Look:
     """A survey of the rows that chose the settings of everything after it.
 
-    Proof: the survey loses `loss` (`runtime.survey`, `plan.look.divided`), and the rest of the
-        operator keeps what is left of the budget whatever the survey said; see `GroupBy`.
+    Proof: the survey is Gaussian and loses `loss` (`runtime.survey`, `plan.look.divided`). Where
+        all it may choose is Gaussian, `loss` adds to what is left, whatever the survey said; else
+        `sequel` says what both lose and refuses what it does not cover.
     """
 
     loss: Loss
     said: tuple[str, ...] = ()  # its numbers, each with an interval
+    sequel: Sequel | None = None
+
+    def before(self, rest: Loss) -> Loss:
+        """Of the survey and of what it chose."""
+        sequel = self.sequel
+        if sequel is None and rest.tables:
+            raise ValueError("a look that may choose a table of coins needs a sequel")
+        if sequel is None:
+            return rest + self.loss
+        if self.loss != Loss(gaussian=sequel.look**2):
+            raise ValueError(f"the sequel is of a look that loses mu = {float(sequel.look):g}")
+        if rest.group_size > 1 or not sequel.admits(replace(rest, chance=Fraction(0))):
+            raise ValueError(f"more than was set aside for what follows the look: {rest}")
+        return self.loss + Loss(tables=((sequel, 1),), chance=rest.chance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,10 +274,9 @@ class Mechanism:
     def loss(self) -> Loss:
         """The sum of all parts; see the class."""
         design = self.design
-        parts = [Loss(chance=Fraction(design.max_units, 2**COLLISION_BITS))]
-        others = design.look, self.cut, self.selection, self.test
-        parts += [one.loss for one in others if one is not None]
+        parts = [one.loss for one in (self.cut, self.selection, self.test) if one is not None]
         for place in self.charged:
             moved = lane_move(self.lanes[place], self.bounds)
             parts.append(weighted_loss(self.counters[place], *moved, self.rule))
-        return parts[0].compose(*parts[1:])
+        rest = Loss(chance=Fraction(design.max_units, 2**COLLISION_BITS)).compose(*parts)
+        return rest if design.look is None else design.look.before(rest)

@@ -7,20 +7,27 @@ also choose the bounds of values that nobody gave.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
+from math import floor, log10
 from typing import Any
 
-from streamveil.calibrate import root_down
+from streamveil.calibrate import gaussian_mu, root_down
 from streamveil.core.accounting.budget import Budget, exact
+from streamveil.core.accounting.convert import exact_below
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.accounting.sequel import Sequel
+from streamveil.core.mechanism import COLLISION_BITS
 from streamveil.errors import PlanError
-from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE
+from streamveil.plan.options import EXPECTED_ROWS, LOOK_SHARE, MAX_UNITS, SELECTION
 from streamveil.plan.plan import DATABASES, Plan, TableSource
 from streamveil.plan.value_bounds import Bounds, open_values, refusals, with_bounds
 
 DEFAULT_SHARE = Fraction(1, 20)
 SHARE_WITH_BOUNDS = Fraction(1, 10)  # where it chooses the bounds of values as well
+STEEPEST = Fraction(18, 25)  # of mu: tables whose releases have less must lie lower after a look
+PRECISION_OF_LOOK = Fraction(1, 1000)
 LOOKED = "looked"  # among the options of a plan: what a look said; nobody writes it
 LAWS = "laws"  # of groups, among the options that a look said; likewise
 HISTOGRAM = "histogram"  # of the rows of units, likewise: from, to, share of units
@@ -87,35 +94,82 @@ def can_look(plan: Plan) -> bool:
     )  # fmt: skip
 
 
-def divided(budget: Budget, share: Fraction) -> tuple[Budget, Budget]:
-    """What a look may lose, and what is left for everything after it.
+@dataclass(frozen=True)
+class Division:
+    """What a look may lose, what is left for everything after it, and the curve of all that."""
 
-    Proof: whatever the look says, what follows keeps what is left. Two (epsilon, delta) add up, so
-        do two rho; mu adds up in squares. All hold where the second is chosen by what the first
-        said: basic composition, and adaptive composition of Gaussian privacy.
+    looking: Budget  # in mu
+    rest: Budget
+    sequel: Sequel | None = None  # None: all that follows is Gaussian, and mu adds up in squares
+
+
+def divided(plan: Plan) -> Division:
+    """A budget between a look and what follows: the look takes a share of mu squared, or less.
+
+    Proof: whatever the look says, what follows keeps what is left. Gaussian privacy adds up in
+        squares, also where the second part is chosen by what the first said; rho is half a square.
+        Where groups are discovered under (epsilon, delta), the rest keeps epsilon and a smaller
+        delta, and `Sequel` certifies the sum of both.
     """
+    known = plan.key_set.public is not None or not plan.keys
+    alone = known or SELECTION.of(plan.options) in ("gaussian", "totals")
+    chance = Fraction(int(MAX_UNITS.of(plan.options)), 2**COLLISION_BITS)
+    return _divided(plan.budget, look_share(plan), chance, known=known, alone=alone)
+
+
+@lru_cache(maxsize=64)
+def _divided(
+    budget: Budget, share: Fraction, chance: Fraction, *, known: bool, alone: bool
+) -> Division:
     delta, left = budget.delta, 1 - share
-    if budget.mu is not None:
-        square = budget.mu**2
-        return Budget(mu=root_down(square * share)), Budget(
-            mu=root_down(square * left), delta=delta
-        )
     if budget.rho is not None:
-        return Budget(rho=budget.rho * share), Budget(rho=budget.rho * left, delta=delta)
-    assert budget.epsilon is not None  # noqa: S101  (a budget has exactly one of the three)
-    assert delta is not None  # noqa: S101  (a pure budget does not look)
-    looking = Budget(epsilon=budget.epsilon * share, delta=delta * share)
-    return looking, Budget(epsilon=budget.epsilon * left, delta=delta * left)
+        looking = Budget(mu=root_down(2 * budget.rho * share))
+        return Division(looking, Budget(rho=budget.rho * left, delta=delta))
+    square = budget.mu**2 if budget.mu is not None else None
+    if square is None and delta is not None and delta > chance:
+        assert budget.epsilon is not None  # noqa: S101  (a budget has exactly one of the three)
+        square = Fraction(gaussian_mu(Budget(epsilon=budget.epsilon, delta=delta - chance))) ** 2
+        if not known:
+            mu, part = root_down(square * left), 1 if alone else STEEPEST
+            return _followed(Budget(epsilon=budget.epsilon, delta=delta), chance, mu, mu * part)
+    if square is None:
+        raise PlanError(
+            "delta is below the chance that two of max_units privacy units look alike"
+            f" ({float(chance):g}).\n  to fix  lower max_units, or raise delta"
+        )
+    return Division(Budget(mu=root_down(square * share)),
+                    Budget(mu=root_down(square * left), delta=delta))  # fmt: skip
 
 
-def stated(looking: Budget) -> Loss:
-    """What a look loses, in the terms in which what follows is added."""
-    if looking.mu is not None:
-        return Loss(gaussian=looking.mu**2)
-    if looking.rho is not None:
-        return Loss(zcdp=looking.rho)
-    assert looking.epsilon is not None  # noqa: S101  (as above)
-    return Loss(pure=((looking.epsilon, 1),), delta=looking.delta or Fraction(0))
+def _followed(budget: Budget, chance: Fraction, mu: Fraction, steepest: Fraction) -> Division:
+    """A rest that is worth that mu, and the largest look that it leaves room for."""
+    epsilon, delta = budget.epsilon or Fraction(0), (budget.delta or Fraction(0)) - chance
+    part = short_below(Loss(gaussian=mu**2).delta_at(exact_below(epsilon)))
+    steepest = short_below(float(steepest))
+
+    def fits(look: Fraction) -> bool:
+        return Fraction(Sequel(epsilon, part, look, steepest).joint) <= delta
+
+    low, high = Fraction(0), mu
+    while high - low > PRECISION_OF_LOOK * high:
+        middle = short_below(float((low + high) / 2))
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if not low:
+        raise PlanError(f"look_share leaves too little of delta = {float(delta):g} for a look")
+    rest = Budget(epsilon=epsilon, delta=part + chance)
+    return Division(Budget(mu=low), rest, Sequel(epsilon, part, low, steepest))
+
+
+def short_below(number: float) -> Fraction:
+    """A fraction of four digits not above a number: one that people read.
+
+    >>> short_below(0.123456), short_below(2.0)
+    (Fraction(617, 5000), Fraction(2, 1))
+    """
+    grain = Fraction(10) ** (3 - floor(log10(number)))
+    return floor(Fraction(number) * grain) / grain
 
 
 def told(plan: Plan, known: dict[str, Any], said: list[str], bounds: Bounds | None = None) -> Plan:

@@ -248,7 +248,7 @@ LOOK_SHARE = Option(
     "look_share",
     "amount",
     "0.05 where all rows are there at the start and none are expected; 0.1 if values lack bounds",
-    "share of the budget that asks the rows for their shape before the first release; 0: none",
+    "share of mu^2 that asks the rows for their shape before the first release; 0: none",
     value=0,
     part_of=(GROUP_BY,),
 )

@@ -101,8 +101,7 @@ def look(plan: Plan, noise: Noise) -> tuple[dict[str, Any], list[str], Bounds]:
     """Reads all rows and asks for their shape; options, all numbers in words, and bounds."""
     from streamveil.runtime.survey import survey  # loaded when a job looks
 
-    looking, _ = divided(plan.budget, look_share(plan))
-    learned, _ = survey(plan, rows_of(plan), looking, noise)
+    learned, _ = survey(plan, rows_of(plan), divided(plan).looking, noise)
     given = EXPECTED_ROWS.name in plan.options and open_values(plan)  # looked for bounds alone
     said = [] if given else in_words(learned)
     said += [bounds_in_words(text, learned.bounds) for text in open_values(plan)]

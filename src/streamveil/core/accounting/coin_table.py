@@ -17,12 +17,13 @@ from streamveil.core.accounting.above_threshold import (
 )
 from streamveil.core.accounting.geometric_wait import WORDS, doubt
 from streamveil.core.accounting.pld import LossLaw, law_under
+from streamveil.core.accounting.sequel import Sequel
 
 DRAWS = 1 << 48  # shifts and waits that one deployment may draw; charged as distance
 REACH = 4  # losses further than this above epsilon count as infinite
 RARE = Fraction(1, 1 << 80)  # rarer outcomes of a draw are charged as such
 Laws: TypeAlias = tuple[LossLaw, LossLaw]  # (with a unit, without it) and (without, with)
-Tables: TypeAlias = "tuple[tuple[CoinTable, int], ...]"  # and how often each runs
+Tables: TypeAlias = "tuple[tuple[CoinTable | Sequel, int], ...]"  # and how often each runs
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,16 @@ class CoinTable:
             "epsilon": str(self.epsilon),
         }
 
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> CoinTable:
-        """The inverse of `to_dict`."""
-        numbers = {name: Fraction(saved[name]) for name in ("shift_epsilon", "epsilon")}
-        return cls(**{**saved, **numbers, "coins": tuple(saved["coins"])})
+    def __str__(self) -> str:
+        return f"a table of coins for {self.keys_per_unit} groups"
+
+
+def table_from(saved: dict[str, Any]) -> CoinTable | Sequel:
+    """The inverse of `to_dict`."""
+    numbers = {name: Fraction(value) for name, value in saved.items() if isinstance(value, str)}
+    if "look" in saved:
+        return Sequel(**numbers)
+    return CoinTable(**{**saved, **numbers, "coins": tuple(saved["coins"])})
 
 
 @lru_cache(maxsize=256)

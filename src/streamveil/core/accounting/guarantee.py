@@ -34,8 +34,8 @@ class Loss:
         is the probability of events outside of which all else holds for inputs that differ in any
         number of units (two units share a fingerprint): it adds to delta, too, but no group raises
         it, `distance` is a total-variation distance of what runs from the ideal, paid on both
-        streams: it adds (1 + e^epsilon) distance. `tables` are coin tables, each with its own
-        certified loss laws.
+        streams: it adds (1 + e^epsilon) distance. `tables` are coin tables, and what a look
+        may have chosen, each with its own certified loss laws.
     Proof: an (epsilon, delta) mechanism leaks everything with probability delta and is epsilon-DP
         otherwise (Kairouz, Oh & Viswanath 2015, arXiv:1311.0776), so it is one pure loss and delta.
         Beside any other kind, delta is mass that the dominating pair moves from its least losses to
@@ -81,34 +81,24 @@ class Loss:
 
     def compose(self, *others: Loss) -> Loss:
         """Everything together, whoever chose what after seeing which release."""
-        losses = (self, *others)
-        if any(loss.group_size > 1 for loss in losses):
-            raise ValueError("compose losses first, then ask for a group")
-        return Loss(
-            sum((loss.gaussian for loss in losses), ZERO),
-            sum((loss.zcdp for loss in losses), ZERO),
-            tuple(term for loss in losses for term in loss.pure),
-            sum((loss.delta for loss in losses), ZERO),
-            sum((loss.distance for loss in losses), ZERO),
-            chance=sum((loss.chance for loss in losses), ZERO),
-            tables=tuple(term for loss in losses for term in loss.tables),
-        )
+        return Loss._sum([(loss, 1) for loss in (self, *others)])
 
     __add__ = compose
 
     def times(self, n: int) -> Loss:
         """As many mechanisms of this loss."""
-        if self.group_size > 1 or n < 0:
+        return Loss._sum([(self, n)])
+
+    @staticmethod
+    def _sum(often: list[tuple[Loss, int]]) -> Loss:
+        if any(loss.group_size > 1 or n < 0 for loss, n in often):
             raise ValueError("compose losses first, then ask for a group")
-        return Loss(
-            self.gaussian * n,
-            self.zcdp * n,
-            tuple((epsilon, times * n) for epsilon, times in self.pure),
-            self.delta * n,
-            self.distance * n,
-            chance=self.chance * n,
-            tables=tuple((table, times * n) for table, times in self.tables),
-        )
+        numbers: dict[str, Any] = {
+            name: sum((getattr(loss, name) * n for loss, n in often), ZERO) for name in NUMBERS
+        }
+        pure = tuple((epsilon, times * n) for loss, n in often for epsilon, times in loss.pure)
+        tables = tuple((table, times * n) for loss, n in often for table, times in loss.tables)
+        return Loss(pure=pure, tables=tables, **numbers)
 
     def group(self, size: int) -> Loss:
         """For inputs that differ in `size` units instead of one.
@@ -304,9 +294,9 @@ class Loss:
         pure = tuple((Fraction(epsilon), int(times)) for epsilon, times in saved.get("pure", ()))
         tables: Tables = ()
         if "tables" in saved:
-            from streamveil.core.accounting.coin_table import CoinTable  # compiles, as above
+            from streamveil.core.accounting.coin_table import table_from  # compiles, as above
 
-            tables = tuple((CoinTable.from_dict(one), times) for one, times in saved["tables"])
+            tables = tuple((table_from(one), times) for one, times in saved["tables"])
         size = saved.get("group_size", 1)
         return cls(pure=pure, group_size=size, tables=tables, **numbers)
 
@@ -320,11 +310,7 @@ class Loss:
             f"epsilon={float(epsilon):.6g}" + (f" x{times}" if times > 1 else "")
             for epsilon, times in self.pure
         ]
-        parts += [
-            f"a table of coins for {table.keys_per_unit} groups"
-            + (f" x{times}" if times > 1 else "")
-            for table, times in self.tables
-        ]
+        parts += [f"{table}" + (f" x{times}" if times > 1 else "") for table, times in self.tables]
         if slack := self.delta + self.chance:
             parts.append(f"delta={float(slack):.6g}")
         if self.distance:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
@@ -12,12 +11,12 @@ import numpy as np
 
 from streamveil.core.accounting.above_threshold import Coins
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Address
 from streamveil.core.selection.kernels import put_times, take_asked, take_units
+from streamveil.core.selection.protocol import Counted, Held, Names, Stepped, Units
 from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.core.sensitivity import Bounds
-from streamveil.types import Array, Exact, Int32, Int64, UInt64
+from streamveil.types import Array, Int32, Int64, UInt64
 
 FAR = np.int32(2**31 - 1)  # later than any trigger, more than any number of units
 UNDRAWN = np.int32(-1)
@@ -86,19 +85,12 @@ class CoinSelection:
     once: ClassVar[bool] = True
     restarts: ClassVar[bool] = False
 
-    def init(self, trigger: int) -> dict[str, Array]:
+    def init(self, trigger: int) -> Held:
         """See `Selection.init`."""
         none = np.zeros(0, np.int32)
         return {"units": none, "shift": none, "opens": none, "due": np.zeros(0, np.int64)}
 
-    def step(
-        self,
-        state: dict[str, Array],
-        units: Int64[Array, " keys"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
-    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
         """See `Selection.step`, in place. A key whose units did not change keeps its opening time.
 
         Only keys of which some coin could be heads are looked at: with a gap of threshold - 1 and
@@ -124,12 +116,7 @@ class CoinSelection:
         return state, np.sort(due[when <= trigger])
 
     def _ask(
-        self,
-        state: dict[str, Array],
-        rows: Int32[Array, " changed"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
+        self, state: Held, rows: Int32[Array, " changed"], names: Names, trigger: int, at: Address
     ) -> Int64[Array, " some"]:
         """Gives keys that may open their times anew; returns those that had none before."""
         if not len(rows):
@@ -152,9 +139,7 @@ class TableSettings:
     half: float = 0.0
     places: int = field(default=FINE, compare=False)
 
-    def over(
-        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
-    ) -> CoinSelection:
+    def over(self, counted: Counted, bounds: Bounds, triggers: int | None) -> CoinSelection:
         """See `core.mechanism.Discovery`."""
         if triggers is None:
             raise ValueError("coins need to know the number of triggers")
@@ -162,9 +147,7 @@ class TableSettings:
         return CoinSelection(bounds=bounds, horizon=triggers, **own)
 
 
-def withdrawn(
-    state: dict[str, Array], rows: Int64[Array, " some"], trigger: int
-) -> dict[str, Array]:
+def withdrawn(state: Held, rows: Int64[Array, " some"], trigger: int) -> Held:
     """The same without coins for keys that were shown at a trigger by other means."""
     state["opens"][rows] = trigger
     due = state["due"]
@@ -172,7 +155,7 @@ def withdrawn(
 
 
 def _asked(
-    names: UInt64[Array, "keys 2"], held: tuple[Array, Array], rows: Int32[Array, " some"]
+    names: Names, held: tuple[Array, Array], rows: Int32[Array, " some"]
 ) -> tuple[UInt64[Array, "some 2"], Int64[Array, "2 some"]]:
     """The names, and the units and shifts, of some keys."""
     ids, counts = np.empty((len(rows), 2), np.uint64), np.empty((2, len(rows)), np.int64)
@@ -180,7 +163,7 @@ def _asked(
     return ids, counts
 
 
-def _with_room(state: dict[str, Array], keys: int) -> dict[str, Array]:
+def _with_room(state: Held, keys: int) -> Held:
     """The same with places for so many keys; they have no units, no shift and do not open."""
     room = len(state["units"])
     if room >= keys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -15,6 +14,7 @@ from streamveil.core.counters.protocol import Counter, CounterState
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, drawn
+from streamveil.core.selection.protocol import Counted, Held, Names, Stepped, Units
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
@@ -93,18 +93,11 @@ class GaussianSelection:
         """Of the estimate at a trigger, in units."""
         return self.thresholds.deviation(trigger)
 
-    def init(self, trigger: int) -> dict[str, Array]:
+    def init(self, trigger: int) -> Held:
         """See `Selection.init`."""
         return self.counter.init(0, trigger - 1).to_arrays() | {"estimate": np.zeros(0, np.int64)}
 
-    def step(
-        self,
-        state: dict[str, Array],
-        units: Int64[Array, " keys"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
-    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
         """See `Selection.step`."""
         counted = CounterState.from_arrays(state)
         new = names[counted.keys :]
@@ -141,9 +134,7 @@ class GaussianSettings:
     def slots(self) -> None:
         """A unit is counted in every group that it enters."""
 
-    def over(
-        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
-    ) -> GaussianSelection:
+    def over(self, counted: Counted, bounds: Bounds, triggers: int | None) -> GaussianSelection:
         """See `core.mechanism.Discovery`."""
         counter = counted(self.noise)
         return GaussianSelection(counter=counter, bounds=bounds, beta=self.beta, floor=self.floor)

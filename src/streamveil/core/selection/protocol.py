@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeAlias
 
 from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.noise.keyed import Address
-from streamveil.types import Array, Int64, UInt64
+from streamveil.types import Array, Exact, Int64, UInt64
+
+Counted: TypeAlias = Callable[[Exact], Counter]  # a counter of a noise
+Held: TypeAlias = dict[str, Array]  # the state of a window
+Units: TypeAlias = Int64[Array, " keys"]
+Names: TypeAlias = UInt64[Array, "keys 2"]
+Stepped: TypeAlias = tuple[Held, Int64[Array, " passing"]]
 
 
 class Selection(Protocol):
@@ -22,17 +30,10 @@ class Selection(Protocol):
     def threshold(self, trigger: int) -> float:
         """Units above which a key passes at a trigger, for forecasts and for the silent test."""
 
-    def init(self, trigger: int) -> dict[str, Array]:
+    def init(self, trigger: int) -> Held:
         """The state of a window with no keys, before its given trigger."""
 
-    def step(
-        self,
-        state: dict[str, Array],
-        units: Int64[Array, " keys"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
-    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
         """Takes the new distinct units of every key seen so far; which rows pass at this trigger.
 
         Units are cleared where they are taken. Keys beyond the state's are new: they must get the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -12,7 +11,6 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from streamveil.core.accounting.guarantee import Loss
-from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.restarting_trees import (
     RestartingTrees,
     restart,
@@ -23,10 +21,11 @@ from streamveil.core.counters.restarting_trees import (
 from streamveil.core.noise.keyed import Address
 from streamveil.core.noisy import values
 from streamveil.core.portable import portable
+from streamveil.core.selection.protocol import Counted, Held, Names, Stepped, Units
 from streamveil.core.selection.thresholds import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.errors import require_one_of, require_positive
-from streamveil.types import Array, Exact, Float64, Int64, UInt64
+from streamveil.types import Array, Exact, Float64
 
 Thresholds = Literal["rigorous", "published"]
 FINE = 1024  # quanta per unit in a selection tree: rounding becomes negligible
@@ -116,21 +115,14 @@ class RoundSelection:
         sd = tree_std(self.noise, self.trees.levels, np.array([trigger]))
         return float(portable(sd[0])) / FINE
 
-    def init(self, trigger: int) -> dict[str, Array]:
+    def init(self, trigger: int) -> Held:
         """No keys."""
         return self.trees.init() | {
             "released": np.zeros(0, np.int64),  # leaves used in the release trees, as opened
             "last": np.zeros((0, 0)), "last_variance": np.zeros((0, 0)),
         }  # fmt: skip
 
-    def step(
-        self,
-        state: dict[str, Array],
-        units: Int64[Array, " keys"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
-    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
         """Runs every key's tree one step, in place; which keys are selected.
 
         New keys are caught up: the steps that they missed are executed without increments.
@@ -175,9 +167,7 @@ class RoundSettings:
     def slots(self) -> None:
         """A unit is counted in every round that it enters."""
 
-    def over(
-        self, counted: Callable[[Exact], Counter], bounds: Bounds, triggers: int | None
-    ) -> RoundSelection:
+    def over(self, counted: Counted, bounds: Bounds, triggers: int | None) -> RoundSelection:
         """See `core.mechanism.Discovery`."""
         if triggers is None:
             raise ValueError("rounds need to know the number of triggers")

@@ -18,9 +18,10 @@ from streamveil.core.counters.weights import WeightRule, blt_of
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.portable import portable
 from streamveil.core.release import count_weighted, lanes_start
+from streamveil.core.selection.protocol import Held, Names, Stepped, Units
 from streamveil.core.selection.thresholds import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.types import Array, Float64, Int64, UInt64
+from streamveil.types import Array, Float64, Int64
 
 MOST_ROWS = 4096  # of one unit in a hidden key: beyond, no noisy total tells one unit from many
 LAST = 0.5  # of beta, for the last trigger
@@ -172,11 +173,7 @@ class TotalTest:
         return np.minimum(np.array(limits), 1.0) * (1 - 1e-12)
 
     def passing(
-        self,
-        totals: Int64[Array, " keys"],
-        names: UInt64[Array, "keys 2"],
-        trigger: int,
-        at: Address,
+        self, totals: Units, names: Names, trigger: int, at: Address
     ) -> Int64[Array, " passing"]:
         """Which of some hidden keys a test shows, by their exact totals in quanta."""
         tested = np.flatnonzero(totals >= self.floor)
@@ -189,11 +186,7 @@ class TotalTest:
         return np.concatenate(found)
 
     def noise(
-        self,
-        counter: BltCounter,
-        span: tuple[int, int],
-        names: UInt64[Array, "keys 2"],
-        when: tuple[int, Address],
+        self, counter: BltCounter, span: tuple[int, int], names: Names, when: tuple[int, Address]
     ) -> CounterState:
         """What the lanes of a span hold before a trigger: the noise of the tests until then."""
         (trigger, at), (place, last) = when, span
@@ -228,13 +221,11 @@ class TotalsAlone:
         """No number of units shows a key."""
         return inf
 
-    def init(self, trigger: int) -> dict[str, Array]:
+    def init(self, trigger: int) -> Held:
         """See `Selection.init`."""
         return {}
 
-    def step(
-        self, state: dict[str, Array], units: Int64[Array, " keys"], *_: Any, **__: Any
-    ) -> tuple[dict[str, Array], Int64[Array, " passing"]]:
+    def step(self, state: Held, units: Units, *_: Any, **__: Any) -> Stepped:
         """See `Selection.step`."""
         units[:] = 0
         return state, np.zeros(0, np.int64)
