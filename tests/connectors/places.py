@@ -18,6 +18,7 @@ from streamveil.connectors import open_source
 from tests.connectors.test_kafka import COLUMNS
 from tests.servers import kafka, s3
 from tests.servers.postgres import PASSWORD
+from tests.servers.proxy import Proxy
 
 JUNK = b'{"u": "hidden-row", "page": ["hidden-row"'
 ODD = b'{"u": "hidden-row", "page": "a"}'  # a row with a field that does not fit
@@ -41,9 +42,11 @@ def table(users) -> pa.Table:
 class Place:
     """Where rows lie. `live`: more of them may come; `rest`: rows in it are never malformed."""
 
-    kind = ""
+    kind, slow = "", 30_000  # bytes a second at which 1,500 rows take some seconds
     live, junk = True, False
     server: Any = None
+    patient = False  # its client waits for long, however often it is told not to
+    ends = True  # silence amid its statements is noticed; else only at the first
 
     def options(self) -> dict[str, Any]:
         """Of the source."""
@@ -65,6 +68,16 @@ class Place:
     def wrong(self):
         """Its options with wrong credentials, while they are wrong; None if there are none."""
         yield None
+
+    def by_way_of(self, port: int) -> dict[str, Any]:
+        """Its options with another port of its server."""
+        mine = f":{self.server.port}"
+        return {name: one.replace(mine, f":{port}") if isinstance(one, str) else one
+                for name, one in self.options().items()}  # fmt: skip
+
+    def proxied(self, rate: float) -> Proxy:
+        """What stands before its server."""
+        return Proxy(self.server.port, rate=rate)
 
     def close(self) -> None:
         """Nothing is left behind."""
@@ -94,6 +107,8 @@ class Files(Place):
 
 
 class S3(Files):
+    patient = True
+
     def __init__(self, folder, server, monkeypatch):
         super().__init__(folder)
         self.server, self.monkeypatch, self.name = server, monkeypatch, folder.name
@@ -124,6 +139,18 @@ class Kafka(Place):
 
     def options(self):
         return {"servers": self.server.servers, "topic": self.topic, "columns": COLUMNS}
+
+    def by_way_of(self, port):
+        return {**self.options(), "servers": f"127.0.0.1:{port}"}
+
+    def proxied(self, rate):
+        return self.server.proxied(rate)
+
+    @contextmanager
+    def wrong(self):
+        path = self.server.home / "wrong.json"
+        path.write_text(json.dumps(self.server.settings("wrong-word")))
+        yield {**self.options(), "servers": self.server.secure, "config": str(path)}
 
     def put(self, users):
         half = len(users) // 2
@@ -194,7 +221,7 @@ class Iceberg(Place):
 class Database(Place):
     """A table that is read once; its rows are sorted."""
 
-    live = False
+    live, slow = False, 6_000
 
     def __init__(self, kind, folder, server, monkeypatch):
         self.kind, self.path, self.server = kind, str(folder / "db"), server
@@ -240,7 +267,7 @@ class Database(Place):
 class Changes(Database):
     """The log of a table."""
 
-    live = True
+    live, ends = True, False
 
     def __init__(self, folder, server, monkeypatch):
         from tests.connectors.test_postgres_changes import dropped

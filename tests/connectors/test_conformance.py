@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,7 @@ from tests.connectors.test_databases import Killed
 from tests.connectors.test_kafka import counts
 from tests.runtime.toy import SEEDED, Stream, work
 from tests.servers import kafka
-from tests.servers.postgres import PASSWORD
+from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
 
 NOT_HERE = {"memory", "rate"}  # sources of no place
 SENDS = ("files", "sqlite", "duckdb", "postgres", "kafka", "delta", "iceberg")
@@ -133,7 +136,56 @@ def test_a_server_that_goes_is_named_and_nothing_is_lost(place, monkeypatch):
     assert sorted(rows_of(found)) == expected(range(10))
 
 
-def test_wrong_credentials_are_refused_and_not_told(place, monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
+    """Nobody waits long for an answer."""
+    for module in ("kafka_topic", "nats", "postgres_changes", "postgres_server"):
+        monkeypatch.setattr(f"streamveil.connectors.{module}.WAIT", 2)
+    monkeypatch.setattr("streamveil.connectors.postgres_server.SILENT", 2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_slow_server_gives_the_same_rows(place):
+    """The whole takes longer than anybody waits for one answer."""
+    if place.server is None:
+        pytest.skip("no server")
+    place.put(range(1500))
+    direct = rows_of(place.open().read(None, 100))
+    proxy = place.proxied(rate=place.slow)
+    try:
+        began = time.monotonic()
+        slowly = rows_of(place.open(**place.by_way_of(proxy.port)).read(None, 100))
+        assert time.monotonic() - began > 2
+    finally:
+        proxy.close()
+    assert slowly == direct
+    assert sorted(slowly) == expected(range(1500))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_falls_silent_is_named_in_time(place):
+    """It takes connections and says nothing: from the beginning, and amid its rows."""
+    if place.server is None or place.patient:
+        pytest.skip("no server, or one whose client asks again for a minute")
+    place.put(range(3000))
+    whole = rows_of(place.open().read(None, 100))
+    for after in (0, place.slow // 2) if place.ends else (0,):
+        proxy = place.proxied(rate=2 * place.slow if after else 1e9)
+        proxy.most = after
+        try:
+            began, found = time.monotonic(), []
+            source = place.open(**place.by_way_of(proxy.port))
+            with pytest.raises(StreamveilError, match="to fix"):
+                found.extend(source.read(None, 100))
+            assert time.monotonic() - began < 30
+        finally:
+            proxy.close()
+        position = found[-1].position if found else None
+        assert rows_of(found) + rows_of(place.open().read(position, 100)) == whole
+
+
+@pytest.mark.usefixtures("impatient")
+def test_wrong_credentials_are_refused_and_not_told(place):
     place.put(range(3))
     with place.wrong() as options:
         if options is None:
@@ -142,6 +194,48 @@ def test_wrong_credentials_are_refused_and_not_told(place, monkeypatch):
             list(place.open(**options).read(None, 3))
     assert "wrong-word" not in places.words_of(caught.value)
     assert sorted(rows_of(place.open().read(None, 3))) == expected(range(3))
+
+
+def counted(place, every):
+    """Six counts of a place's rows, with next to no noise."""
+    return (
+        sv.source(place.kind, "visits", **place.options()).protect("u")
+        .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count())
+        .bound(max_rows=1).release(budget=sv.Budget(epsilon=9e5, delta=1e-9),
+                                   every=sv.rows(every), steps=6)
+    )  # fmt: skip
+
+
+def one_life(asked, state, found):
+    """Runs a job to the end of what is there; what it gave, also before it failed."""
+    job = run(asked.plan, state=str(state), pace=Pace(max_rows=2, once=True))
+    try:
+        found.extend(one for one in job if one is not None)
+    finally:
+        job.close()
+
+
+def totals_of(found):
+    return {one.step: sum(counts(one.table).values()) for one in found}
+
+
+def test_a_full_disk_under_the_state_stops_the_job_in_words(place, tmp_path):
+    if not place.live:
+        pytest.skip("it is asked once")
+    place.put(range(10))
+    asked, found = counted(place, every=5), []
+    with small_disk(tmp_path / "small", 20_000):
+        state = tmp_path / "small" / "s"
+        one_life(asked, state, found)
+        with filled(tmp_path / "small"):
+            place.put(range(10, 20))
+            for _ in range(2):
+                with pytest.raises(StreamveilError, match="to fix"):
+                    one_life(asked, state, found)
+        for start in (20, 30):
+            one_life(asked, state, found)
+            place.put(range(start, start + 10))
+        assert totals_of(found) == {step: 5 * step for step in range(1, 7)}
 
 
 LIVES = [10, pytest.param(50, marks=pytest.mark.slow)]
@@ -155,24 +249,16 @@ def test_a_job_that_dies_at_any_place_of_its_source_counts_every_row_once(
         pytest.skip("it is asked once")
     users = iter(range(10_000))
     place.put([next(users) for _ in range(lives)])
-    asked = (
-        sv.source(place.kind, "visits", **place.options()).protect("u")
-        .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count())
-        .bound(max_rows=1).release(budget=sv.Budget(epsilon=9e5, delta=1e-9),
-                                   every=sv.rows(lives // 2), steps=6)
-    )  # fmt: skip
+    asked = counted(place, every=lives // 2)
     kind, found = type(place.open()), []
     plain = kind.read
 
     def live():
         """One life; whether it was killed."""
-        job = run(asked.plan, state=str(tmp_path / "s"), pace=Pace(max_rows=2, once=True))
         try:
-            found.extend(one for one in job if one is not None)
+            one_life(asked, tmp_path / "s", found)
         except Killed:
             return True
-        finally:
-            job.close()
         return False
 
     deaths = 0
@@ -193,8 +279,7 @@ def test_a_job_that_dies_at_any_place_of_its_source_counts_every_row_once(
         place.put([next(users) for _ in range(lives // 2)])
         assert not live()
     assert deaths > lives // 3
-    totals = {one.step: sum(counts(one.table).values()) for one in found}
-    assert totals == {step: lives // 2 * step for step in range(1, 7)}
+    assert totals_of(found) == {step: lives // 2 * step for step in range(1, 7)}
 
 
 class Target:
@@ -348,6 +433,21 @@ def small_disk(folder, kilobytes):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@contextmanager
+def filled(folder):
+    """A file system without room."""
+    filler = folder / "filler.tmp"
+    file = os.open(filler, os.O_CREAT | os.O_WRONLY)
+    with suppress(OSError):
+        while os.write(file, b"x" * 512):
+            pass
+    os.close(file)
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
 @pytest.mark.parametrize("target", ["files", "sqlite", "duckdb", "delta"], indirect=True)
 def test_a_full_disk_stops_the_job_in_words_and_it_goes_on_when_there_is_room(target, tmp_path):
     with small_disk(tmp_path / "small", 8_000):
@@ -355,17 +455,93 @@ def test_a_full_disk_stops_the_job_in_words_and_it_goes_on_when_there_is_room(ta
         first = replace(work(Stream(batches=2)), sink=place.open())
         with Job(tmp_path / "s", first) as job:
             list(job)
-        filler = place.folder / "filler.tmp"
-        filled = os.open(filler, os.O_CREAT | os.O_WRONLY)
-        with suppress(OSError):
-            while os.write(filled, b"x" * 512):
-                pass
-        os.close(filled)
         more = replace(work(Stream(batches=50)), sink=place.open())
-        with pytest.raises(StreamveilError, match="to fix"), Job(tmp_path / "s", more) as job:
+        with (
+            filled(place.folder),
+            pytest.raises(StreamveilError, match="to fix"),
+            Job(tmp_path / "s", more) as job,
+        ):
             list(job)
-        filler.unlink()
         more = replace(work(Stream(batches=50)), sink=place.open())
         with Job(tmp_path / "s", more) as job:
             list(job)
         assert len(place.content()) == (25 if place.kind == "files" else 25 * 8)
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_postgres_stops_the_job_and_it_goes_on(tmp_path, monkeypatch):
+    if not binaries():
+        pytest.skip(ABSENT)
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    with tempfile.TemporaryDirectory() as home, small_disk(Path(home) / "small", 150_000):
+        Path(home).chmod(0o755)  # the server has a user of its own
+        server = Postgres(Path(home) / "small")
+        try:
+            asked = {"url": server.url, "table": "answers"}
+            with Job(tmp_path / "s", to_postgres(asked, 4), SEEDED) as job:
+                list(job)
+            server.ask("CREATE TABLE other AS SELECT 1 AS n")
+            with filled(Path(home) / "small"), pytest.raises(StreamveilError, match="to fix"):  # noqa: PT012
+                for batches in range(100, 10_000, 200):
+                    with Job(tmp_path / "s", to_postgres(asked, batches), SEEDED) as job:
+                        list(job)
+            with suppress(Exception):
+                server.stop()
+            server.start()
+            with Job(tmp_path / "s", to_postgres(asked, batches), SEEDED) as job:
+                list(job)
+            sent = "SELECT streamveil_trigger, count(*) FROM answers GROUP BY 1 ORDER BY 1"
+            assert server.ask(sent) == [(step, 8) for step in range(1, batches // 2 + 1)]
+        finally:
+            with suppress(Exception):
+                server.stop()
+
+
+def to_postgres(asked, batches):
+    return replace(work(Stream(batches=batches)), sink=open_sink("postgres", asked))
+
+
+@pytest.mark.parametrize(
+    ("target", "deaths"),
+    [
+        ("postgres", 1),
+        pytest.param("postgres", 4, marks=pytest.mark.slow),
+        pytest.param("kafka", 4, marks=pytest.mark.slow),
+    ],
+    indirect=["target"],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_gone_for_a_while_gets_every_release_once(
+    target, deaths, tmp_path, monkeypatch
+):
+    """Killed before a release or behind one; the job is started again and again meanwhile."""
+    whole, broken = target("whole"), target("broken")
+    with Job(tmp_path / "a", replace(work(Stream(batches=20)), sink=whole.open()), SEEDED) as job:
+        list(job)
+    kind = type(broken.open())
+    plain = kind.write
+    for turn in range(deaths):
+
+        def write(self, job, release, left=[2], after=turn % 2):  # noqa: B006  (of this turn)
+            left[0] -= 1
+            if left[0] == 0 and not after:
+                broken.server.stop()
+            plain(self, job, release)
+            if left[0] == 0 and after:
+                broken.server.stop()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "write", write)
+            for _ in range(3):  # one in which it goes, and two in which it is away
+                sent = replace(work(Stream(batches=20)), sink=broken.open())
+                with (
+                    pytest.raises(StreamveilError, match="to fix"),
+                    Job(tmp_path / "b", sent, SEEDED) as job,
+                ):
+                    list(job)
+        broken.server.start()
+    with Job(tmp_path / "b", replace(work(Stream(batches=20)), sink=broken.open()), SEEDED) as job:
+        list(job)
+    assert broken.content() == whole.content()
+    assert len(broken.content()) == 10 * 8

@@ -13,11 +13,21 @@ import subprocess
 import sys
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.servers.proxy import Proxy
+
 VERSION = "3.9.1"
 JARS = "STREAMVEIL_KAFKA_JARS"
+USER, PASSWORD = "reader", "hidden-word"
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>tests</groupId><artifactId>broker</artifactId><version>1</version>
@@ -57,11 +67,23 @@ class Broker:
         home.mkdir(parents=True)
         self.port, controller = free_port(), free_port()
         self.servers = f"127.0.0.1:{self.port}"
+        self.secure, self.near, self.far = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        self.authority = self._certified()
         settings = {
             "process.roles": "broker,controller", "node.id": 1,
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.servers}",
+            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller},"
+            f"SECURE://{self.secure},NEAR://{self.near}",
+            "advertised.listeners": f"PLAINTEXT://{self.servers},SECURE://{self.secure},"
+            f"NEAR://{self.far}",  # where a proxy listens
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+            "NEAR:PLAINTEXT,SECURE:SASL_SSL",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.secure.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain"
+            f'.PlainLoginModule required user_{USER}="{PASSWORD}";',
+            "listener.name.secure.ssl.keystore.type": "PEM",
+            "listener.name.secure.ssl.keystore.location": home / "server.pem",
             "controller.listener.names": "CONTROLLER", "log.dirs": home / "log",
             "offsets.topic.replication.factor": 1, "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1, "group.initial.rebalance.delay.ms": 0,
@@ -74,6 +96,35 @@ class Broker:
         self._java("kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c").wait(60)
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
+
+    def _certified(self) -> str:
+        """Makes a key and its certificate; the file whose word a client must take for it."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
+        now = datetime.now(UTC)
+        here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+        made = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+            .add_extension(here, critical=False).sign(key, hashes.SHA256())
+        )  # fmt: skip
+        kinds = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        own = key.private_bytes(*kinds, serialization.NoEncryption())
+        told = made.public_bytes(serialization.Encoding.PEM)
+        (self.home / "server.pem").write_bytes(own + told)
+        (self.home / "authority.pem").write_bytes(told)
+        return str(self.home / "authority.pem")
+
+    def proxied(self, rate: float) -> Proxy:
+        """What stands before it, where it tells clients that it is."""
+        return Proxy(int(self.near.split(":")[1]), int(self.far.split(":")[1]), rate)
+
+    def settings(self, password: str = PASSWORD, authority: str | None = None) -> dict[str, str]:
+        """What a client of the listener that asks for a password is told."""
+        return {
+            "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": USER,
+            "sasl.password": password, "ssl.ca.location": authority or self.authority,
+        }  # fmt: skip
 
     def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = ["java", "-Xmx512m", "-cp", f"{jars()}/*", main, *arguments]

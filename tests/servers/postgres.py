@@ -36,11 +36,11 @@ def binaries() -> Path | None:
 class Postgres:
     """A server that asks for a password. It can be stopped, and started again at its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, below: Path | None = None) -> None:
         found = binaries()
         assert found is not None, ABSENT
         self.binaries, self.port = found, free_port()
-        self.home = Path(tempfile.mkdtemp(prefix="pg"))
+        self.home = Path(tempfile.mkdtemp(prefix="pg", dir=below))
         self.user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # initdb refuses root
         if self.user is not None:
             os.chown(self.home, self.user.pw_uid, self.user.pw_gid)

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamveil.batch import Release, require_release
-from streamveil.connectors.kafka_topic import WAIT, Range, Topic, messages
+from streamveil.connectors.kafka_topic import QUIET, WAIT, Range, Topic, messages
 from streamveil.connectors.marks import ContentMark
 from streamveil.connectors.sinks import to_json as to_json_lines
 from streamveil.display import rows_of
@@ -82,7 +82,7 @@ class KafkaSink:
         ends_of(self.topic)  # it is there
         make_compacted(self.marks)
         producer = self.topic.client().Producer({
-            "transaction.timeout.ms": OPEN_MS, **self.topic.settings(),
+            "transaction.timeout.ms": OPEN_MS, "log_level": QUIET, **self.topic.settings(),
             "bootstrap.servers": self.topic.servers,
             "transactional.id": f"streamveil/{self.topic.topic}/{job}",
         }, logger=logging.getLogger("streamveil.kafka"))  # fmt: skip

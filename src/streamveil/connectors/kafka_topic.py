@@ -19,6 +19,14 @@ WAIT = 30.0  # seconds without an answer before a read fails
 POLL = 0.1  # seconds between two looks at how far a range is read
 AT_ONCE = 50_000  # messages
 MOST = 1 << 31  # partitions
+QUIET = 2  # of librdkafka's log: it repeats the same error ten times a second
+SILENT = "do not answer.\n  to fix  check the address and config"
+REFUSED = {  # kinds of errors, and what they mean
+    "_AUTHENTICATION": "refuse this user or its password.\n  to fix  check sasl.mechanism,"
+    " sasl.username and sasl.password in config",
+    "_SSL": "make no connection by TLS.\n  to fix  check security.protocol and the certificates"
+    " that config names",
+}
 Format = Literal["json", "avro", "protobuf"]
 
 
@@ -34,6 +42,7 @@ class Topic:
     registry: str | None = None  # of the schemas of Avro and Protobuf
     subject: str | None = None  # there
     partitions: str | None = None  # that are read; None: all
+    heard: set[str] = field(default_factory=set, init=False, compare=False)  # kinds of errors
 
     def __post_init__(self) -> None:
         chosen(self.partitions)
@@ -44,7 +53,7 @@ class Topic:
         for name in ("servers", "topic", "columns"):
             if not options.get(name):
                 raise PlanError(f"the source 'kafka' needs '{name}'")
-        unknown = options.keys() - {one.name for one in fields(cls)}
+        unknown = options.keys() - {one.name for one in fields(cls) if one.init}
         if unknown:
             raise PlanError(f"the source 'kafka' has no option '{sorted(unknown)[0]}' on Spark")
         return cls(**options)
@@ -62,11 +71,20 @@ class Topic:
 
         It asks for what is there: a broker that waits for more holds back the next partition.
         """
-        return self.client().Consumer({
-            "fetch.wait.max.ms": 10, **self.settings(), "bootstrap.servers": self.servers, "group.id": "streamveil",
+        kafka, settings = self.client(), {
+            "fetch.wait.max.ms": 10, "log_level": QUIET, **self.settings(),
+            "error_cb": lambda error: self.heard.add(error.name()),
+            "bootstrap.servers": self.servers, "group.id": "streamveil",
             "enable.auto.commit": False, "auto.offset.reset": "error",
             "enable.partition.eof": True, "isolation.level": isolation,
-        }, logger=logging.getLogger("streamveil.kafka"))  # fmt: skip
+        }  # fmt: skip
+        try:
+            return kafka.Consumer(settings, logger=logging.getLogger("streamveil.kafka"))
+        except kafka.KafkaException:
+            raise SourceError(
+                f"config='{self.config}' of 'kafka' holds a setting that librdkafka does not take,"
+                " or names a file that is not there.\n  to fix  correct it where the job runs"
+            ) from None
 
     def settings(self) -> dict[str, Any]:
         """What the file of settings says of brokers. Its content appears in no message."""
@@ -108,10 +126,11 @@ class Topic:
                 for p, place in places.items()
             }
         except KafkaException:
+            consumer.poll(0)  # hears why
+            why = next((words for name, words in REFUSED.items() if name in self.heard), SILENT)
             raise SourceError(
-                f"the brokers at '{self.servers}' do not answer.\n"
-                "  to fix  check the address and config, then start again: the job"
-                " goes on where it was"
+                f"the brokers at '{self.servers}' {why}, then start again: the job goes on where it"
+                " was"
             ) from None
         if known.error is not None or not found or None in found.values():
             raise SourceError(

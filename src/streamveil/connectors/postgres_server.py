@@ -13,6 +13,11 @@ import pyarrow.csv
 from streamveil.errors import MissingExtraError, SourceError
 
 WAIT = 30  # seconds for a server
+SILENT = 300  # seconds amid the rows of a query before a server is taken for gone
+ALIVE = {  # else a server that vanished is noticed after two hours
+    "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}  # fmt: skip
 AT_ONCE = 50_000  # rows
 MOST = 1 << 26  # bytes
 AS_TEXT = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
@@ -54,7 +59,7 @@ class PostgresServer:
         limit: dict[str, Any] = (
             {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": WAIT}
         )
-        settings = limit | self.settings | more
+        settings = ALIVE | limit | self.settings | more
         return self._psycopg.connect(
             **settings, cursor_factory=self._psycopg.RawCursor, client_encoding="utf8"
         )
@@ -91,12 +96,13 @@ def copied(connection: Any, query: str, names: list[str]) -> Iterator[pa.Table]:
         wait_for(libpq)
     require_done(libpq.get_result())
     rows: list[bytes] = []
-    size = 0
+    size, begun = 0, False  # a server may sort for long before its first row
     while (found := libpq.get_copy_data(1))[0] >= 0:
         length, row = found
         if length == 0:
-            wait_for(libpq)
+            wait_for(libpq, SILENT if begun else None)
             continue
+        begun = True
         rows.append(bytes(row))
         size += length
         if len(rows) == AT_ONCE or size > MOST:
@@ -110,9 +116,12 @@ def copied(connection: Any, query: str, names: list[str]) -> Iterator[pa.Table]:
         yield as_table(rows, names)
 
 
-def wait_for(libpq: Any) -> None:
-    """Takes what comes next from a server."""
-    select.select([libpq.socket], [], [])
+def wait_for(libpq: Any, most: float | None = None) -> None:
+    """Takes what comes next from a server, if it comes within so many seconds."""
+    if not select.select([libpq.socket], [], [], most)[0]:
+        import psycopg
+
+        raise psycopg.OperationalError
     libpq.consume_input()
 
 

@@ -41,6 +41,8 @@ class Prefetch(Generic[T]):
             self._ready.put((None, None, True))
         except BaseException as error:
             self._ready.put((None, error, True))
+        finally:  # an error's traceback may hold `items`, and those a server's connection
+            getattr(items, "close", lambda: None)()
 
     @property
     def waiting(self) -> bool:
