@@ -25,8 +25,9 @@ WIDTHS = (400, 800, 1600)
 BAD = ("serious", "critical")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 HARNESS = """<!doctype html><title>pages</title><body><script>
-const pages = PAGES, widths = WIDTHS, found = [];
+const pages = PAGES, widths = WIDTHS;
 const loaded = (frame, page) => new Promise(done => { frame.onload = done; frame.src = page; });
+const tell = one => fetch("/found", {method: "POST", body: JSON.stringify(one)});
 async function look(page, width) {
   const frame = document.createElement("iframe");
   frame.style.cssText = `width:${width}px;height:900px;border:0`;
@@ -40,7 +41,7 @@ async function look(page, width) {
   inner.document.head.append(script);
   await ready;
   const told = await inner.axe.run(inner.document, {resultTypes: ["violations"]});
-  found.push({page, width, errors, over: inner.document.documentElement.scrollWidth - width,
+  await tell({page, width, errors, over: inner.document.documentElement.scrollWidth - width,
     violations: told.violations.map(one => ({id: one.id, impact: one.impact,
       nodes: one.nodes.map(node => node.target.join(" ") + " | " + node.html.slice(0, 160))}))});
   frame.remove();
@@ -48,9 +49,9 @@ async function look(page, width) {
 (async () => {
   for (const page of pages) for (const width of widths) {
     try { await look(page, width); }
-    catch (error) { found.push({page, width, errors: [String(error)], over: 0, violations: []}); }
+    catch (error) { await tell({page, width, errors: [String(error)], over: 0, violations: []}); }
   }
-  await fetch("/found", {method: "POST", body: JSON.stringify(found)});
+  await tell(null);
 })();
 </script></body>"""
 
@@ -79,10 +80,14 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """What the page found."""
-        self.got.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        one = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(204)
         self.end_headers()
-        threading.Thread(target=self.server.shutdown).start()
+        if one is None:  # the last page was looked at
+            threading.Thread(target=self.server.shutdown).start()
+        else:
+            self.got.append(one)
+            sys.stderr.write(f"\r{len(self.got)} views")
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""

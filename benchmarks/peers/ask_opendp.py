@@ -19,7 +19,7 @@ def ask(path, epsilon, delta, groups, rows):
     query = (
         context.query()
         .truncate_per_group(rows, by=["key"])
-        .truncate_num_groups(groups, by=["key"], keep="first")
+        .truncate_per_group(groups * rows)  # as much noise as a bound on groups where rows is 1
         .group_by("key")
         .agg(n=dp.len())
     )
