@@ -163,10 +163,11 @@ def unexpected(error: Exception) -> None:
 
 
 def fail(error: StreamveilError) -> None:
-    """Prints an error and leaves with its code."""
-    console = Terminal(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-    console.print(str(error), markup=False)
+    """Prints an error, unless a log line has said it, and leaves with its code."""
+    if not getattr(error, "is_logged", False):
+        console = Terminal(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        console.print(str(error), markup=False)
     sys.exit(next((code for kind, code in CODES.items() if isinstance(error, kind)), 1))
 
 
@@ -550,10 +551,23 @@ def demo(
 def inspect(
     state: StateFolder,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    files: Annotated[
+        str | None, typer.Option(help="The query's path: which files were read.")
+    ] = None,
 ) -> None:
     """What a state directory holds: job, place, sizes, what was spent. No row is shown."""
     from streamveil.runtime.inspect import inspect as describe
 
+    if files is not None:
+        from streamveil.connectors.names import shown
+        from streamveil.runtime.files_read import files_read
+
+        found = dict(files_read(state, files))
+        for name, how in found.items() if not as_json else ():
+            say(f"{how:8}{shown(name)}")
+        if as_json:
+            say(json.dumps({shown(name): how for name, how in found.items()}, indent=2))
+        return
     summary = describe(state)
     if as_json:
         say(json.dumps(summary.to_dict(), indent=2))

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from streamveil.cli import app
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import StoreError
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, Plan, SourceSpec
+from streamveil.runtime.files_read import files_read
 from streamveil.runtime.inspect import inspect
 from streamveil.runtime.job import Job
 from streamveil.runtime.run import Pace, run
@@ -86,3 +89,37 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(StoreError, match="not a state directory"):
             inspect(path)
+
+
+def test_who_deletes_files_is_told_which_were_read(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("b", "a"):
+        (folder / f"{name}.csv").write_text("user\n1\n2\n3\n")
+    plan = Plan(
+        name="q", source=SourceSpec(name="f", kind="files",
+                                    options={"path": str(folder), "follow": True}),
+        unit="user", aggregates=(Aggregate(name="n", function="count"),),
+        clock=Clock(kind="rows", every=4, steps=9), bounding=Bounding(max_rows=1),
+        budget=Budget(epsilon=1, delta=1e-9),
+    )  # fmt: skip
+    job = run(plan, state=tmp_path / "s", pace=Pace(max_rows=2, once=True))
+    next(job)
+    job.close()
+    assert [how for _, how in files_read(tmp_path / "s", str(folder))] == ["read", "needed"]
+    list(run(plan, state=tmp_path / "s", pace=Pace(max_rows=2, once=True)))
+    (folder / "0.csv").write_text("user\n9\n")
+    with (folder / "b.csv").open("a") as file:
+        file.write("4\n")
+    shown = CliRunner().invoke(
+        app, ["inspect", str(tmp_path / "s"), "--files", str(folder), "--json"]
+    )
+    told = {Path(name).name: how for name, how in json.loads(shown.stdout).items()}
+    assert told == {"0.csv": "needed", "a.csv": "read", "b.csv": "changed"}
+    (folder / "b.csv").unlink()
+    (folder / "a.csv").unlink()
+    assert [how for _, how in files_read(tmp_path / "s", str(folder))] == ["needed"]
+    with Job(tmp_path / "t", work(), SEEDED) as job:
+        list(job)
+    with pytest.raises(StoreError, match=r"does not tell which files(.|\n)*to fix"):
+        list(files_read(tmp_path / "t", str(folder)))

@@ -3,6 +3,8 @@
 import json
 import logging
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -69,6 +71,20 @@ def test_log_lines_are_the_same_for_neighbours(script, tmp_path):
     assert told[0] == told[1]
     assert [line["step"] for line in told[0] if "step" in line] == [1, 2, 3, 4]
     assert [told[0][0]["event"], told[0][-1]["event"]] == ["starting", "nothing is left to do"]
+
+
+def test_an_error_stands_on_stderr_once(script, tmp_path):
+    path = script("gone", list(range(5)))
+    next((tmp_path).rglob("*.parquet")).unlink()
+    code = "from streamveil.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(path), "--state", str(tmp_path / "s"),
+         "--log", "json", "--quiet"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode
+    assert done.stderr.count("no file matches") == 1
+    assert "stopped: " in done.stderr
 
 
 WALL = """

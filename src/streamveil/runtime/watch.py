@@ -184,6 +184,7 @@ def logged(form: str | None, watch: Watch) -> Iterator[None]:
         raise
     except StreamveilError as error:
         LOG.error("stopped: %s", error, extra=job)
+        vars(error)["is_logged"] = True
         raise
     except BaseException as error:  # a message that is not ours may show a row
         LOG.error("stopped by %s", type(error).__name__, extra=job)
