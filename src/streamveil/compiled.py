@@ -154,6 +154,8 @@ rows = pa.table({"ts": pa.array(days, pa.timestamp("us", "UTC")), "user_id": np.
 budget = sv.Budget(epsilon=4, delta="1e-7")
 end = {"start": "2026-01-01", "end": "2026-01-02"}
 
+discovered = {"keys": sv.discover(min_units=20)}
+
 with tempfile.TemporaryDirectory() as folder:
     pq.write_table(rows, folder + "/rows.parquet")
     read = sv.files(folder + "/rows.parquet", event_time="ts"), sv.memory(rows, event_time="ts")
@@ -167,6 +169,16 @@ with tempfile.TemporaryDirectory() as folder:
                 bounded.release(every="6 hours", budget=budget, **end),
             )):
                 list(asked.run(state=f"{folder}/{turn}{len(keys)}{keys[0]}{place}"))
+        daily = source.protect(unit=unit, per="1 day").window(sv.tumble("1 day"))
+        for place, keys in enumerate(({}, discovered)):
+            query = daily.group_by("url", **keys).agg(n=sv.count(), ms=sv.sum("ms", bounds=(0, 9)))
+            query = query.bound(max_rows=2, max_rows_per_group=1)
+            asked = query.release(every="1 hour", budget=budget, **end)
+            list(asked.run(state=f"{folder}/daily{turn}{place}"))
+        query = source.protect(unit=unit).group_by("url", **discovered)
+        query = query.agg(half=sv.median("ms", bounds=(0, 60_000)))
+        query = query.bound(max_rows=1)
+        list(query.release(every="6 hours", budget=budget, **end).run(state=f"{folder}/half{turn}"))
 """
 
 
@@ -180,7 +192,9 @@ def main() -> int:
         return 0
     print(f"compiling for {level}, once: about a minute", flush=True)  # noqa: T201
     rmtree(SHIPPED, ignore_errors=True)
-    here = {**os.environ, MAKING: "1", "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+    everything = {"STREAMVEIL_CACHE": "off"}  # also what a search runs whose result may be kept
+    here = {**os.environ, **everything, MAKING: "1",
+            "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}  # fmt: skip
     command = [sys.executable, "-W", "ignore", "-c", QUERY]
     done = subprocess.run(command, env=here, check=False)  # noqa: S603
     if done.returncode == 0:  # what was made is loaded and run before anybody else does
