@@ -16,7 +16,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numba
 import numpy as np
 from llvmlite import binding  # type: ignore[import-untyped]  # comes with numba, without types
-from numba.core import caching
+from numba.core import caching, environment
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
 FunctionCache: Any = caching.FunctionCache  # numba has no types
@@ -76,7 +77,8 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
         here. The registries that Numba fills first (`refresh`, 0.3 s) are for what compiles.
         """
         if not os.environ.get(MAKING) and fits():
-            data = self._shipped().load(self._portable(signature, context.codegen()))
+            with _library_modules_unread():
+                data = self._shipped().load(self._portable(signature, context.codegen()))
             if data is not None:
                 rtsys.initialize(context)
                 return self._impl.rebuild(context, data)
@@ -106,6 +108,32 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
         """The key of a result, with the level in place of this processor."""
         _, _, code = self._index_key(signature, codegen)
         return signature, LEVELS.get(platform.machine()), code
+
+
+@contextmanager
+def _library_modules_unread() -> Iterator[None]:
+    """Loads results without importing the modules of Numba's own functions that they hold.
+
+    A result names the module of each function in it, whose globals only Python objects are looked
+    up in; compiled code has none of them but its constants, which are beside the name. Numba's
+    modules load Numba's registries and with them scipy's linear algebra (0.3 s of CPU).
+    """
+    kept, environment._rebuild_env = environment._rebuild_env, _environment
+    try:
+        yield
+    finally:
+        environment._rebuild_env = kept
+
+
+def _environment(module: str, constants: list[Any], name: str) -> Any:
+    """As Numba's `_rebuild_env`, with empty globals for what is not loaded."""
+    found = environment.lookup_environment(name)
+    if found is None:
+        found = environment.Environment(vars(sys.modules[module]) if module in sys.modules else {})
+        found.consts[:] = constants
+        found.env_name = name
+        environment.Environment._memo[name] = found
+    return found
 
 
 @cache
