@@ -12,35 +12,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from streamveil.api.builder import (
-    approx_frequency,
-    avg,
-    count,
-    count_distinct,
-    count_if,
-    count_units,
-    cumulate,
-    discover,
-    files,
-    heavy_hitters,
-    hop,
-    median,
-    memory,
-    public,
-    quantile,
-    rows,
-    source,
-    sql,
-    stddev,
-    sum,  # read as streamveil.sum
-    tumble,
-    variance,
-)
-from streamveil.batch import Release
-from streamveil.core.accounting.budget import Budget
 from streamveil.errors import (
     BudgetError,
     HorizonError,
@@ -52,13 +28,47 @@ from streamveil.errors import (
     nearest,
 )
 
+if TYPE_CHECKING:
+    from streamveil.api.answers import answers
+    from streamveil.api.builder import (
+        approx_frequency,
+        avg,
+        count,
+        count_distinct,
+        count_if,
+        count_units,
+        cumulate,
+        discover,
+        files,
+        heavy_hitters,
+        hop,
+        median,
+        memory,
+        public,
+        quantile,
+        rows,
+        source,
+        sql,
+        stddev,
+        sum,  # read as streamveil.sum
+        tumble,
+        variance,
+    )
+    from streamveil.api.table_builder import table
+    from streamveil.api.what_if import what_if
+    from streamveil.batch import Release
+    from streamveil.core.accounting.budget import Budget
+    from streamveil.runtime.on_spark import spark
+    from streamveil.runtime.published import read
+
 __version__ = "0.1.0"
 
-# mechanisms for use with NumPy arrays alone, loaded when first asked for
+# mechanisms for use with NumPy arrays alone
 _MECHANISMS = ("counters", "sketches", "linear", "dynamic")
 
-# functions that are loaded when first asked for
-_LATER = {
+# where the names are that are not of `api.builder`; all are loaded when first asked for
+_ELSEWHERE = {
+    "Budget": "streamveil.core.accounting.budget", "Release": "streamveil.batch",
     "answers": "streamveil.api.answers", "read": "streamveil.runtime.published",
     "spark": "streamveil.runtime.on_spark", "table": "streamveil.api.table_builder",
     "what_if": "streamveil.api.what_if",
@@ -66,13 +76,14 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads mechanisms and functions that not every query needs, on first use."""
+    """Loads what is asked for, once: numpy, Arrow and the parser of SQL take half a second."""
     if name in _MECHANISMS:
         return import_module(f"streamveil.{name}")
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    known = [*__all__, *_MECHANISMS]
-    raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
+    if name not in __all__:
+        known = [*__all__, *_MECHANISMS]
+        raise AttributeError(f"module 'streamveil' has no attribute '{name}'{nearest(name, known)}")
+    found = getattr(import_module(_ELSEWHERE.get(name, "streamveil.api.builder")), name)
+    return globals().setdefault(name, found)
 
 
 def __dir__() -> list[str]:
@@ -80,12 +91,19 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_MECHANISMS])
 
 
-if TYPE_CHECKING:
-    from streamveil.api.answers import answers
-    from streamveil.api.table_builder import table
-    from streamveil.api.what_if import what_if
-    from streamveil.runtime.on_spark import spark
-    from streamveil.runtime.published import read
+class _Package(ModuleType):
+    """This module, whose function `sql` stays what it is when the package beside it is loaded."""
+
+    @property
+    def sql(self) -> Any:
+        return import_module("streamveil.api.builder").sql
+
+    @sql.setter
+    def sql(self, package: ModuleType) -> None:
+        """Does nothing: loading `streamveil.sql` puts the package here."""
+
+
+sys.modules[__name__].__class__ = _Package
 
 __all__ = [
     "Budget",

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numba
 import numpy as np
 from llvmlite import binding  # type: ignore[import-untyped]  # comes with numba, without types
-from numba.core import caching, environment
+from numba.core import caching
+from numba.core import environment as numba_environment
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
 FunctionCache: Any = caching.FunctionCache  # numba has no types
 IndexDataCacheFile: Any = caching.IndexDataCacheFile
+environment: Any = numba_environment
 HERE = Path(__file__).parent
 SHIPPED = HERE / "_kernels"
 MAKING = "STREAMVEIL_COMPILES_KERNELS"  # set in the processes that fill `SHIPPED`
