@@ -24,13 +24,13 @@ from streamveil.compiler.lane_noise import lane_sd, published_chance, total_chan
 from streamveil.compiler.numbered_rows import (
     Sample,
     first_counted,
-    pairs,
     ranks,
     row_pairs,
     usable_rows,
 )
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, require_one_of
+from streamveil.plan.combine import pairs
 from streamveil.plan.options import EXPECTED_ROWS
 from streamveil.plan.plan import Bounding, Plan
 from streamveil.types import Array, Bool, Float64, Int64

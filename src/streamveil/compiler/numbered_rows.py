@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -21,6 +20,7 @@ from streamveil.expressions.expr import (
     compile_unit,
     compile_value,
 )
+from streamveil.plan.combine import numbered, pairs
 from streamveil.plan.look import COUNTED
 from streamveil.plan.plan import Aggregate, Plan
 from streamveil.types import Array, Float64, Int64
@@ -61,10 +61,10 @@ def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
     if len(rows) == 0:
         return None
     micros = None if times is None else np.asarray(times.fill_null(0))[rows]
-    scope = _codes([unit.take(pa.array(rows))])
+    scope = numbered([unit.take(pa.array(rows))])
     if plan.periods is not None and micros is not None:
         scope = pairs(scope, plan.periods.numbers(micros))
-    cell = _codes(
+    cell = numbered(
         [compile_key(key.expression, table.schema)(table).take(pa.array(rows))
          for key in plan.keys]
     ) if plan.keys else np.zeros(len(rows), np.int64)  # fmt: skip
@@ -103,40 +103,12 @@ def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
     column = compile_value(aggregate.expression, table.schema)(table)
     present = np.asarray(pc.is_valid(column), dtype=float)
     if aggregate.function == "count_distinct":
-        return np.where(present > 0, _codes([column]), np.nan)
+        return np.where(present > 0, numbered([column]), np.nan)
     if aggregate.function != "sum":
         return present
     require_number(column.type, aggregate.expression)  # else a failing cast would quote a value
     numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), 0.0))
     return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
-
-
-def _codes(columns: Sequence[Any]) -> Int64[Array, " rows"]:
-    """A number for every distinct combination, in the order in which they appear."""
-    first, *others = (
-        np.asarray(column.dictionary_encode(null_encoding="encode").indices).astype(np.int64)
-        for column in columns
-    )
-    for other in others:
-        first = pairs(first, other)
-    return first
-
-
-def pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-    """A number below the number of rows for every pair; `left` is such numbers already.
-
-    `right` may be anything: numbered first, no value of one row makes others' pairs overflow.
-
-    >>> pairs(np.array([1, 0, 1, 1]), np.array([-9, 7, 2**62, -9])).tolist()
-    [0, 1, 2, 0]
-    """
-    numbers = _appeared(right)
-    return _appeared(left * (numbers.max(initial=0) + 1) + numbers)
-
-
-def _appeared(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
-    """A number for every distinct value, by a hash table: sorting takes twenty times as long."""
-    return np.asarray(pa.array(values).dictionary_encode().indices).astype(np.int64)
 
 
 def firsts(numbers: Int64[Array, " rows"]) -> Int64[Array, " numbers"]:

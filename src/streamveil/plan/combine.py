@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from streamveil.batch import whole
 from streamveil.errors import PlanError
-from streamveil.expressions.expr import compile_predicate, compile_value
+from streamveil.expressions.expr import compile_predicate, compile_value, decoded
 from streamveil.plan.plan import Aggregate, KeyColumn, Plan
 from streamveil.types import Array, Int64
 
@@ -138,17 +138,33 @@ def wide(column: Any) -> Any:
 
 
 def numbered(columns: Sequence[Any]) -> Int64[Array, " rows"]:
-    """Numbers from 0 that tell rows apart as these columns do; nulls are a value.
+    """Numbers from 0, as they appear, that tell rows apart as these columns do; nulls are a value.
 
     >>> numbered([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
-    [0, 2, 1]
+    [0, 1, 2]
     """
-    code = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        coded = column.dictionary_encode(null_encoding="encode").indices
-        own = np.asarray(coded).astype(np.int64)
-        code = np.unique(code * (own.max(initial=0) + 1) + own, return_inverse=True)[1]
-    return code
+    first, *others = (_appeared(column) for column in columns)
+    for other in others:
+        first = pairs(first, other)
+    return first
+
+
+def pairs(left: Int64[Array, " rows"], right: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
+    """A number below the number of rows for every pair, as they appear; `left` is such already.
+
+    `right` may be anything: numbered first, no value of one row makes others' pairs overflow.
+
+    >>> pairs(np.array([1, 0, 1, 1]), np.array([-9, 7, 2**62, -9])).tolist()
+    [0, 1, 2, 0]
+    """
+    numbers = _appeared(pa.array(right))
+    return _appeared(pa.array(left * (numbers.max(initial=0) + 1) + numbers))
+
+
+def _appeared(column: Any) -> Int64[Array, " rows"]:
+    """A number for every distinct value, by a hash table: sorting takes twenty times as long."""
+    coded = decoded(column).dictionary_encode(null_encoding="encode")
+    return np.asarray(coded.indices).astype(np.int64)
 
 
 def _run(text: str, table: pa.Table) -> Any:

@@ -254,12 +254,10 @@ def grouped(step: Any, table: pa.Table, units: Any) -> tuple[pa.Table, Any]:
     """One row per unit and keys."""
     keys = [plain(compile_key(key.expression, table.schema)(table)) for key in step.keys]
     group = numbered([units, *keys])
-    _, first = np.unique(group, return_index=True)
-    order = np.argsort(first)  # groups, as they began
-    rows = pa.array(first[order])
+    rows = pa.array(np.flatnonzero(np.diff(np.maximum.accumulate(group), prepend=-1)))  # firsts
     columns = {key.name: held.take(rows) for key, held in zip(step.keys, keys, strict=True)}
     for column in step.columns:
-        columns[column.name] = total(column, table, group).take(pa.array(order))
+        columns[column.name] = total(column, table, group)
     made = pa.table(columns) if columns else pa.table({"": rows}).select([])
     return made, units.take(rows)
 
