@@ -39,6 +39,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "peers.json"
 LIBRARIES = ("streamveil", "opendp", "pipelinedp", "tumult")
 PACKAGES = {"pipelinedp": "pipeline-dp", "tumult": "tmlt.analytics"}
+UNSEEN = {"tumult"}  # whose work is in a JVM, not in the process that asks
 DELTA = 1e-6
 ONCE = (1.0, DELTA, 3, 1)  # epsilon, delta; groups and rows in each that one plane-day may count in
 WEEKLY = (4.0, DELTA, 10, 4)  # the same of a plane in a quarter
@@ -137,7 +138,8 @@ def measure(
     setting = once(folder)
     told = asked(python, f"ask_{library}.py", folder / "once.parquet", *ONCE, runs)
     rows = [{**about, "question": "once", "runs": runs, "lines": told["lines"],
-             "seconds": float(np.median(told["seconds"])), "cpu": float(np.median(told["cpu"])),
+             "seconds": float(np.median(told["seconds"])),
+             "cpu": None if library in UNSEEN else float(np.median(told["cpu"])),
              **summary(told["answers"], setting["truth"])}]  # fmt: skip
     if only == "once" or not (HERE / "peers" / f"weekly_{library}.py").exists():
         return rows

@@ -53,6 +53,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
     assert len(pages) > 30
     assert not [page for page in pages if LOADED.search(page.read_text())]
     assert LOADED.search('<script src="https://example.org/a.js">')
+    assert all(f"streamveil {sv.__version__}\n" in page.read_text() for page in pages)
     for name in ("assets/site.css", "assets/site.js"):
         assert (site / name).exists()
         assert name in (site / "index.html").read_text()

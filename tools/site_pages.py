@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import click
 import typer
@@ -184,6 +186,13 @@ MADE: dict[str, Callable[[], str]] = {
     **{f"changing_{made.__name__}": made for made in site_changing.ALL},
     "wakeup": site_performance.wakeup, "replay": site_performance.replay,
 }  # fmt: skip
+
+
+def on_config(config: dict[str, Any], **_: object) -> dict[str, Any]:
+    """What mkdocs calls first: every page says at its foot which version it is of."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    config["copyright"] = f"{project['name']} {project['version']}"
+    return config
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
