@@ -402,6 +402,8 @@ class Compiler:
         note = f"rows of one unit beyond {', '.join(limits)} are not counted"
         if aggregate.low is not None:
             note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
+        if options.INTERVALS.of(self.plan.options) == "true":
+            note += "; intervals hold what many units lost by that, not what one of them alone did"
         return note
 
     # ---- keys
