@@ -42,6 +42,14 @@ class RejectNotes:
         self._at_hand = np.flatnonzero(mask) if self._at_hand is None else self._at_hand[mask]
 
 
+@dataclass(repr=False)  # secret: holds raw rows
+class RowBlock:
+    """The rows of several micro-batches in a row, for what is a function of each row."""
+
+    rows: pa.Table
+    made: Any = None  # of them, by the first who asks
+
+
 @dataclass(frozen=True, repr=False)  # secret: holds raw rows
 class Batch:
     """One micro-batch: rows of a single step, in canonical source order.
@@ -58,6 +66,8 @@ class Batch:
     rejected: dict[str, int] = field(default_factory=dict)  # reason -> rows; operator-only
     rejected_rows: Iterable[pa.Table] = ()  # what was rejected, as it came: if it is asked for
     reject_notes: RejectNotes | None = None  # where an operator notes more of it
+    block: RowBlock | None = None  # that its rows are a part of
+    start: int = 0  # of its rows in the block
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, closes_step={self.closes_step})"

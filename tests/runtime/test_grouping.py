@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 import streamveil as sv
-from streamveil.batch import Release
+from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import FilesSink
 from streamveil.core.noise.keyed import SeededNoise
+from streamveil.dataflow.rows import RowProgram, prepare_batch
 from streamveil.errors import SourceError
 from streamveil.plan.plan import Clock
 from streamveil.release_files import packed, unpacked
 from streamveil.results.releases import of_folder
 from streamveil.runtime import wal
-from streamveil.runtime.grouping import MOST_ROWS, Together, together
+from streamveil.runtime.grouping import MOST_ROWS, Together, in_blocks, together
 from streamveil.runtime.joined import joined, parted
 from streamveil.runtime.run import run
 from streamveil.sql.sql import parse_script
@@ -182,3 +186,45 @@ def test_a_reader_of_a_state_finds_packed_releases(tmp_path):
     found = released(plan_in(tmp_path), tmp_path, "s")
     one = sv.read(tmp_path / "s", window=found[50].window, trigger=found[50].trigger)
     assert same(one.to_arrow(), found[50].to_arrow())
+
+
+@pytest.mark.parametrize("where", [None, "ms > 3"])
+def test_rows_prepared_in_blocks_are_what_they_are_by_themselves(where):
+    rng = np.random.default_rng(5)
+    rows = pa.table({
+        "user": pa.array(rng.integers(0, 9, 60), mask=rng.random(60) < 0.1),
+        "page": pa.array([f"page {p}" for p in rng.integers(0, 4, 60)], mask=rng.random(60) < 0.1),
+        "ms": rng.choice([1.0, 4.0, np.nan, 5.0], 60),
+    })  # fmt: skip
+
+    def column(name):
+        return lambda table: table.column(name).combine_chunks()
+
+    program = RowProgram(
+        column("user"), None, None if where is None else lambda t: pc.greater(t["ms"], 3.0),
+        (column("page"),), (column("ms"),),
+    )  # fmt: skip
+    ends = [0, 7, 7, 20, 60]
+    alone = [Batch(rows.slice(a, b - a), 1, True, "{}") for a, b in itertools.pairwise(ends)]
+    for block, batch in zip(in_blocks(iter(alone)), alone, strict=True):
+        first = prepare_batch(program, block, bytes(32), bytes(32))
+        second = prepare_batch(program, batch, bytes(32), bytes(32))
+        assert block.block is not None
+        assert first.reject_counts == second.reject_counts
+        assert np.array_equal(first.unit, second.unit)
+        assert np.array_equal(first.names, second.names)
+        assert np.array_equal(first.values[0][0], second.values[0][0])
+        assert [key.to_pylist() for key in first.keys] == [key.to_pylist() for key in second.keys]
+    assert {reason for one in alone for reason in prepare_batch(program, one, bytes(32), bytes(32))
+            .reject_counts} >= {"null unit"}  # fmt: skip
+
+
+def test_what_was_read_before_a_source_fails_goes_on_first():
+    def failing():
+        yield Batch(pa.table({"n": [1]}), 1, True, "{}")
+        raise OSError("gone")
+
+    found = in_blocks(failing())
+    assert next(found).rows.num_rows == 1
+    with pytest.raises(OSError, match="gone"):
+        next(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from math import hypot
 
 import numpy as np
@@ -25,7 +26,7 @@ ROUNDING = 1e-12  # relative to the size of a column; seen: 4e-16
 
 def computed(schema: pa.Schema) -> frozenset[int]:
     """Which columns of a release are real numbers, but no keys; by their places."""
-    real = [place for place, field in enumerate(schema) if is_real(field.type)]
+    real = [place for place, kind in enumerate(schema.types) if is_real(kind)]
     facts = (schema.metadata or {}).get(FACTS)
     if facts is None or not any(schema.field(place).nullable for place in real):
         return frozenset(real)  # answers of a release with facts are never null
@@ -95,6 +96,7 @@ def numbers(column: pa.ChunkedArray) -> Array:
     return np.asarray(found.to_numpy(), np.float64)
 
 
+@lru_cache(64)
 def is_real(kind: pa.DataType) -> bool:
     """Whether a column holds real numbers."""
     return bool(pa.types.is_floating(kind))

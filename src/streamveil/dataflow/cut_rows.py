@@ -6,12 +6,15 @@ A small share of the budget pays for a private count of the rows that were over 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import ndtri
 
+from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.mechanism import BANDS, BASE, CutCounter
 from streamveil.core.noise.keyed import Address, Place
@@ -21,6 +24,7 @@ from streamveil.core.release import count
 from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
+NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
 QUIET = 2.0  # deviations below which a band counts as empty, with all above it
 
 
@@ -94,12 +98,10 @@ class CutBands:
 
     def release(self, cut: CutCounter, trigger: int, at: Address) -> Noisy[dict[str, float]]:
         """One trigger: the noisy number of cut rows so far, in place."""
-        names = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
         place = Place(at.noise, "group-by/cut", (at.job, at.window))
-        noisy, self.counted = count(cut.counter, self.counted, self.pending, place, names)
+        noisy, self.counted = count(cut.counter, self.counted, self.pending, place, NAMES)
         self.pending = np.zeros(BANDS, np.int64)
-        sd = float(portable(cut.counter.std(np.array([trigger]))[0]))
-        return post_process(told, noisy, sd)
+        return post_process(told, noisy, deviation(cast(Hashable, cut.counter), trigger))
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store."""
@@ -109,6 +111,12 @@ class CutBands:
     def from_arrays(cls, arrays: dict[str, Array]) -> CutBands:
         """The inverse of `to_arrays`."""
         return cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
+
+
+@lru_cache(1 << 10)
+def deviation(counter: Counter, trigger: int) -> float:
+    """Of the noise in a total at a trigger, in quanta."""
+    return float(portable(counter.std(np.array([trigger]))[0]))
 
 
 def told(noisy: Array, sd: float, confidence: float = 0.95) -> dict[str, float]:

@@ -43,6 +43,7 @@ from streamveil.dataflow.release import (
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, names_of
 from streamveil.dataflow.state import (
     State,
+    is_constant,
     parts,
     to_bytes,
 )
@@ -60,6 +61,15 @@ class Default(NamedTuple):
     name: str
     value: Any
     reason: str
+
+
+MOST_SHAPES = 1 << 10  # that are remembered
+NONE_MADE: dict[str, Array] = {
+    "made": np.zeros(0, np.int64),
+    "public_names": np.zeros((0, 2), np.uint64),
+    "public_ends": np.zeros(0, np.int64),
+    "public_bytes": np.zeros(0, np.uint8),
+}  # of windows, in a delta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,8 +286,15 @@ class GroupBy:
         said = heading(self, place, self._facts), self.schedule.release_time(place[0], place[2])
         return post_process(to_table, columns, keys, released.share, stamps, said, lost)
 
-    def _shape(self, trigger: int, types: Types) -> ReleaseShape:
+    def _shape(self, trigger: int, types: Types) -> Noisy[ReleaseShape]:
         """What the columns of a release are; its intervals cover noise, selection, cut rows."""
+        if (trigger, types) not in self._shapes:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[trigger, types] = post_process(as_it_is, self._new_shape(trigger, types))
+        return self._shapes[trigger, types]
+
+    def _new_shape(self, trigger: int, types: Types) -> ReleaseShape:
         fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
         aggregation, plain = self.aggregation, (fields, self.outputs, self.confidence, trigger)
         test = aggregation.test
@@ -332,6 +349,10 @@ class GroupBy:
         return []
 
     @cached_property
+    def _shapes(self) -> dict[tuple[int, Types], Noisy[ReleaseShape]]:
+        return {}
+
+    @cached_property
     def _facts(self) -> str:
         return constant_facts(self)
 
@@ -365,6 +386,9 @@ class GroupBy:
         """Which pairs are of unit-periods that still take rows at a step."""
         if self.periods is None:
             return np.ones(len(periods), np.bool_)
+        if is_constant(periods):
+            last = self._closes(int(periods[0]))
+            return np.full(len(periods), last is None or step <= last)
         numbers, places = np.unique(periods, return_inverse=True)
         closes = [self._closes(int(number)) for number in numbers]
         still = np.array([last is None or step <= last for last in closes], np.bool_)
@@ -417,8 +441,10 @@ class GroupBy:
     ) -> dict[str, Array]:
         """Creates the windows that rows arrive in; returns their part of the delta."""
         made = [window for window, _ in parts(windows) if window not in state.windows]
+        if not made:
+            return dict(NONE_MADE)
         names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
-        if made and self.aggregation.selection is None:
+        if self.aggregation.selection is None:
             names, keys = self.public_keys(state.types or (), name_key)
         for window in made:
             state.windows[window] = self.blank_window(names, keys)
@@ -445,3 +471,8 @@ class GroupBy:
             return stamps
         start, end = self.schedule.bounds(window)
         return (("window_start", start, INSTANT), ("window_end", end, INSTANT), *stamps)
+
+
+def as_it_is(shape: ReleaseShape) -> ReleaseShape:
+    """A setting that has been looked at once."""
+    return shape

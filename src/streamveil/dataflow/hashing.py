@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -224,6 +225,7 @@ def _encrypt(blocks: UInt64[Array, "rows 2"], key: bytes) -> UInt64[Array, "rows
     return np.frombuffer(encryptor.update(blocks.tobytes()), "<u8").reshape(-1, 2)
 
 
+@lru_cache(64)  # a cipher costs more than the few rows of a small micro-batch
 def secret_words(key: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:
     """Two secret words for one use of a key."""
     block = np.frombuffer(purpose.ljust(16, b"\0"), "<u8").reshape(1, 2)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import RejectNotes
+from streamveil.batch import Batch, RejectNotes
 from streamveil.core.sensitivity import Lane, whole
 from streamveil.dataflow.hashing import (
     as_integers,
@@ -62,10 +62,14 @@ class Prepared:
     cells: dict[int, UInt64[Array, "rows 2"]] = field(default_factory=dict)  # names of (key, value)
     room: UInt64[Array, " words"] | None = None  # for the names
     reject_notes: RejectNotes | None = None  # where rows are noted that the next stages leave out
+    named: tuple[Prepared, slice] | None = None  # whose names hold those of its keys, and where
 
     @cached_property
     def names(self) -> UInt64[Array, "rows 2"]:
         """128-bit names of the keys."""
+        if self.named is not None:
+            whole, own = self.named
+            return whole.names[own]
         return names_of(self.keys, len(self.unit), self.name_key, self.room)
 
     @cached_property
@@ -97,6 +101,18 @@ def prepare(
     Raises:
         WitnessError: What a row comes to depends on other rows.
     """
+    return _witnessed(program, table, unit_key, name_key, into, reject_notes)[0]
+
+
+def _witnessed(
+    program: RowProgram,
+    table: pa.Table,
+    unit_key: bytes,
+    name_key: bytes,
+    into: UInt64[Array, " rows"] | None,
+    reject_notes: RejectNotes | None,
+) -> tuple[Prepared, list[Bool[Array, " rows"]]]:
+    """`prepare`, and the masks that chose the rows, one after the other."""
     prepared, masks = _prepare(program, table, unit_key, name_key, into, reject_notes)
     rows = len(prepared.unit)
     if rows and table.num_rows > 1:
@@ -106,7 +122,68 @@ def prepare(
         alone, _ = _prepare(program, table.slice(at, 1), unit_key, name_key)
         if len(alone.unit) != 1 or not _is_row(prepared, place, alone):
             raise WitnessError("what a row comes to depends on other rows")
-    return prepared
+    return prepared, masks
+
+
+def prepare_batch(
+    program: RowProgram,
+    batch: Batch,
+    unit_key: bytes,
+    name_key: bytes,
+    into: UInt64[Array, " rows"] | None = None,
+) -> Prepared:
+    """`prepare` of a micro-batch. The rows of a block are prepared once, and witnessed once.
+
+    So where micro-batches are small, a row of some thousand is run again, as where they are large.
+    """
+    block = batch.block
+    if block is None or batch.reject_notes is not None:
+        return prepare(program, batch.rows, unit_key, name_key, into, batch.reject_notes)
+    if block.made is None:
+        block.made = _prepare_block(program, block.rows, unit_key, name_key)
+    made: PreparedBlock = block.made
+    return made.part(batch.start, batch.start + batch.rows.num_rows)
+
+
+@dataclass(frozen=True, repr=False)  # secret
+class PreparedBlock:
+    """The rows of a block that may count, and which of its rows they and the others are."""
+
+    whole: Prepared
+    kept: Int64[Array, " kept"]
+    rejected: list[tuple[str, Int64[Array, " some"]]]
+
+    def part(self, start: int, end: int) -> Prepared:
+        """What `prepare` says of some rows in a row of the block."""
+        whole, (first, last) = self.whole, np.searchsorted(self.kept, (start, end)).tolist()
+        own, counts = slice(first, last), dict[str, int]()
+        for reason, rows in self.rejected:
+            before, until = np.searchsorted(rows, (start, end)).tolist()
+            if until > before:
+                counts[reason] = counts.get(reason, 0) + until - before
+        made = Prepared(
+            whole.unit[own],
+            whole.event_us[own],
+            [key.slice(first, last - first) for key in whole.keys],
+            whole.name_key,
+            [(value[own], present[own]) for value, present in whole.values],
+            counts,
+            {place: names[own] for place, names in whole.cells.items()},
+        )
+        made.named = whole, own
+        return made
+
+
+def _prepare_block(
+    program: RowProgram, table: pa.Table, unit_key: bytes, name_key: bytes
+) -> PreparedBlock:
+    notes = RejectNotes()
+    whole, masks = _witnessed(program, table, unit_key, name_key, None, notes)
+    kept = np.arange(table.num_rows)
+    for mask in masks:
+        kept = kept[mask]
+    whole.reject_notes = None
+    return PreparedBlock(whole, kept, notes.found)
 
 
 def _is_row(whole: Prepared, place: int, alone: Prepared) -> bool:

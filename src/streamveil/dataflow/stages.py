@@ -36,7 +36,14 @@ from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
 from streamveil.dataflow.reject_counts import BOUNDED, count
-from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta, leave_out, prepare
+from streamveil.dataflow.rows import (
+    Prepared,
+    groups_of,
+    lane_hits,
+    lane_quanta,
+    leave_out,
+    prepare_batch,
+)
 from streamveil.dataflow.state import (
     BatchScratch,
     Index,
@@ -45,6 +52,7 @@ from streamveil.dataflow.state import (
     constant,
     evened,
     parts,
+    repeated,
     spread_out,
     to_bytes,
     types_from_bytes,
@@ -106,7 +114,7 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
     most = batch.rows.num_rows
     room = state.scratch.take("unit", most, np.uint64)
     unit_key = noise.derive("group-by/units")
-    prepared = prepare(program, batch.rows, unit_key, name_key, room, batch.reject_notes)
+    prepared = prepare_batch(program, batch, unit_key, name_key, room)
     if tuple(key.type for key in prepared.keys) != state.types:
         raise StoreError(
             "the columns that name groups have other types than when the state was made.\n"
@@ -119,7 +127,7 @@ def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tupl
         operator.schedule, prepared.event_us, batch.step, every, batch.reject_notes
     )
     count(prepared.reject_counts, reject_counts)
-    pairs = Pairs(rows, windows, np.broadcast_to(np.int64(0), len(rows)))
+    pairs = Pairs(rows, windows, repeated(np.int64(0), len(rows)))
     if operator.periods is not None:
         pairs = pairs._replace(periods=operator.periods.numbers(prepared.event_us[rows]))
         if operator.schedule.whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -149,9 +150,18 @@ def is_constant(values: Int64[Array, " rows"]) -> bool:
     return bool(len(values)) and (values.strides == (0,) or bool((values == values[0]).all()))
 
 
+def repeated(value: np.int64, rows: int) -> Int64[Array, " rows"]:
+    """One item, repeated without memory; not to be written to.
+
+    >>> repeated(np.int64(3), 2).tolist()
+    [3, 3]
+    """
+    return np.ndarray(rows, np.int64, np.int64(value).tobytes(), 0, (0,))
+
+
 def evened(values: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
     """The same values; one item, repeated without memory, where all are equal."""
-    return np.broadcast_to(values[0], len(values)) if is_constant(values) else values
+    return repeated(values[0], len(values)) if is_constant(values) else values
 
 
 def chosen(
@@ -159,7 +169,7 @@ def chosen(
 ) -> Int64[Array, " n"]:
     """The values of the `n` accepted rows; one item stays one item."""
     if len(values) and values.strides == (0,):
-        return np.broadcast_to(values[0], n)
+        return repeated(values[0], n)
     return values[accepted]
 
 
@@ -170,7 +180,7 @@ def constant(values: Int64[Array, " rows"]) -> Int64[Array, " few"]:
 
 def spread_out(values: Int64[Array, " few"], rows: int) -> Int64[Array, " rows"]:
     """The inverse of `constant`."""
-    return np.broadcast_to(values[0], rows) if len(values) == 1 else values
+    return repeated(values[0], rows) if len(values) == 1 else values
 
 
 def to_bytes(data: bytes) -> UInt8[Array, " bytes"]:
@@ -178,6 +188,7 @@ def to_bytes(data: bytes) -> UInt8[Array, " bytes"]:
     return np.frombuffer(data, np.uint8)
 
 
+@lru_cache(64)
 def types_to_bytes(types: Types) -> UInt8[Array, " bytes"]:
     """Arrow types of the key columns, as bytes."""
     schema = pa.schema([pa.field(str(i), kind) for i, kind in enumerate(types)])

@@ -332,6 +332,10 @@ def assign(
         rows = rows[over:]
         return rows, np.broadcast_to(np.int64(0), len(rows)), {LATE: over} if over else {}
     rows, windows = candidates(schedule, event_us)
+    if schedule.fixed and len(windows) and bool((windows == windows[0]).all()):
+        one = int(windows[0])
+        if schedule.first_step(one) <= step + 1 and step <= _or_never(schedule.last_step(one)):
+            return rows, windows, {}
     numbers, places = np.unique(windows, return_inverse=True)
     if schedule.fixed:
         last = np.array([_or_never(schedule.last_step(int(w))) for w in numbers], np.int64)

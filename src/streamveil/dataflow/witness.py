@@ -233,9 +233,10 @@ def check_apart(
     `pairs`: their windows and periods, as they are counted.
     """
     windows, numbers = pairs
-    for turn in range(min(PAIRS, len(windows))):
-        place = (batch * PAIRS + turn) * STRIDE % len(windows)
-        begin, end = schedule.bounds(int(windows[place]))
-        if not periods.number(begin) == int(numbers[place]) == periods.number(end - 1):
+    turns = range(batch * PAIRS, batch * PAIRS + min(PAIRS, len(windows)))
+    places = [turn * STRIDE % len(windows) for turn in turns]
+    for window, number in {(int(windows[place]), int(numbers[place])) for place in places}:
+        begin, end = schedule.bounds(window)
+        if not periods.number(begin) == number == periods.number(end - 1):
             raise WitnessError("a window takes rows of two periods of a unit, which the guarantee"
                                " keeps apart")  # fmt: skip

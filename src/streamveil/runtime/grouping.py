@@ -17,12 +17,17 @@ Proof: `Together.ends` takes nothing else. It is asked at the end of each step, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
+from streamveil.batch import Batch, RowBlock
 from streamveil.plan.plan import Clock
 
 FEWEST = 64  # times that a replay publishes, at least: so it shows how far it has come
 MOST_STEPS = 96
+BLOCK_ROWS = 4_096  # of small micro-batches, whose rows are prepared together
 MOST_ROWS = 50_000  # released rows, of several groups of keys: more are a file of their own size
 
 
@@ -55,3 +60,33 @@ def together(clock: Clock, bounded: bool, triggers: int | None) -> Together | No
     if triggers and triggers <= steps:
         steps -= steps % triggers
     return Together(steps, last) if steps > 1 else None
+
+
+def in_blocks(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same micro-batches, small ones with the block that their rows are a part of."""
+    held, rows = list[Batch](), 0
+    try:
+        for batch in batches:
+            held.append(batch)
+            rows += batch.rows.num_rows
+            if rows >= BLOCK_ROWS or len(held) >= MOST_STEPS:
+                yield from blocked(held)
+                held, rows = [], 0
+    except Exception:  # what was read before it goes on first
+        yield from held
+        raise
+    yield from blocked(held)
+
+
+def blocked(batches: list[Batch]) -> list[Batch]:
+    """Micro-batches with the block of all their rows."""
+    if len(batches) < 2:
+        return batches
+    block = RowBlock(pa.concat_tables([batch.rows for batch in batches]).combine_chunks())
+    found, start = list[Batch](), 0
+    for batch in batches:
+        size = batch.rows.num_rows
+        rows = block.rows.slice(start, size)
+        found.append(replace(batch, rows=rows, block=block, start=start))
+        start += size
+    return found

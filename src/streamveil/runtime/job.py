@@ -36,7 +36,7 @@ from streamveil.runtime.archive import Archive
 from streamveil.runtime.checkpoint import CheckpointDraft, Saved
 from streamveil.runtime.copy_buffer import CopyBuffer
 from streamveil.runtime.formats import upgraded_delta, upgraded_state
-from streamveil.runtime.grouping import Together
+from streamveil.runtime.grouping import Together, in_blocks
 from streamveil.runtime.incremental_checkpoint import IncrementalCheckpoint
 from streamveil.runtime.keys import Randomness
 from streamveil.runtime.prefetch import Prefetch
@@ -307,26 +307,29 @@ class Job:
         self.work.keep_in(self._store.directory)
         self.work.committed(self.place.position)
         feed = self.work.feed(self.place.position)
+        if self.work.together is not None:
+            feed = in_blocks(feed)
         batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
         committer = ThreadPoolExecutor(1, "commit")
         pending: Future[tuple[Release, ...]] | None = None
-        held: list[Computed] = []
+        held, size = list[Computed](), 0
         try:
             for batch in batches:
                 held.append(self._compute(batch))
+                size += size_of(held[-1])
                 if pending is not None and (pending.done() or not self._last.more):
                     yield from pending.result()
                     pending = None
                 checkpoint = self._snapshot()
                 del batch  # its memory is free before the next but one is read
-                if self._last.more and checkpoint == NOTHING and size_of(held) < HELD_BYTES:
+                if self._last.more and checkpoint == NOTHING and size < HELD_BYTES:
                     continue
                 if pending is not None:
                     yield from pending.result()
                 ready = () if self._last.more else self._latest
                 self._health = self.counters()
                 pending = committer.submit(self._commit, held, ready, checkpoint)
-                held = []
+                held, size = [], 0
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
@@ -435,9 +438,9 @@ class Job:
         )
 
 
-def size_of(held: list[Computed]) -> int:
+def size_of(computed: Computed) -> int:
     """Bytes of what waits to be committed."""
-    return sum(array.nbytes for one in held for array in one.record.delta.values())
+    return sum(array.nbytes for array in computed.record.delta.values())
 
 
 def require(work: Work, directory: Path) -> None:

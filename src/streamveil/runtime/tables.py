@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -128,19 +130,26 @@ def from_parts(arrays: dict[str, Array], blobs: list[memoryview]) -> pa.Table:
 
 def plain(column: pa.ChunkedArray) -> Array | None:
     """The values of a column as they lie in memory, for a plain type without nulls."""
-    kind = column.type
-    integer = pa.types.is_integer(kind) or pa.types.is_temporal(kind)
-    if not integer and not pa.types.is_float32(kind) and not pa.types.is_float64(kind):
-        return None
-    if pa.types.is_interval(kind) or column.null_count or column.num_chunks != 1:
+    dtype = plain_kind(column.type)
+    if dtype is None or column.null_count or column.num_chunks != 1:
         return None
     chunk = column.chunk(0)
-    letter = "f" if pa.types.is_floating(kind) else "u" if unsigned(kind) else "i"
-    dtype = np.dtype(f"<{letter}{kind.bit_width // 8}")
     values = chunk.buffers()[1]
     if values is None:  # no rows
         return np.empty(0, dtype)
     return np.frombuffer(values, dtype, len(chunk), chunk.offset * dtype.itemsize)
+
+
+@lru_cache(64)
+def plain_kind(kind: pa.DataType) -> np.dtype[Any] | None:
+    """How values of a type lie in memory, for a plain one."""
+    integer = pa.types.is_integer(kind) or pa.types.is_temporal(kind)
+    if not integer and not pa.types.is_float32(kind) and not pa.types.is_float64(kind):
+        return None
+    if pa.types.is_interval(kind):
+        return None
+    letter = "f" if pa.types.is_floating(kind) else "u" if unsigned(kind) else "i"
+    return np.dtype(f"<{letter}{kind.bit_width // 8}")
 
 
 def unsigned(kind: pa.DataType) -> bool:

@@ -358,7 +358,7 @@ def encode_address(epoch: bytes, purpose: str, *path: int | bytes) -> bytes:
     False
     """
     parts = [b"b" + epoch, b"b" + purpose.encode(), *map(encode_part, path)]
-    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+    return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
 
 
 def encode_part(part: int | bytes) -> bytes:
