@@ -354,7 +354,7 @@ MISTAKES = [
     ),
     ("added up by SUM", lambda: sv.sql("SELECT MAX(n) AS n FROM a", {"a": q()})),
     ("neither in GROUP BY", lambda: sv.sql("SELECT url, SUM(n) AS n FROM a", {"a": q()})),
-    ("reads that alone", lambda: sv.sql("SELECT n FROM a", {"a": q(), "b": q()})),
+    ("nothing reads, and it is charged", lambda: sv.sql("SELECT n FROM a", {"a": q(), "b": q()})),
     ("another value at every run", lambda: own("u FROM t WHERE DATE(ts) < CURRENT_DATE()")),
     ("what_if takes a query", lambda: sv.what_if("SELECT 1")),
     ("units must be", lambda: sv.what_if(q(), units=0)),

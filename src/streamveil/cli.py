@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from streamveil import __version__
+from streamveil.api.joint import JointQuery
 from streamveil.batch import Release
 from streamveil.commands import (
     answers,
@@ -46,6 +47,7 @@ from streamveil.commands.common import (
     Wanted,
     print_rows,
     read_query,
+    read_script,
 )
 from streamveil.commands.stopping import Stopped, stop, stopping
 from streamveil.errors import (
@@ -57,11 +59,14 @@ from streamveil.errors import (
     StreamveilError,
     nearest,
 )
+from streamveil.plan.joint import JointPlan
 from streamveil.plan.plan import Plan
 from streamveil.release_metadata import look_sentence, missing
+from streamveil.sql.sql import Planned, PlannedJoint
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
+    from streamveil.advise.explain import Explanation
     from streamveil.advise.explain_memory import Limit
 
 CODES: dict[type[StreamveilError], int] = {
@@ -241,9 +246,13 @@ def run(
     from streamveil.runtime.watch import Watch, logged, served
 
     ON_COMPILING[:] = [] if quiet else [lambda: say(COMPILING, err=True)]
-    planned = read_query(query, table, name)
-    if planned.explain:
-        print_explanation(planned.plan, forecast=False, as_json=False)
+    planned = read_script(query, table).named(name)
+    pace = Pace(once=once, memory=None if memory is None else size_of(memory))
+    if planned.explain or isinstance(planned, PlannedJoint):
+        given = {"--engine spark": engine != ENGINES[0], "--log": log, "--metrics": metrics,
+                 "--rejects": rejects}  # fmt: skip
+        run_otherwise(planned, given, state=state, secret=secret, ledger=shared, pace=pace,
+                      keep_releases=keep_releases)  # fmt: skip
         return
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
@@ -258,7 +267,6 @@ def run(
     if exact_metrics and metrics is None:
         raise PlanError("--exact-metrics shows more at --metrics PORT.\n  to fix  give both")
     quiet = quiet or log is not None  # counts of rows are no log lines
-    pace = Pace(once=once, memory=None if memory is None else size_of(memory))
     seen: list[Any] = []  # the last progress
     watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
     bar = progress_bar(planned.plan, seen, quiet=quiet)
@@ -288,6 +296,31 @@ def run(
     show_last(last, planned.plan, lines=log is None)
     for question in planned.asks:
         print_answer(planned.plan, question, state, secret)
+
+
+def run_otherwise(
+    planned: Planned | PlannedJoint, others: Mapping[str, Any], **options: Any
+) -> None:
+    """Explains; or runs several private answers, and shows the last of what is made of them."""
+    from streamveil.runtime.joint import run_joint
+
+    plan = planned.plan
+    if planned.explain or isinstance(plan, Plan):
+        print_explanation(plan, forecast=False, as_json=False)
+        return
+    for name, given in others.items():
+        if given:
+            raise PlanError(
+                f"{name} is for one private answer, and this statement is made of several.\n"
+                "  to fix  leave it out, or run each answer as a statement of its own"
+            )
+    last = None
+    for release in run_joint(plan, **options):
+        last = release
+    if last is not None and not plan.sinks:
+        print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
+    for note in last.notes if last is not None else ():
+        say(note, err=True)
 
 
 def require_answers(plan: Plan, engine: str, *, once: bool) -> None:
@@ -497,7 +530,7 @@ def explain(
     """The promise in words, the plan, the noise and every default. Reads no data."""
     from streamveil.advise.explain_memory import Limit
 
-    planned = read_query(query, table, name)
+    planned = read_script(query, table).named(name)
     limit = Limit(None if memory is None else size_of(memory), groups, units)
     print_explanation(planned.plan, forecast=forecast, as_json=as_json, limit=limit)
 
@@ -521,18 +554,23 @@ def size_of(text: str) -> int:
 
 
 def print_explanation(
-    plan: Plan, *, forecast: bool, as_json: bool, limit: Limit | None = None
+    plan: Plan | JointPlan, *, forecast: bool, as_json: bool, limit: Limit | None = None
 ) -> None:
     """Text for people, or JSON for programs."""
     from streamveil.advise.explain import explain as describe
+
+    def made() -> Explanation:
+        if isinstance(plan, JointPlan):
+            return JointQuery(plan).explain(forecast=forecast)
+        return describe(plan, forecast=forecast, limit=limit)
 
     console = Terminal(stderr=True)
     watched: AbstractContextManager[Any] = nullcontext()
     if console.is_terminal:
         watched = console.status("choosing the noise")  # seconds, for a small epsilon
     with watched:
-        made = describe(plan, forecast=forecast, limit=limit)
-    say(json.dumps(made.facts, indent=2) if as_json else str(made), nl=as_json)
+        found = made()
+    say(json.dumps(found.facts, indent=2) if as_json else str(found), nl=as_json)
 
 
 @app.command()

@@ -337,7 +337,7 @@ def test_refusals(select, options, emit, message):
         ("SELECT WITH ANONYMITY OPTIONS (epsilon = 1) COUNT(*) FROM t", "DIFFERENTIAL_PRIVACY"),
         ("SELECT WITH DIFFERENTIAL_PRIVCY OPTIONS (epsilon = 1) COUNT(*) FROM t", "did you mean"),
         (f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) COUNT(*) FROM (SELECT WITH "
-         f"DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) x FROM t)", "with a budget and releases"),
+         f"DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) x FROM t)", "inside another one"),
         (f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS ({CLAUSE}) COUNT(* FROM 'a.csv'", "line 1"),
         ("INSERT INTO nowhere SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon=1) COUNT(*) FROM t",
          "unknown sink"),

@@ -19,15 +19,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, overload
 
+from streamveil.api.joint import JointQuery
 from streamveil.api.query import Query
 from streamveil.core.accounting.budget import Budget
 from streamveil.errors import PlanError, fitting, nearest
 from streamveil.frames import as_table
 from streamveil.plan import options as options_of
 from streamveil.plan.joins import How
+from streamveil.plan.joint import JointPlan
 from streamveil.plan.options import OPTIONS
 from streamveil.plan.own_rows import column_text, with_person
-from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, SinkSpec, SourceSpec, Window
+from streamveil.plan.plan import LIVE, Aggregate, KeyColumn, Plan, SinkSpec, SourceSpec, Window
 from streamveil.sql.assemble import Draft, assemble
 from streamveil.sql.parts import (
     Duration,
@@ -914,7 +916,7 @@ def sql(
     state: str | None = None,
     ledger: str | None = None,
     **frames: Any,
-) -> Query | Answers:
+) -> Query | JointQuery | Answers:
     """The only query of a SQL script; with frames by name, its answers at once.
 
     Args:
@@ -957,9 +959,9 @@ def sql(
     from streamveil.sql.sql import parse_script  # a query in Python needs no grammar of SELECT
 
     if asked:
-        query = over_answer(text, asked, len(tables or frames))
+        query = over_answers(text, asked, len(tables or frames))
     else:
-        query = Query(parse_script(text, known).query.plan)
+        query = query_of(parse_script(text, known).named(None).plan)
     if frames:
         return query.answer(state, **({} if ledger is None else {"ledger": ledger}))
     if state is not None or ledger is not None:
@@ -970,15 +972,24 @@ def sql(
     return query
 
 
-def over_answer(text: str, asked: Mapping[str, Query], number: int) -> Query:
-    """A query whose releases a SELECT without a privacy clause goes over."""
+def query_of(plan: Plan | JointPlan) -> Query | JointQuery:
+    """A plan, to be explained or run."""
+    return JointQuery(plan) if isinstance(plan, JointPlan) else Query(plan)
+
+
+def over_answers(text: str, asked: Mapping[str, Query], number: int) -> Query | JointQuery:
+    """A query, or several, whose releases a SELECT without a privacy clause goes over."""
     from streamveil.sql.post import read_over
 
-    if number > 1:
+    if number > len(asked):
         raise PlanError(
-            "a SELECT over a private answer reads that alone.\n"
-            "  to fix  ask for all aggregates in one query, or join what was released elsewhere"
+            "a SELECT over private answers reads nothing but these.\n"
+            "  to fix  join a table with the rows that are asked for, in the private SELECT"
         )
-    [(name, query)] = asked.items()
-    steps = read_over(text, name, query.plan)
-    return Query(replace(query.plan, post=(*query.plan.post, *steps)))
+    plans = {name: query.plan for name, query in asked.items()}
+    steps = read_over(text, plans)
+    if len(plans) > 1:
+        named = tuple(replace(plan, name=name, sinks=()) for name, plan in plans.items())
+        return JointQuery(JointPlan(name="_".join(plans), parts=named, post=steps))
+    [plan] = plans.values()
+    return Query(replace(plan, post=(*plan.post, *steps)))

@@ -67,14 +67,20 @@ def typed(before: str = "") -> Iterator[None]:
 
 def read_query(path: Path, tables: list[str] | None = None, wanted: str | None = None) -> Planned:
     """The query of a file."""
+    script = read_script(path, tables)
+    found = script.query if wanted is None else script.named(wanted)
+    return found if isinstance(found, Planned) else script.query
+
+
+def read_script(path: Path, tables: list[str] | None = None) -> Script:
+    """All statements of a file."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PlanError(f"the query file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise PlanError(f"the query file '{path}' cannot be read: it is no UTF-8 text") from None
-    script = parse_script(text, dict(_table(item) for item in tables or []))
-    return script.query if wanted is None else _named(script, wanted)
+    return parse_script(text, dict(_table(item) for item in tables or []))
 
 
 def query_of(path: Path | None) -> Query | None:
@@ -89,15 +95,6 @@ def _table(item: str) -> tuple[str, SourceSpec]:
             f"--table takes name=path, such as --table clicks='clicks/*.parquet', not '{item}'"
         )
     return name, SourceSpec(name=name, kind="files", options={"path": path})
-
-
-def _named(script: Script, wanted: str) -> Planned:
-    named = [query for query in script.queries if wanted in (query.name, query.plan.name)]
-    found = [query for query in named if query.name == wanted] or named
-    if len(found) != 1:
-        known = ", ".join(query.name for query in script.queries)
-        raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
-    return found[0]
 
 
 def print_rows(table: pa.Table, title: str, most: int = SHOWN_ROWS) -> None:

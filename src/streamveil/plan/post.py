@@ -7,6 +7,7 @@ be changed while a job runs. Expressions are over the columns of the release.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 RESERVED = ("window_start", "window_end", "trigger", "opened", "noise_weight")
 KEPT = RESERVED[:3]  # what every release carries, whatever is selected
@@ -82,6 +83,19 @@ class PostPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PostJoin:
+    """Rows of one SELECT beside those of another; columns that are not named are dropped."""
+
+    left: tuple[Post, ...]
+    right: tuple[Post, ...]
+    how: Literal["inner", "left", "right", "full"]
+    on: tuple[tuple[str, str], ...]  # columns of groups that must match; none: every row does
+    left_names: tuple[tuple[str, str], ...]  # a column, and what it is called afterwards
+    right_names: tuple[tuple[str, str], ...]
+    using: tuple[tuple[str, str], ...] = ()  # a column afterwards, and the right one that fills it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Post:
     """One SELECT over released rows: WHERE, ORDER BY and LIMIT of each release, then columns."""
 
@@ -95,6 +109,8 @@ class Post:
     places: tuple[PostPlace, ...] = ()
     one_for: tuple[str, ...] | None = None  # GROUP BY: the first row of each is left
     branches: tuple[tuple[Post, ...], ...] = ()  # UNION ALL of what each makes, and nothing else
+    part: int | None = None  # begins with that one of several private answers, and nothing else
+    join: PostJoin | None = None  # of what two pipelines make, and nothing else
 
     @property
     def words(self) -> str:
@@ -103,6 +119,13 @@ class Post:
             return " and ".join(
                 "; ".join(one.words for one in steps) or "all" for steps in self.branches
             )
+        if self.part is not None:
+            return f"answer {self.part + 1}"
+        if self.join is not None:
+            both = (self.join.left, self.join.right)
+            sides = ["; ".join(one.words for one in steps) or "all" for steps in both]
+            equal = ", ".join(f"{left} = {right}" for left, right in self.join.on) or "every row"
+            return f"{sides[0]} beside {sides[1]} ({self.join.how}: {equal})"
         parts = [] if self.where is None else [f"rows where {self.where}"]
         if self.one_for is not None:
             parts.append(f"totals by {', '.join(self.one_for) or 'nothing'}")

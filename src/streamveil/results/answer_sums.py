@@ -20,6 +20,7 @@ from streamveil.types import Array
 LINEAR = ("count", "count_units", "count_distinct", "sum")
 SHIFT = "shift"  # among the facts of a number of another row: the column that says of which
 TOTAL = "total"  # among the facts of a total over rows: the deviation of the row's own number
+REPEATED = "repeated"  # among the facts of a number that may stand in several rows, as one draw
 ROW = "row of the release"  # a column, where numbers of other rows stand beside
 SLACK = 1e-3  # of a standard deviation: costs an interval a ten-thousandth of its coverage
 ROUNDED = 2.0**-20  # of a number: corrected ends are rounded to 24 binary digits
@@ -103,6 +104,8 @@ class Answered:
         if self.is_correlated:
             return -most, most
         if self.answers[one]["lanes"] == self.answers[two]["lanes"]:
+            if REPEATED in self.answers[one] or REPEATED in self.answers[two]:
+                return -most, most
             if TOTAL in self.answers[one] or TOTAL in self.answers[two]:
                 return self._of_totals(one, two, most)
             same = most * (self._row(one) == self._row(two))

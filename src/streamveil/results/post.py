@@ -27,6 +27,7 @@ from streamveil.expressions.convert import KINDS
 from streamveil.expressions.dialect import parse_text, shown
 from streamveil.expressions.expr import compile_expression, compile_key, compile_predicate
 from streamveil.plan.combine import numbered
+from streamveil.plan.joint import JointPlan
 from streamveil.plan.own_rows import OwnColumn, OwnWindows, column_text, windowed
 from streamveil.plan.plan import Plan, TableSource
 from streamveil.plan.post import (
@@ -34,6 +35,7 @@ from streamveil.plan.post import (
     RESERVED,
     Post,
     PostColumn,
+    PostJoin,
     PostPlace,
     PostShift,
     PostTotal,
@@ -43,13 +45,16 @@ from streamveil.release_metadata import (
     FACTS,
     NOTE,
     SUFFIXES,
+    TIME,
     Facts,
     numbers_of,
     read_facts,
     read_note,
+    sentences,
 )
-from streamveil.results.answer_sums import LINEAR, ROW, SHIFT, TOTAL, Answered, names_in
+from streamveil.results.answer_sums import LINEAR, REPEATED, ROW, SHIFT, TOTAL, Answered, names_in
 from streamveil.results.combine_intervals import NoIntervalError, interval_of
+from streamveil.results.post_joins import BOTH_NUMBERS, one_type, paired
 from streamveil.results.releases import Moment, Releases
 from streamveil.types import Array
 
@@ -61,8 +66,11 @@ RANKED = (
     "places are of noisy numbers, which tend to change; `top` of the answers says which are certain"
 )
 SHOWN_ONLY = "totals over released rows are of groups that are shown: hidden ones are in none"
+SHOWN_PAIRS = (
+    "rows are joined where both groups are shown: of those that are hidden in one answer nothing is"
+    " known"
+)
 EARLIER = "earlier rows are those of groups that are shown: hidden ones are passed over"
-BOTH_NUMBERS = {pa.int64(), pa.float64()}
 INSTANT = pa.timestamp("us", tz="UTC")
 WHOLE = ("count", "count_units", "count_distinct")
 
@@ -94,6 +102,7 @@ class PostRows:
     answered: Answered
     facts: Facts | None
     notes: tuple[str, ...] = ()
+    parts: tuple[PostRows, ...] = ()  # all answers of a statement, where it holds several
 
     @property
     def table(self) -> pa.Table:
@@ -111,6 +120,50 @@ class PostRows:
 
 def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
     """The table of a release after post-processing."""
+    return told(reduce(step, posts, rows_of(table)), table.schema)
+
+
+def processed_together(
+    posts: tuple[Post, ...], names: tuple[str, ...], *tables: pa.Table
+) -> pa.Table:
+    """What a SELECT makes of releases of several answers, one of each, of the same time."""
+    parts = tuple(map(part_rows, range(len(tables)), names, tables))
+    made = reduce(step, posts, replace(parts[0], parts=parts))
+    plain_facts = None if made.facts is None else {**made.facts, "hidden": {}}
+    computed: dict[str, Facts] = {name: {} for name in made.answered.answers}
+    made = replace(
+        made, facts=plain_facts, answered=replace(made.answered, answers=computed),
+        notes=tuple(dict.fromkeys([*(note for one in parts for note in one.notes), *made.notes])),
+    )  # fmt: skip
+    place = {TIME: text} if (text := (tables[0].schema.metadata or {}).get(TIME)) else {}
+    return told(made, tables[0].schema.with_metadata(place))
+
+
+def part_rows(place: int, name: str, table: pa.Table) -> PostRows:
+    """One of several answers: its lanes are its own, and its notes say whose they are."""
+    rows = rows_of(table)
+    answers = {
+        column: facts and {**facts, "lanes": [[place, lane] for lane in facts.get("lanes", ())]}
+        for column, facts in rows.answered.answers.items()
+    }
+    facts = rows.facts and {
+        known: rows.facts[known] for known in ("version", "job", "confidence", "windows")
+    } | {"rounds": True, "lanes": [], "counters": []}  # fmt: skip
+    said = tuple(f"{name}: {note}" for note in sentences(table.schema))
+    return replace(rows, facts=facts, notes=said, answered=replace(rows.answered, answers=answers))
+
+
+def require_joint(joint: JointPlan, schemas: tuple[pa.Schema, ...]) -> None:
+    """Refuses a SELECT that no releases of its answers could have, before anything is charged."""
+    empty = [
+        processed(empty_release(part, schema), part.post)
+        for part, schema in zip(joint.parts, schemas, strict=True)
+    ]
+    processed_together(joint.post, tuple(part.name for part in joint.parts), *empty)
+
+
+def rows_of(table: pa.Table) -> PostRows:
+    """A release as post-processing takes it."""
     facts = read_facts(table.schema)
     outputs = {one["name"]: one for one in (facts or {}).get("outputs", ())}
     answered = Answered(
@@ -119,16 +172,18 @@ def processed(table: pa.Table, posts: tuple[Post, ...]) -> pa.Table:
         float((facts or {}).get("confidence", 0.95)),
         bool((facts or {}).get("rounds", True)),
     )  # fmt: skip
-    rows = PostRows(answered, facts)
-    for post in posts:
-        rows = step(rows, post)
-    return told(rows, table.schema)
+    return PostRows(answered, facts)
 
 
 def step(rows: PostRows, post: Post) -> PostRows:
     """One SELECT: WHERE, numbers of other rows, ORDER BY, LIMIT, then columns."""
     if post.branches:
         return united([reduce(step, steps, rows) for steps in post.branches])
+    if post.part is not None:
+        return replace(rows.parts[post.part], parts=rows.parts)
+    if post.join is not None:
+        both = (reduce(step, steps, rows) for steps in (post.join.left, post.join.right))
+        return joined(post.join, *both)
     rows = totalled(shifted(filtered(rows, post), post.shifts), post.totals)
     rows = one_of_each(placed(rows, post.places), post.one_for)
     rows = limited(ordered(rows, post.order), post)
@@ -215,6 +270,7 @@ def totalled(rows: PostRows, totals: tuple[PostTotal, ...]) -> PostRows:
         centre = rows.answered.centre(one.column) if known else rows.answered.column(one.column)
         sd = rows.answered.column(one.column + "_sd")
         together = rows.answered.is_correlated
+        together |= REPEATED in facts
         spread = summed(sd, group) if together else np.sqrt(summed(sd**2, group))
         value = summed(rows.answered.column(one.column), group)
         whole = pa.types.is_integer(rows.table.schema.field(one.column).type)
@@ -265,8 +321,56 @@ def one_of_each(rows: PostRows, by: tuple[str, ...] | None) -> PostRows:
     return unsaid(rows.with_table(rows.table.take(pa.array(first))))
 
 
+def joined(join: PostJoin, left: PostRows, right: PostRows) -> PostRows:
+    """Rows of one SELECT beside those of another, in the order of the left.
+
+    Proof: numbers of different answers have noise of their own, as those of different lanes of one.
+        A number that meets several rows stands there as one draw: it says so (`REPEATED`), and its
+        noise is taken to go together with itself in the worst way. So does every number where
+        both sides may hold the same one.
+    """
+    at = paired(join, left.table, right.table)
+    found, answers = dict[str, Any](), dict[str, Facts]()
+    lanes = [{str(one.get("lanes")) for one in side.answered.answers.values()}
+             for side in (left, right)]  # fmt: skip
+    for side, names, places, often in (
+        (left, join.left_names, at.rows, at.left_often),
+        (right, join.right_names, at.others, at.right_often),
+    ):
+        for was, now in names:
+            if was not in side.table.column_names:
+                continue
+            found[now] = side.table.column(was).combine_chunks().take(places)
+            facts = side.answered.answers.get(was)
+            if facts:
+                again = often or str(facts.get("lanes")) in lanes[0] & lanes[1]
+                facts = facts | ({REPEATED: True} if again else {})
+            answers |= {} if facts is None else {now: facts}
+    for name, other in join.using:
+        theirs = right.table.column(other).combine_chunks().take(at.others)
+        found[name] = pc.coalesce(*one_type(found[name], theirs, name))
+    kept = {name: constant_of(left, right, name, len(at.rows)) for name in KEPT}
+    found |= {name: column for name, column in kept.items() if column is not None}
+    answered = replace(
+        left.answered, table=pa.table(found).replace_schema_metadata(left.table.schema.metadata),
+        is_correlated=left.answered.is_correlated or right.answered.is_correlated, answers=answers,
+    )  # fmt: skip
+    notes = tuple(dict.fromkeys([*left.notes, *right.notes, SHOWN_PAIRS]))
+    return unsaid(replace(left, answered=answered, notes=notes))
+
+
+def constant_of(left: PostRows, right: PostRows, name: str, count: int) -> Any:
+    """A column that is the same in all rows of a release, for other rows; None where it is not."""
+    tables = [one.table for one in (left, right) if name in one.table.column_names]
+    for table in tables:
+        if table.num_rows:
+            return pa.repeat(table.column(name)[0], count)
+    return pa.nulls(count, tables[0].schema.field(name).type) if tables else None
+
+
 def united(branches: list[PostRows]) -> PostRows:
     """The rows of several SELECTs, under the names of the first."""
+    branches = [one.with_table(without(one.table)) for one in branches]
     first, tables = branches[0], list[pa.Table]()
     names = first.table.column_names
     for one in branches:
@@ -290,6 +394,12 @@ def united(branches: list[PostRows]) -> PostRows:
         answers={name: {} for name in first.answered.answers},
     )  # fmt: skip
     return unsaid(replace(first, answered=answered, notes=notes))
+
+
+def without(table: pa.Table) -> pa.Table:
+    """The table without what tells of single groups."""
+    told_of = [name for name in RESERVED if name in table.column_names and name not in KEPT]
+    return table.drop_columns(told_of)
 
 
 def ordered(rows: PostRows, order: tuple[SortKey, ...]) -> PostRows:

@@ -31,24 +31,21 @@ from streamveil.release_metadata import SUFFIXES
 from streamveil.sql.aggregates import function_name, is_aggregate
 from streamveil.sql.names import only
 from streamveil.sql.options import whole
-from streamveil.sql.script import PRIVATE, STAND_IN
+from streamveil.sql.post_joins import Relation, Sides, joined, named_relation
+from streamveil.sql.script import PRIVATE, STAND_IN, stand_in
 
-CLAUSES = {"expressions", "from_", "where", "order", "limit", "offset", "with_", "qualify", "group",
-           "having"}  # fmt: skip
+CLAUSES = {"expressions", "from_", "joins", "where", "order", "limit", "offset", "with_",
+           "qualify", "group", "having"}  # fmt: skip
 _AGAIN = (
     "released rows are added up by SUM, AVG and COUNT(*) alone.\n"
     "  to fix  ask for it in the private SELECT (its intervals are better than those of noisy"
     " groups), or read the releases into another program: that is free as well"
 )
-_JOINED = (
-    "a join of released rows.\n"
-    "  to fix  ask for all aggregates in one private SELECT, or read the releases into another"
-    " program and join there: it costs no budget"
-)
 OUTER = {
-    "joins": _JOINED, "laterals": _JOINED,
+    "laterals": "a join with LATERAL: join released rows by the columns of their groups",
     "distinct": "SELECT DISTINCT: groups are distinct already",
 }  # fmt: skip
+Plans = tuple[Plan, ...]
 Beside = PostShift | PostTotal | PostPlace  # columns that a step adds
 ADDED_UP = ("SUM", "AVG", "COUNT")
 PLACES = ("RANK", "DENSE_RANK", "ROW_NUMBER")
@@ -59,7 +56,7 @@ class PostScope:
     """The columns of released rows, as expressions may name them."""
 
     columns: tuple[str, ...]
-    qualifiers: frozenset[str] = frozenset()  # names of the table
+    sides: Sides = field(default_factory=dict)  # table -> its columns -> what they are called here
     stands_for: Mapping[str, exp.Expr] = field(default_factory=dict)  # text of a call -> what it is
     aliases: Mapping[str, exp.Expr] = field(default_factory=dict)  # computed columns, in HAVING
     shifts: dict[str, Beside] | None = None  # of OVER, as they are met; None: not there
@@ -108,12 +105,8 @@ class PostScope:
             return total(tree, self.group, self)
         if not isinstance(tree, exp.Column) or is_unit_word(tree):
             return None
-        table = tree.args.get("table")
-        if table is not None and table.name not in self.qualifiers:
-            raise PlanError(f"'{shown(canonical(tree))}': no such table in FROM")
-        alias = self.aliases.get(tree.name.lower())
-        name = self.column(tree.name)
-        if alias is not None and (name is None or table is None):
+        alias, name = self.aliases.get(tree.name.lower()), self.named(tree)
+        if alias is not None and (name is None or tree.args.get("table") is None):
             return alias.copy() if isinstance(alias, exp.Column) else exp.Paren(this=alias.copy())
         if name is None:
             raise PlanError(
@@ -121,6 +114,20 @@ class PostScope:
                 f"{nearest(tree.name, self.columns)}"
             )
         return exp.column(name, quoted=True)
+
+    def named(self, tree: exp.Column) -> str | None:
+        """The column that is named; refuses one that both sides of a join have."""
+        table, name = tree.args.get("table"), tree.name.lower()
+        if table is not None:
+            if table.name.lower() not in self.sides:
+                raise PlanError(f"'{shown(canonical(tree))}': no such table in FROM")
+            return self.sides[table.name.lower()].get(name)
+        known = self.column(tree.name)
+        found = [one for one, columns in self.sides.items() if name in columns]
+        if known is None and len(found) > 1 and name not in self.aliases:
+            ways = " or ".join(f"{shown(one)}.{shown(tree.name)}" for one in found)
+            raise PlanError(f"'{shown(tree.name)}' is in several answers.\n  to fix  write {ways}")
+        return known
 
     def text(self, tree: exp.Expr) -> str:
         """A tree over columns of the release, as plans store it."""
@@ -148,7 +155,7 @@ def total(call: exp.Expr, by: tuple[str, ...], released: PostScope) -> exp.Expr:
 
     if name == "COUNT" and isinstance(argument, exp.Star):
         return added(None)
-    column = released.column(argument.name) if isinstance(argument, exp.Column) else None
+    column = released.named(argument) if isinstance(argument, exp.Column) else None
     if name == "COUNT" or column is None:
         raise PlanError(f"{shown(canonical(call))}: {_AGAIN}")
     if column + SUFFIXES[0] not in released.columns:
@@ -209,8 +216,9 @@ def over(node: exp.Expr, released: PostScope) -> exp.Expr:
         raise PlanError(
             f"'{shown(canonical(node))}' is not there over released rows.\n  to fix  {OVER}"
         )
-    column = released.column(call.expressions[0].name) if call.expressions else None
-    if column is None or not isinstance(call.expressions[0], exp.Column):
+    first = call.expressions[0] if call.expressions else None
+    column = released.named(first) if isinstance(first, exp.Column) else None
+    if column is None:
         raise PlanError(f"{name} takes a column of the released rows: compute others in a SELECT")
     by, order = parts_of(node, released)
     if not order:
@@ -354,38 +362,43 @@ def is_nothing(post: Post) -> bool:
 # ---- SELECT over a private answer
 
 
-def read_over(text: str, name: str, plan: Plan) -> tuple[Post, ...]:
-    """The steps of a SELECT whose only table, `name`, is the private answer of a plan."""
+def read_over(text: str, plans: Mapping[str, Plan]) -> tuple[Post, ...]:
+    """The steps of a SELECT whose tables are the private answers of plans, by name."""
     tree = parse_query(tokenize(text, "the query"), text, "the query")
-    answer = parse_query(tokenize(STAND_IN, "the answer"), STAND_IN, "the answer")
-    return read_outer(tree, plan, {name.lower(): answer})
+    texts = [STAND_IN] if len(plans) == 1 else [stand_in(part) for part in range(len(plans))]
+    answers = [parse_query(tokenize(one, "the answer"), one, "the answer") for one in texts]
+    named = dict(zip(map(str.lower, plans), answers, strict=True))
+    return read_outer(tree, tuple(plans.values()), named)
 
 
 def read_outer(
-    tree: exp.Expr, plan: Plan, known: Mapping[str, exp.Expr] | None = None
+    tree: exp.Expr, plan: Plan | Plans, known: Mapping[str, exp.Expr] | None = None
 ) -> tuple[Post, ...]:
-    """The steps of an outer SELECT over the private answer of a plan, the innermost first."""
+    """The steps of an outer SELECT over the answers of plans, the innermost first."""
     with_ = tree.args.get("with_")
     named = {**(known or {})} | {
         cte.alias.lower(): cte.this for cte in (with_.expressions if with_ else ())
     }
-    return _select(tree, plan, named)[0]
+    return _select(tree, plan if isinstance(plan, tuple) else (plan,), named)[0]
 
 
 Steps = tuple[tuple[Post, ...], tuple[str, ...]]  # and the columns after them
 
 
-def _select(tree: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
+def _select(tree: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Steps:
     if isinstance(tree, exp.Union):
-        return _union(tree, plan, named)
+        return _union(tree, plans, named)
     if not isinstance(tree, exp.Select):
         raise PlanError(f"'{shown(canonical(tree))}' is no SELECT over a private answer")
     only(tree, CLAUSES, OUTER)
     clause = tree.args.get("from_")
     if clause is None:
         raise PlanError("FROM is missing in the outer SELECT")
-    steps, columns, names = _relation(clause.this, plan, named)
-    released = PostScope(columns, frozenset(names), shifts={})
+    found_rows = _relation(clause.this, plans, named)
+    for join in tree.args.get("joins") or ():
+        found_rows = joined(found_rows, _relation(join.this, plans, named), join)
+    steps, columns, sides = found_rows
+    released = PostScope(columns, sides, shifts={})
     group = _group(tree, released)
     if group is not None:
         released = replace(released, group=group)
@@ -457,22 +470,23 @@ def _require_grouped(
             )
 
 
-def _union(tree: Any, plan: Plan, named: Mapping[str, exp.Expr]) -> Steps:
-    """Rows of several SELECTs over one private answer, under the names of the first."""
+def _union(tree: Any, plans: Plans, named: Mapping[str, exp.Expr]) -> Steps:
+    """Rows of several SELECTs over private answers, under the names of the first."""
     if tree.args.get("distinct"):
         raise PlanError("UNION DISTINCT of noisy numbers.\n  to fix  UNION ALL")
     with_ = tree.args.get("with_")
     if with_:
         named = {**named, **{cte.alias.lower(): cte.this for cte in with_.expressions}}
     (first, columns), (second, others) = (
-        _select(side.unnest(), plan, named) for side in (tree.left, tree.right)
+        _select(side.unnest(), plans, named) for side in (tree.left, tree.right)
     )
-    if len(columns) != len(others):
+    if len(PostScope(columns).main) != len(PostScope(others).main):
         raise PlanError(
             "UNION ALL of SELECTs with different columns.\n"
             "  to fix  select the same number of columns, of the same kinds"
         )
     post = Post(branches=(first, second))
+    columns = tuple(name for name in columns if name in KEPT or name not in RESERVED)
     released = PostScope(columns)
     last = clauses_of(tree, "none", released, {})
     return ((post,) if is_nothing(last) else (post, last)), columns
@@ -499,24 +513,25 @@ def _items(items: list[exp.Expr], released: PostScope) -> Iterable[tuple[str, ex
             yield name, value
 
 
-def _relation(
-    node: exp.Expr, plan: Plan, named: Mapping[str, exp.Expr]
-) -> tuple[tuple[Post, ...], tuple[str, ...], set[str]]:
+def _relation(node: exp.Expr, plans: Plans, named: Mapping[str, exp.Expr]) -> Relation:
     if isinstance(node, exp.Subquery):
         only(node, {"this", "alias"}, OUTER)
-        return *_select(node.this, plan, named), {node.alias} - {""}
+        return named_relation(*_select(node.this, plans, named), node.alias)
     if not isinstance(node, exp.Table):
         raise PlanError(f"FROM '{shown(canonical(node))}' is no private answer")
     only(node, {"this", "db", "catalog", "alias"}, OUTER)
     if node.name == PRIVATE:
-        return (), released_columns(plan), set()
+        return named_relation((), released_columns(plans[0]), "")
+    if node.name.startswith(f"{PRIVATE} "):
+        place = int(node.name.removeprefix(PRIVATE))
+        return named_relation((Post(part=place),), released_columns(plans[place]), "")
     if node.name.lower() not in named:
         raise PlanError(
             f"'{shown(node.name)}' is no private answer, and an outer SELECT reads nothing else"
             f"{nearest(node.name, named) if named else ''}"
         )
     rest = {key: value for key, value in named.items() if key != node.name.lower()}
-    return *_select(named[node.name.lower()], plan, rest), {node.alias or node.name}
+    return named_relation(*_select(named[node.name.lower()], plans, rest), node.alias or node.name)
 
 
 def read_step(items: str, clauses: str, plan: Plan) -> tuple[Post, ...]:

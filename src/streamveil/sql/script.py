@@ -7,7 +7,7 @@ argument) are taken out here by their tokens, so that nothing hooks into the ins
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +52,16 @@ class Private:
 
 
 @dataclass(frozen=True)
+class PrivateSelects:
+    """Several private SELECTs and the one around them, which reads from `stand_in(i)`."""
+
+    parts: tuple[Private, ...]  # each named by its `view`
+    outer: exp.Expr
+    sinks: tuple[str, ...] = ()
+    explain: bool = False
+
+
+@dataclass(frozen=True)
 class Ask:
     """ASK table COUNT(*) WHERE ...: a question to a changing table."""
 
@@ -72,7 +82,7 @@ class View:
         return any(_private_spans(self.tokens))
 
 
-Statement = Create | Private | Ask
+Statement = Create | Private | PrivateSelects | Ask
 Views = dict[str, View]  # by name in small letters
 
 
@@ -301,7 +311,9 @@ def read_pairs(tokens: Sequence[Token], source: str) -> Pairs:
     return pairs
 
 
-def _private(cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: bool) -> Private:
+def _private(
+    cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: bool
+) -> Private | PrivateSelects:
     """Takes the private SELECT out of a statement, and out of it the privacy clause and EMIT."""
     source = cursor.source
     rest, emit = _cut_emit(cursor.tokens[cursor.at :])
@@ -314,13 +326,7 @@ def _private(cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: b
             "privacy_unit_column = ...)"
         )
     if len(spans) > 1:
-        raise PlanError(
-            f"the statement holds {len(spans)} private SELECTs; each is a query with a budget and "
-            "releases of its own.\n"
-            "  to fix  ask once: all aggregates in one private SELECT, with GROUP BY GROUPING SETS "
-            "((a), (b)) for several groupings; what is made of its answer, UNION ALL too, takes no "
-            "clause and costs nothing. Or make them statements of their own"
-        )
+        return _joint(rest, source, emit, PrivateSelects((), exp.Null(), sinks, explain))
     [(start, end, depth)] = spans
     if not depth:
         tree, pairs = _without_clause(rest, source)
@@ -334,6 +340,61 @@ def _private(cursor: Cursor, views: Views, sinks: tuple[str, ...], *, explain: b
     _hand_down(outer, tree)
     view = next((view.name for view in used if view.is_private), None)
     return Private(tree, pairs, emit or own, sinks, explain, outer, view)
+
+
+def _joint(
+    rest: list[Token], source: str, emit: list[Token], empty: PrivateSelects
+) -> PrivateSelects:
+    """Every private SELECT of a statement on its own, and what is left around them."""
+    parts, outer, place = list[Private](), list[Token](), 0
+    for start, end, depth in _private_spans(rest):
+        if start < place:
+            raise PlanError(
+                "a private SELECT stands inside another one.\n"
+                "  to fix  side by side: WITH a AS (...), b AS (...) SELECT ... FROM a JOIN b"
+            )
+        end = _end_of_part(rest, start, end, depth)
+        inner, own = _cut_emit(rest[start:end])
+        tree, pairs = _without_clause(inner, source)
+        name = _name_of(rest, start, end) or f"answer_{len(parts) + 1}"
+        parts.append(Private(tree, pairs, own or emit, view=name))
+        outer += [*rest[place:start], *tokenize(stand_in(len(parts) - 1), "the query")]
+        place = end
+    around = parse_query([*outer, *rest[place:]], source, "the query")
+    for part in parts:
+        _hand_down(around, part.tree)
+    return replace(empty, parts=tuple(parts), outer=around)
+
+
+def stand_in(part: int) -> str:
+    """What stands for one of several private answers in the FROM of an outer SELECT."""
+    return f"SELECT * FROM `{PRIVATE} {part}`"  # noqa: S608  (a fixed text and a number)
+
+
+def _end_of_part(tokens: Sequence[Token], start: int, end: int, outside: int) -> int:
+    """Where a private SELECT ends beside others: at UNION, or at what follows the last one."""
+    depth, united = 0, False
+    for token in tokens[:start]:
+        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
+        united |= token.token_type == TokenType.UNION and depth == outside
+    depth = 0
+    for place in range(start, end):
+        kind = tokens[place].token_type
+        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
+        ends = (TokenType.UNION, *((TokenType.ORDER_BY, TokenType.LIMIT) if united else ()))
+        if depth == 0 and kind in ends:
+            return place
+    return end
+
+
+def _name_of(tokens: Sequence[Token], start: int, end: int) -> str | None:
+    """What a private SELECT in parentheses is called: `name AS (...)` or `(...) AS name`."""
+    before = [str(token.text) for token in tokens[max(0, start - 3) : start]]
+    if len(before) == 3 and before[1].upper() == "AS" and before[2] == "(":
+        return before[0]
+    after = [token for token in tokens[end : end + 3] if str(token.text).upper() != "AS"]
+    named = len(after) > 1 and str(after[0].text) == ")" and after[1].token_type in NAMES
+    return str(after[1].text) if named else None
 
 
 def _private_spans(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
@@ -365,7 +426,7 @@ def _hand_down(outer: exp.Expr, inner: exp.Expr) -> None:
     handed = [
         cte.copy() for cte in (with_.expressions if with_ else ())
         if cte.alias.lower() not in known
-        and all(table.name != PRIVATE for table in cte.find_all(exp.Table))
+        and not any(table.name.startswith(PRIVATE) for table in cte.find_all(exp.Table))
     ]  # fmt: skip
     if handed:
         inner.set("with_", exp.With(expressions=[*handed, *(own.expressions if own else ())]))

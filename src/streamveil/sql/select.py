@@ -185,9 +185,10 @@ def _select_list(tree: exp.Expr, scope: From, unit: str | None) -> Chosen:
 def own_steps(tree: exp.Expr, chosen: Chosen, grouped: list[str], scope: From) -> tuple[Post, ...]:
     """HAVING, ORDER BY, LIMIT and computed columns of a private SELECT, over its releases."""
     columns = [*grouped, *(one.name + end for one in chosen.aggregates for end in ("", *SUFFIXES))]
+    beside = RESERVED if scope.window.kind != "whole" else RESERVED[2:]
     released = PostScope(
-        (*columns, *(RESERVED if scope.window.kind != "whole" else RESERVED[2:])),
-        frozenset(scope.names),
+        (*columns, *beside),
+        {one.lower(): {n.lower(): n for n in (*columns, *beside)} for one in scope.names},
         {
             text: exp.column(names[0], quoted=True)
             for text, names in chosen.calls.items()

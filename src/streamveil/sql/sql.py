@@ -20,16 +20,18 @@ from typing import Any
 from streamveil.errors import PlanError, nearest
 from streamveil.expressions.dialect import canonical, shown
 from streamveil.expressions.expr import conjunction
+from streamveil.plan.joint import JointPlan
 from streamveil.plan.options import MAX_GROUPS, NAME, PUBLIC_GROUPS
 from streamveil.plan.plan import Plan, SinkSpec, SourceSpec, TableSource
 from streamveil.sql.assemble import all_groups, assemble
 from streamveil.sql.options import ALL_GROUPS, constant, flag, read_options, text, word
 from streamveil.sql.post import read_outer
 from streamveil.sql.public_join import only_groups, take_public_join
-from streamveil.sql.script import Ask, Create, Private, split_script, values_of
+from streamveil.sql.script import Ask, Create, Private, PrivateSelects, split_script, values_of
 from streamveil.sql.select import read_select
 from streamveil.sql.table import domain_of, points_where, table_source
 
+MOST_NAME = 60  # characters of the name of a statement, which is made of those of its answers
 CHANGES = ("changelog", "operation", "id", "lives")  # settings of a changing table
 
 
@@ -48,16 +50,36 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class PlannedJoint:
+    """One statement of several private SELECTs."""
+
+    plan: JointPlan
+    explain: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells it from others in its script."""
+        return self.plan.sinks[0].name if self.plan.sinks else self.plan.name
+
+
+@dataclass(frozen=True)
 class Script:
     """What a script says: its sources, sinks and private queries."""
 
     sources: Mapping[str, SourceSpec]
     sinks: Mapping[str, SinkSpec]
     queries: tuple[Planned, ...]
+    joints: tuple[PlannedJoint, ...] = ()  # statements of several private SELECTs
 
     @property
     def query(self) -> Planned:
         """The only query; PlanError when there are none or several."""
+        if self.joints:
+            raise PlanError(
+                f"'{self.joints[0].name}' is made of several private answers, and this is for one"
+                " query.\n  to fix  run and explain take it, and sv.sql; for the rest, make each"
+                " private SELECT a statement of its own"
+            )
         if len(self.queries) != 1:
             names = ", ".join(query.name for query in self.queries)
             raise PlanError(
@@ -65,6 +87,21 @@ class Script:
                 "  to fix  --query NAME; names come from INSERT INTO, or OPTIONS (name = '...')"
             )
         return self.queries[0]
+
+    def named(self, wanted: str | None) -> Planned | PlannedJoint:
+        """The only query or statement, or the one of a name."""
+        joints = [one for one in self.joints if wanted in (None, one.name, one.plan.name)]
+        if len(joints) == 1 and (wanted is not None or not self.queries):
+            return joints[0]
+        if wanted is None:
+            return self.query
+        named = [query for query in self.queries if wanted in (query.name, query.plan.name)]
+        found = [query for query in named if query.name == wanted] or named
+        if len(found) != 1:
+            all_of_them: tuple[Planned | PlannedJoint, ...] = (*self.queries, *self.joints)
+            known = ", ".join(one.name for one in all_of_them)
+            raise PlanError(f"the script has no single query '{wanted}'; it has: {known}")
+        return found[0]
 
 
 def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) -> Script:
@@ -75,15 +112,18 @@ def parse_script(source: str, tables: Mapping[str, SourceSpec] | None = None) ->
     sources: dict[str, SourceSpec] = dict(tables or {})
     sinks: dict[str, SinkSpec] = {}
     queries: list[Planned] = []
+    joints: list[PlannedJoint] = []
     asks: list[tuple[str, str]] = []
     for statement in split_script(source):
         if isinstance(statement, Create):
             _declare(statement, sources, sinks)
         elif isinstance(statement, Ask):
             asks.append(_asked(statement, sources))
+        elif isinstance(statement, PrivateSelects):
+            joints.append(_joint(statement, source, sources, sinks))
         else:
             queries.append(_planned(statement, source, sources, sinks))
-    return Script(sources, sinks, tuple(_with_asks(queries, asks)))
+    return Script(sources, sinks, tuple(_with_asks(queries, asks)), tuple(joints))
 
 
 def _with_asks(queries: list[Planned], asks: list[tuple[str, str]]) -> Iterator[Planned]:
@@ -112,19 +152,38 @@ def _asked(statement: Ask, sources: Mapping[str, SourceSpec]) -> tuple[str, str]
     return statement.name, "COUNT(*)" if text is None else f"COUNT(*) WHERE {text}"
 
 
+def _joint(
+    statement: PrivateSelects,
+    source: str,
+    sources: Mapping[str, SourceSpec],
+    sinks: Mapping[str, SinkSpec],
+) -> PlannedJoint:
+    parts = tuple(_planned(part, source, sources, {}).plan for part in statement.parts)
+    made = JointPlan(
+        name="_".join(part.name for part in parts)[:MOST_NAME], parts=parts,
+        post=read_outer(statement.outer, parts), sinks=_chosen(statement.sinks, sinks),
+    )  # fmt: skip
+    return PlannedJoint(made, statement.explain)
+
+
+def _chosen(names: tuple[str, ...], sinks: Mapping[str, SinkSpec]) -> tuple[SinkSpec, ...]:
+    """The sinks that INSERT INTO names."""
+    for name in names:
+        if name not in sinks:
+            hint = nearest(name, sinks) if sinks else "; declare it with CREATE SINK"
+            raise PlanError(f"unknown sink '{shown(name)}'{hint}")
+        if names.count(name) > 1:
+            raise PlanError(f"INSERT INTO names the sink '{shown(name)}' twice")
+    return tuple(sinks[name] for name in names)
+
+
 def _planned(
     statement: Private,
     source: str,
     sources: Mapping[str, SourceSpec],
     sinks: Mapping[str, SinkSpec],
 ) -> Planned:
-    for name in statement.sinks:
-        if name not in sinks:
-            hint = nearest(name, sinks) if sinks else "; declare it with CREATE SINK"
-            raise PlanError(f"unknown sink '{shown(name)}'{hint}")
-        if statement.sinks.count(name) > 1:
-            raise PlanError(f"INSERT INTO names the sink '{shown(name)}' twice")
-    chosen = tuple(sinks[name] for name in statement.sinks)
+    chosen = _chosen(statement.sinks, sinks)
     values = read_options(statement.pairs)
     if statement.view is not None and NAME.of(values) is None:
         values[NAME.name] = statement.view

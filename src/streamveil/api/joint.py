@@ -1,0 +1,92 @@
+"""A statement of several private answers: explain it, or run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from streamveil.api.query import RUN_OPTIONS
+from streamveil.batch import Release
+from streamveil.errors import PlanError, fitting, nearest
+from streamveil.plan.joint import JointPlan
+
+if TYPE_CHECKING:
+    from streamveil.advise.explain import Explanation
+    from streamveil.results.answers import Answers
+
+
+@dataclass(frozen=True)
+class JointQuery:
+    """A checked statement over several private answers, each with a budget of its own.
+
+    >>> import streamveil as sv
+    >>> rows = {"user": list(range(900)), "page": ["a", "b", "c"] * 300, "bought": [1, 0, 0] * 300}
+    >>> private = "WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, delta = 1e-9, " + (
+    ...     "privacy_unit_column = user, public_groups = ['a', 'b', 'c'], max_rows_contributed = 1)"
+    ... )
+    >>> found = sv.sql(f'''
+    ...     WITH seen AS (SELECT {private} page, COUNT(*) AS n FROM t GROUP BY page),
+    ...       bought AS (SELECT {private} page, COUNT(*) AS n FROM t WHERE bought = 1 GROUP BY page)
+    ...     SELECT page, bought.n / seen.n AS share FROM seen JOIN bought USING (page)''', t=rows)
+    >>> found.to_arrow()["page"].to_pylist()
+    ['a', 'b', 'c']
+    """
+
+    plan: JointPlan
+
+    @fitting("explain()")
+    def explain(self, *, forecast: bool = False) -> Explanation:
+        """What all answers together promise and what each one does. Reads no data.
+
+        Args:
+            forecast: adds the errors that are expected, of each answer.
+
+        Raises:
+            PlanError: the budget of one cannot pay for what is asked.
+        """
+        from streamveil.advise.explain_joint import explain_joint
+        from streamveil.runtime.joint import guarantee_of
+
+        return explain_joint(self.plan, guarantee_of(self.plan.parts), forecast=forecast)
+
+    @fitting('run(state="both.veil")')
+    def run(self, state: str, **options: Any) -> Iterator[Release]:
+        """Runs or resumes all answers, with a state of each inside the directory `state`.
+
+        Args:
+            state: the directory; made at the first run, and taken up again at every later one.
+            **options: those of `Query.run` but `engine`.
+
+        Raises:
+            PlanError: an option is unknown, or the answers do not fit together.
+            BudgetError: the ledger refused, before anything was drawn.
+            StoreError: a state is of another query, damaged, or in use by another process.
+        """
+        from streamveil.runtime.joint import run_joint
+
+        for name in options:
+            if name not in RUN_OPTIONS or name == "engine":
+                raise PlanError(f"run() has no option '{name}' here{nearest(name, RUN_OPTIONS)}")
+        return run_joint(self.plan, state=state, **options)
+
+    @fitting('answer(state="both.veil"), or answer() for jobs in memory')
+    def answer(self, state: str | None = None, **options: Any) -> Answers:
+        """Runs everything to the end of its data and gives all that was put together.
+
+        Args:
+            state: a directory: with it the same answers come again at no further cost.
+            **options: those of `run`.
+
+        Raises:
+            StreamveilError: as `run`.
+        """
+        from streamveil.results.answers import Answers
+        from streamveil.results.releases import of_releases
+
+        if state is not None:
+            return Answers(of_releases(self.run(state, **options)))
+        with TemporaryDirectory(prefix="streamveil-") as folder:
+            return Answers(of_releases(self.run(str(Path(folder) / "state"), **options)))

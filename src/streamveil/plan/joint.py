@@ -1,0 +1,82 @@
+"""Several private answers and what one SELECT makes of them: a join, a union, WITH clauses of both.
+
+Each answer has a budget, a job and a state of its own; they are released together, at the same
+windows and triggers, and the rows of one such time are put together. That is post-processing, so it
+costs nothing beyond the answers, which cost what they cost one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from streamveil.errors import PlanError, require_file_name
+from streamveil.expressions.dialect import shown
+from streamveil.plan.options import CONFIDENCE
+from streamveil.plan.plan import Plan, SinkSpec, TableSource
+from streamveil.plan.post import Post
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointPlan:
+    """Private answers with one schedule over one privacy unit, and the SELECT over all of them."""
+
+    name: str
+    parts: tuple[Plan, ...]
+    post: tuple[Post, ...]
+    sinks: tuple[SinkSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_file_name("query", self.name)
+        first, names = self.parts[0], [part.name for part in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(
+                    f"two private answers are called '{shown(name)}'.\n"
+                    "  to fix  name them: WITH a AS (...), b AS (...)"
+                )
+        for part in self.parts:
+            require_together(first, part)
+        read = {*parts_read(self.post)}
+        for place, name in enumerate(names):
+            if place not in read:
+                raise PlanError(
+                    f"'{shown(name)}' is a private answer that nothing reads, and it is charged.\n"
+                    "  to fix  leave it out"
+                )
+
+
+def parts_read(posts: Iterable[Post]) -> Iterator[int]:
+    """The answers that some steps begin with."""
+    for post in posts:
+        if post.part is not None:
+            yield post.part
+        inner = [*post.branches, *((post.join.left, post.join.right) if post.join else ())]
+        for steps in inner:
+            yield from parts_read(steps)
+
+
+def require_together(first: Plan, other: Plan) -> None:
+    """Refuses answers that protect somebody else, or are not released at the same times."""
+    if isinstance(other.source, TableSource):
+        raise PlanError(
+            "a changing table stands alone: its answers are not put together with others.\n"
+            "  to fix  read its releases into another program and join there: it costs no budget"
+        )
+    if (first.unit, first.periods) != (other.unit, other.periods):
+        raise PlanError(
+            f"'{shown(first.name)}' protects {shown(first.unit)} and '{shown(other.name)}' "
+            f"{shown(other.unit)}, or other periods: nobody could say what both together promise.\n"
+            "  to fix  give both the same privacy_unit_column and privacy_unit_period; a subquery "
+            "may rename a column"
+        )
+    if (first.clock, first.window) != (other.clock, other.window):
+        raise PlanError(
+            f"'{shown(first.name)}' and '{shown(other.name)}' are released at different times.\n"
+            "  to fix  the same window, start, end and EMIT for all private answers of a statement"
+        )
+    if CONFIDENCE.of(first.options) != CONFIDENCE.of(other.options):
+        raise PlanError(
+            f"confidence differs between '{shown(first.name)}' and '{shown(other.name)}'.\n"
+            "  to fix  give all the same one, or leave it out"
+        )

@@ -1,0 +1,136 @@
+"""Several private answers at once: a job of each, and what one SELECT makes of their releases.
+
+Each job has a state of its own inside the state directory, a charge of its own, and noise of its
+own. They close their steps side by side; as soon as all have released at a window and trigger, the
+rows are put together. What is kept is kept by the jobs: the same releases put together again give
+the same rows, so a killed run goes on by putting together what is in the archives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from streamveil.accounts.ledger import Ledger
+from streamveil.batch import Release
+from streamveil.compiler.compile import operator_of
+from streamveil.connectors import open_sinks
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.noisy import post_process
+from streamveil.errors import PlanError, StoreError
+from streamveil.plan.combine import combined_plan
+from streamveil.plan.joint import JointPlan
+from streamveil.plan.look import with_look
+from streamveil.plan.plan import Plan
+from streamveil.plan.value_bounds import in_units
+from streamveil.results.post import post_processed, processed_together, require_joint
+from streamveil.results.releases import Moment
+from streamveil.runtime.published import is_state, of_state, pick
+from streamveil.runtime.query_rows import open_rows
+from streamveil.runtime.run import run
+from streamveil.runtime.store import epoch_of
+
+Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not put together yet
+
+
+def guarantee_of(parts: tuple[Plan, ...]) -> Guarantee:
+    """What all answers together promise.
+
+    Proof: neighbours differ in the rows of one unit, wherever these are; each answer loses at most
+        its own loss on them, with noise of its own, also where an analyst or the stream itself
+        reacts to what the others released (`Loss.compose`, which is adaptive). All protect the same
+        unit in the same periods (`JointPlan`), so that a promise per period composes period by
+        period. What is made of the releases is post-processing.
+    """
+    found = [operator_of(combined_plan(in_units(with_look(one)))).guarantee for one in parts]
+    first, *others = found
+    if not all(first.protects.covers(one.protects) for one in others):
+        raise PlanError("the private answers do not protect the same privacy unit")
+    loss = first.loss.compose(*(one.loss for one in others)) if others else first.loss
+    return Guarantee(
+        first.protects, loss, first.horizon, separate=all(one.separate for one in found)
+    )
+
+
+def run_joint(joint: JointPlan, *, state: str | Path, **options: Any) -> Iterator[Release]:
+    """Creates or resumes the jobs of all answers and yields what is made of their releases.
+
+    `state` holds a state directory of each, by its name; `options` are those of `run`. A resumed
+    run yields what was released before once more, which sinks know. Yields nothing for a window and
+    trigger at which one of the answers has not released yet.
+    """
+    home = Path(state)
+    if is_state(home):
+        raise StoreError(
+            f"'{home.name}' is the state of one query, and a statement of several private answers"
+            " keeps one of each.\n  to fix  give it a directory of its own"
+        )
+    require_joint(joint, tuple(open_rows(one.source).schema() for one in joint.parts))
+    places = [home / part.name for part in joint.parts]
+    require_room(joint, places, options.get("ledger"))
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sink = open_sinks([(one.kind, one.options) for one in joint.sinks])
+    with ExitStack() as stack:
+        both = list(zip(joint.parts, places, strict=True))
+        held = [archived(part, place) for part, place in both]
+        jobs = [stack.enter_context(run(part, state=place, **options)) for part, place in both]
+        told = set[Moment]()
+        for _ in turns(jobs, held):
+            for moment in sorted(set.intersection(*map(set, held)) - told):
+                told.add(moment)
+                made = put_together(joint, [some.pop(moment)() for some in held])
+                if sink is not None:
+                    sink.write(joint.name, made)
+                yield made
+
+
+def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:
+    """Refuses, before any answer is charged, what all new ones together may not cost."""
+    fresh = tuple(
+        part for part, place in zip(joint.parts, places, strict=True) if epoch_of(place) is None
+    )
+    if ledger is not None and fresh:
+        with Ledger.load(ledger) as shared:
+            shared.require(joint.name, guarantee_of(fresh))
+
+
+def turns(jobs: list[Any], held: list[Held]) -> Iterator[None]:
+    """One for what is there already, and one whenever each job has released once more."""
+    yield
+    for turn in zip_longest(*jobs):
+        for known, release in zip(held, turn, strict=True):
+            if release is not None:
+                known[Moment(release.window, release.trigger)] = partial(same, release)
+        yield
+
+
+def same(release: Release) -> Release:
+    """A release that is at hand."""
+    return release
+
+
+def archived(part: Plan, place: Path) -> Held:
+    """What a job released in earlier runs; read when it is needed."""
+    if epoch_of(place) is None:
+        return {}
+    try:
+        found = of_state(place)
+    except StoreError:  # nothing was released yet, or its job will say what is wrong
+        return {}
+
+    def load(moment: Moment) -> Release:
+        return post_processed(pick(found, *moment), part.post)
+
+    return {moment: partial(load, moment) for moment in found.moments}
+
+
+def put_together(joint: JointPlan, releases: list[Release]) -> Release:
+    """One release of the statement, from one of each answer."""
+    names = tuple(part.name for part in joint.parts)
+    first = releases[0]
+    noisy = post_process(processed_together, joint.post, names, *(one.noisy for one in releases))
+    return Release(noisy, first.window, first.trigger, first.step)

@@ -1,0 +1,252 @@
+"""Several private answers in one statement: joined, united, charged one by one and as a whole."""
+
+from __future__ import annotations
+
+import shutil
+from math import sqrt
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.stats import norm
+from typer.testing import CliRunner
+
+import streamveil as sv
+from streamveil.accounts.ledger import Ledger
+from streamveil.api.joint import JointQuery
+from streamveil.batch import Release
+from streamveil.cli import app
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.guarantee import Loss
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noisy import public
+from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.release_metadata import numbers_of
+from streamveil.results.post import processed_together
+from streamveil.runtime.joint import guarantee_of
+
+DAYS = 3
+ROWS = pa.table({
+    "user": list(range(3000)), "other": list(range(3000)), "day": [1, 2, 3] * 1000,
+    "bought": [1, 0, 0, 0, 1, 0] * 500,
+})  # fmt: skip
+OPTIONS = (
+    "delta = 1e-9, privacy_unit_column = user, max_rows_contributed = 1, look_share = 0,"
+    " cut_share = 0, public_groups = [1, 2, 3]"
+)
+DP = f"WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 4, {OPTIONS})"
+ALL = DP.replace(", public_groups = [1, 2, 3]", "")
+SEEN = f"SELECT {DP} day, COUNT(*) AS n FROM t GROUP BY day"
+BOUGHT = f"SELECT {DP} day, COUNT(*) AS n FROM t WHERE bought = 1 GROUP BY day"
+SHARE = (
+    f"WITH seen AS ({SEEN}), bought AS ({BOUGHT}) SELECT day, bought.n / seen.n AS share "
+    "FROM seen JOIN bought USING (day) ORDER BY day DESC"
+)
+STATEMENTS = [  # and the rows that they give, but for noise
+    (SHARE, [(3, 0.0), (2, 0.5), (1, 0.5)]),
+    (f"SELECT a.day, a.n - b.n AS more FROM ({SEEN}) AS a, ({BOUGHT}) AS b WHERE a.day = b.day"
+     " ORDER BY day", [(1, 500), (2, 500), (3, 1000)]),
+    (f"SELECT a.day, a.n / b.n AS part FROM ({SEEN}) AS a CROSS JOIN "
+     f"(SELECT {ALL} COUNT(*) AS n FROM t) AS b ORDER BY day", [(d, 1 / 3) for d in (1, 2, 3)]),
+    (f"SELECT today.day, today.n - before.n AS more FROM ({SEEN}) AS today LEFT JOIN "
+     f"(SELECT {DP} day + 1 AS day, COUNT(*) AS n FROM t GROUP BY day) AS before "
+     "ON today.day = before.day ORDER BY day", [(1, 1000), (2, 0), (3, 0)]),
+    (f"{SEEN} UNION ALL {BOUGHT} ORDER BY n DESC LIMIT 3", [(None, 1000)] * 3),
+    (f"WITH a AS ({SEEN} UNION ALL {BOUGHT}) SELECT day, n FROM a WHERE day = 2 ORDER BY n",
+     [(2, 500), (2, 1000)]),
+    (f"WITH a AS ({SEEN}), b AS ({BOUGHT}) SELECT day, n FROM b WHERE day > 1 UNION ALL "
+     "SELECT 0, SUM(n) FROM a", [(2, 500), (3, 0), (0, 3000)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), STATEMENTS)
+def test_answers_are_put_together(text, wanted):
+    query = sv.sql(text, {"t": ROWS})
+    assert isinstance(query, JointQuery)
+    table = query.answer().table
+    name = numbers_of(table.column_names)[-1]
+    found = list(zip(table["day"].to_pylist(), table[name].to_pylist(), strict=True))
+    assert len(found) == len(wanted)
+    for (day, number), (right, about) in zip(found, wanted, strict=True):
+        assert right is None or day == right
+        assert abs(number - about) < 20
+    assert all(
+        low is None or low <= high
+        for low, high in zip(
+            table[name + "_low"].to_pylist(), table[name + "_high"].to_pylist(), strict=True
+        )
+    )
+
+
+def test_the_same_in_python_and_a_part_alone():
+    seen, bought = (sv.sql(text, {"t": ROWS}) for text in (SEEN, BOUGHT))
+    query = sv.sql(SHARE[SHARE.index("SELECT day, bought") :], {"seen": seen, "bought": bought})
+    assert query.plan.post == sv.sql(SHARE, {"t": ROWS}).plan.post
+    assert [part.name for part in query.plan.parts] == ["seen", "bought"]
+    assert query.answer().table.num_rows == DAYS
+
+
+def released(n, sd, low=None):
+    """A release as a group-by writes it, with public numbers."""
+    facts = (
+        b'{"version":1,"job":"j","confidence":0.95,"windows":{},"rounds":false,"outputs":'
+        b'[{"name":"n","function":"count","lanes":[0]}]}'
+    )
+    z = norm.ppf(0.975)
+    table = pa.table({
+        "day": list(range(len(n))), "n": n, "n_sd": [sd] * len(n), "n_low": n - z * sd,
+        "n_high": n + z * sd, "trigger": [1] * len(n),
+    })  # fmt: skip
+    return table.replace_schema_metadata({b"streamveil": facts})
+
+
+def test_intervals_know_that_noise_of_two_answers_is_their_own():
+    """False alarms: below 1e-6, of 20,000 intervals of 95 %."""
+    rng, n = np.random.default_rng(3), 20_000
+    post = sv.sql(SHARE.replace("ORDER BY day DESC", "").replace(
+        "AS share", "AS share, seen.n - 2 * bought.n AS rest"), {"t": ROWS}).plan.post  # fmt: skip
+    seen, bought = 1000 + rng.normal(0, 30, n), 400 + rng.normal(0, 20, n)
+    names = ("seen", "bought")
+    table = processed_together(post, names, released(seen, 30.0), released(bought, 20.0))
+    for name, truth in (("share", 0.4), ("rest", 200.0)):
+        low, high = (table[name + end].to_numpy() for end in ("_low", "_high"))
+        hit = ((low <= truth) & (truth <= high)).mean()
+        assert abs(hit - 0.95) < 5 * sqrt(0.95 * 0.05 / n), name
+
+
+def test_a_number_that_meets_several_rows_is_one_draw():
+    """A total over rows of a cross join adds up deviations, and not variances."""
+    text = (
+        f"SELECT SUM(b.n) AS all_of_it FROM ({SEEN}) AS a CROSS JOIN "
+        f"(SELECT {ALL} COUNT(*) AS n FROM t) AS b"
+    )
+    post = sv.sql(text, {"t": ROWS}).plan.post
+    one = released(np.array([50.0]), 2.0).drop_columns(["day"])
+    table = processed_together(post, ("a", "b"), released(np.array([1.0, 2, 3]), 1.0), one)
+    assert table["all_of_it_sd"].to_pylist() == [6.0]
+    twice = "SELECT x.day, x.n - y.n AS none FROM a AS x JOIN a AS y USING (day)"
+    post = sv.sql(f"WITH a AS ({SEEN}), b AS ({BOUGHT}) {twice} JOIN b USING (day)", {"t": ROWS})
+    same = released(np.array([50.0, 60.0]), 2.0)
+    table = processed_together(post.plan.post, ("a", "b"), same, same)
+    assert table["none_high"][0].as_py() >= 2 * 2.0  # the worst: it may be another draw
+
+
+def gaussian_delta(mu, epsilon):
+    return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
+def test_the_account_of_all_answers_together_is_never_below_the_exact_loss(epsilon):
+    """One person in both answers moves one count of each by 1: two Gaussians, side by side."""
+    text = SHARE.replace("epsilon = 4", f"epsilon = {epsilon}")
+    joint = sv.sql(text, {"t": ROWS}).plan
+    claim = guarantee_of(joint.parts)
+    sds = [part.explain().facts["noise"]["n"][1]
+           for part in (sv.sql(text, {"t": ROWS}) for text in
+                        (one.replace("epsilon = 4", f"epsilon = {epsilon}")
+                         for one in (SEEN, BOUGHT)))]  # fmt: skip
+    mu = sqrt(sum(sd**-2 for sd in sds))
+    for at in (epsilon / 2, epsilon, 1.4 * epsilon, 2 * epsilon):
+        assert claim.delta_at(at) >= gaussian_delta(mu, at) * (1 - 1e-6)
+    alone = guarantee_of(joint.parts[:1])  # the fault: to claim what one of them costs
+    assert alone.delta_at(epsilon) < gaussian_delta(mu, epsilon)
+    explained = sv.sql(text, {"t": ROWS}).explain()
+    assert explained.facts["epsilon"] == claim.epsilon(2e-9)
+    assert "all together" in str(explained)
+
+
+def test_a_ledger_is_charged_for_all_or_for_none(tmp_path):
+    rows = Neighbours("user")
+    small, large = tmp_path / "small.ledger", tmp_path / "large.ledger"
+    Ledger.open(small, Budget(epsilon=5, delta=1e-8), rows).close()
+    Ledger.open(large, Budget(epsilon=12, delta=1e-8), rows).close()
+    query = sv.sql(SHARE, {"t": ROWS})
+    with pytest.raises(BudgetError):
+        list(query.run(str(tmp_path / "a"), ledger=str(small)))
+    with Ledger.load(small) as ledger:
+        assert ledger.spent() == Loss()
+    list(query.run(str(tmp_path / "b"), ledger=str(large)))
+    with Ledger.load(large) as ledger:
+        assert ledger.spent().epsilon(2e-9) == pytest.approx(
+            guarantee_of(query.plan.parts).epsilon(2e-9)
+        )
+
+
+def test_a_killed_run_gives_the_same_releases(tmp_path):
+    text = SHARE.replace("public_groups", "steps = 5, public_groups").replace(
+        "ORDER BY day DESC", "ORDER BY day EMIT EVERY 600 ROWS"
+    )
+    query = sv.sql(text, {"t": ROWS})
+    whole = {one.trigger: one.table for one in query.run(str(tmp_path / "whole"))}
+    assert sorted(whole) == [1, 2, 3, 4, 5]
+    state = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", state)
+    shutil.rmtree(state / "bought")  # as if that job had never begun: it draws its own noise
+    again = {one.trigger: one.table for one in query.run(str(state))}
+    assert sorted(again) == sorted(whole)
+    assert all(again[t]["day"] == whole[t]["day"] for t in whole)
+    broken = query.run(str(tmp_path / "begun"))
+    first = next(broken)
+    broken.close()
+    rest = {one.trigger: one.table for one in query.run(str(tmp_path / "begun"))}
+    assert sorted(rest) == [1, 2, 3, 4, 5]
+    assert rest[first.trigger] == first.table
+
+
+def test_the_command_line_runs_and_explains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text(
+        "user,day,bought\n" + "".join(f"{i},{1 + i % 3},{i % 2}\n" for i in range(3000))
+    )
+    text = (
+        "CREATE STREAM t (user INT64, day INT64, bought INT64)"
+        " WITH (source = 'files', path = 't.csv');"
+        "CREATE SINK out WITH (sink = 'files', path = 'out', format = 'csv');"
+        f"CREATE VIEW seen AS {SEEN}; CREATE VIEW bought AS {BOUGHT}; INSERT INTO out SELECT day, "
+        "bought.n / seen.n AS share FROM seen JOIN bought USING (day)"
+    )
+    (tmp_path / "q.sql").write_text(text)
+    done = CliRunner().invoke(app, ["run", "q.sql", "--state", "s", "--quiet"])
+    assert done.exit_code == 0, done.output
+    [file] = (tmp_path / "out").rglob("trigger=*.csv")
+    assert file.read_text().startswith('"day","share",')
+    assert (tmp_path / "s" / "seen").is_dir()
+    assert (tmp_path / "s" / "bought").is_dir()
+    said = CliRunner().invoke(app, ["explain", "q.sql"])
+    assert "all together" in said.output
+    with pytest.raises(PlanError, match="--log is for one private answer"):
+        CliRunner().invoke(app, ["run", "q.sql", "--state", "s", "--log", "text"],
+                           catch_exceptions=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (SHARE.replace("user, max", "other, max", 1), "nobody could say what both together"),
+        (SHARE.replace("seen JOIN bought USING (day)", "seen JOIN bought ON seen.n = bought.n"),
+         "noisy number"),
+        (SHARE.replace("bought.n / seen.n", "n"), "write seen.n or bought.n"),
+        (SHARE.replace("USING (day)", "ON seen.day < bought.day"), "joined by equal columns"),
+        (SHARE.replace("seen JOIN bought USING (day)", "seen NATURAL JOIN bought"), "USING"),
+        (SHARE.replace("look_share", "confidence = 0.9, look_share", 1), "confidence differs"),
+        (SHARE.replace("seen JOIN bought", "seen JOIN t"), "no private answer"),
+        (SHARE.replace("delta =", "name = 'x', delta ="), "two private answers are called 'x'"),
+        (SEEN.replace("FROM t", f"FROM ({BOUGHT})"), "stands inside another one"),
+        (SHARE.replace("SELECT day, bought.n / seen.n AS share", "SELECT day, other"), "other"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(text, why):
+    with pytest.raises(PlanError, match=why):
+        sv.sql(text, {"t": ROWS})
+
+
+def test_a_state_of_one_query_is_no_state_of_several(tmp_path):
+    list(sv.sql(SEEN, {"t": ROWS}).run(str(tmp_path / "s")))
+    with pytest.raises(StoreError, match="the state of one query"):
+        list(sv.sql(SHARE, {"t": ROWS}).run(str(tmp_path / "s")))
+
+
+def test_only_what_may_leave_is_put_together():
+    with pytest.raises(TypeError):
+        Release(pa.table({"n": [1]}), 0, 1, 1)
+    assert Release(public(pa.table({"n": [1]})), 0, 1, 1).trigger == 1
