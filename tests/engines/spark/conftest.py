@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -19,28 +18,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def session(tmp_path_factory):
-    """Spark that starts and compiles fast: here it runs for a minute or two."""
-    import pyspark
-
-    from streamveil.engines.spark.session import SETTINGS
+    """The session, with settings under which it starts fast."""
     from streamveil.engines.spark.session import session as start
+    from tests.engines.spark.lives import fast
 
-    options = "spark.driver.extraJavaOptions"
-    settings = {
-        options: f"{SETTINGS[options]} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.sql.streaming.numRecentProgressUpdates": "2",
-    }
-    home = without_zip(Path(pyspark.__file__).parent, tmp_path_factory.mktemp("spark"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(home))
-        made = start("local[2]", **settings)
+        patch.setenv("SPARK_HOME", "")  # so that it is as it was afterwards
+        made = start("local[2]", **fast(tmp_path_factory.mktemp("spark") / "home"))
     yield made
     made.stop()
-
-
-def without_zip(spark, home):
-    """Spark's home but for its zipped Python, which each new interpreter would compile again."""
-    for path in spark.iterdir():
-        if path.name != "python":
-            (home / path.name).symlink_to(path)
-    return home

@@ -58,6 +58,28 @@ def cluster(folder: Path, port: int) -> list[subprocess.Popen[bytes]]:
     ]  # fmt: skip
 
 
+def fast(home: Path) -> dict[str, str]:
+    """Settings and a home under which Spark starts and compiles fast: it runs for a minute or two.
+
+    The home is Spark's but for its zipped Python, which each new interpreter would compile again.
+    """
+    import pyspark
+
+    from streamveil.engines.spark.session import SETTINGS
+
+    if not home.exists():
+        home.mkdir()
+        for path in Path(pyspark.__file__).parent.iterdir():
+            if path.name != "python":
+                (home / path.name).symlink_to(path)
+    os.environ["SPARK_HOME"] = str(home)
+    options = "spark.driver.extraJavaOptions"
+    return {
+        options: f"{SETTINGS[options]} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.streaming.numRecentProgressUpdates": "2",
+    }
+
+
 def live(case: int, folder: Path, master: str) -> None:
     """One life, to the end."""
     from streamveil.core.noise.keyed import SeededNoise
@@ -71,9 +93,11 @@ def live(case: int, folder: Path, master: str) -> None:
     plan = ALL[case].plan(folder / "data", folder / "out")
     layout = SparkLayout(shards=ALL[case].shards)
     found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    paths = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(found)}
+    wanted = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(found)}
+    if master.startswith("local["):
+        wanted |= fast(folder / "spark")
     with SparkJob(
-        plan, state=folder / "state", session=session(master, **paths), layout=layout, keys=keys
+        plan, state=folder / "state", session=session(master, **wanted), layout=layout, keys=keys
     ) as job:
         for _ in job:
             pass
