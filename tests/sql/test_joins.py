@@ -225,7 +225,7 @@ def test_every_release_says_that_pairs_may_be_cut(asked, tmp_path):
     u = pa.table({"id": list(range(90)), "y": [1, 2, 3] * 30})
     query = sv.sql(asked.format(PRIVATE), {"t": t, "u": u})
     files = {"path": str(tmp_path / "out"), "format": "csv"}
-    sink = replace(query.plan, sink=SinkSpec(name="out", kind="files", options=files))
+    sink = replace(query.plan, sinks=(SinkSpec(name="out", kind="files", options=files),))
     *_, release = Query(sink).run(str(tmp_path / "state"))
     said = "a row is joined with the first 1,000 rows that match it"
     assert any(said in note for note in release.notes)
