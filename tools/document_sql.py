@@ -138,7 +138,8 @@ at the end of the run |
 lines), `delta`, `console`, `kafka` ([kafka.md](kafka.md)), `sqlite`, `duckdb` and `postgres` \
 ([databases.md](databases.md)); with \
 `escape_formulas = TRUE` a text that a spreadsheet would compute gets `'` put before it in CSV |
-| `INSERT INTO sink, sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go there: to each of several sinks exactly once, in this order; the first one names the job |
+| `INSERT INTO sink, sink SELECT WITH DIFFERENTIAL_PRIVACY ...` | a query whose releases go \
+there: to each of several sinks exactly once, in this order; the first one names the job |
 | `SELECT ... FROM (SELECT WITH DIFFERENTIAL_PRIVACY ...) WHERE ... ORDER BY ... LIMIT n` | what \
 is done with released rows, free of charge: [post-processing.md](post-processing.md) |
 | `CREATE VIEW name AS SELECT ...` | a name for a query in what follows, private or not; a private \
