@@ -245,6 +245,8 @@ def test_a_sketch_over_pairs_says_so_too():
     text = "SELECT {} HEAVY_HITTERS(u.y, k => 3, memory => 4000000) AS n FROM t JOIN u USING (id)"
     private = PRIVATE.replace("epsilon = 50", "epsilon = 4")
     assert compile_sketch(sv.sql(text.format(private), {"t": t, "u": u}).plan).omitted
+    with pytest.raises(PlanError, match="use a larger delta, a smaller epsilon"):
+        compile_sketch(sv.sql(text.format(PRIVATE), {"t": t, "u": u}).plan)
 
 
 def test_python_says_the_same_as_sql_and_a_job_resumes(tmp_path):

@@ -57,7 +57,10 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     budget = without_collisions(plan.budget, units)
     sized = {"memory": memory, "protects": protects, "budget": budget,
              "triggers": schedule.triggers}  # fmt: skip
-    sketch = sized_finder(**sized, bits=bits) if searched else sized_sketch(**sized)  # type: ignore[arg-type]
+    try:
+        sketch = sized_finder(**sized, bits=bits) if searched else sized_sketch(**sized)  # type: ignore[arg-type]
+    except ValueError as error:  # of settings: no row was read
+        raise PlanError(str(error)) from None
     key = KeyColumn(name=key_name(aggregate.expression), expression=aggregate.expression or "")
     return SketchQuery(
         job=plan.name,
