@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -114,6 +115,28 @@ def test_a_file_that_changes_or_goes_while_it_is_copied_is_refused(store, after,
     with pytest.raises(SourceError, match=r"(changed|went) while it was (.|\n)*to fix"):
         list(source(store).read(None, 9))
     assert not list(tmp_path.glob("streamveil-*"))
+
+
+def test_the_next_file_is_copied_while_one_is_read_and_none_is_left_behind(store, tmp_path):
+    for name in "abcd":
+        store.put(f"in/{name}.csv", text(*range(50)))
+    reading = source(store).read(None, 10)
+    next(reading)
+    wait_until(lambda: ("GET", "in/b.csv") in store.asked)
+    assert ("GET", "in/c.csv") not in store.asked, "two at most are there"
+    assert len(numbers(reading)) == 190
+    assert [store.asked.count(("GET", f"in/{name}.csv")) for name in "bcd"] == [1] * 3
+    reading = source(store).read(None, 10)
+    next(reading)
+    reading.close()
+    wait_until(lambda: not [*tmp_path.glob("streamveil-*")])
+
+
+def wait_until(holds, seconds=10):
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_looking_again_takes_no_file_from_the_store(store):

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -209,10 +210,15 @@ class FilesSource:
         place = self._resumed(position)
         left = self._left(present, place)
         wanted = select(self._schema(names, columns), columns, "the source")
-        for name in left:
-            start = place if name == place.name else ReadPosition(name, malformed=0)
-            if start.row or start.malformed or self.bounded or not self._is_early(present[name]):
-                yield from self._rows(present[name], start, wanted, max_rows)
+        try:
+            for name, later in zip_longest(left, left[1:]):
+                self._store.expect(None if later is None else present[later])
+                start = place if name == place.name else ReadPosition(name, malformed=0)
+                begun = start.row or start.malformed or self.bounded
+                if begun or not self._is_early(present[name]):
+                    yield from self._rows(present[name], start, wanted, max_rows)
+        finally:
+            self._store.forget()
 
     def _resumed(self, position: str | None) -> ReadPosition:
         """The place within a file; what was read before is known from here on."""

@@ -1,18 +1,18 @@
 """Files of an object store, by Arrow's file systems: s3://, gs://, az:// and abfs://.
 
 One is copied before it is read, into a private folder that goes with it: what is read is one moment
-of the file, and all that holds for a file on disk holds for it. The disk has room for one file at a
-time. Keys come from where the store's own programs take them, never from the address: that is
-written into queries, descriptions and logs.
+of the file, and all that holds for a file on disk holds for it. The next file is copied while one
+is read, so the disk has room for two. Keys come from where the store's own programs take them,
+never from the address: that is written into queries, descriptions and logs.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
+from streamveil.connectors.blocks import room
 from streamveil.connectors.names import below, format_of, found, guarded, is_temporary, shown
 from streamveil.errors import SourceError, nearest
 
@@ -30,6 +31,7 @@ SETTINGS = (  # of an address; none is a secret
     "blob_storage_authority", "blob_storage_scheme", "dfs_storage_authority", "dfs_storage_scheme",
 )  # fmt: skip
 MARK = "://"
+PIECE = 1 << 22  # bytes copied at once
 
 
 class ListedFile(NamedTuple):
@@ -37,6 +39,21 @@ class ListedFile(NamedTuple):
 
     size: int  # bytes
     time: int  # of its last change, in nanoseconds
+
+
+class CopiedFile(NamedTuple):
+    """A copy, in a folder that goes with it."""
+
+    folder: tempfile.TemporaryDirectory[str]
+    path: Path
+
+
+def drop(coming: tuple[str, Future[CopiedFile]] | None) -> None:
+    """Removes a copy that nobody needs, when it is there."""
+    if coming is not None:
+        coming[1].add_done_callback(
+            lambda done: None if done.exception() else done.result().folder.cleanup()
+        )
 
 
 class LocalFiles:
@@ -64,11 +81,20 @@ class LocalFiles:
         """One of them to read."""
         yield Path(name)
 
+    def expect(self, name: str | None) -> None:
+        """Tells which one is read after the next one; None: there is no other."""
+
+    def forget(self) -> None:
+        """Tells that none is read now."""
+
 
 class RemoteFiles:
     """Files of one store. Names are those in the store, with its bucket or container."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
+        self._pool = ThreadPoolExecutor(1, "copy")
+        self._next: str | None = None
+        self._coming: tuple[str, Future[CopiedFile]] | None = None
         addresses = {address(pattern)[0] for pattern in patterns if MARK in pattern}
         if len(addresses) != 1 or not all(MARK in pattern for pattern in patterns):
             raise SourceError(
@@ -108,9 +134,33 @@ class RemoteFiles:
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
-        """A copy to read, of one moment."""
-        with tempfile.TemporaryDirectory(prefix="streamveil-") as folder:
-            path = Path(folder) / PurePosixPath(name).name
+        """A copy to read, of one moment. The one that is expected is copied meanwhile."""
+        coming, self._coming = self._coming, None
+        if coming is not None and coming[0] == name:
+            copied = coming[1].result()
+        else:
+            drop(coming)
+            copied = self._copied(name)
+        try:
+            if self._next is not None and self._next != name:
+                self._coming = self._next, self._pool.submit(self._copied, self._next)
+            yield copied.path
+        finally:
+            copied.folder.cleanup()
+
+    def expect(self, name: str | None) -> None:
+        """See `LocalFiles`."""
+        self._next = name
+
+    def forget(self) -> None:
+        """See `LocalFiles`."""
+        drop(self._coming)
+        self._next = self._coming = None
+
+    def _copied(self, name: str) -> CopiedFile:
+        folder = tempfile.TemporaryDirectory(prefix="streamveil-")
+        try:
+            path = Path(folder.name) / PurePosixPath(name).name
             facts = self.facts(name)
             asked(name, lambda: self._copy(name, path))
             if path.stat().st_size != facts.size or self.facts(name) != facts:
@@ -119,11 +169,19 @@ class RemoteFiles:
                     "  to fix  start again, and put new rows in new files"
                 )
             os.utime(path, ns=(facts.time, facts.time))
-            yield path
+        except BaseException:
+            folder.cleanup()
+            raise
+        return CopiedFile(folder, path)
 
     def _copy(self, name: str, path: Path) -> None:
-        with self._files.open_input_stream(name, compression=None) as source, path.open("wb") as to:
-            shutil.copyfileobj(source, to, 1 << 22)
+        with (
+            self._files.open_input_stream(name, compression=None) as source,
+            path.open("wb") as to,
+            room(PIECE) as own,
+        ):
+            while size := source.readinto(own):
+                to.write(own[:size])
 
     def _matching(self, pattern: str) -> Iterator[tuple[str, ListedFile]]:
         from pyarrow import fs
