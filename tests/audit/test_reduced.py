@@ -64,7 +64,7 @@ def test_bounds_of_any_size_are_attacked(bounds, monkeypatch):
     monkeypatch.setattr("streamveil.audit.reduced.MOST_ROWS", 30_000)
     monkeypatch.setattr("streamveil.audit.reduced.MOST_ADDED", 1_500)
     plan = query(PUBLIC, sv.Budget(mu=0.5, delta=1e-6), **bounds).plan
-    found = list(attacks(plan, 50, 1e-6, tell=lambda text: None))
+    found = list(attacks(plan, 12, 1e-6, tell=lambda text: None))
     assert len(found) == 10
     assert all(verdict.stands for verdict in found)
 

@@ -61,8 +61,8 @@ JOBS = ["long toy", "visits", "picky visits", "swept visits", "divided visits", 
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_fifty_kills(server: Server, folder: Path, job: str) -> None:
-    kill_often(server, folder, job, 50)
+def test_twenty_kills(server: Server, folder: Path, job: str) -> None:
+    kill_often(server, folder, job, 20)
 
 
 @pytest.mark.slow

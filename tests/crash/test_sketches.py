@@ -17,11 +17,11 @@ SKETCHES = ["heavy", "frequency"]
 
 @pytest.mark.parametrize("job", SKETCHES)
 def test_a_few_kills(server: Server, folder: Path, job: str) -> None:
-    kill_often(server, folder, job, 8)
+    kill_often(server, folder, job, 5)
 
 
 def test_some_writes_may_fail(server: Server, folder: Path) -> None:
-    try_calls(server, folder, Fault("short and kill", 2), "frequency", every=11)
+    try_calls(server, folder, Fault("short and kill", 2), "frequency", every=17)
 
 
 @pytest.mark.slow
