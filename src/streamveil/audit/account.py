@@ -28,6 +28,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from streamveil.audit.laid_open import Key, Seen, Stream, Taken, Transcript
+from streamveil.core.accounting.coin_table import CoinTable
 from streamveil.core.counters.weights import weighted_loss
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.selection.gaussian import FINE, GaussianSelection
@@ -286,7 +287,7 @@ def judge_coins(
 ) -> None:
     """Whether coins are those that are charged, and how many groups' coins the unit moves."""
     (table, times), *more = operator.loss.tables or ((None, 0),)
-    if table is None or more:
+    if not isinstance(table, CoinTable) or more:
         found.faults.append("coins are flipped that are not charged")
         return
     one, other = pair
