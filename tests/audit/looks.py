@@ -13,7 +13,7 @@ from streamveil.plan.look import divided, look_share, with_look
 from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, rows_of
 from streamveil.runtime.survey import survey
-from tests.audit import texts
+from tests.audit import raw_rows, texts
 from tests.audit.library import told
 
 SAID = (
@@ -46,12 +46,12 @@ def looking_query(rng):
     """A query that looks at its rows first, and when it runs; some values have no bounds."""
     while True:
         text, span = texts.text_of(rng)
-        share = texts.pick(rng, ("look_share = 0.1", "look_share = 0.3", "name = 'looks'"))
+        share = raw_rows.pick(rng, ("look_share = 0.1", "look_share = 0.3", "name = 'looks'"))
         text = text.replace("look_share = 0", share, 1)
         if rng.random() < 0.5 and "quantum" not in text:
             text = BARE.sub("", text)
         try:
-            plan = with_look(texts.plan_of(text, []))
+            plan = with_look(texts.plan_of(text))
             if look_share(plan):
                 look(plan, OpenNoise(1))
                 return text, span
@@ -59,7 +59,7 @@ def looking_query(rng):
             continue
 
 
-def look_lost(text, plans, seed):
+def look_lost(plans, seed):
     """What two inputs lose by the look, and what it claims: of the survey, and of the budget."""
     wanted = [with_look(plan) for plan in plans]
 
@@ -76,9 +76,11 @@ def judged(seed, pairs):
     """(text, loss, claim, budget) of pairs of neighbours of one query."""
     rng = np.random.default_rng(seed)
     text, span = looking_query(rng)
-    for _ in range(pairs):
-        pair = texts.neighbours_drawn(rng, text, span)
-        yield text, *look_lost(text, pair.plans, seed)
+    plan = texts.plan_of(text)
+    with raw_rows.compiled_once():
+        for _ in range(pairs):
+            pair = raw_rows.neighbours_drawn(rng, plan, span)
+            yield text, *look_lost(pair.plans, seed)
 
 
 def chosen(text, rows):
@@ -109,7 +111,7 @@ def sequels(seed, pairs):
     rng = np.random.default_rng(seed)
     text, span = looking_query(rng)
     for _ in range(pairs):
-        pair = texts.neighbours_drawn(rng, text, span)
+        pair = raw_rows.neighbours_drawn(rng, texts.plan_of(text), span)
         division, after, claims = chosen(text, [])
         accounts = []
         for known in SAID:

@@ -42,6 +42,7 @@ AGGREGATES = (
               options={"fan": 2, "levels": 2}),
 )  # fmt: skip
 KEYS = tuple((name,) for name in "abcdefgh")
+BESIDE = 12  # pairs in one run
 OPTIONS = (
     {}, {}, {"selection": "gaussian"}, {"selection": "table"}, {"selection": "totals"},
     {"cut_share": 0.1},
@@ -55,19 +56,28 @@ def pick(rng, some):
     return some[int(rng.integers(len(some)))]
 
 
-def plan_drawn(rng):
-    """A plan, which may be refused."""
+def public_keys(pairs):
+    """Of so many pairs: eight of their own each."""
+    return tuple((name + "." * place,) for place in range(pairs) for (name,) in KEYS)
+
+
+def plan_drawn(rng, pairs=1):
+    """A plan, which may be refused.
+
+    Of several pairs at once: with groups, and without the count of cut rows, which has no groups.
+    """
     chosen = rng.permutation(len(AGGREGATES))[: int(rng.integers(1, 5))]
     unknown_end = rng.random() < 0.1
     keys = float(rng.random())
-    changes = {"keys": ()} if keys < 0.1 else {}
+    changes = {"keys": ()} if keys < 0.1 and pairs == 1 else {}
+    public, more = KeySet(public=public_keys(pairs)), {"cut_share": 0} if pairs > 1 else {}
     return plan_of(
         source=SourceSpec(name="s", kind="memory", event_time="ts"),
         aggregates=tuple(AGGREGATES[place] for place in chosen),
         window=Window() if unknown_end else pick(rng, WINDOWS),
         bounding=pick(rng, BOUNDINGS),
-        key_set=KeySet(public=KEYS) if 0.1 < keys < 0.4 else KeySet(min_units=pick(rng, (1, 1, 3))),
-        options=dict(pick(rng, OPTIONS)),
+        key_set=public if 0.1 < keys < 0.4 else KeySet(min_units=pick(rng, (1, 1, 3))),
+        options={**pick(rng, OPTIONS), **more},
         clock=Clock(kind="event", every=EVERY, start_us=0, end_us=None if unknown_end else END,
                     steps=None),
         period_us=pick(rng, (None, None, 30, 20)),
@@ -76,10 +86,10 @@ def plan_drawn(rng):
     )  # fmt: skip
 
 
-def compiled(rng):
+def compiled(rng, pairs=1):
     """A plan and its operator; plans that are refused are drawn again."""
     while True:
-        plan = plan_drawn(rng)
+        plan = plan_drawn(rng, pairs)
         try:
             return plan, compile_plan(combined_plan(plan))
         except (PlanError, BudgetError):

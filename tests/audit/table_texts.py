@@ -8,7 +8,7 @@ from streamveil.plan.plan import SourceSpec
 from streamveil.runtime.run import work_of
 from streamveil.sql.sql import parse_script
 from tests.audit.library import random_policy, told
-from tests.audit.texts import pick
+from tests.audit.raw_rows import compiled_once, holding, pick
 
 STEPS, EACH = 5, 12  # rows of a step
 CITIES = ("Lima", "Oslo", "Rome")
@@ -74,30 +74,37 @@ def neighbour(rng, rows, relation):
     return [gap if nth == place else row for nth, row in enumerate(rows)]
 
 
-def plan_of(text, rows):
-    kinds = {"op": pa.string(), "id": pa.int64(), "city": pa.string(), "age": pa.int64()}
-    table = pa.table({
-        name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()
+KINDS = {"op": pa.string(), "id": pa.int64(), "city": pa.string(), "age": pa.int64()}
+
+
+def table_of(rows):
+    return pa.table({
+        name: pa.array([row[name] for row in rows], kind) for name, kind in KINDS.items()
     })  # fmt: skip
-    source = SourceSpec(name="rows", kind="memory", options={"table": table})
+
+
+def plan_of(text, rows=()):
+    source = SourceSpec(name="rows", kind="memory", options={"table": table_of(rows)})
     return parse_script(text, {"rows": source}).query.plan
 
 
 def drawn(rng):
-    """A script that is not refused, and its operator."""
+    """A script that is not refused, its plan and its operator."""
     while True:
         text = text_of(rng)
         try:
-            return text, work_of(plan_of(text, rows_drawn(rng))).operator
+            plan = plan_of(text)
+            return text, plan, work_of(plan).operator
         except (PlanError, BudgetError):
             continue
 
 
-def released(text, asked):
+def released(plan, operator, asked):
     """What a job publishes, with its answers to questions after each step."""
 
     def release(rows, noise):
-        work, rng, found = work_of(plan_of(text, rows)), np.random.default_rng(asked), []
+        here = holding(plan, {plan.source.name: table_of(rows)})
+        work, rng, found = work_of(here, lambda _: operator), np.random.default_rng(asked), []
         table, state = work.operator, work.operator.init()
         for batch in work.feed(None):
             table.fold(state, batch, noise)
@@ -120,9 +127,11 @@ def released(text, asked):
 def judged(seed, pairs):
     """(text, operator, loss) of pairs of neighbours of one script."""
     rng = np.random.default_rng(seed)
-    text, operator = drawn(rng)
-    for nth in range(pairs):
-        rows = rows_drawn(rng)
-        other = neighbour(rng, rows, operator.guarantee.protects.relation)
-        policy = random_policy(pairs * seed + nth, (0.05, 0.3, 1.0)[nth % 3])
-        yield text, operator, told(released(text, seed), rows, other, policy, seed)
+    text, plan, operator = drawn(rng)
+    release = released(plan, operator, seed)
+    with compiled_once():
+        for nth in range(pairs):
+            rows = rows_drawn(rng)
+            other = neighbour(rng, rows, operator.guarantee.protects.relation)
+            policy = random_policy(pairs * seed + nth, (0.05, 0.3, 1.0)[nth % 3])
+            yield text, operator, told(release, rows, other, policy, seed)

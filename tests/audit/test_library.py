@@ -34,14 +34,19 @@ LOST = np.abs(CHANGES).sum(axis=1)
 # ---- counters: every change of a stream of 7 steps
 
 
-def tightness_of(counter, changes=CHANGES, claimed=None):
-    """The largest part of its claim that a counter was seen to lose."""
+def parts_of(counter, changes=CHANGES, claimed=None, seed=3):
+    """The part of its claim that a counter was seen to lose, for each change."""
     claimed = claimed or counter
     lost = np.abs(changes).sum(axis=1)
     if claimed.loss().pure:
-        return (laplace_losses(counter, kary, changes) / lost).max() / claimed.loss().pure_total
-    found = gaussian_losses(counter, changes, keys=KEYS, alpha=ALPHA, seed=3)
-    return (found / lost**2).max() / float(claimed.loss().gaussian)
+        return laplace_losses(counter, kary, changes) / lost / claimed.loss().pure_total
+    found = gaussian_losses(counter, changes, keys=KEYS, alpha=ALPHA, seed=seed)
+    return found / lost**2 / float(claimed.loss().gaussian)
+
+
+def tightness_of(counter, changes=CHANGES, claimed=None):
+    """The largest of them."""
+    return parts_of(counter, changes, claimed).max()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,8 +86,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def worst_of_comparisons(above, moves, limits):
-    """The largest loss over all pairs of neighbours and transcripts, and how many there were."""
+def comparisons(above, moves, limits):
+    """The largest loss over all transcripts, for every pair of neighbours; and all transcripts."""
     ends = range(ASKED + 1)
     table = np.array([
         chances_of(above, counts, ends, limits)
@@ -93,13 +98,19 @@ def worst_of_comparisons(above, moves, limits):
         moved = [(0,) * n + (1,) * (ASKED - n) for n in range(ASKED)]
     else:
         moved = list(itertools.product(moves, repeat=ASKED))
-    worst, pairs = 0.0, 0
+    found = []
     for move in moved:
         a = tuple(slice(max(m, 0), FEW + min(m, 0)) for m in move)
         b = tuple(slice(max(-m, 0), FEW + min(-m, 0)) for m in move)
-        worst = max(worst, float(np.abs(table[a] - table[b]).max()))
-        pairs += table[a].size
-    return worst, pairs
+        found.append(np.abs(table[a] - table[b]).max(axis=-1).ravel())
+    losses = np.concatenate(found)
+    return losses, losses.size * table.shape[-1]
+
+
+def worst_of_comparisons(above, moves, limits):
+    """The largest loss over all pairs of neighbours and transcripts, and how many there were."""
+    losses, pairs = comparisons(above, moves, limits)
+    return float(losses.max()), pairs
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -113,8 +124,8 @@ def test_no_answers_to_comparisons_lose_more_than_is_claimed(name):
     assert max(worst, far) > (0.9 if name == "cumulative" else 0.5) * float(above.epsilon)
 
 
-def worst_of_segments(made, steps=4):
-    """The largest loss of one update over all short streams and all ways to close segments."""
+def segments(made, steps=4):
+    """The largest loss over all ways to close segments, for every update of a short stream."""
     streams = list(itertools.product(range(3), repeat=steps))
     ways = list(itertools.product((0, 1), repeat=steps))
 
@@ -131,7 +142,14 @@ def worst_of_segments(made, steps=4):
 
     table = np.array([[chance(one, way) for way in ways] for one in streams])
     table = table.reshape((3,) * steps + (len(ways),))
-    return max(float(np.abs(np.diff(table, axis=t)).max()) for t in range(steps))
+    return np.concatenate(
+        [np.abs(np.diff(table, axis=t)).max(axis=-1).ravel() for t in range(steps)]
+    )
+
+
+def worst_of_segments(made, steps=4):
+    """The largest of them."""
+    return float(segments(made, steps).max())
 
 
 @pytest.mark.parametrize("kind", [TimeVarying, Squaring])
@@ -139,6 +157,22 @@ def test_no_segments_lose_more_than_is_claimed(kind):
     made = kind(epsilon=1)
     whole = float(made.guarantee.loss.pure_total)
     assert 0.2 * whole < worst_of_segments(made) <= whole * (1 + 1e-9)
+
+
+def grids(seed):
+    """(mechanism, part of its claim) for every pair of short streams, of all that are tried so."""
+    changes = every_change(STEPS + 1)
+    for name in NAMES:
+        for part in parts_of(examples(STEPS + 1)[name], changes, seed=seed).tolist():
+            yield f"counter {name}", part
+    for name, (above, moves) in SETTINGS.items():
+        for limits in (np.full(ASKED, 2), np.array([40, 40, 40, 2])):
+            for loss in comparisons(above, moves, limits)[0].tolist():
+                yield f"comparisons {name}", loss / float(above.epsilon)
+    for kind in (TimeVarying, Squaring):
+        made = kind(epsilon=1)
+        for loss in segments(made).tolist():
+            yield kind.__name__, loss / float(made.guarantee.loss.pure_total)
 
 
 # ---- tables, questions, reruns

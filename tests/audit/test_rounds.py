@@ -6,11 +6,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from streamveil.audit.worst import accounts
+from streamveil.audit.worst import accounts, accounts_of_many
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.plan import Bounding, Clock, KeySet
-from tests.audit.queries import AGGREGATES, BOUNDINGS, BUDGETS, END, EVERY, WINDOWS, pick
+from tests.audit.queries import AGGREGATES, BESIDE, BOUNDINGS, BUDGETS, END, EVERY, WINDOWS, pick
 from tests.dataflow.streams import plan_of
 from tests.planting import forced
 
@@ -33,15 +33,17 @@ def rounds_drawn(rng):
             continue
 
 
-def judged(seed, pairs):
-    """Accounts of one query of the preset."""
-    return accounts(rounds_drawn(np.random.default_rng(seed)), seed, pairs)
+def judged(seed, runs, beside=BESIDE):
+    """Accounts of one query of the preset: of a pair alone, and of many beside each other."""
+    operator = rounds_drawn(np.random.default_rng(seed))
+    yield from accounts(operator, seed, runs)
+    yield from accounts_of_many(operator, seed, runs, beside)
 
 
 def test_units_in_rounds_lose_no_more_than_is_claimed():
     most: dict[str, float] = {}
     for seed in range(12):
-        for one in judged(seed, 4):
+        for one in judged(seed, 1):
             assert one.account.stands, (seed, one.account.broken())
             for part in one.account.parts:
                 most[part.name] = max(most.get(part.name, 0.0), part.tightness)

@@ -110,14 +110,16 @@ FAULTS = {
 def test_planted_faults_in_tables_are_caught(name):
     text, plant, claim = FAULTS[name]
     rng = np.random.default_rng(4)
-    operator = table_texts.work_of(table_texts.plan_of(text, churn(rng))).operator
+    plan = table_texts.plan_of(text)
+    operator = table_texts.work_of(plan).operator
     for seed in range(10):
         rows = churn(rng)
         other = [dict.fromkeys(row) if row["id"] == 0 else row for row in rows]
         with pytest.MonkeyPatch.context() as patch:
             plant(patch)
             policy = table_texts.random_policy(seed, 0.5)
-            lost = table_texts.told(table_texts.released(text, seed), rows, other, policy, seed)
+            release = table_texts.released(plan, table_texts.work_of(plan).operator, seed)
+            lost = table_texts.told(release, rows, other, policy, seed)
         assert plant is not nothing or lost.stands(operator.guarantee.loss)
         if not lost.stands(claim(operator)):
             return

@@ -19,7 +19,7 @@ from streamveil.connectors.memory import MemorySource
 from streamveil.plan import combine, own_rows
 from streamveil.plan.look import with_look
 from streamveil.runtime import run, survey
-from tests.audit import looks, texts
+from tests.audit import looks, raw_rows, texts
 
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
 
@@ -45,7 +45,7 @@ def test_looks_lose_no_more_than_is_claimed():
 
 def test_what_a_look_chose_loses_with_it_no_more_than_is_claimed():
     most = 0.0
-    for seed in (1, 24):
+    for seed in (0, 2):
         for text, accounts, (epsilon, delta), claims in looks.sequels(seed, 1):
             assert all(one.stands for one in accounts), (seed, text)
             if delta is not None:
@@ -86,9 +86,9 @@ DAILY = (
 def days_of_one(count):
     """Rows of one unit, the same on so many days; and rows of others."""
     rng = np.random.default_rng(1)
-    others = [texts.other_row(rng, texts.HOURS) for _ in range(20)]
-    mine = [{**others[0], "user": "Z", "page": "a", "ms": 8.0, "ts": day * texts.DAY,
-             "at": day * texts.DAY} for day in range(count)]  # fmt: skip
+    others = [raw_rows.other_row(rng, raw_rows.HOURS) for _ in range(20)]
+    mine = [{**others[0], "user": "Z", "page": "a", "ms": 8.0, "ts": day * raw_rows.DAY,
+             "at": day * raw_rows.DAY} for day in range(count)]  # fmt: skip
     return others, [*others, *mine]
 
 
@@ -96,13 +96,13 @@ def days_of_one(count):
 def test_a_unit_of_several_days_loses_no_more_than_its_lifetime_is_said_to_cost(share):
     """A look reads all days at once: it loses k mu, not sqrt(k) mu, as it was said to."""
     text, days = DAILY.format(f"look_share = {share}"), 4
-    plan = with_look(texts.plan_of(text, []))
+    plan = with_look(texts.plan_of(text))
     operator = compile_plan(plan)
     without, rows = days_of_one(days)
-    pair = texts.Neighbours(tuple(texts.plan_of(text, some) for some in (rows, without)), days)
+    pair = raw_rows.Neighbours(tuple(texts.plan_of(text, some) for some in (rows, without)), days)
     lost = texts.account_of(pair, 3).parts[0].realised if not share else 0.0
     if share:
-        seen, claim, _ = looks.look_lost(text, pair.plans, 1)
+        seen, claim, _ = looks.look_lost(pair.plans, 1)
         assert seen.mu_squared > 0.3 * days**2 * float(claim.gaussian)
         lost = seen.mu_squared + days * (1 - share) * 0.25  # and the lanes, which compose
     whole = operator.guarantee.over(days).loss
@@ -175,7 +175,8 @@ def test_planted_faults_in_row_functions_are_caught(name, monkeypatch):
     plant, text = FAULTS[name]
     plant(monkeypatch)
     rng = np.random.default_rng(1)
-    pairs = (texts.neighbours_drawn(rng, text, texts.HOURS) for _ in range(20))
+    plan = texts.plan_of(text)
+    pairs = (raw_rows.neighbours_drawn(rng, plan, raw_rows.HOURS) for _ in range(20))
     assert any(not texts.account_of(pair, 1).stands for pair in pairs)
 
 
@@ -205,10 +206,10 @@ LOOK_FAULTS = {
 def test_planted_faults_in_the_look_are_caught(name):
     rng = np.random.default_rng(2)
     for seed in range(12):
-        pair = texts.neighbours_drawn(rng, LOOKS, texts.HOURS)
+        pair = raw_rows.neighbours_drawn(rng, texts.plan_of(LOOKS), raw_rows.HOURS)
         with pytest.MonkeyPatch.context() as patch:
             LOOK_FAULTS[name](patch)
-            lost, claim, _ = looks.look_lost(LOOKS, pair.plans, seed)
+            lost, claim, _ = looks.look_lost(pair.plans, seed)
         if not lost.stands(claim):
             return
     raise AssertionError(name)

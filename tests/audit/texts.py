@@ -4,63 +4,26 @@ Unlike `tests.audit.queries`, rows go through everything: conditions and express
 the privacy unit, UNNEST, ROLLUP, combined contributions, calendars, arrival times, the clock.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-import pyarrow as pa
 
-from streamveil.audit.account import MechanismLoss, QueryAccount, account
+from streamveil.audit.account import MechanismLoss, QueryAccount, account, claims_of
 from streamveil.audit.laid_open import Transcript, run
 from streamveil.errors import BudgetError, PlanError
-from streamveil.plan.plan import Plan, SourceSpec
+from streamveil.plan.plan import Plan
 from streamveil.runtime.run import work_of
 from streamveil.sql.sql import parse_script
+from tests.audit.raw_rows import (
+    HOURS,
+    SPANS,
+    Neighbours,
+    compiled_once,
+    neighbours_drawn,
+    others_drawn,
+    pick,
+    sources_of,
+    tables_of,
+)
 
-HOUR = 3_600_000_000
-DAY = 24 * HOUR
-MINE = ("Z", "z", "Z")  # spellings of the unit that is in one input only
-OTHERS = 12
-FAR = (None, -(2**62), 2**62, -(10**15), 10**17)
-NAME = "clicks"
-
-
-def pick(rng, some):
-    return some[int(rng.integers(len(some)))]
-
-
-@dataclass(frozen=True)
-class Span:
-    """When a job runs and how long its steps are; lengths as SQL writes them."""
-
-    start: str
-    end: str
-    zone: str
-    every: str
-    step_us: int  # about
-    begin_us: int
-    sizes: tuple[str, ...]  # of windows
-    steps: tuple[str, ...]  # of windows that hop or grow
-    periods: tuple[str, ...]
-
-
-HOURS = Span(
-    "1970-01-01", "1970-01-01 04:00:00", "", "INTERVAL 1 HOUR", HOUR, 0,
-    ("INTERVAL 2 HOUR", "INTERVAL 90 MINUTE", "INTERVAL 3 HOUR"), ("INTERVAL 1 HOUR",),
-    ("INTERVAL 2 HOUR", "INTERVAL 3 HOUR", "INTERVAL 1 HOUR"),
-)  # fmt: skip
-SPANS = (
-    HOURS, HOURS, HOURS,
-    Span("2026-03-28", "2026-04-01", "Europe/Berlin", "INTERVAL 1 DAY", DAY,
-         1_774_652_400_000_000, ("INTERVAL 1 DAY", "INTERVAL 2 DAY", "INTERVAL 1 WEEK"),
-         ("INTERVAL 1 DAY",), ("INTERVAL 1 DAY", "INTERVAL 1 WEEK", "INTERVAL 1 MONTH")),
-    Span("2026-01-01", "2026-05-01", "America/New_York", "INTERVAL 1 MONTH", 30 * DAY,
-         1_767_243_600_000_000, ("INTERVAL 1 MONTH", "INTERVAL 2 MONTH"), ("INTERVAL 1 MONTH",),
-         ("INTERVAL 1 MONTH", "INTERVAL 1 QUARTER")),
-    Span("2026-10-24 18:00:00", "2026-10-26 00:00:00", "Europe/Berlin", "INTERVAL 6 HOUR",
-         6 * HOUR, 1_792_857_600_000_000, ("INTERVAL 12 HOUR", "INTERVAL 1 DAY"),
-         ("INTERVAL 6 HOUR",), ("INTERVAL 1 DAY", "INTERVAL 12 HOUR")),
-)  # fmt: skip
 BUDGETS = ("epsilon = 2, delta = 1e-6", "epsilon = 6, delta = 1e-9", "mu = 0.5, delta = 1e-6",
            "rho = 0.125, delta = 1e-6")  # fmt: skip
 BOUNDS = ("max_rows_contributed = 1", "max_rows_contributed = 4, max_rows_per_group = 1",
@@ -135,6 +98,41 @@ OWN = (  # subqueries that combine the rows of one unit
     "SELECT {unit}, page, kind, ms, ts, at FROM clicks UNION ALL"
     " SELECT {unit}, tags AS page, kind, ms, at AS ts, ts AS at FROM clicks WHERE kind > 1",
 )  # fmt: skip
+PLAIN = "v.page AS page, v.kind AS kind, v.ms AS ms, v.ts AS ts, v.at AS at"
+JOINED = (  # with a second relation of people's rows, and with a public table
+    "SELECT v.{unit}, v.page, p.kind, p.w AS ms, v.ts, v.at FROM clicks AS v JOIN visits AS p"
+    " ON v.{unit} = p.{unit}",
+    "SELECT v.{unit}, p.page, v.kind, p.w AS ms, v.ts, v.at FROM clicks AS v LEFT JOIN visits AS p"
+    " ON v.{unit} = p.{unit} AND v.page = p.page AND v.kind = p.kind",
+    "SELECT {unit}, p.page AS page, p.kind AS kind, v.ms * p.w AS ms, v.ts AS ts, v.at AS at FROM"
+    " clicks AS v JOIN visits AS p USING ({unit}) WHERE v.ts <= p.seen",
+    "SELECT v.{unit}, {plain} FROM clicks AS v LEFT JOIN visits AS p ON p.{unit} = v.{unit}"
+    " WHERE p.{unit} IS NULL",
+    "SELECT v.{unit}, r.region AS page, v.kind AS kind, r.size AS ms, v.ts AS ts, v.at AS at FROM"
+    " clicks AS v JOIN pages AS r ON v.page = r.page",
+    "SELECT v.{unit}, r.region AS page, v.kind AS kind, v.ms + r.size AS ms, v.ts AS ts, v.at AS at"
+    " FROM clicks AS v LEFT JOIN pages AS r ON v.page = r.page AND v.kind = r.kind",
+    "SELECT v.{unit}, r.region AS page, p.kind AS kind, p.w AS ms, v.ts AS ts, v.at AS at FROM"
+    " clicks AS v JOIN visits AS p ON v.{unit} = p.{unit} JOIN pages AS r ON p.page = r.page",
+    "SELECT v.{unit}, v.page AS page, p.n AS kind, p.most AS ms, v.ts AS ts, v.at AS at FROM clicks"
+    " AS v JOIN (SELECT {unit}, COUNT(*) AS n, MAX(w) AS most FROM visits GROUP BY {unit}) AS p"
+    " ON v.{unit} = p.{unit}",
+    "SELECT {unit}, page, kind, ms, ts, at FROM clicks WHERE {unit} IN"
+    " (SELECT {unit} FROM visits WHERE w > 3)",
+    "SELECT {unit}, page, kind, ms, ts, at FROM clicks WHERE {unit} NOT IN"
+    " (SELECT {unit} FROM visits WHERE kind = 1 AND NOT {unit} IS NULL) AND kind < 3",
+    "SELECT {unit}, page, kind, ms, ts, at FROM clicks UNION ALL"
+    " SELECT {unit}, page, kind, w AS ms, seen AS ts, seen AS at FROM visits",
+    "SELECT {unit}, page, COUNT(*) AS kind, SUM(ms) AS ms, MIN(ts) AS ts, MIN(at) AS at FROM"
+    " (SELECT {unit}, page, ms, ts, at FROM clicks UNION ALL SELECT {unit}, page, w AS ms,"
+    " seen AS ts, seen AS at FROM visits WHERE kind > 0) GROUP BY {unit}, page",
+    "SELECT {unit}, page, ROW_NUMBER() OVER (PARTITION BY {unit} ORDER BY w) AS kind, w AS ms, ts,"
+    " at FROM (SELECT v.{unit}, p.page AS page, p.w AS w, v.ts AS ts, v.at AS at FROM clicks AS v"
+    " JOIN visits AS p ON v.{unit} = p.{unit})",
+    "SELECT {unit}, part AS page, kind, ms, ts, at FROM (SELECT v.{unit}, v.tags AS tags, p.kind AS"
+    " kind, p.w AS ms, v.ts AS ts, v.at AS at FROM clicks AS v JOIN visits AS p ON v.{unit} ="
+    " p.{unit}), UNNEST(SPLIT(tags, ',')) AS part",
+)  # fmt: skip
 SETS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())", "GROUPING SETS (({}))")
 
 
@@ -157,9 +155,10 @@ def text_of(rng):
     """One query, which may be refused."""
     span, once = pick(rng, SPANS), rng.random() < 0.2
     combined = once and rng.random() < 0.4
-    own = rng.random() < 0.25
+    steps = pick(rng, (STEPS, STEPS, OWN, JOINED, JOINED))
+    own = steps is not STEPS
     unit = pick(rng, ("user", "number", "real")) if own else pick(rng, UNITS)
-    rows_of = pick(rng, OWN if own else STEPS).format(many=MANY, unit=unit)
+    rows_of = pick(rng, steps).format(many=MANY, unit=unit, plain=PLAIN)
     source, windowed = ("own", False) if once else window_of(rng, span)
     some = COMBINED if combined else AGGREGATES
     measures = [some[int(place)] for place in rng.permutation(len(some))[: rng.integers(1, 4)]]
@@ -205,128 +204,18 @@ def text_of(rng):
     return text, span
 
 
-# ---- rows
-
-
-COLUMNS = {
-    "user": pa.string(), "number": pa.int64(), "real": pa.float64(), "page": pa.string(),
-    "kind": pa.int64(), "ms": pa.float64(), "tags": pa.string(), "list": pa.list_(pa.int64()),
-    "ts": pa.timestamp("us", tz="UTC"), "at": pa.timestamp("us", tz="UTC"),
-}  # fmt: skip
-PAGES = ("a", "b", "c", "ab", "7")
-
-
-def other_row(rng, span):
-    """A row of one of many units."""
-    unit, at = int(rng.integers(OTHERS)), int(rng.integers(4 * span.step_us))
-    page = pick(rng, PAGES)
-    return {
-        "user": f"u{unit}", "number": unit, "real": unit / 2, "page": page,
-        "kind": int(rng.integers(4)), "ms": pick(rng, (0.0, 1.0, 4.0, 7.0, 2.5)),
-        "tags": pick(rng, ("a,b", "a", "b,b,c", None)), "list": pick(rng, ([1, 2], [0], [], None)),
-        "ts": span.begin_us + at, "at": span.begin_us + at + int(rng.integers(2)) * span.step_us,
-    }  # fmt: skip
-
-
-ENDS = (8.0, 0.0, -9.0, 1e308, -1e308, np.nan, np.inf, -np.inf, None, 4.0, 5.0, 1.5, 1.0, 1e-320)
-TAGS = ("a,b,c,ab", "a,a,a", ",,", "", None, ",".join("abcdefgh") * 3)
-LISTS = ([0, 1, 2, 3], [1] * 9, [], None, [None, 2], [-(2**63), 2**63 - 1])
-
-
-def mine(rng, span):
-    """Rows of the unit that is in one input only: all alike, spread out, or anything."""
-    count, way = int(rng.choice([1, 4, 12, 40])), int(rng.integers(4))
-    pages = (*PAGES, "new", "new2", None, "")
-    step, real = int(rng.integers(4)), pick(rng, (-0.5, np.nan))
-    fixed = {
-        "page": pick(rng, pages), "kind": pick(rng, (0, 1, 2, 3, None, 2**63 - 1, -(2**63))),
-        "ms": pick(rng, ENDS), "tags": pick(rng, TAGS), "list": pick(rng, LISTS),
-    }  # fmt: skip
-    found = []
-    for nth in range(count):
-        at = span.begin_us + step * span.step_us + int(rng.integers(span.step_us)) * (way != 0)
-        row = {**fixed, "ts": at, "at": at}
-        if way == 1:
-            row |= {"page": pages[nth % len(pages)], "kind": nth % 4}
-        if way >= 2:
-            at = span.begin_us + int(rng.integers(4)) * span.step_us
-            row |= {
-                "page": pick(rng, pages), "kind": pick(rng, (0, 1, 2, None, 2**62)),
-                "ms": pick(rng, ENDS), "tags": pick(rng, TAGS), "list": pick(rng, LISTS),
-                "ts": at, "at": at + int(rng.integers(3)) * span.step_us,
-            }  # fmt: skip
-        if way == 3:
-            row |= {name: pick(rng, FAR) for name in ("ts", "at") if rng.random() < 0.3}
-        found.append({"user": pick(rng, MINE), "number": -7, "real": real, **row})
-    return found
-
-
-def table_of(rows):
-    """Rows as a source hands them over."""
-    columns = {name: [row[name] for row in rows] for name in COLUMNS}
-    return pa.table({name: pa.array(columns[name], kind) for name, kind in COLUMNS.items()})
-
-
-def source_of(rows):
-    return SourceSpec(name=NAME, kind="memory", options={"table": table_of(rows)}, event_time="ts")
-
-
-def plan_of(text, rows) -> Plan:
-    return parse_script(text, {NAME: source_of(rows)}).query.plan
-
-
-def protected_rows(plan: Plan, rows, several: bool) -> tuple[list[dict[str, Any]], int]:
-    """Those of one unit, of one spelling, and of how many periods: of one, or of all."""
-    if "LOWER(" not in plan.unit and "UPPER(" not in plan.unit and "user" in plan.unit:
-        rows = [{**row, "user": MINE[0]} for row in rows]
-    if plan.periods is None:
-        return rows, 1
-    timed = [row for row in rows if row["ts"] is not None and abs(row["ts"]) < 10**16]
-    periods = plan.periods.numbers(np.array([row["ts"] for row in timed], np.int64))
-    numbers, counts = np.unique(periods, return_counts=True)
-    if several or not timed:
-        return timed, max(1, len(numbers))
-    chosen = numbers[counts.argmax()]
-    return [row for row, period in zip(timed, periods, strict=True) if period == chosen], 1
-
-
-def mixed(rng, others, added, plan):
-    """Both inputs: rows in one order, without the unit's rows or, by position, with gaps."""
-    own = np.zeros(len(others) + len(added), bool)
-    places = np.arange(len(own)) if rng.random() < 0.3 else rng.permutation(len(own))
-    own[places[: len(added)]] = True
-    rows, mine_next = iter(others), iter(added)
-    with_unit = [next(mine_next) if one else next(rows) for one in own]
-    gap = [dict.fromkeys(COLUMNS)] if plan.clock.kind == "rows" else []
-    without = [
-        row for row, one in zip(with_unit, own, strict=True) for row in (gap if one else [row])
-    ]
-    return with_unit, without
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """One query over two inputs: with a unit's rows and without them."""
-
-    plans: tuple[Plan, Plan]
-    periods: int  # that the unit is in
-
-
-def neighbours_drawn(rng, text, span, *, several=False) -> Neighbours:
-    """Two inputs of a query."""
-    plan = plan_of(text, [])
-    added, periods = protected_rows(plan, mine(rng, span), several)
-    others = [other_row(rng, span) for _ in range(int(rng.integers(20, 160)))]
-    one, other = mixed(rng, others, added, plan)
-    return Neighbours((plan_of(text, one), plan_of(text, other)), periods)
+def plan_of(text, rows=(), visits=()) -> Plan:
+    """A text over rows of both relations."""
+    return parse_script(text, sources_of(tables_of(rows, visits))).query.plan
 
 
 def query_drawn(rng):
-    """A text, its operator and when it runs; what is refused is drawn again."""
+    """A text, its plan without rows, its operator, when it runs; refused ones are drawn again."""
     while True:
         text, span = text_of(rng)
         try:
-            return text, work_of(plan_of(text, [])).operator, span
+            plan = plan_of(text)
+            return text, plan, work_of(plan).operator, span
         except (PlanError, BudgetError):
             continue
 
@@ -334,14 +223,24 @@ def query_drawn(rng):
 # ---- the account
 
 
-def account_of(pair: Neighbours, seed) -> QueryAccount:
-    """What a unit loses in a job that reads raw rows; of several periods, all counters together."""
+def led_by(plan, seed, operator=None):
+    """The run without the unit, and what it tells those that follow it."""
     early = seed % 3 > 0
     script = Transcript(lambda window, key: 1 if early else 1 + (key[0] ^ window ^ seed) % 6)
-    made = [work_of(plan) for plan in pair.plans]
-    without, added = (run(one.operator, one.feed(None), script, seed) for one in reversed(made))
-    operator = made[0].operator
-    found = account(operator, added, without, script)
+    return ran(plan, script, seed, operator), script
+
+
+def ran(plan, script, seed, operator=None):
+    work = work_of(plan, operator and (lambda _: operator))
+    return run(work.operator, work.feed(None), script, seed)
+
+
+def account_of(pair: Neighbours, seed, operator=None, claims=None, led=None) -> QueryAccount:
+    """What a unit loses in a job that reads raw rows; of several periods, all counters together."""
+    operator = operator or work_of(pair.plans[0]).operator
+    without, script = led or led_by(pair.plans[1], seed, operator)
+    added = ran(pair.plans[0], script, seed, operator)
+    found = account(operator, added, without, script, claims)
     return found if pair.periods == 1 else of_several(operator, found, pair.periods)
 
 
@@ -359,10 +258,18 @@ def of_several(operator, found: QueryAccount, periods) -> QueryAccount:
     return QueryAccount([together, *coins], faults)
 
 
+FOLLOW = 4  # units that are added, one after another, to the same rows of others
+
+
 def judged(seed, pairs):
     """(text, account) of pairs of neighbours of one query."""
     rng = np.random.default_rng(seed)
-    text, _, span = query_drawn(rng)
-    for nth in range(pairs):
-        pair = neighbours_drawn(rng, text, span, several=nth % 4 == 3)
-        yield text, account_of(pair, int(rng.integers(2**32)))
+    text, plan, operator, span = query_drawn(rng)
+    claims = claims_of(operator)
+    with compiled_once():
+        for nth in range(pairs):
+            if nth % FOLLOW == 0 or plan.clock.kind == "rows":  # where gaps are in other places
+                others, led, noise = others_drawn(rng, span), None, int(rng.integers(2**32))
+            pair = neighbours_drawn(rng, plan, span, several=nth % 4 == 3, others=others)
+            led = led or led_by(pair.plans[1], noise, operator)
+            yield text, account_of(pair, noise, operator, claims, led)

@@ -96,23 +96,61 @@ class QueryAccount:
         return sorted({*self.faults}) + over
 
 
-def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> QueryAccount:
+@dataclass(frozen=True)
+class Claims:
+    """What a query claims to lose, by mechanism."""
+
+    lanes: tuple[str, ...]  # what each is called
+    counters: dict[str, float]  # mu^2
+    together: float
+    selection: float  # delta
+    test: float  # delta
+
+
+def claims_of(operator: GroupBy) -> Claims:
+    """What the operator itself says."""
+    lanes = lane_names(operator)
+    counters = {name: float(claim) for name, claim in claimed(operator, lanes).items()}
+    together = float(operator.loss.gaussian)
+    return Claims(lanes, counters, together, claimed_delta(operator), test_delta(operator))
+
+
+def account(
+    operator: GroupBy, one: Seen, other: Seen, script: Transcript, claims: Claims | None = None
+) -> QueryAccount:
     """What the two runs of one pair of neighbours cost; the first has the unit's rows.
 
     A look before the first release is no part of it.
     """
-    found = QueryAccount(faults=[*one.faults, *other.faults])
     if operator.look is not None:
         operator = replace(operator, design=replace(operator.design, look=None))
+    found = QueryAccount(faults=faults_of_runs(operator, one, other))
+    judge_parts(operator, claims or claims_of(operator), (one, other), script, found)
+    return found
+
+
+def faults_of_runs(operator: GroupBy, one: Seen, other: Seen) -> list[str]:
+    """What is wrong with two runs, whichever group it is in."""
+    found = [*one.faults, *other.faults]
     if not same_tables(one, other):
-        found.faults.append("releases differ although noise and transcript are the same")
-    claims, lost = claimed(operator), defaultdict[str, float](float)
+        found.append("releases differ although noise and transcript are the same")
+    if isinstance(operator.aggregation.selection, CoinSelection):
+        found += faults_of_coins(operator, (one, other))
+    return found
+
+
+def judge_parts(
+    operator: GroupBy, claims: Claims, pair: tuple[Seen, Seen], script: Transcript,
+    found: QueryAccount,
+) -> None:  # fmt: skip
+    """What one unit moves in every mechanism."""
+    (one, other), lost = pair, defaultdict[str, float](float)
     for stream in {*one.steps, *other.steps}:
-        name = part_of(operator, stream)
+        name = part_of(claims.lanes, stream)
         lost[name] += stream_loss(operator, stream, one, other)
     found.parts = [
-        MechanismLoss(name, "mu^2", lost.pop(name, 0.0), float(claim))
-        for name, claim in claims.items()
+        MechanismLoss(name, "mu^2", lost.pop(name, 0.0), claim)
+        for name, claim in claims.counters.items()
     ]
     found.parts += [MechanismLoss(name, "mu^2", mu, 0.0) for name, mu in lost.items() if mu]
     found.faults += [
@@ -122,27 +160,24 @@ def account(operator: GroupBy, one: Seen, other: Seen, script: Transcript) -> Qu
         if not same_times(steps, other.steps.get(stream, {}).get(key, {}))
     ]
     total = sum(part.realised for part in found.parts)
-    found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
+    found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, claims.together))
     selection = operator.aggregation.selection
     if isinstance(selection, CoinSelection):
         judge_coins(operator, script, (one, other), found)
     if isinstance(selection, GaussianSelection):
         alone = published_alone(operator, one, other)
-        found.parts.append(
-            MechanismLoss("groups of one unit", "delta", alone, claimed_delta(operator))
-        )
+        found.parts.append(MechanismLoss("groups of one unit", "delta", alone, claims.selection))
     if operator.aggregation.test is not None:
         lifted = lifted_alone(operator, one, other)
         found.parts.append(
-            MechanismLoss("totals that one unit lifts", "delta", lifted, test_delta(operator))
+            MechanismLoss("totals that one unit lifts", "delta", lifted, claims.test)
         )
-    return found
 
 
 # ---- claims
 
 
-def claimed(operator: GroupBy) -> dict[str, Any]:
+def claimed(operator: GroupBy, names: tuple[str, ...]) -> dict[str, Any]:
     """The mu^2 that each mechanism is charged, as `GroupBy.loss` adds them up."""
     aggregation, found = operator.aggregation, {}
     for place, (lane, counter) in enumerate(
@@ -151,7 +186,7 @@ def claimed(operator: GroupBy) -> dict[str, Any]:
         if place != aggregation.shared and lane.place == 0:
             moved = lane_move(lane, operator.bounds)
             loss = weighted_loss(counter, *moved, aggregation.rule)
-            found[lane_name(operator, place)] = loss.gaussian
+            found[names[place]] = loss.gaussian
     if aggregation.cut is not None:
         found["cut rows"] = aggregation.cut.loss.gaussian
     if isinstance(aggregation.selection, GaussianSelection):
@@ -172,25 +207,24 @@ def test_delta(operator: GroupBy) -> float:
     return 0.0 if test is None else float(operator.loss.delta) - rest
 
 
-def lane_name(operator: GroupBy, place: int) -> str:
-    """A lane, or the level of a tree that it is a node of."""
-    lanes = operator.aggregation.lanes
-    lane = lanes[place]
-    if lane.kind != "node":
-        return f"lane {place} ({lane.kind})"
-    first = next(
-        p for p, one in enumerate(lanes)
-        if (one.kind, one.value, one.low, one.high, one.level, one.fan, one.place)
-        == ("node", lane.value, lane.low, lane.high, lane.level, lane.fan, 0)
-    )  # fmt: skip
-    return f"lane {first} (level {lane.level})"
+def lane_names(operator: GroupBy) -> tuple[str, ...]:
+    """Each lane, or the level of a tree that it is a node of."""
+    found, levels = [], dict[Any, int]()
+    for place, lane in enumerate(operator.aggregation.lanes):
+        if lane.kind == "node":
+            level = lane.value, lane.low, lane.high, lane.level, lane.fan
+            first = levels.setdefault(level, place) if lane.place == 0 else levels[level]
+            found.append(f"lane {first} (level {lane.level})")
+        else:
+            found.append(f"lane {place} ({lane.kind})")
+    return tuple(found)
 
 
-def part_of(operator: GroupBy, stream: Stream) -> str:
+def part_of(lanes: tuple[str, ...], stream: Stream) -> str:
     """The mechanism that a counter belongs to."""
     purpose, path = stream
     if purpose == "group-by/lane":
-        return lane_name(operator, int(path[1]))
+        return lanes[int(path[1])]
     return {"group-by/cut": "cut rows", "group-by/select": "selection"}.get(purpose, purpose)
 
 
@@ -233,6 +267,12 @@ def tested_moves(
 
 def group_loss(a: dict[int, Taken], b: dict[int, Taken], tested: dict[int, int]) -> float:
     """The mu^2 of one group's counter: its difference under the covariance of its noise."""
+    if (
+        not tested
+        and len(a) == len(b)
+        and all(t in b and step.entered == b[t].entered for t, step in a.items())
+    ):
+        return 0.0
     times = sorted({*a, *b})
     steps = [
         a[t] if t in a and a[t].released >= (t in b and b[t].released) else b[t] for t in times
@@ -285,7 +325,7 @@ def responses(steps: list[Taken]) -> Float64[Array, "steps draws"]:
 def judge_coins(
     operator: GroupBy, script: Transcript, pair: tuple[Seen, Seen], found: QueryAccount
 ) -> None:
-    """Whether coins are those that are charged, and how many groups' coins the unit moves."""
+    """How many groups' coins the unit moves, and by how much."""
     (table, times), *more = operator.loss.tables or ((None, 0),)
     if not isinstance(table, CoinTable) or more:
         found.faults.append("coins are flipped that are not charged")
@@ -303,16 +343,24 @@ def judge_coins(
             if max(counts) > table.horizon:
                 found.faults.append("a group is tested more often than is charged")
     found.parts.append(MechanismLoss("coins", "groups", entered, table.keys_per_unit * times))
-    laws = expected_rates(table.coins), (float(table.shift_epsilon),)
+
+
+def faults_of_coins(operator: GroupBy, pair: tuple[Seen, Seen]) -> list[str]:
+    """Whether coins are those that are charged."""
+    (table, _), *more = operator.loss.tables or ((None, 0),)
+    if not isinstance(table, CoinTable) or more:
+        return []
+    found, laws = [], (expected_rates(table.coins), (float(table.shift_epsilon),))
     for seen in pair:
         if any(not law_is(rates, laws) for rates in {*seen.rates}):
-            found.faults.append("coins are flipped with other chances than are charged")
+            found.append("coins are flipped with other chances than are charged")
         gaps = {gap + units - shift for units, shift, gap in seen.gaps}
         if gaps - {len(table.coins) + 2}:
-            found.faults.append("coins belong to another number of units")
+            found.append("coins belong to another number of units")
         most = max((sum(n.values()) for w in seen.units.values() for n in w.values()), default=0)
         if any(units > most for units, _, _ in seen.gaps):
-            found.faults.append("coins count units that have not come")
+            found.append("coins count units that have not come")
+    return found
 
 
 def law_is(rates: tuple[float, ...], laws: tuple[tuple[float, ...], ...]) -> bool:

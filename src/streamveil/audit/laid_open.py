@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -64,8 +64,7 @@ class OpenNoise:
         return OpenDraws(self.inner.at(purpose, *path), purpose, path)
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """One step of one group's counter: what entered, and the public numbers of its noise."""
 
     entered: int  # quanta
@@ -208,19 +207,16 @@ class Spy:
         return np.stack(found)
 
     def _note(self, at: tuple[Stream, int], names: list[Key], entered: Array, step: Any) -> None:
-        (stream, t), spreads = at, step.spreads
-        heard = self.seen.steps[stream]
-        for place, key in enumerate(names):
-            spread = float(spreads[place] if len(spreads) > 1 else spreads[0])
+        (stream, t), spreads = at, step.spreads.tolist()
+        heard, law = self.seen.steps[stream], (step.keep, step.drain, float(step.scale))
+        for place, (key, new) in enumerate(zip(names, entered.tolist(), strict=True)):
+            spread = spreads[place] if len(spreads) > 1 else spreads[0]
             known = heard[key].get(t)
             if known is not None:  # a test of totals draws what is released later
                 twice = known.released and not self.hidden
                 if twice or known.spread != spread or (known.entered and self.hidden):
                     self.seen.faults.append(f"{stream[0]}: one draw serves two releases")
-            heard[key][t] = Taken(
-                int(entered[place]), step.keep, step.drain, float(step.scale), spread,
-                not self.hidden,
-            )  # fmt: skip
+            heard[key][t] = Taken(int(new), *law, spread, not self.hidden)
 
     def _as_scripted(self, place: tuple[Stream, int], names: list[Key], made: Array) -> Array:
         if self.hidden:

@@ -23,11 +23,10 @@ from scipy.special import ndtr
 
 from streamveil.audit.account import (
     TOGETHER,
+    Claims,
     MechanismLoss,
     QueryAccount,
-    claimed,
-    claimed_delta,
-    lane_name,
+    claims_of,
     same_tables,
 )
 from streamveil.audit.laid_open import Key, OpenNoise, Transcript, keys_of, method, replaced
@@ -155,30 +154,41 @@ def instead_of(_: Array, told: tuple[int, ...]) -> Array:
 
 def account_of_rounds(operator: GroupBy, one: RoundsSeen, other: RoundsSeen) -> QueryAccount:
     """What the two runs of one pair of neighbours cost; the first has the unit's rows."""
-    found = QueryAccount(faults=[*one.faults, *other.faults])
+    found = QueryAccount(faults=faults_of_rounds(one, other))
+    judge_rounds(operator, claims_of(operator), (one, other), found)
+    return found
+
+
+def faults_of_rounds(one: RoundsSeen, other: RoundsSeen) -> list[str]:
+    """What is wrong with two runs, whichever group it is in."""
+    found = [*one.faults, *other.faults]
     if not same_tables(one, other):  # type: ignore[arg-type]  # of which only tables are read
-        found.faults.append("releases differ although noise and transcript are the same")
-    lost, alone = defaultdict[str, float](float), 0.0
+        found.append("releases differ although noise and transcript are the same")
+    return found
+
+
+def judge_rounds(
+    operator: GroupBy, claims: Claims, pair: tuple[RoundsSeen, RoundsSeen], found: QueryAccount
+) -> None:
+    """What one unit moves in every mechanism."""
+    (one, other), lost, alone = pair, defaultdict[str, float](float), 0.0
     selection = operator.aggregation.selection
     assert isinstance(selection, RoundSelection)  # noqa: S101  (a type narrowing)
     for tree in {*one.entered, *other.entered}:
         purpose, lane, *_ = tree
         laws = one.noise.get(f"{purpose} {lane}") or other.noise[f"{purpose} {lane}"]
         a, b = one.entered.get(tree, {}), other.entered.get(tree, {})
-        name = "selection" if purpose == SELECT else lane_name(operator, lane)
+        name = "selection" if purpose == SELECT else claims.lanes[lane]
         lost[name] += tree_loss(a, b, laws)
         if purpose == SELECT:
             alone += published_alone(one.limits, a, b, laws)
-    claims = claimed(operator) | {"selection": selection.loss.gaussian}
+    counters = claims.counters | {"selection": float(selection.loss.gaussian)}
     found.parts = [
-        MechanismLoss(name, "mu^2", lost.get(name, 0.0), float(claim))
-        for name, claim in claims.items()
+        MechanismLoss(name, "mu^2", lost.get(name, 0.0), claim) for name, claim in counters.items()
     ]
     total = sum(part.realised for part in found.parts)
-    found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, float(operator.loss.gaussian)))
-    claim = claimed_delta(operator)
-    found.parts.append(MechanismLoss("rounds of one unit", "delta", alone, claim))
-    return found
+    found.parts.append(MechanismLoss(TOGETHER, "mu^2", total, claims.together))
+    found.parts.append(MechanismLoss("rounds of one unit", "delta", alone, claims.selection))
 
 
 Laws = tuple[tuple[float, ...], tuple[float, ...]]

@@ -37,6 +37,7 @@ MOST_RUNS = 24  # for tables with few cells
 TOO_LARGE = 1e-12  # the chance that a loss is stated too large
 ALIKE = 0.5  # correlation that independent noise does not reach
 CHECKED = 1_000  # cells whose noise is compared, at least
+FEWEST = 200  # cells by which noise can be compared: fewer are alike by chance
 
 
 @dataclass
@@ -128,10 +129,14 @@ def alike(first: dict[Level, Float64[Array, " cells"]], runs: SketchQuery) -> li
         layout = runs.tables[number].layout
         lines += list(noise[: layout.cells].reshape(layout.depth, layout.width))
         lines += [noise[1 : layout.cells], noise[layout.cells :]]
-    for one, other in itertools.combinations(lines, 2):
+    pairs = [
+        *itertools.combinations(lines, 2),
+        *itertools.combinations(first.values(), 2),  # of levels with few cells: over all runs
+    ]
+    for one, other in pairs:
         cells = min(len(one), len(other))
         if (
-            cells >= min(CHECKED, len(lines[0]))
+            cells >= max(FEWEST, min(CHECKED, len(lines[0])))
             and abs(np.corrcoef(one[:cells], other[:cells])[0, 1]) > ALIKE
         ):
             return ["one draw serves two cells"]

@@ -18,7 +18,9 @@ from streamveil.sketches.operator import SketchQuery
 
 FAR = 1e9  # times beyond every bound
 MOST = 1500  # rows of the added unit
+BEYOND = 12  # groups that nobody else has rows in
 TAKEN = 7.0  # a value that several units bring, so that one takes over another's
+STRIDE = 1_000  # numbers of groups of one of several pairs
 HOUR = 3_600_000_000
 Examined: TypeAlias = GroupBy | SketchQuery  # what is laid open
 
@@ -59,10 +61,11 @@ class World:
     values: int = 0
     named: tuple[int, ...] = ()
     types: tuple[pa.DataType, ...] = field(default_factory=tuple)
+    blocks: int = 1  # pairs that share public groups
 
     @classmethod
-    def of(cls, operator: Examined, keys: int) -> World:
-        """The columns that an operator needs."""
+    def of(cls, operator: Examined, keys: int, blocks: int = 1) -> World:
+        """The columns that an operator needs; public groups are those of so many pairs."""
         if isinstance(operator, SketchQuery):
             kind = pa.string() if operator.text_length else pa.int64()
             return cls(operator, keys, types=(kind,))
@@ -75,8 +78,13 @@ class World:
         else:
             columns = zip(*operator.public, strict=True)
             types = tuple(pa.array(column).type for column in columns)
-            keys = min(keys, len(operator.public))
-        return cls(operator, keys, lanes, operator.public, values, named, types)
+            keys = min(keys, len(operator.public) // blocks)
+        return cls(operator, keys, lanes, operator.public, values, named, types, blocks)
+
+    @property
+    def width(self) -> int:
+        """Public groups of one pair."""
+        return len(self.public or ()) // self.blocks
 
     def bind(self, schema: pa.Schema) -> RowProgram:
         """The row functions: each reads its column."""
@@ -91,7 +99,7 @@ class World:
 
     def table(self, rows: list[MadeUpRow]) -> pa.Table:
         """Rows as the operator reads them."""
-        keys = [self._key(int(row[3])) for row in rows]
+        keys = [self.key(int(row[3])) for row in rows]
         columns: dict[str, pa.Array] = {
             "unit": pa.array([row[1] for row in rows], pa.int64()),
             "at": pa.array([row[2] for row in rows], pa.int64()),
@@ -103,9 +111,11 @@ class World:
             columns[f"value{i}"] = pa.array(values, pa.float64())
         return pa.table(columns)
 
-    def _key(self, number: int) -> tuple[Any, ...]:
+    def key(self, number: int) -> tuple[Any, ...]:
+        """The values of a group, by its number among those of its pair."""
         if self.public is not None and self.types:
-            return self.public[number % len(self.public)]
+            place, key = divmod(number, STRIDE)
+            return self.public[place * self.width + key % self.width]
         return tuple(str(number) if kind == pa.string() else number for kind in self.types)
 
 
@@ -263,7 +273,7 @@ def in_groups_of_its_own(world: World, rng: np.random.Generator, times: Times) -
     each = int(rng.integers(1, 1 + min(MOST // 20, world.operator.bounds.most_in_group())))
     return [
         largest(world, (step, 0, key), times[step][0], beyond=False)
-        for key in range(world.keys + 12, world.keys - 4, -1)
+        for key in range(world.keys + BEYOND, max(world.keys - 4, -1), -1)
         for _ in range(each)
     ]
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from streamveil.audit.account import TOGETHER, MechanismLoss, QueryAccount, account
-from streamveil.audit.laid_open import Key, Seen, Transcript, run
+from streamveil.audit.laid_open import Key, Transcript, run
 from streamveil.audit.laid_open_rounds import RoundsTold, account_of_rounds, run_rounds
 from streamveil.audit.laid_open_sketches import CellNoise, sketch_account
 from streamveil.audit.neighbours import Examined, Pair, World, drawn, varied
+from streamveil.audit.side_by_side import judged_of, together
 from streamveil.core.counters.weights import blt_of
 from streamveil.core.selection.gaussian import GaussianSelection
 from streamveil.dataflow.group_by import GroupBy
@@ -52,8 +53,7 @@ def accounts(
     """
     require_laid_open(operator)
     rng, worst = np.random.default_rng(seed), None
-    units = KEYS if isinstance(operator, SketchQuery) else operator.bounds.units_l2_squared
-    world = World.of(operator, max(KEYS, min(MOST_KEYS, units)))
+    world = world_of(operator)
     runs = change(replace(operator, bind=world.bind))
     most = operator.schedule.steps or LONGEST
     few, whole = min(STEPS, most), min(LONGEST, operator.schedule.triggers or STEPS, most)
@@ -67,6 +67,36 @@ def accounts(
         if worst is None or found.account.mu_squared > worst.account.mu_squared:
             worst = found
         yield found
+
+
+def world_of(operator: Examined, blocks: int = 1) -> World:
+    """The rows that a query reads; public groups are those of so many pairs."""
+    units = KEYS if isinstance(operator, SketchQuery) else operator.bounds.units_l2_squared
+    return World.of(operator, max(KEYS, min(MOST_KEYS, units)), blocks)
+
+
+def accounts_of_many(
+    operator: GroupBy,
+    seed: int,
+    runs: int,
+    beside: int,
+    change: Callable[[Any], Any] = lambda one: one,
+) -> Iterator[Tried]:
+    """The same of so many pairs at once (`side_by_side`), again and again."""
+    require_laid_open(operator)
+    rng, world = np.random.default_rng(seed), world_of(operator, beside)
+    running, steps = (
+        replace(operator, bind=world.bind),
+        min(STEPS, operator.schedule.steps or STEPS),
+    )
+    running = change(running)
+    for _ in range(runs):
+        pairs, once = [drawn(world, rng, steps) for _ in range(beside)], int(rng.integers(2**32))
+        judged = judged_of(operator, world, beside, once)
+        given = both_runs(running, world, together(pairs), once)
+        rounds = operator.aggregation.restarts
+        found = judged.rounds(*given[:2]) if rounds else judged.accounts(*given)
+        yield from map(Tried, pairs, found)
 
 
 @dataclass
@@ -135,24 +165,28 @@ def judge_of(
 
 
 def judged(operator: GroupBy, runs: GroupBy, world: World, pair: Pair, seed: int) -> QueryAccount:
-    """The account of one pair: the run without the unit leads, the run with it follows."""
+    """The account of one pair."""
+    added, without, script = both_runs(runs, world, pair, seed)
+    if operator.aggregation.restarts:
+        return account_of_rounds(operator, added, without)
+    return account(operator, added, without, script)
+
+
+def both_runs(runs: GroupBy, world: World, pair: Pair, seed: int) -> tuple[Any, Any, Transcript]:
+    """The run with the unit and that without it, which leads; and what both were told."""
     early = seed % 3 > 0
 
     def opens(window: int, key: Key) -> int:
         return 1 if early else 1 + (key[0] ^ window ^ seed) % (pair.steps + 2)
 
-    script = Transcript(opens)
-    if operator.aggregation.restarts:
-        told = RoundsTold()
-        without, added = (
-            run_rounds(runs, pair.batches(world, with_unit=with_unit), script, told, seed)
-            for with_unit in (False, True)
-        )
-        return account_of_rounds(operator, added, without)
-    sides: list[Seen] = []
+    script, told, sides = Transcript(opens), RoundsTold(), []
     for with_unit in (False, True):
-        sides.append(run(runs, pair.batches(world, with_unit=with_unit), script, seed))
-    return account(operator, sides[1], sides[0], script)
+        batches = pair.batches(world, with_unit=with_unit)
+        if runs.aggregation.restarts:
+            sides.append(run_rounds(runs, batches, script, told, seed))
+        else:
+            sides.append(run(runs, batches, script, seed))  # type: ignore[arg-type]
+    return sides[1], sides[0], script
 
 
 def require_laid_open(operator: Operator) -> Examined:
