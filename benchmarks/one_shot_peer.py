@@ -36,7 +36,7 @@ from regret_streams import make
 from streamveil.batch import Batch
 from streamveil.compiler.group_by import compile_plan
 from streamveil.core.noise.keyed import SeededNoise
-from streamveil.plan.look import divided, told, with_look
+from streamveil.plan.look import divided, look_share, told, with_look
 from streamveil.runtime.survey import survey
 
 RESULTS = Path(__file__).parent / "results" / "one_shot_peer.json"

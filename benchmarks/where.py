@@ -26,6 +26,7 @@ import matplotlib as mpl
 import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 
+from streamveil.dataflow import stages
 from streamveil.datasets import Clicks
 from streamveil.engines.embedded.group_by import EmbeddedGroupBy
 from streamveil.plan.plan import Bounding
@@ -39,14 +40,14 @@ HERE = Path(__file__).parent
 FIGURE = HERE.parent / "docs" / "figures" / "where-time-goes.png"
 RESULT = HERE / "results" / "where.json"
 PARTS: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("name units", folding, ("prepare",)),
-    ("look up keys", folding, ("recognised",)),
-    ("unit stage", EmbeddedGroupBy, ("_bound",)),
-    ("key stage", folding, ("enter_keys", "remember", "keep", "add")),
+    ("name units", stages, ("prepare",)),
+    ("look up keys", stages, ("recognised",)),
+    ("unit stage", EmbeddedGroupBy, ("bound",)),
+    ("key stage", stages, ("enter_keys", "remember", "keep", "add")),
     ("rest of the fold", EmbeddedGroupBy, ("fold",)),
     ("release", EmbeddedGroupBy, ("release",)),
     ("log record, fsync", Store, ("commit",)),
-    ("publish", job.Job, ("_publish",)),
+    ("publish", job.Job, ("_send",)),
     ("checkpoint", Store, ("_write",)),
     ("copy for a checkpoint", job.Job, ("_snapshot",)),
 ]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamveil.batch import Batch
+from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
