@@ -128,8 +128,9 @@ class Sizing:
                 return tabled
         if wanted == "table":
             raise PlanError(
-                "the table selection needs a budget in epsilon and delta that allows it, and a"
-                " known number of triggers.\n  to fix  use selection = 'gaussian'"
+                "no table fits: it needs a known number of triggers and a budget in epsilon and"
+                " delta that leaves room for one, also after a look.\n"
+                "  to fix  use selection = 'gaussian', or look_share = 0"
             )
         if wanted == "totals":
             raise PlanError(
