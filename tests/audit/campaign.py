@@ -5,10 +5,12 @@
 
 All rooms take turns, by their shares of the pairs of queries, until each has its share or the time
 is over. Campaigns add up in `benchmarks/results/account.json`, each with a digest of the code it
-ran on; the page says how many pairs were made on the newest code, and what all campaigns saw.
-`--page` only writes the page again. A claim that is passed is kept with its seed, and the exit code
-is 1. The times of `--workers 2` and one worker differ, and so do their pairs: a seed names a room's
-queries, not how many of them there is time for.
+ran on: one that was stopped is started again for the pairs that its code still lacks. The page says
+how many pairs were made on the newest code, and what all campaigns saw. `--page` only writes it
+again. A claim that is passed is kept with its seed, and so is an error; a query that is refused is
+counted by its reason. The exit code is 1 where a claim was passed, a draw failed, or more than 3 in
+100 draws were refused: then the generators no longer draw the grammar. A seed names what a room
+draws, not how many draws there is time for: that differs with the number of workers.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ import re
 import subprocess
 import sys
 import time
-from collections import defaultdict
+import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -32,6 +36,7 @@ import numpy as np
 from streamveil import terminal
 from streamveil.audit.account import QueryAccount
 from streamveil.audit.worst import accounts, accounts_of_many
+from streamveil.errors import BudgetError, PlanError
 from tests.audit import (
     ledgers,
     library,
@@ -42,6 +47,7 @@ from tests.audit import (
     test_sketches,
     texts,
 )
+from tests.audit.account_page import counted, render, rooms_tried
 from tests.audit.queries import BESIDE, compiled
 from tests.audit.test_ledgers import SLACK
 from tests.audit.test_library import STEPS, grids, pairs_of
@@ -54,6 +60,9 @@ ELSEWHERE = {  # parts of the package that see nothing private, or decide nothin
 }  # fmt: skip
 ALONE, BESIDES, RUNS = 16, 6, 10  # pairs of a query, runs of many pairs, pairs of a text
 RARELY = 10  # queries of one after whose look all is compiled again, for each thing it may say
+FEW_REFUSED, MOST_REFUSED = 3, 0.03  # draws refused: as many, or this part of them, are no fault
+MOST_IN_VAIN = 20  # draws of a room, one after another, that come to no end: it is given up
+LISTENED = 1.0  # seconds that one worker is listened to
 SAVED = 30.0  # seconds between two times at which what was found is written
 APART = 10**6  # seeds of two workers
 PARTS = re.compile(r" (pure|zcdp|hidden steps|True|False|mwem|queries|small|tree|ways)\b")
@@ -147,18 +156,17 @@ def exhaustive(seed: int) -> Iterator[Judged]:
 
 
 ONCE = 0.0  # all pairs there are, by the first worker
-ROOMS = {  # name -> (title, pairs for one pair of queries asked for, what is judged)
-    "group-by": ("group-bys", 0.65, group_bys),
-    "job": ("jobs over raw rows, the whole grammar of SQL", 0.15, jobs),
-    "look": ("looks at the rows", 0.05, the_look),
-    "table": ("changing tables and questions to them", 0.05, tables),
-    "rounds": ("the preset dp-sqlp", 0.06, rounds),
-    "sketch": ("sketches", 0.04, sketches),
-    "library": ("the library's mechanisms", 0.16, mechanisms),
-    "grid": ("counters, comparisons and partitions: every short stream", ONCE, exhaustive),
-    "ledger": ("ledgers, by their rules", 0.04, rules),
+ROOMS = {  # name -> (pairs for one pair of queries asked for, what is judged)
+    "group-by": (0.65, group_bys),
+    "job": (0.15, jobs),
+    "look": (0.05, the_look),
+    "table": (0.05, tables),
+    "rounds": (0.06, rounds),
+    "sketch": (0.04, sketches),
+    "library": (0.16, mechanisms),
+    "grid": (ONCE, exhaustive),
+    "ledger": (0.04, rules),
 }
-LIBRARY = ("library", "grid", "ledger")  # others are queries
 
 
 @dataclass
@@ -166,40 +174,77 @@ class Found:
     """What was seen."""
 
     tried: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROOMS, 0))
+    draws: int = 0
     wrong: list[dict[str, Any]] = field(default_factory=list)
-    parts: dict[str, dict[str, list[float]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    parts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, other: Found) -> None:
         """What another has seen besides."""
+        self.draws += other.draws
         self.wrong += other.wrong
+        self.failed += other.failed
+        self.refused += other.refused
         for room, count in other.tried.items():
             self.tried[room] += count
         for room, parts in other.parts.items():
             for name, some in parts.items():
-                self.parts[room][name] += some
+                self.parts.setdefault(room, {}).setdefault(name, []).extend(some)
+
+    def draw(self, room: str, seed: int) -> bool:
+        """Judges what one seed draws in a room; whether it came to its end.
+
+        A query that is refused is a draw without further pairs. Another error is kept with its
+        seed. Pairs before either count.
+        """
+        self.draws += 1
+        known = self.parts.setdefault(room, {})
+        try:
+            for parts, broken in ROOMS[room][1](seed):
+                self.tried[room] += 1
+                for name, tightness in parts.items():
+                    known.setdefault(name, []).append(tightness)
+                if broken:
+                    self.wrong.append({"room": room, "seed": seed, "broken": broken})
+        except (PlanError, BudgetError) as error:
+            self.refused[f"{room}: {str(error).splitlines()[0]}"] += 1
+        except Exception:
+            self.failed.append({"room": room, "seed": seed, "error": traceback.format_exc()})
+        else:
+            return True
+        return False
+
+    @property
+    def rotten(self) -> bool:
+        """Whether so many draws are refused that what is tried is no longer the grammar."""
+        return self.refused.total() > max(FEW_REFUSED, MOST_REFUSED * self.draws)
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing was wrong, with the code or with the campaign."""
+        return not (self.wrong or self.failed or self.rotten)
 
 
-def work(pairs: float, seed: int, seconds: float, place: int = 0) -> Iterator[Found]:
+def work(
+    pairs: float, seed: int, seconds: float, had: dict[str, float], place: int = 0
+) -> Iterator[Found]:
     """One worker: what it has seen since it told last, until enough pairs or the time is over."""
     found, seeds = Found(), dict.fromkeys(ROOMS, seed + APART * place)
-    done, tried = dict.fromkeys(ROOMS, 0.0), dict.fromkeys(ROOMS, 0)
-    done["grid"] = float(place > 0)
+    tried, vain = dict.fromkeys(ROOMS, 0.0) | had, dict.fromkeys(ROOMS, 0)
+    done = {room: tried[room] / max(share * pairs, 1) for room, (share, _) in ROOMS.items()}
+    done["grid"] = float(place > 0 or tried["grid"] > 0)
     begun = told = time.monotonic()
     while time.monotonic() - begun < seconds:
         room = min(done, key=lambda name: done[name])
         if done[room] >= 1:
             break
-        for parts, broken in ROOMS[room][2](seeds[room]):
-            found.tried[room] += 1
-            tried[room] += 1
-            for name, tightness in parts.items():
-                found.parts[room][name].append(tightness)
-            if broken:
-                found.wrong.append({"room": room, "seed": seeds[room], "broken": broken})
-        seeds[room], share = seeds[room] + 1, ROOMS[room][1]
-        done[room] = 1.0 if share == ONCE else tried[room] / (share * pairs)
+        before, share = found.tried[room], ROOMS[room][0]
+        vain[room] = 0 if found.draw(room, seeds[room]) else vain[room] + 1
+        tried[room] += found.tried[room] - before
+        seeds[room] += 1
+        over = share == ONCE or vain[room] == MOST_IN_VAIN
+        done[room] = 1.0 if over else tried[room] / (share * pairs)
         if time.monotonic() - told > SAVED:
             told = time.monotonic()
             yield found
@@ -210,35 +255,40 @@ def work(pairs: float, seed: int, seconds: float, place: int = 0) -> Iterator[Fo
 def tell(queue: Any, *given: Any) -> None:
     """A worker in a process of its own."""
     for found in work(*given):
-        plain = {room: dict(parts) for room, parts in found.parts.items()}
-        queue.put((found.tried, found.wrong, plain))
+        queue.put(found)
     queue.put(None)
 
 
-def together(pairs: int, seed: int, seconds: float, workers: int) -> Iterator[Found]:
-    """What all workers have seen so far, again and again."""
-    if workers == 1:
-        whole = Found()
-        for found in work(pairs, seed, seconds):
-            whole.add(found)
-            yield whole
-        return
+def together(
+    pairs: int, seed: int, seconds: float, had: dict[str, int], workers: int
+) -> Iterator[Found]:
+    """What all workers have seen so far, again and again; a worker that dies is a failure."""
     spawn = multiprocessing.get_context("spawn")
-    queue, whole = spawn.Queue(), Found()
-    given = [(pairs / workers, seed, seconds, place) for place in range(workers)]
-    made = [spawn.Process(target=tell, args=(queue, *one)) for one in given]
+    whole, parts = Found(), {room: count / workers for room, count in had.items()}
+    queues = [spawn.Queue() for _ in range(workers)]
+    made = [
+        spawn.Process(target=tell, args=(queue, pairs / workers, seed, seconds, parts, place))
+        for place, queue in enumerate(queues)
+    ]
     for process in made:
         process.start()
-    left = workers
+    left = dict(zip(queues, made, strict=True))
     while left:
-        said = queue.get()
-        if said is None:
-            left -= 1
-            continue
-        whole.add(Found(*said))
-        yield whole
-    for process in made:
-        process.join()
+        for queue, process in list(left.items()):
+            alive = process.is_alive()
+            try:
+                said = queue.get(timeout=LISTENED)
+            except Empty:
+                if alive:
+                    continue
+                said = None
+                error = f"a worker ended with exit code {process.exitcode}"
+                whole.failed.append({"room": "", "seed": seed, "error": error})
+            if said is None:
+                del left[queue]
+            else:
+                whole.add(said)
+            yield whole
 
 
 def digest() -> str:
@@ -270,87 +320,8 @@ def summed(code: dict[str, Any], seed: int, found: Found) -> dict[str, Any]:
         for room, parts in found.parts.items()
     }
     return {**code, "seed": seed, "pairs": dict(found.tried),
-            "violations": list(found.wrong), "tightness": tight}  # fmt: skip
-
-
-# ---- the page
-
-
-def counted(campaigns: list[dict[str, Any]]) -> tuple[int, int]:
-    """Pairs of queries, and of the library's mechanisms and ledgers."""
-    rooms = [item for one in campaigns for item in one["pairs"].items()]
-    library = sum(count for room, count in rooms if room in LIBRARY)
-    return sum(count for _, count in rooms) - library, library
-
-
-def newest(campaigns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the code of the last campaign."""
-    code = campaigns[-1].get("digest")
-    return [one for one in campaigns if one.get("digest") == code and code]
-
-
-def render(campaigns: list[dict[str, Any]]) -> str:
-    """The page."""
-    last, violations = newest(campaigns), sum(len(one["violations"]) for one in campaigns)
-    queries, others = counted(last)
-    table = [
-        "| code | seed | of queries | of the library | claims passed |",
-        "|---|---|--:|--:|--:|",
-    ]
-    for one in campaigns:
-        code = f"{one['digest']} ({one['commit']})" if "digest" in one else f"core {one['code']}"
-        of_queries, of_library = counted([one])
-        table.append(f"| {code} | {one['seed']} | {of_queries:,} | {of_library:,} |"
-                     f" {len(one['violations'])} |")  # fmt: skip
-    lines = [
-        "# How tight the claims are",
-        "The exact account compares what one unit really loses, on generated queries and"
-        " neighbours, with what is claimed ([how it works](review-mechanisms.md)). A tightness of 1"
-        " is a claim without slack; above 1 it is false.",
-        "This page is written by `python -m tests.audit.campaign` from"
-        " `benchmarks/results/account.json`. Code is named by a digest of the source files that"
-        " decide what is released, and by its commit (in earlier campaigns: by git's name of the"
-        " core's folder).",
-    ]
-    if last:
-        lines.append(
-            f"**On the code {last[-1]['digest']}: {queries:,} pairs of neighbours of queries and"
-            f" {others:,} of the library's mechanisms. Claims passed:"
-            f" {sum(len(one['violations']) for one in last)}.**"
-        )
-    lines += [
-        f"All campaigns together: {sum(counted(campaigns)):,} pairs, claims passed: {violations}.",
-        "\n".join(table),
-        "Below: of the newest code where it was tried there, else of earlier code (marked)."
-        if last else "Worst and median of the campaign that tried the mechanism most.",
-    ]  # fmt: skip
-    for room, (title, *_) in ROOMS.items():
-        rows = [
-            f"| {name} | {pairs:,} | {median:.3f} | {worst:.3f} |"
-            for name, pairs, median, worst in seen_in(campaigns, last, room)
-        ]
-        if not rows:
-            continue
-        tried = sum(one["pairs"].get(room, 0) for one in last)
-        head = ["| mechanism | pairs | median | worst |", "|---|--:|--:|--:|"]
-        lines += [f"## {title[0].upper()}{title[1:]}",
-                  f"{tried:,} pairs on the newest code.", "\n".join(head + rows)]  # fmt: skip
-    return "\n\n".join(lines) + "\n"
-
-
-def seen_in(
-    campaigns: list[dict[str, Any]], last: list[dict[str, Any]], room: str
-) -> Iterator[tuple[str, int, float, float]]:
-    """(mechanism, pairs, median, worst); the median is of the campaign that tried it most."""
-    new = [one["tightness"].get(room, {}) for one in last]
-    old = [one["tightness"].get(room, {}) for one in campaigns if one not in last]
-    known = {name for parts in new for name in parts}
-    for name in sorted({name for parts in (*new, *old) for name in parts}):
-        some = [parts[name] for parts in (new if name in known else old) if name in parts]
-        most = max(some, key=lambda one: one["pairs"])
-        label = name if name in known or not last else f"{name} (earlier code)"
-        yield label, sum(one["pairs"] for one in some), most["median"], max(
-            one["worst"] for one in some)  # fmt: skip
+            "violations": list(found.wrong), "tightness": tight, "draws": found.draws,
+            "refused": dict(found.refused.most_common()), "failed": found.failed}  # fmt: skip
 
 
 def main() -> int:
@@ -363,18 +334,26 @@ def main() -> int:
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
     before = json.loads(RESULTS.read_text())["campaigns"] if RESULTS.exists() else []
+    found = Found()
     if not given.page:
         seed = given.seed or int(np.random.SeedSequence().entropy % 10**12)
         code = {"digest": digest(), "commit": commit()}
-        for found in together(given.pairs, seed, given.seconds, given.workers):
+        had = rooms_tried([one for one in before if one.get("digest") == code["digest"]])
+        for found in together(given.pairs, seed, given.seconds, had, given.workers):
             one = summed(code, seed, found)
             queries, others = counted([one])
-            terminal.say(f"{queries:,} pairs of queries, {others:,} of the library,"
-                         f" {len(one['violations'])} violations")  # fmt: skip
+            terminal.say(
+                f"{queries:,} pairs of queries, {others:,} of the library, {len(found.wrong)}"
+                f" violations; of {found.draws:,} draws {found.refused.total()} refused,"
+                f" {len(found.failed)} failed"
+            )
             RESULTS.write_text(json.dumps({"campaigns": [*before, one]}, indent=1) + "\n")
-    campaigns = json.loads(RESULTS.read_text())["campaigns"]
-    PAGE.write_text(render(campaigns))
-    return bool(campaigns[-1]["violations"])
+        for reason, times in found.refused.most_common():
+            terminal.say(f"refused {times} times, {reason}")
+        for failure in found.failed:
+            terminal.say(f"{failure['room']}, seed {failure['seed']}: {failure['error']}")
+    PAGE.write_text(render(json.loads(RESULTS.read_text())["campaigns"]))
+    return int(not found.stands)
 
 
 if __name__ == "__main__":

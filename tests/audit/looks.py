@@ -9,6 +9,7 @@ from scipy.stats import norm
 from streamveil.audit.laid_open import OpenNoise
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
+from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import divided, look_share, with_look
 from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, rows_of
@@ -86,7 +87,7 @@ def judged(seed, pairs):
 def chosen(text, rows):
     """What a query runs after each of some looks, without their loss, and what all of it claims."""
     plan = with_look(texts.plan_of(text, rows))
-    made = [compile_plan(told_by(plan, known, [])) for known in SAID]
+    made = [compile_plan(combined_plan(told_by(plan, known, []))) for known in SAID]
     after = [replace(one, design=replace(one.design, look=None)) for one in made]
     return divided(plan), after, {one.loss for one in made}
 

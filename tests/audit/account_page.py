@@ -1,0 +1,109 @@
+"""The page of the exact account, docs/account.md, from `benchmarks/results/account.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+TITLES = {  # of rooms
+    "group-by": "group-bys",
+    "job": "jobs over raw rows, the whole grammar of SQL",
+    "look": "looks at the rows",
+    "table": "changing tables and questions to them",
+    "rounds": "the preset dp-sqlp",
+    "sketch": "sketches",
+    "library": "the library's mechanisms",
+    "grid": "counters, comparisons and partitions: every short stream",
+    "ledger": "ledgers, by their rules",
+}
+LIBRARY = ("library", "grid", "ledger")  # rooms whose pairs are not of queries
+
+
+def rooms_tried(campaigns: list[dict[str, Any]]) -> dict[str, int]:
+    """Pairs by room."""
+    found = dict.fromkeys(TITLES, 0)
+    for one in campaigns:
+        for room, count in one["pairs"].items():
+            found[room] += count
+    return found
+
+
+def counted(campaigns: list[dict[str, Any]]) -> tuple[int, int]:
+    """Pairs of queries, and of the library's mechanisms and ledgers."""
+    tried = rooms_tried(campaigns)
+    library = sum(tried[room] for room in LIBRARY)
+    return sum(tried.values()) - library, library
+
+
+def newest(campaigns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the code of the last campaign."""
+    code = campaigns[-1].get("digest")
+    return [one for one in campaigns if one.get("digest") == code and code]
+
+
+def render(campaigns: list[dict[str, Any]]) -> str:
+    """The page."""
+    last, violations = newest(campaigns), sum(len(one["violations"]) for one in campaigns)
+    queries, others = counted(last)
+    table = [
+        "| code | seed | of queries | of the library | claims passed |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for one in campaigns:
+        code = f"{one['digest']} ({one['commit']})" if "digest" in one else f"core {one['code']}"
+        of_queries, of_library = counted([one])
+        table.append(f"| {code} | {one['seed']} | {of_queries:,} | {of_library:,} |"
+                     f" {len(one['violations'])} |")  # fmt: skip
+    lines = [
+        "# How tight the claims are",
+        "The exact account compares what one unit really loses, on generated queries and"
+        " neighbours, with what is claimed ([how it works](review-mechanisms.md)). A tightness of 1"
+        " is a claim without slack; above 1 it is false.",
+        "This page is written by `python -m tests.audit.campaign` from"
+        " `benchmarks/results/account.json`. Code is named by a digest of the source files that"
+        " decide what is released, and by its commit (in earlier campaigns: by git's name of the"
+        " core's folder).",
+    ]
+    if last:
+        refused = sum(sum(one.get("refused", {}).values()) for one in last)
+        draws = sum(one.get("draws", 0) for one in last)
+        lines.append(
+            f"**On the code {last[-1]['digest']}: {queries:,} pairs of neighbours of queries and"
+            f" {others:,} of the library's mechanisms. Claims passed:"
+            f" {sum(len(one['violations']) for one in last)}.**"
+        )
+        if draws:
+            lines[-1] += f" The compiler refused {refused:,} of {draws:,} draws: they are no pairs."
+    lines += [
+        f"All campaigns together: {sum(counted(campaigns)):,} pairs, claims passed: {violations}.",
+        "\n".join(table),
+        "Below: of the newest code where it was tried there, else of earlier code (marked)."
+        if last else "Worst and median of the campaign that tried the mechanism most.",
+    ]  # fmt: skip
+    for room, title in TITLES.items():
+        rows = [
+            f"| {name} | {pairs:,} | {median:.3f} | {worst:.3f} |"
+            for name, pairs, median, worst in seen_in(campaigns, last, room)
+        ]
+        if not rows:
+            continue
+        tried = sum(one["pairs"].get(room, 0) for one in last)
+        head = ["| mechanism | pairs | median | worst |", "|---|--:|--:|--:|"]
+        lines += [f"## {title[0].upper()}{title[1:]}",
+                  f"{tried:,} pairs on the newest code.", "\n".join(head + rows)]  # fmt: skip
+    return "\n\n".join(lines) + "\n"
+
+
+def seen_in(
+    campaigns: list[dict[str, Any]], last: list[dict[str, Any]], room: str
+) -> Iterator[tuple[str, int, float, float]]:
+    """(mechanism, pairs, median, worst); the median is of the campaign that tried it most."""
+    new = [one["tightness"].get(room, {}) for one in last]
+    old = [one["tightness"].get(room, {}) for one in campaigns if one not in last]
+    known = {name for parts in new for name in parts}
+    for name in sorted({name for parts in (*new, *old) for name in parts}):
+        some = [parts[name] for parts in (new if name in known else old) if name in parts]
+        most = max(some, key=lambda one: one["pairs"])
+        label = name if name in known or not last else f"{name} (earlier code)"
+        yield label, sum(one["pairs"] for one in some), most["median"], max(
+            one["worst"] for one in some)  # fmt: skip

@@ -1,0 +1,72 @@
+"""A campaign goes on after a draw that is refused or fails, and says so."""
+
+import pytest
+
+from streamveil.errors import PlanError
+from tests.audit import campaign
+
+
+def room(of_seed):
+    def judged(seed):
+        yield {"part": 0.5}, None
+        yield from of_seed(seed)
+
+    return (1.0, judged)
+
+
+def refuses(_seed):
+    raise PlanError("this is not supported here\n  to fix  nothing")
+    yield
+
+
+def fails(seed):
+    raise ValueError(f"draw {seed}")
+    yield
+
+
+@pytest.mark.parametrize("last", [refuses, fails])
+def test_pairs_before_an_error_count_and_the_error_is_told(monkeypatch, last):
+    monkeypatch.setitem(campaign.ROOMS, "job", room(lambda seed: last(seed) if seed % 2 else ()))
+    found = campaign.Found()
+    ended = [found.draw("job", seed) for seed in range(200)]
+    assert ended == [True, False] * 100
+    assert found.tried["job"] == 200
+    assert found.parts == {"job": {"part": [0.5] * 200}}
+    assert not found.stands
+    if last is refuses:
+        assert found.rotten
+        assert found.refused == {"job: this is not supported here": 100}
+    else:
+        assert [one["seed"] for one in found.failed] == list(range(1, 200, 2))
+        assert "ValueError: draw 1" in found.failed[0]["error"]
+
+
+def test_few_refused_draws_are_no_fault(monkeypatch):
+    monkeypatch.setitem(campaign.ROOMS, "job", room(lambda seed: () if seed % 50 else refuses(0)))
+    found = campaign.Found()
+    for seed in range(200):
+        found.draw("job", seed)
+    assert found.refused.total() == 4
+    assert found.stands
+
+
+def test_a_campaign_goes_on_where_it_was_stopped(monkeypatch):
+    for name in campaign.ROOMS:
+        monkeypatch.setitem(campaign.ROOMS, name, (0.0, room(lambda _: ())[1]))
+    monkeypatch.setitem(campaign.ROOMS, "job", room(lambda _: ()))
+    monkeypatch.setitem(campaign.ROOMS, "table", room(refuses))
+    had = dict.fromkeys(campaign.ROOMS, 0) | {"job": 60, "grid": 5}
+    (found,) = campaign.work(100, 7, float("inf"), had)
+    assert found.tried["job"] == 40
+    assert found.tried["grid"] == 0
+    assert found.tried["table"] == campaign.MOST_IN_VAIN
+
+
+def test_a_worker_that_dies_is_a_failure_and_ends_no_other(monkeypatch):
+    monkeypatch.setattr(campaign, "tell", dies)
+    *_, found = campaign.together(10, 1, 0.0, dict.fromkeys(campaign.ROOMS, 0), 1)
+    assert [one["error"] for one in found.failed] == ["a worker ended with exit code 3"]
+
+
+def dies(*_given):
+    raise SystemExit(3)
