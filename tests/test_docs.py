@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import site_figures
+
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
@@ -22,6 +24,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
         ("post-processing.md", 0),
         ("lakes.md", 0),
         ("sources.md", 0),
+        ("counters.md", 0),
     ],
 )
 def test_the_examples_run(page, commands, tmp_path, monkeypatch):
@@ -44,6 +47,17 @@ def test_the_examples_run(page, commands, tmp_path, monkeypatch):
                 assert done.returncode == 0, (line, done.stdout, done.stderr)
                 ran += 1
     assert ran == commands
+
+
+def test_numbers_in_sentences_are_those_of_the_results():
+    known = site_figures.figures()
+    texts = {page: page.read_text() for page in site_figures.pages()}
+    named = {name for text in texts.values() for _, name in site_figures.FIGURE.findall(text)}
+    assert named == known.keys(), "each is made, and each is on a page"
+    assert [name for name, text in texts.items() if site_figures.filled(text, known) != text] == []
+    assert (
+        site_figures.filled("0.3<!-- = noise word --> ns", known) == "1.3<!-- = noise word --> ns"
+    )
 
 
 ROOT = DOCS.parent

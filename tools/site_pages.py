@@ -21,7 +21,7 @@ import click
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs loads this file by its path
-from tools import site_changing, site_depth, site_performance, site_results
+from tools import site_changing, site_depth, site_figures, site_performance, site_results
 
 SOURCE = Path(__file__).parents[1] / "src" / "streamveil"
 MARK = re.compile(r"^<!-- from the code: (\w+) -->$", re.M)
@@ -184,6 +184,7 @@ MADE: dict[str, Callable[[], str]] = {
     "spark": site_depth.spark, "spark_keys": site_depth.spark_keys,
     "sketch_speed": site_depth.sketch_speed, "sketch_containers": site_depth.sketch_containers,
     **{f"changing_{made.__name__}": made for made in site_changing.ALL},
+    "counter_errors": site_figures.counter_errors,
     "wakeup": site_performance.wakeup, "replay": site_performance.replay,
 }  # fmt: skip
 
