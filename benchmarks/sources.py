@@ -38,8 +38,9 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from streamveil.connectors import open_source
-from tests.servers import kafka, nats, postgres, s3
+from tests.servers import kafka, nats, postgres
 from tests.servers.registry import USER, schema_registry
+from tests.servers.s3 import S3Server
 
 RESULTS = Path(__file__).parent / "results" / "sources.json"
 COLUMNS = {"u": "INT64", "page": "STRING", "price": "FLOAT64", "ts": "TIMESTAMP"}
@@ -255,12 +256,12 @@ def of_files(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
     local = ours("files", path=str(folder))
     delta = home / "delta"
     found: list[Case] = []
-    if nats.program(s3.PROGRAM) is not None:
-        os.environ.update({**s3.KEYS, "AWS_EC2_METADATA_DISABLED": "true"})
-        server = s3.S3Server(home / "s3")
+    if nats.program(S3Server.program) is not None:
+        os.environ.update(S3Server.keys)
+        server = S3Server(home / "s3")
         for file in folder.iterdir():
             server.put(f"in/{file.name}", file.read_bytes())
-        remote = ours("files", path=f"s3://bucket/in?{server.settings}")
+        remote = ours("files", path=server.address("in"))
         found.append(("object store (S3): the same Parquet on disk", local, remote))
     import deltalake
 
@@ -272,7 +273,7 @@ def of_files(rows: pa.Table, home: Path) -> Iterator[list[Case]]:
 
     found.append(("delta: client, one thread", bare, ours("delta", path=str(delta))))
     yield found
-    if nats.program(s3.PROGRAM) is not None:
+    if nats.program(S3Server.program) is not None:
         server.stop()
 
 

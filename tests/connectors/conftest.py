@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import kafka, nats, postgres, s3
+from tests.servers import kafka, nats, postgres
+from tests.servers.stores import STORES
 
 KINDS = ("sqlite", "duckdb", "postgres")
 NAME = 'pages of "b%s" $1 ?'  # of a table
@@ -44,12 +45,21 @@ def nats_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory):
-    if nats.program(s3.PROGRAM) is None:
-        pytest.skip(f"no S3 server: {s3.PROGRAM} names no program")
-    made = s3.S3Server(tmp_path_factory.mktemp("s3") / "server")
-    yield made
-    made.stop()
+def store_of(tmp_path_factory):
+    """The server of each kind of files, once somebody asks for it."""
+    made = {}
+
+    def store(kind):
+        if kind not in made:
+            wanted = STORES[kind].program
+            if wanted is not None and nats.program(wanted) is None:
+                pytest.skip(f"no server of {kind}: {wanted} names no program")
+            made[kind] = STORES[kind](tmp_path_factory.mktemp(kind) / "server")
+        return made[kind]
+
+    yield store
+    for one in made.values():
+        one.stop()
 
 
 @pytest.fixture(params=KINDS)

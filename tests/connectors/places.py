@@ -16,9 +16,10 @@ import pytest
 
 from streamveil.connectors import open_source
 from tests.connectors.test_kafka import COLUMNS
-from tests.servers import kafka, s3
+from tests.servers import kafka
 from tests.servers.postgres import PASSWORD
 from tests.servers.proxy import Proxy
+from tests.servers.stores import STORES
 
 JUNK = b'{"u": "hidden-row", "page": ["hidden-row"'
 ODD = b'{"u": "hidden-row", "page": "a"}'  # a row with a field that does not fit
@@ -106,19 +107,18 @@ class Files(Place):
         (self.folder / f"{name}.tmp").rename(self.folder / name)
 
 
-class S3(Files):
-    patient = True
+class Stored(Files):
+    """Files of a store."""
 
     def __init__(self, folder, server, monkeypatch):
         super().__init__(folder)
         self.server, self.monkeypatch, self.name = server, monkeypatch, folder.name
-        for name, value in s3.KEYS.items():
+        self.patient = server.patient
+        for name, value in server.keys.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
     def options(self):
-        path = f"s3://bucket/{self.name}?{self.server.settings}"
-        return {**super().options(), "path": path}
+        return {**super().options(), "path": self.server.address(self.name)}
 
     def write(self, data):
         self.count += 1
@@ -127,8 +127,9 @@ class S3(Files):
     @contextmanager
     def wrong(self):
         with self.monkeypatch.context() as patch:
-            patch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-word")
-            yield self.options()
+            for name, value in (self.server.wrong_keys or {}).items():
+                patch.setenv(name, value)
+            yield self.options() if self.server.wrong_keys else None
 
 
 class Kafka(Place):
@@ -301,7 +302,7 @@ class Changes(Database):
         self.dropped(self.server)
 
 
-KINDS = ("files", "s3", "kafka", "nats", "delta", "iceberg", "sqlite", "duckdb", "postgres",
+KINDS = ("files", *STORES, "kafka", "nats", "delta", "iceberg", "sqlite", "duckdb", "postgres",
          "postgres_changes")  # fmt: skip
 
 
@@ -310,8 +311,8 @@ def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:
     have = request.getfixturevalue
     if kind == "files":
         return Files(folder)
-    if kind == "s3":
-        return S3(folder, have("s3_server"), monkeypatch)
+    if kind in STORES:
+        return Stored(folder, have("store_of")(kind), monkeypatch)
     if kind == "kafka":
         if kafka.jars() is None:
             pytest.skip(f"no Apache Kafka: {kafka.JARS} names no folder with its jars")

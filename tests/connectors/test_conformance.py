@@ -28,13 +28,14 @@ from tests.connectors.test_kafka import counts
 from tests.runtime.toy import SEEDED, Stream, work
 from tests.servers import kafka
 from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
+from tests.servers.stores import STORES
 
 NOT_HERE = {"memory", "rate"}  # sources of no place
 SENDS = ("files", "sqlite", "duckdb", "postgres", "kafka", "delta", "iceberg")
 
 
 def test_every_source_and_every_sink_is_tried():
-    assert set(places.KINDS) - {"s3"} == SOURCES.keys() - NOT_HERE
+    assert set(places.KINDS) - {*STORES} == SOURCES.keys() - NOT_HERE
     assert set(SENDS) == SINKS.keys() - {"console", "memory"}
 
 
@@ -64,7 +65,12 @@ def catalog(tmp_path, monkeypatch):
     found.close()
 
 
-@pytest.fixture(params=places.KINDS)
+RARE = ("gcs", "azure")  # Arrow's clients again; their servers take long
+
+
+@pytest.fixture(params=[
+    pytest.param(kind, marks=pytest.mark.slow) if kind in RARE else kind for kind in places.KINDS
+])  # fmt: skip
 def place(request, tmp_path, monkeypatch):
     found = places.made(request.param, request, tmp_path, monkeypatch)
     yield found
@@ -139,7 +145,7 @@ def test_a_server_that_goes_is_named_and_nothing_is_lost(place, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Nobody waits long for an answer."""
-    for module in ("kafka_topic", "nats", "postgres_changes", "postgres_server"):
+    for module in ("http_files", "kafka_topic", "nats", "postgres_changes", "postgres_server"):
         monkeypatch.setattr(f"streamveil.connectors.{module}.WAIT", 2)
     monkeypatch.setattr("streamveil.connectors.postgres_server.SILENT", 2)
 

@@ -3,20 +3,22 @@
 import gzip
 import io
 import time
+from urllib.request import Request
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import fs
 
 import streamveil as sv
 from streamveil.connectors.files import FilesSource
-from streamveil.connectors.remote import address, asked
+from streamveil.connectors.http_files import Redirects
+from streamveil.connectors.remote import address, asked, opened
 from streamveil.connectors.span import nothing_to_read
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.engines.spark.splits import require_parquet
 from streamveil.errors import SourceError
 from tests.connectors.object_store import object_store
+from tests.servers.web import WebServer
 
 COLUMNS = {"n": "INT64"}
 
@@ -158,7 +160,8 @@ def test_a_store_that_refuses_says_so_and_no_key(store):
 
 @pytest.mark.parametrize("pattern", [
     "s3://me:hidden-key@bucket/in", "s3://bucket/in?secret_key=hidden-key",
-    "abfs://:hidden-key@account.dfs.core.windows.net/in", "ftp://bucket/in", "s4://bucket/in",
+    "abfs://:hidden-key@account.dfs.core.windows.net/in",
+    "https://me:hidden-key@host/in", "https://host/in?signed=hidden-key", "ftp://bucket/in", "s4://bucket/in",
 ])  # fmt: skip
 def test_addresses_with_keys_or_of_other_stores_are_refused(pattern):
     with pytest.raises(SourceError, match="to fix") as error:
@@ -186,7 +189,7 @@ def test_files_of_two_stores_are_no_source():
 ])  # fmt: skip
 def test_each_scheme_opens_its_store(pattern, kind, base, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
-    made, path = asked(pattern, lambda: fs.FileSystem.from_uri(address(pattern)[0]))
+    made, path = asked(pattern, lambda: opened(address(pattern)[0]))
     assert (made.type_name, path.strip("/")) == (kind, base)
 
 
@@ -216,3 +219,55 @@ def test_a_job_over_a_store_goes_on_in_another_bucket_with_the_same_answers(stor
     store.put("in/b.csv", text(1, 2))
     assert released(of("bucket"), "two", 1) == expected[:1]
     assert released(of("new"), "two", 2) == expected
+
+
+@pytest.fixture
+def web(tmp_path, monkeypatch):
+    """A web server over a folder, which asks for a password."""
+    made = WebServer(tmp_path / "web")
+    for name, value in made.keys.items():
+        monkeypatch.setenv(name, value)
+    for name, n in (("in/a b.csv", 1), ("in/c.csv", 2), ("in/deep/a.csv", 3), ("in/note.txt", 9)):
+        made.put(name, text(n))
+    made.put("in/some.list", b"c.csv\n\n/bucket/in/deep/a.csv?signed=hidden-key\n")
+    yield made
+    made.stop()
+
+
+def of_web(web, path, **options):
+    return FilesSource(web.address(path), columns=COLUMNS, **options)
+
+
+def test_a_web_server_gives_the_files_of_its_pages_and_lists(web):
+    for path, expected in (
+        ("in", [1, 2]), ("in/", [1, 2]), ("in/*.csv", [1, 2]), ("in/**/*.csv", [1, 2, 3]),
+        ("in/c.csv", [2]), ("in/some.list", [2, 3]), ("none", []), ("none/*.csv", []),
+    ):  # fmt: skip
+        assert numbers(of_web(web, path).read(None, 9)) == expected, path
+
+
+def test_a_list_stands_for_its_folder_and_a_job_goes_on_with_either(web):
+    [first, second] = of_web(web, "in/some.list").read(None, 9)
+    assert numbers(of_web(web, "in/**/*.csv").read(first.position, 9)) == [1, 3]
+    web.put("in/c.csv", text(77))
+    with pytest.raises(SourceError, match="changed after it was read"):
+        list(of_web(web, "in/some.list").read(second.position, 9))
+
+
+def test_a_web_server_that_refuses_or_sends_elsewhere_is_told_without_words(web, monkeypatch):
+    web.put("in/some.list", b"http://127.0.0.1:1/hidden-key.csv\n")
+    with pytest.raises(SourceError, match="another server") as error:
+        list(of_web(web, "in/some.list").read(None, 9))
+    assert "hidden-key" not in str(error.value)
+    monkeypatch.setenv("NETRC", web.wrong_keys["NETRC"])
+    with pytest.raises(SourceError, match="HTTP 401"):
+        list(of_web(web, "in").read(None, 9))
+
+
+def test_a_password_goes_to_the_server_that_it_is_of_and_to_no_other():
+    for to, sent in (("http://one/b", True), ("https://one/b", False), ("http://two/b", False)):
+        asked = Request("http://one/a")
+        asked.add_unredirected_header("Authorization", "Basic x")
+        told = Redirects().redirect_request(asked, None, 301, "", {}, to)
+        assert ("Authorization" in told.unredirected_hdrs) == sent
+        assert "Authorization" not in told.headers

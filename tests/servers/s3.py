@@ -6,30 +6,29 @@ STREAMVEIL_S3_SERVER names the program; elsewhere they are skipped and say so.
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from tests.servers.kafka import free_port
-from tests.servers.nats import build, program
+from tests.servers.nats import build
+from tests.servers.store import StoreServer
 
 MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-PROGRAM = "STREAMVEIL_S3_SERVER"
-KEYS = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "hidden-word"}
+USER, SECRET = "reader", "hidden-word"
 
 
-class S3Server:
-    """A server with one bucket, `bucket`. It can be stopped, and started again at its address."""
+class S3Server(StoreServer):
+    """A server with one bucket, `bucket`."""
 
-    def __init__(self, home: Path) -> None:
-        for part in ("data", "facts"):
-            (home / part).mkdir(parents=True)
-        self.home, self.port = home, free_port()
-        self.settings = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
-        self.start()
-        self.files.create_dir("bucket")
+    program = "STREAMVEIL_S3_SERVER"
+    keys: ClassVar = {"AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    wrong_keys: ClassVar = {"AWS_SECRET_ACCESS_KEY": "wrong-word"}
+
+    def address(self, name: str) -> str:
+        """Of an object or a folder."""
+        return (f"s3://bucket/{name}?endpoint_override=127.0.0.1:{self.port}&scheme=http"
+                "&region=us-east-1")  # fmt: skip
 
     @property
     def files(self) -> Any:
@@ -37,38 +36,18 @@ class S3Server:
         from pyarrow import fs
 
         return fs.S3FileSystem(
-            access_key=KEYS["AWS_ACCESS_KEY_ID"], secret_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+            access_key=USER, secret_key=SECRET,
             endpoint_override=f"127.0.0.1:{self.port}", scheme="http", region="us-east-1",
             allow_bucket_creation=True, allow_delayed_open=True,
         )  # fmt: skip
 
-    def start(self) -> None:
-        """Starts the server, and waits until it answers."""
-        with (self.home / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(program(PROGRAM)), "--quiet", "--port", f"127.0.0.1:{self.port}",
-                 "--access", KEYS["AWS_ACCESS_KEY_ID"], "--secret", KEYS["AWS_SECRET_ACCESS_KEY"],
-                 "posix", "--sidecar", str(self.home / "facts"), str(self.home / "data")],
-                stdout=log, stderr=log,
-            )  # fmt: skip
-        until = time.monotonic() + 30
-        while True:
-            try:
-                return self.files.get_file_info("bucket") and None
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
-
-    def stop(self) -> None:
-        """Stops it as a power failure would."""
-        self.process.kill()
-        self.process.wait(30)
-
-    def put(self, name: str, data: bytes) -> None:
-        """Writes an object."""
-        with self.files.open_output_stream(f"bucket/{name}") as file:
-            file.write(data)
+    def command(self) -> list[str]:
+        """See `StoreServer`."""
+        for part in ("data", "facts"):
+            (self.home / part).mkdir(exist_ok=True)
+        return ["--quiet", "--port", f"127.0.0.1:{self.port}",
+                "--access", USER, "--secret", SECRET, "posix",
+                "--sidecar", str(self.home / "facts"), str(self.home / "data")]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "j
            ".json": "json"}  # fmt: skip
 UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".inprogress")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # of text
+LIST = ".list"  # ends the name of a file of the web that lists others
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""Files of an object store, by Arrow's file systems: s3://, gs://, az:// and abfs://.
+"""Files of an object store, by Arrow's file systems (s3://, gs://, az://, abfs://), and of the web.
 
 One is copied before it is read, into a private folder that goes with it: what is read is one moment
 of the file, and all that holds for a file on disk holds for it. The next file is copied while one
@@ -22,15 +22,20 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from streamveil.connectors.blocks import room
-from streamveil.connectors.names import below, format_of, found, guarded, is_temporary, shown
+from streamveil.connectors.names import LIST, below, format_of, found, guarded, is_temporary, shown
 from streamveil.errors import SourceError, nearest
 
-SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
+WEB = ("http", "https")
+SCHEMES = ("s3", "gs", "az", "abfs", "abfss", *WEB)
 SETTINGS = (  # of an address; none is a secret
     "region", "scheme", "endpoint_override", "tls_ca_file_path", "enable_tls",
     "blob_storage_authority", "blob_storage_scheme", "dfs_storage_authority", "dfs_storage_scheme",
+    "retry_limit_seconds",
 )  # fmt: skip
+AZURE_KEYS = {"account_key": "AZURE_STORAGE_KEY", "sas_token": "AZURE_STORAGE_SAS_TOKEN"}
+OF_AZURE = ("_authority", "_scheme")
 MARK = "://"
+RETRIED = 15  # seconds for which a store that does not answer is asked again
 PIECE = 1 << 22  # bytes copied at once
 
 
@@ -103,20 +108,17 @@ class RemoteFiles:
             )
         self._root = addresses.pop()
         self._store: tuple[Any, str] | None = None
-        self._listed: dict[str, ListedFile] = {}
+        self._listed: set[str] = set()
+        self._folders: dict[str, str] = {}  # of each pattern, once it was looked for
 
     def found(self, patterns: Sequence[str]) -> list[str]:
         """All files of some patterns in canonical order. One listing for each pattern."""
-        self._listed = {
-            name: facts for pattern in patterns for name, facts in self._matching(pattern)
-        }
+        self._listed = {name for pattern in patterns for name in self._matching(pattern)}
         return sorted(self._listed, key=lambda name: name.split("/"))
 
     def below(self, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-        """Their names below the folder that holds all."""
-        folders = {self._base_of(pattern) for pattern in patterns}
-        folders = {posixpath.dirname(path) if path in self._listed else path for path in folders}
-        root = posixpath.commonpath(folders)
+        """The names of found files below the folder that holds all."""
+        root = posixpath.commonpath({self._folders[pattern] for pattern in patterns})
         return [posixpath.relpath(name, root) for name in names]
 
     def facts(self, name: str) -> ListedFile:
@@ -183,22 +185,23 @@ class RemoteFiles:
             while size := source.readinto(own):
                 to.write(own[:size])
 
-    def _matching(self, pattern: str) -> Iterator[tuple[str, ListedFile]]:
+    def _matching(self, pattern: str) -> Iterator[str]:
         from pyarrow import fs
 
         path = address(pattern)[1]
         base = self._base_of(pattern)
         wanted = path[len(fixed(path)) :].strip("/").split("/") if has_magic(path) else []
         [one] = asked(base, lambda: self._files.get_file_info([base]))
+        self._folders[pattern] = posixpath.dirname(base) if one.is_file else one.path.rstrip("/")
         if one.is_file:
-            yield base, facts_of(one)
+            yield base
             return
         selector = fs.FileSelector(base, allow_not_found=True, recursive=bool(wanted))
         for info in asked(base, lambda: self._files.get_file_info(selector)):
             parts = info.path[len(base) :].strip("/").split("/")
             known = matches(parts, wanted) if wanted else format_of(info.base_name) is not None
             if info.is_file and known and not is_temporary(info.base_name):
-                yield info.path, facts_of(info)
+                yield info.path
 
     def _base_of(self, pattern: str) -> str:
         return f"{self._opened()[1].strip('/')}/{fixed(address(pattern)[1])}".rstrip("/")
@@ -209,13 +212,32 @@ class RemoteFiles:
 
     def _opened(self) -> tuple[Any, str]:
         if self._store is None:
-            from pyarrow import fs
-
-            self._store = asked(self._root, lambda: fs.FileSystem.from_uri(self._root))
+            self._store = asked(self._root, lambda: opened(self._root))
         return self._store
 
 
 T = TypeVar("T")
+
+
+def opened(root: str) -> tuple[Any, str]:
+    """What gives the files of a store, and how their names begin."""
+    from pyarrow import fs
+
+    scheme, _, host = root.partition(MARK)
+    if scheme in WEB:
+        from streamveil.connectors.http_files import HttpFiles  # loaded where a server is named
+
+        return HttpFiles(root), host
+    keys = {option: os.environ[name] for option, name in AZURE_KEYS.items() if os.environ.get(name)}
+    host, _, settings = host.partition("?")
+    account, _, container = host.rpartition("@")
+    if scheme == "abfs" and keys and account and "." not in container:
+        options = {name: value for name, value in parse_qsl(settings) if name.endswith(OF_AZURE)}
+        return fs.AzureFileSystem(account, **keys, **options), container
+    if scheme == "gs" and "retry_limit_seconds" not in settings:  # it asks for 15 minutes
+        root = f"{root}{'&' if settings else '?'}retry_limit_seconds={RETRIED}"
+    found: tuple[Any, str] = fs.FileSystem.from_uri(root)
+    return found
 
 
 def asked(name: str, action: Callable[[], T]) -> T:
@@ -278,6 +300,12 @@ def address(pattern: str) -> tuple[str, str]:
         raise SourceError(
             f"no files are read from '{scheme}://'{nearest(scheme, SCHEMES)}.\n"
             f"  to fix  give a path, or an address that begins with one of {', '.join(SCHEMES)}"
+        )
+    if scheme in WEB and ("?" in pattern or "@" in host):
+        raise SourceError(
+            "an address of files holds no keys, and one of the web no question mark.\n"
+            "  to fix  put a user and a password into ~/.netrc, and signed addresses into a list"
+            f" on the same server whose name ends in {LIST}"
         )
     unknown = {name for name, _ in parse_qsl(settings, keep_blank_values=True)} - {*SETTINGS}
     if unknown or ":" in host.rpartition("@")[0]:
