@@ -59,7 +59,8 @@ def test_the_example_runs(name, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     script, *options = shlex.split(command + " " + PARTS[name])
     monkeypatch.setattr("sys.argv", [script, *options])
-    runpy.run_path(str(EXAMPLES.parent / script), run_name="__main__")
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(EXAMPLES.parent / script), run_name="__main__")
     drawn = (tmp_path / "out" / name / picture).read_bytes()
     assert drawn.startswith(PNG)
     assert drawn != (EXAMPLES / name / picture).read_bytes(), "drawn by this run"

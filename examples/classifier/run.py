@@ -1,6 +1,5 @@
 """A classifier that improves as people arrive, under one guarantee for ever: run.py --help."""
 
-import argparse
 import shutil
 import tarfile
 from importlib.util import find_spec
@@ -9,6 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import typer
 from sklearn.linear_model import LogisticRegression
 
 import streamveil as sv
@@ -18,7 +18,7 @@ BUDGET = sv.Budget(epsilon=1, delta="1e-6")
 START = 600  # people before the first training; then again at each doubling
 
 
-def main(out: Path, people: int) -> None:
+def main(out: Path = Path("out/classifier"), people: int = 22272) -> None:
     """Lets people arrive by hundreds, scores the model that stands, draws both curves."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -76,7 +76,4 @@ def draw(curve: np.ndarray, trivial: float, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/classifier"), help="made anew")
-    options.add_argument("--people", type=int, default=22272, help="at most")
-    main(**vars(options.parse_args()))
+    typer.run(main)

@@ -1,6 +1,5 @@
 """A running total, released every day: the counters of the library, and OpenDP: run.py --help."""
 
-import argparse
 import shutil
 from math import sqrt
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import opendp.prelude as dp
+import typer
 
 import streamveil as sv
 from streamveil.demo import departures
@@ -17,7 +17,7 @@ RUNS = 200  # of each way, to see its error
 dp.enable_features("contrib")
 
 
-def main(out: Path, days: int) -> None:
+def main(out: Path = Path("out/counters"), days: int = 365) -> None:
     """Counts flights day by day in three ways with one budget, and draws their errors."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -83,7 +83,4 @@ def draw(error: dict[str, np.ndarray], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/counters"), help="made anew")
-    options.add_argument("--days", type=int, default=365, help="of the year, from its first")
-    main(**vars(options.parse_args()))
+    typer.run(main)

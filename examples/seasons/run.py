@@ -1,6 +1,5 @@
 """A table of baseball seasons that grows, and counts that keep up with it: run.py --help."""
 
-import argparse
 import shutil
 import tarfile
 from contextlib import chdir
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import typer
 
 import streamveil as sv
 
@@ -16,7 +16,7 @@ EVERY = 500  # seasons from one release to the next, as seasons.sql says
 QUERY = Path(__file__).with_name("seasons.sql").resolve()
 
 
-def main(out: Path, years: int) -> None:
+def main(out: Path = Path("out/seasons"), years: int = 137) -> None:
     """Writes the seasons in the order in which they were played, runs seasons.sql, draws."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -56,7 +56,4 @@ def draw(seasons, private, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/seasons"), help="made anew")
-    options.add_argument("--years", type=int, default=137, help="from 1871")
-    main(**vars(options.parse_args()))
+    typer.run(main)

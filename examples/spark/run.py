@@ -1,6 +1,5 @@
 """Flights in Parquet files, counted on Spark, into a Delta table: run.py --help."""
 
-import argparse
 import shutil
 from contextlib import chdir
 from pathlib import Path
@@ -9,6 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import typer
 from deltalake import DeltaTable
 
 import streamveil as sv
@@ -17,7 +17,7 @@ from streamveil.demo import departures
 QUERY = Path(__file__).with_name("spark.sql").resolve()
 
 
-def main(out: Path, months: int, workers: int) -> None:
+def main(out: Path = Path("out/spark"), months: int = 12, workers: int = 2) -> None:
     """Writes a file for each month, runs spark.sql on Spark, draws what the table holds."""
     shutil.rmtree(out, ignore_errors=True)
     (out / "flights").mkdir(parents=True)
@@ -54,8 +54,4 @@ def draw(private: pd.DataFrame, flights, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=Path("out/spark"), help="made anew")
-    options.add_argument("--months", type=int, default=12, help="of the year, from its first")
-    options.add_argument("--workers", type=int, default=2, help="of Spark, on this machine")
-    main(**vars(options.parse_args()))
+    typer.run(main)
