@@ -6,7 +6,7 @@ Formats that keep no metadata (CSV, JSON lines) have them in a file beside the r
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ VERSION = 1
 ENDS = ("_low", "_high")  # columns of a number's interval
 SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
 Facts = dict[str, Any]
+Names = Collection[str] | None  # of numbers; None: all
+OF_ONE_UNIT = "intervals hold what many units lost by that, not what one of them alone did"
 
 
 def numbers_of(names: Sequence[str]) -> list[str]:
@@ -84,24 +86,47 @@ def read_note(schema: pa.Schema) -> str | None:
     return None if text is None else text.decode()
 
 
-def cut_sentence(schema: pa.Schema) -> str | None:
-    """How many rows contribution bounding cut, as a release tells it; None where it does not."""
-    facts = read_facts(schema) or {}
+def cut_sentence(facts: Facts, names: Names = None) -> str | None:
+    """What contribution bounding cut: how many rows, if the release tells it, or which."""
     cut = facts.get("cut")
     if cut is None:
-        return None
+        return "; ".join(said_of_outputs(facts, "bias", names)) or None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
     part = f", {cut['share']:.1%} of the rows of these groups" if "share" in cut else ""
     return (
         f"about {cut['rows']:,.0f} rows were over the contribution bound and are in no number"
         f"{part} (with noise; at most {cut['high']:,.0f} with 95 % confidence)"
         f"{'; a unit counts once in a group, whatever its rows' if units else ''}"
+        f"{f'; {OF_ONE_UNIT}' if facts.get('true_intervals') else ''}"
     )
 
 
-def omitted_sentence(schema: pa.Schema) -> str | None:
+def clamp_sentence(facts: Facts, names: Names = None) -> str | None:
+    """Which values count as other ones; None where all count as they are."""
+    said = said_of_outputs(facts, "clamped", names)
+    return f"{'; '.join(said)}: no interval holds what that changes" if said else None
+
+
+def said_of_outputs(facts: Facts, about: str, names: Names = None) -> list[str]:
+    """What a release says of its numbers: each sentence once, before it those that it is said of.
+
+    >>> said_of_outputs({"outputs": [{"name": "n"}, {"name": "s", "clamped": "as 9"}]}, "clamped")
+    ['s: as 9']
+    """
+    of: dict[str, list[str]] = {}
+    outputs = [one for one in facts.get("outputs", ()) if names is None or one["name"] in names]
+    for output in outputs:
+        if about in output:
+            of.setdefault(output[about], []).append(output["name"])
+    return [
+        text if len(outputs) == len(found) else f"{', '.join(found)}: {text}"
+        for text, found in of.items()
+    ]
+
+
+def omitted_sentence(facts: Facts) -> str | None:
     """What steps before the bounds may have left out of every number; None where nothing could."""
-    omitted = (read_facts(schema) or {}).get("omitted")
+    omitted = facts.get("omitted")
     return "; ".join(omitted) if omitted else None
 
 
@@ -119,9 +144,13 @@ def sentences(schema: pa.Schema) -> list[str]:
     return missing(schema) + ([] if note is None else [note])
 
 
-def missing(schema: pa.Schema) -> list[str]:
-    """What is in no number of a release: rows over the bound, pairs beyond the limit of a join."""
-    found = cut_sentence(schema), omitted_sentence(schema)
+def missing(schema: pa.Schema, names: Names = None) -> list[str]:
+    """What no number of a release holds, or no interval: of all numbers, or of those of `names`.
+
+    Rows over the bound, clamped values, pairs beyond the limit of a join.
+    """
+    facts = read_facts(schema) or {}
+    found = cut_sentence(facts, names), clamp_sentence(facts, names), omitted_sentence(facts)
     return [text for text in found if text is not None]
 
 

@@ -17,9 +17,10 @@ from streamveil.core.noise.keyed import SilentNoise
 from streamveil.core.noisy import public
 from streamveil.dataflow.windows import fixed_schedule
 from streamveil.errors import PlanError, SourceError
-from streamveil.release_metadata import FACTS, cut_sentence
+from streamveil.release_metadata import FACTS, missing
 from streamveil.results import noise as noises
 from streamveil.results.answers import UNKNOWN, Answers, WeightedSum
+from streamveil.results.charts import bias_of
 from streamveil.results.intervals import ratio
 from streamveil.results.joint import Cell, Ends, Joint
 from streamveil.results.releases import Moment, Releases
@@ -231,7 +232,7 @@ def test_files_of_a_sink_answer_like_releases(design, tmp_path):
     assert (bare.table["v_sd"].to_numpy() > told.table["v_sd"].to_numpy()).all()
     both = sv.answers(tmp_path / "csv" / "job", query=query(design))
     assert set(memory.top("n", 3).notes) - set(both.top("n", 3).notes) == {
-        cut_sentence(released(design)[-1].table.schema)
+        missing(released(design)[-1].table.schema)[0]
     }
     spans = [each.last("v", 7, (1, 3)).table["v"].to_numpy() for each in (both, memory)]
     np.testing.assert_allclose(*spans)
@@ -343,3 +344,16 @@ def test_sums_over_recent_triggers_read_no_window_that_is_far():
     read.clear()
     answers._span("n", Moment(500, 2), 7)
     assert {moment.window for moment in read} <= {497, 498, 499, 500, 501}
+
+
+def test_clamped_values_are_told_beside_their_sum_and_not_beside_a_count():
+    table = pa.table({"user": range(40), "ms": [float(i) for i in range(40)]})
+    text = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 8, delta = 1e-6,
+              privacy_unit_column = user) COUNT(*) AS n,
+              SUM(ms, contribution_bounds_per_row => (0, 10)) AS s FROM t"""
+    answers = sv.sql(text, t=table)
+    told = "s: values beyond [0, 10] count as the nearer end: no interval holds what that changes"
+    assert told in answers.notes
+    assert told in answers.ratio("s", "n").notes
+    assert "nearer end" not in bias_of(answers.releases, "n")
+    assert "nearer end" in bias_of(answers.releases, "s")

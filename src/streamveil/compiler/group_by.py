@@ -40,6 +40,7 @@ from streamveil.plan.options import Option
 from streamveil.plan.overflow import prove_no_overflow, rows_of_a_group
 from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import Aggregate, Plan, TableSource
+from streamveil.release_metadata import OF_ONE_UNIT
 
 PRECISION_BITS = 24  # quanta between 0 and the largest absolute value: 2^24
 SMALLEST = 2.0**-990  # sizes below it take its lattice: float64 has no exact step for theirs
@@ -256,7 +257,8 @@ class Compiler:
         )
         return replace(
             output,
-            bias=self._bias(aggregate),
+            bias=self._bias(),
+            clamped=self._clamped(aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
             integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
             monotone=bool(options.MONOTONE.of(given)) and rises,
@@ -388,7 +390,7 @@ class Compiler:
         """Value functions whose results are told apart."""
         return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
 
-    def _bias(self, aggregate: Aggregate) -> str:
+    def _bias(self) -> str:
         bounding = self.plan.bounding
         limits = [
             f"{name} = {bound}"
@@ -400,11 +402,15 @@ class Compiler:
             if bound is not None
         ] or ["the bound chosen by forecast"]
         note = f"rows of one unit beyond {', '.join(limits)} are not counted"
-        if aggregate.low is not None:
-            note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
         if options.INTERVALS.of(self.plan.options) == "true":
-            note += "; intervals hold what many units lost by that, not what one of them alone did"
+            note += f"; {OF_ONE_UNIT}"
         return note
+
+    def _clamped(self, aggregate: Aggregate) -> str:
+        if aggregate.low is None:
+            return ""
+        what = "totals of a unit in a group" if self.plan.bounding.combine else "values"
+        return f"{what} beyond [{aggregate.low:g}, {aggregate.high:g}] count as the nearer end"
 
     # ---- keys
 

@@ -45,6 +45,7 @@ def facts_of(operator: Grouping) -> Facts:
         "version": VERSION,
         **({"look": list(operator.look.said)} if operator.look is not None else {}),
         **({"omitted": list(operator.omitted)} if operator.omitted else {}),
+        **({"true_intervals": True} if operator.true_intervals else {}),
         "job": operator.job,
         "keys": list(operator.key_names),
         "confidence": operator.confidence,
@@ -64,7 +65,8 @@ def output_facts(output: Any) -> Facts:
     found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
     if output.function in ("avg", "variance", "stddev", "quantile"):
         found |= {"low": output.low, "high": output.high}
-    return found | ({"bias": output.bias} if output.bias else {})
+    said = {"bias": output.bias, "clamped": output.clamped}
+    return found | {name: text for name, text in said.items() if text}
 
 
 def distinct_counters(operator: Grouping) -> list[Counter]:

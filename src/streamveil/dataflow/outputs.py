@@ -42,7 +42,7 @@ class Output:
     """One aggregate of the query and the lanes it is made of.
 
     The interval covers the noise with probability `confidence`, key by key. It does not cover the
-    bias of bounding (rows dropped, values clamped), which `bias` names.
+    bias of bounding: rows dropped (`bias`) and values clamped (`clamped`).
     """
 
     name: str
@@ -54,9 +54,15 @@ class Output:
     levels: int = 0
     fan: int = 0
     bias: str = ""
+    clamped: str = ""
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
+
+    @property
+    def uncovered(self) -> str:
+        """What the interval does not cover, in words."""
+        return "; ".join(text for text in (self.bias, self.clamped) if text)
 
     @property
     def is_integer(self) -> bool:

@@ -406,9 +406,8 @@ class Answers(AnswerTable):
         outputs = {cell.name: joint.output(cell.name) for cell in cells}
         if any(facts.get("function") == "avg" for facts in outputs.values()):
             notes.append(DELTA)
-        notes += [f"{name}: {facts['bias']}" for name, facts in outputs.items() if "bias" in facts]
         last = max(cell.moment for cell in cells)
-        notes += missing(self.releases.table(last).schema)
+        notes += missing(self.releases.table(last).schema, outputs)
         said = read_note(self.releases.table(self.releases.moments[0]).schema)
         return joint, notes if said is None else [*notes, said]
 

@@ -155,6 +155,6 @@ def tick(releases: Releases, moment: Moment) -> str:
 def bias_of(releases: Releases, name: str) -> str:
     """What the intervals do not cover."""
     outputs = (releases.facts or {}).get("outputs", [])
-    bias = next((str(one.get("bias", "")) for one in outputs if one["name"] == name), "")
-    lost = missing(releases.table(releases.moments[-1]).schema)
-    return "; ".join(note for note in (bias, *lost) if note)
+    bias = [one["bias"] for one in outputs if one["name"] == name and "bias" in one]
+    lost = missing(releases.table(releases.moments[-1]).schema, (name,))
+    return "; ".join(dict.fromkeys([*bias, *lost]))

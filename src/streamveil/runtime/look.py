@@ -116,12 +116,25 @@ def bounds_in_words(expression: str, found: Bounds) -> str:
     return f"too few units to bound {expression}: give contribution_bounds_per_row, or it is noise"
 
 
+def shortly(value: float) -> str:
+    """A number with three digits that count.
+
+    >>> shortly(9263.7), shortly(0.5613)
+    ('9,260', '0.561')
+    """
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
 def in_words(learned: Learned) -> list[str]:
     """What a look says, each number with its interval, if noise leaves one."""
     sure = {name: found for name, found in learned.numbers if found.sure}
     said = [
-        f"{name} = {value:g}"
-        + (f" (95 %: {sure[name].low:.3g} to {sure[name].high:.3g})" if name in sure else "")
+        f"{name} = {value:,.10g}"
+        + (
+            f" (95 %: {shortly(sure[name].low)} to {shortly(sure[name].high)})"
+            if name in sure
+            else ""
+        )
         for name, value in learned.likely.items()
         if name not in (LAWS, HISTOGRAM)
     ]
