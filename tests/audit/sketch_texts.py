@@ -12,6 +12,7 @@ SKETCHES = (
     "APPROX_FREQUENCY(kind, memory => 200000)", "APPROX_FREQUENCY(page, memory => 200000)",
     "HEAVY_HITTERS(kind, k => 3, bits => 12, memory => 1000000)",
     "HEAVY_HITTERS(page, k => 3, text_length => 1, memory => 1000000)",
+    "HEAVY_HITTERS(page, k => 3, text_length => 12, memory => 1500000)",
 )  # fmt: skip
 BOUNDS = ("max_rows_contributed = 1", "max_rows_contributed = 3", "max_rows_contributed = 7")
 

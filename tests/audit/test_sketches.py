@@ -9,13 +9,13 @@ import pytest
 from streamveil.audit.worst import accounts, search
 from streamveil.calendars.cells import Cells
 from streamveil.core.counters.cells import CellCounter
+from streamveil.sketches import HeavyTexts, privacy, table
 from streamveil.sketches import operator as module
-from streamveil.sketches import privacy, table
 from streamveil.sketches.operator import SketchQuery
 from streamveil.sketches.table import SketchTable
 from tests.audit import sketch_texts
 from tests.planting import forced
-from tests.sketches.test_operator import TUMBLING, query
+from tests.sketches.test_operator import TUMBLING, long_texts, query
 
 PAIRS = 16
 
@@ -36,6 +36,10 @@ def finder():
     return query(k=4)
 
 
+def texts():
+    return query(k=4, sketch=long_texts(12, 4_000_000), text_length=12)
+
+
 def caught(operator, change=lambda one: one):
     """What the account says of a fault; None if it sees none."""
     for one in accounts(operator, 3, PAIRS, change):
@@ -44,9 +48,9 @@ def caught(operator, change=lambda one: one):
     return None
 
 
-@pytest.mark.parametrize("make", [freq, windows, periods, finder])
+@pytest.mark.parametrize("make", [freq, windows, periods, finder, texts])
 def test_no_unit_loses_more_than_is_claimed(make):
-    found = list(accounts(make(), 1, PAIRS))
+    found = list(accounts(make(), 1, 4 if make is texts else PAIRS))
     assert [one.account.broken() for one in found if not one.account.stands] == []
     assert max(one.account.tightness for one in found) > 0.9  # 1 but for how noise is measured
 
@@ -112,6 +116,21 @@ def counts_twice(patch):
     patch.setattr(SketchTable, "count", count)
 
 
+def counts_twice_at(level):
+    def plant(patch):
+        honest = HeavyTexts.counted
+
+        def counted(self, items, weights):
+            for one in honest(self, items, weights):
+                yield one
+                if one.number == level:
+                    yield one
+
+        patch.setattr(HeavyTexts, "counted", counted)
+
+    return plant
+
+
 def forgets_units(patch):
     honest = SketchQuery.release
 
@@ -144,12 +163,20 @@ CODE = {
     "all windows and levels of sketches draw at one address": (finder, one_address),
     "windows of a sketch draw at one address": (windows, one_address),
     "a key counts twice in a sketch": (freq, counts_twice),
+    "a level of texts counts them twice": (texts, counts_twice_at(3)),
     "a sketch forgets its units at each trigger": (freq, forgets_units),
     "a sketch bounds nobody": (windows, all_rows_pass),
     "a sketch shows its counts without noise": (freq, shows_pending),
 }  # fmt: skip
 
+
+def counted_once(plan):
+    return sum(layout.depth for layout in plan.layouts)
+
+
 CLAIMS = {
+    "whole texts are charged as if they counted once": (
+        texts, lambda patch: patch.setattr(privacy.NoisePlan, "change", property(counted_once))),
     "a sketch is charged for one row of its table": (
         freq, lambda patch: patch.setattr(privacy, "squared_change", lambda *_: 1)),
     "a finder is charged for one of its levels": (

@@ -83,11 +83,42 @@ def test_the_job_keeps_its_budget_and_resumes_to_the_same_bytes(tmp_path):
         ("APPROX_FREQUENCY(k)", "", "public_groups"),
         ("HEAVY_HITTERS(k, k => 4), COUNT(*) AS n", "", "stands alone"),
         ("HEAVY_HITTERS(k, memory => 10)", "", "bytes"),
+        ("HEAVY_HITTERS(k, text_length => 2000)", "", "up to 1024"),
+        (
+            "HEAVY_HITTERS(k, text_length => 90, memory => 1000)",
+            "",
+            "needs 1,317,760.*\n.*memory => ",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_the_way_out(select, extra, words):
     with pytest.raises(PlanError, match=words):
         operator_of(query(select, extra).plan)
+
+
+TEXTS = pa.table({"u": np.arange(ROWS), "t": [
+    "/a/page/with/a/long/address/é" if n % 3 == 0 else "/" if n % 3 == 1 else f"/p/{n}"
+    for n in range(ROWS)]})  # fmt: skip
+
+
+def test_texts_of_any_length_are_found_in_one_call_and_explain_says_which_are_missed():
+    asked = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 2, delta = 1e-8, "
+        "privacy_unit_column = u, max_rows_contributed = 1) "
+        "HEAVY_HITTERS(t, k => 2, text_length => 60) AS n FROM texts"
+    )
+    found = sv.sql(asked, texts=TEXTS).table
+    assert found["t"].to_pylist() == ["/", "/a/page/with/a/long/address/é"]
+    deviation = found["n_sd"][0].as_py()
+    assert all(abs(n - ROWS / 3) < 6 * deviation for n in found["n"].to_pylist())
+    built = (
+        sv.memory(TEXTS, name="texts").protect(unit="u").agg(n=sv.heavy_hitters("t", k=2,
+        text_length=60)).bound(max_rows=1).release(budget=sv.Budget(epsilon=2, delta=1e-8))
+    )  # fmt: skip
+    assert built.plan.aggregates == sv.sql(asked, {"texts": TEXTS}).plan.aggregates
+    said = str(built.explain())
+    (missed,) = (line for line in said.splitlines() if "missed" in line)
+    assert 100 < int(missed.split("fewer than about ")[1].split(" rows")[0].replace(",", "")) < 400
 
 
 def test_python_and_sql_plan_the_same():

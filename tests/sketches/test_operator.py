@@ -8,7 +8,7 @@ import pytest
 
 from streamveil.batch import Batch
 from streamveil.calendars.cells import Cells
-from streamveil.compiler.sketch import sized_finder, sized_sketch
+from streamveil.compiler.sketch import sized_finder, sized_sketch, sized_texts
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
@@ -33,6 +33,11 @@ def bind(_schema):
         keys=(lambda rows: rows["k"].combine_chunks(),),
         values=(),
     )
+
+
+def long_texts(length=10, memory=2_000_000, triggers=STEPS):
+    return sized_texts(memory=memory, budget=BUDGET, triggers=triggers, length=length,
+                       protects=Neighbours("u", bound=3))  # fmt: skip
 
 
 def query(*, k=0, schedule=WHOLE, rows=3, keys=(1, 2, 3), **fields):
@@ -123,20 +128,32 @@ def test_estimates_lie_near_the_truth(k):
         assert abs(value - counts[0, key]) < 6 * table["n_sd"][0].as_py()
 
 
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("schedule", [WHOLE, TUMBLING], ids=["whole", "tumbling"])
-def test_replay_and_resume_give_the_same_bytes(k, schedule):
-    operator = query(k=k, schedule=schedule)
-    whole, _ = run(operator, SeededNoise(3), batches())
+def addresses(key):
+    return pa.array([f"/é/{int(value) ** 3}" for value in key])
+
+
+@pytest.mark.parametrize(
+    ("k", "long", "schedule"),
+    [(k, False, schedule) for k in (0, 3) for schedule in (WHOLE, TUMBLING)]
+    + [(3, True, TUMBLING)],
+    ids=["given", "given-windows", "found", "found-windows", "texts"],
+)
+def test_replay_and_resume_give_the_same_bytes(k, long, schedule):
+    more, keys = {}, None
+    if long:
+        more = {"sketch": long_texts(triggers=schedule.triggers), "text_length": 10}
+        keys = addresses
+    operator = query(k=k, schedule=schedule, **more)
+    whole, _ = run(operator, SeededNoise(3), batches(keys=keys))
     saved = {}
 
     def restart(state, _delta):
         return operator.load({n: a.copy() for n, a in operator.save(state).items()})
 
-    resumed, _ = run(operator, SeededNoise(3), batches(), restart)
+    resumed, _ = run(operator, SeededNoise(3), batches(keys=keys), restart)
     state = operator.init()
     replayed = []
-    for batch in batches():
+    for batch in batches(keys=keys):
         twin = operator.load(operator.save(state)) if saved else operator.init()
         delta = operator.fold(twin, batch, SeededNoise(3))
         saved = {n: a.copy() for n, a in delta.items()}
@@ -168,6 +185,12 @@ def test_text_keys_count_and_are_found_by_their_first_bytes():
     assert found[-1].table["k"].to_pylist() == ["k1", "k2"]
     with pytest.raises(PlanError, match="text_length"):
         run(query(k=2), SeededNoise(1), batches(keys=names))
+    finder = query(k=2, sketch=long_texts(), text_length=10)
+    found, _ = run(finder, SeededNoise(1), batches(keys=addresses))
+    assert found[-1].table["k"].to_pylist() == ["/é/1", "/é/8"]
+    assert abs(found[-1].table["n"][0].as_py() - counts[0, 1]) < 6 * finder.sd(STEPS)
+    with pytest.raises(PlanError, match="text_length"):
+        query(k=2, sketch=long_texts(), text_length=11)
 
 
 def test_bad_rows_are_counted_and_dropped():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from streamveil.compiler.sketch import usual_memory
 from streamveil.plan.plan import Plan
+from streamveil.sketches import HeavyTexts
+from streamveil.sketches.heavy_texts import SEEN
 from streamveil.sketches.operator import SketchQuery
 
 Row = tuple[str, ...]
@@ -20,7 +23,16 @@ def sketch_rows(plan: Plan, operator: SketchQuery) -> tuple[Row, ...]:
                    "and about 17 bytes a unit"),
         ("shown", f"the {operator.k:,} most frequent keys, found in the published tables"
                   if operator.k else f"{len(operator.keys):,} public keys"),
+        *((("missed", f"a text of fewer than about {smallest_text(operator):,.0f} rows: each of its"
+                      f" {operator.text_length} bytes has to stand out of the noise"),)
+          if isinstance(operator.sketch, HeavyTexts) else ()),
     )  # fmt: skip
+
+
+def smallest_text(operator: SketchQuery) -> float:
+    """From how many rows on a text is found at the last release, but for collisions."""
+    weight = operator.sketch.weight if isinstance(operator.sketch, HeavyTexts) else 1
+    return SEEN * weight * operator.sd(operator.schedule.triggers or 1)
 
 
 def sketch_noise(operator: SketchQuery, triggers: tuple[int, ...]) -> tuple[Row, ...]:
@@ -33,7 +45,11 @@ def sketch_defaults(plan: Plan) -> tuple[Row, ...]:
     given = plan.aggregates[0].options
     rows: list[Row] = []
     if "memory" not in given:
-        rows.append(("memory", "4 MiB", "a window's sketch fits the cache of a core"))
+        length = int(given.get("text_length", 0))
+        mebibytes = usual_memory(length) / 2**20
+        rows.append(("memory", f"{mebibytes:.3g} MiB",
+                     "a quarter MiB for each byte of a text" if mebibytes > 4
+                     else "a window's sketch fits the cache of a core"))  # fmt: skip
     if plan.aggregates[0].function == "heavy_hitters":
         if "k" not in given:
             rows.append(("k", "100", "how many keys are shown"))

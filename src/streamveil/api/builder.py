@@ -856,7 +856,7 @@ def heavy_hitters(column: str, k: int = 100, **sizes: int) -> Measure:
         column: a column or a per-row SQL expression.
         k: how many, at least 1.
         **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
-            of texts that count, at most 8).
+            of texts that count, at most 1,024; fewer mean less noise).
 
     Raises:
         PlanError: a size is unknown or not a whole number of at least 1.
@@ -875,7 +875,7 @@ def approx_frequency(column: str, **sizes: int) -> Measure:
     Args:
         column: a column or a per-row SQL expression.
         **sizes: `memory` (bytes of one window), `bits` (of integer values) or `text_length` (bytes
-            of texts that count, at most 8).
+            of texts that count, at most 1,024; fewer mean less noise).
 
     Raises:
         PlanError: a size is unknown or not a whole number of at least 1.

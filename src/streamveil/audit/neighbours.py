@@ -14,6 +14,7 @@ from streamveil.calendars.cells import Cells
 from streamveil.core.sensitivity import Lane
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.rows import RowProgram
+from streamveil.sketches import HeavyTexts
 from streamveil.sketches.operator import SketchQuery
 
 FAR = 1e9  # times beyond every bound
@@ -116,7 +117,14 @@ class World:
         if self.public is not None and self.types:
             place, key = divmod(number, STRIDE)
             return self.public[place * self.width + key % self.width]
-        return tuple(str(number) if kind == pa.string() else number for kind in self.types)
+        return tuple(self.text(number) if kind == pa.string() else number for kind in self.types)
+
+    def text(self, number: int) -> str:
+        """A text by its number; where a finder counts long ones, one that it has to cut."""
+        sketch = self.operator.sketch if isinstance(self.operator, SketchQuery) else None
+        if not isinstance(sketch, HeavyTexts):
+            return str(number)
+        return str(number).ljust(sketch.length, "e") + "é"
 
 
 def column(name: str) -> Any:

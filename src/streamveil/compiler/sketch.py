@@ -17,12 +17,15 @@ from streamveil.plan.check import check_compiled
 from streamveil.plan.options import MAX_UNITS
 from streamveil.plan.own_rows import omitted
 from streamveil.plan.plan import KeyColumn, Plan
-from streamveil.sketches import HeavyHitters, LazySketch
+from streamveil.sketches import HeavyHitters, HeavyTexts, LazySketch
+from streamveil.sketches.heavy_texts import LONGEST_TEXT
 from streamveil.sketches.operator import COLLISION_BITS, SketchQuery
 from streamveil.sql.schema import check_searched
 
 MEMORY = 4 << 20  # bytes of one window, when the query says nothing
 BITS = 32  # of integer keys
+SHORT = 8  # bytes of texts that are counted as integers; longer ones are counted by `HeavyTexts`
+A_BYTE = 256 << 10  # bytes of memory for each byte of longer texts, when the query says nothing
 
 
 def compile_sketch(plan: Plan) -> SketchQuery:
@@ -43,9 +46,14 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     schedule = Compiler(plan).schedule()
     protects = protected(plan.unit, plan.periods, bounding.max_rows)
     options = dict(aggregate.options)
-    memory = int(options.pop("memory", MEMORY))
     searched = aggregate.function == "heavy_hitters"
     length = int(options.pop("text_length", 0))
+    if length > LONGEST_TEXT:
+        raise PlanError(
+            f"text_length = {length} is too long: a sketch counts up to {LONGEST_TEXT} bytes.\n"
+            f"  to fix  text_length => {LONGEST_TEXT}; texts that begin alike count as one"
+        )
+    memory = int(options.pop("memory", usual_memory(length)))
     bits = 8 * length or int(options.pop("bits", BITS))
     known = tuple(row[0] for row in plan.key_set.public or ())
     if not searched and not known:
@@ -58,7 +66,13 @@ def compile_sketch(plan: Plan) -> SketchQuery:
     sized = {"memory": memory, "protects": protects, "budget": budget,
              "triggers": schedule.triggers}  # fmt: skip
     try:
-        sketch = sized_finder(**sized, bits=bits) if searched else sized_sketch(**sized)  # type: ignore[arg-type]
+        sketch: LazySketch | HeavyHitters | HeavyTexts
+        if not searched:
+            sketch = sized_sketch(**sized)  # type: ignore[arg-type]
+        elif length > SHORT:
+            sketch = sized_texts(**sized, length=length)  # type: ignore[arg-type]
+        else:
+            sketch = sized_finder(**sized, bits=bits)  # type: ignore[arg-type]
     except ValueError as error:  # of settings: no row was read
         raise PlanError(str(error)) from None
     key = KeyColumn(name=key_name(aggregate.expression), expression=aggregate.expression or "")
@@ -126,6 +140,49 @@ def sized_finder(
     if width < 1:
         raise PlanError(f"a finder of {bits}-bit keys needs {fixed + each} bytes, not {memory}")
     return replace(trial, width=width)
+
+
+def usual_memory(length: int) -> int:
+    """Bytes of one window where the query says nothing: more for texts of many bytes.
+
+    >>> usual_memory(0) == usual_memory(16) == 4 << 20, usual_memory(100)
+    (True, 26214400)
+    """
+    return max(MEMORY, A_BYTE * length)
+
+
+def sized_texts(
+    *,
+    memory: int,
+    protects: Neighbours,
+    budget: Budget,
+    triggers: int | None,
+    length: int,
+    seed: int = 0,
+) -> HeavyTexts:
+    """The widest finder of texts of one window within `memory` bytes: a quarter for whole ones.
+
+    >>> finder = sized_texts(memory=10**7, triggers=96, protects=Neighbours("user", bound=4),
+    ...     budget=Budget(epsilon=1, delta=1e-9), length=40)
+    >>> finder.nbytes <= 10**7, finder.width, finder.whole_width
+    (True, 4287, 36205)
+    """  # fmt: skip
+    trial = HeavyTexts(
+        width=1, whole_width=1, length=length, horizon=triggers, protects=protects, budget=budget,
+        seed=seed,
+    )  # fmt: skip
+    *levels, whole = trial.tables
+    each = sum(table.nbytes for table in levels if table.layout.family == "multiply")
+    fixed = sum(table.nbytes for table in levels) - each
+    whole_width = (memory - fixed) // 4 // whole.nbytes
+    width = (memory - fixed - whole_width * whole.nbytes) // each if each else 1
+    if width < 1 or whole_width < 1:
+        needed = fixed + max(4 * whole.nbytes, 2 * each)
+        raise PlanError(
+            f"a finder of texts of {length} bytes needs {needed:,} bytes, not {memory:,}.\n"
+            f"  to fix  memory => {usual_memory(length)}, or leave it out"
+        )
+    return replace(trial, width=width, whole_width=whole_width)
 
 
 def without_collisions(budget: Budget, units: int) -> Budget:

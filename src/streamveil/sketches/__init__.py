@@ -4,11 +4,12 @@ from streamveil.sketches.hashing import Layout
 from streamveil.sketches.heavy_hitters import (
     HeavyHitters,
     HeavyKeys,
-    LiveHeavyHitters,
     PublishedHierarchy,
 )
+from streamveil.sketches.heavy_texts import HeavyTexts, HeavyTextsFound, PublishedTexts
 from streamveil.sketches.keys import text_words, words_text
 from streamveil.sketches.lazy import LazySketch, LiveSketch, PunctualSketch
+from streamveil.sketches.levels import LiveHeavyHitters
 from streamveil.sketches.linear import CountMin, CountSketch, LinearSketch
 from streamveil.sketches.published import PublishedSketch, SketchErrorBound
 
@@ -17,6 +18,8 @@ __all__ = [
     "CountSketch",
     "HeavyHitters",
     "HeavyKeys",
+    "HeavyTexts",
+    "HeavyTextsFound",
     "Layout",
     "LazySketch",
     "LinearSketch",
@@ -24,6 +27,7 @@ __all__ = [
     "LiveSketch",
     "PublishedHierarchy",
     "PublishedSketch",
+    "PublishedTexts",
     "PunctualSketch",
     "SketchErrorBound",
     "text_words",

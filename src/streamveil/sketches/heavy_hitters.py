@@ -7,6 +7,7 @@ or a `PublishedSketch`, public values that hold no key, and everything it does i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -14,20 +15,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.counters.cells import CellCounter
-from streamveil.core.noise.bulk.keystream import key_schedule
-from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
-from streamveil.core.noisy import values
 from streamveil.errors import require_one_of
 from streamveil.sketches.hashing import WORD, Layout, preimages
-from streamveil.sketches.keys import Keys, integer_words, weight_words
-from streamveil.sketches.lazy import describe, make_schedule, warn_about_delta
+from streamveil.sketches.keys import Keys, Words, integer_words
+from streamveil.sketches.lazy import make_schedule, warn_about_delta
+from streamveil.sketches.levels import Levels, LevelWords
 from streamveil.sketches.privacy import NoisePlan
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.schedule import ClockName, PushSchedule
-from streamveil.sketches.table import Arrays, SketchTable, cell_types, save
+from streamveil.sketches.table import SketchTable, cell_types
 from streamveil.types import Array, Float64, UInt64
 
 Search = Literal["descent", "inverse"]
@@ -50,7 +48,7 @@ class HeavyKeys(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeavyHitters:
+class HeavyHitters(Levels):
     """The most frequent integer keys at any time, without a list of candidates.
 
     Algorithm: descent (default): a key of `bits` bits is cut into digits of `digit` bits; level l
@@ -157,36 +155,18 @@ class HeavyHitters:
             for layout, schedule in zip(self.layouts, schedules, strict=True)
         )  # fmt: skip
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all cells."""
-        return sum(table.nbytes for table in self.tables)
+    def items(self, keys: Keys) -> Words:
+        """Keys as they are counted."""
+        return integer_words(keys, self.bits)
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What everything ever published can reveal."""
-        return Guarantee(self.protects, self.noise.loss, self.horizon)
+    def counted(self, words: Words, weights: Array) -> Iterator[LevelWords]:
+        """What every table counts of some keys: their first bits."""
+        for number, bits in enumerate(self.level_bits):
+            yield LevelWords(number, words >> words.dtype.type(self.bits - bits), weights)
 
-    def report(self) -> dict[str, Any]:
-        """The numbers behind the guarantee, and what is public."""
-        return describe(self.noise, self.tables[0], self.guarantee) | {"bytes": self.nbytes}
-
-    def open(self, noise: Noise | None = None, name: str = "heavy-hitters") -> LiveHeavyHitters:
-        """Empty and counting. Without `noise`, under a fresh key of the operating system."""
-        state = [table.init() for table in self.tables]
-        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
-        return LiveHeavyHitters(self, state, place)
-
-    def resume(self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters") -> LiveHeavyHitters:
-        """Counting again from `LiveHeavyHitters.save`, under the same noise and name."""
-        state = [
-            table.load(
-                {n.removeprefix(f"{i}/"): a for n, a in arrays.items() if n.startswith(f"{i}/")}
-            )
-            for i, table in enumerate(self.tables)
-        ]
-        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
-        return LiveHeavyHitters(self, state, place)
+    def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedHierarchy:
+        """Published tables as what is searched."""
+        return PublishedHierarchy(levels, self.level_bits)
 
 
 class _Fields(NamedTuple):
@@ -198,71 +178,6 @@ class _Fields(NamedTuple):
     round: int | None
     horizon: int | None
     flushes: int
-
-
-class LiveHeavyHitters:
-    """A hierarchy that is counting. Secret but for `published`.
-
-    `HeavyHitters.open` makes one, and hands over `config`, `state` and the `place` of its noise.
-
-    Raises:
-        ValueError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
-        TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
-
-    >>> from streamveil.core.noise.keyed import SeededNoise
-    >>> finder = HeavyHitters(bits=16, width=64, horizon=1000, clock="ticks",
-    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
-    >>> live = finder.open(SeededNoise(1))
-    >>> live.tick(np.array([3, 3, 5], np.uint32))
-    >>> live
-    LiveHeavyHitters(time=1)
-    """
-
-    def __init__(self, config: HeavyHitters, state: list[Any], place: Place) -> None:
-        self.config = config
-        self._state, self._place = state, place
-        self._keys = [key_schedule(place.draws(level)) for level in range(len(state))]
-
-    def __repr__(self) -> str:
-        return f"LiveHeavyHitters(time={int(self._state[0].clock[0])})"
-
-    def update(self, keys: Keys, weights: Array | None = None) -> None:
-        """Counts integer keys, in order. On the arrival clock each takes one unit of time."""
-        config = self.config
-        words = integer_words(keys, config.bits)
-        amounts = weight_words(weights, len(words), config.max_weight)
-        for table, state, bits, key in zip(
-            config.tables, self._state, config.level_bits, self._keys, strict=True
-        ):
-            prefixes = words >> words.dtype.type(config.bits - bits)
-            table.count(state, prefixes, amounts, key)
-
-    def tick(self, keys: Keys | None = None, ticks: int = 1) -> None:
-        """Counts keys, if any, and ends the tick: what falls due is pushed."""
-        if keys is not None:
-            self.update(keys)
-        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
-            table.tick(state, ticks, key)
-
-    def flush(self) -> None:
-        """Pushes every column of every level now; at most `flushes` times, at public times."""
-        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
-            table.flush(state, key)
-
-    def published(self) -> PublishedHierarchy:
-        """What is public now."""
-        tables = zip(self.config.tables, self._state, strict=True)
-        levels = tuple(values(table.published(state)) for table, state in tables)
-        return PublishedHierarchy(levels, self.config.level_bits)
-
-    def save(self) -> Arrays:
-        """The state, to be kept as secret as the data."""
-        arrays = {
-            f"{i}/{name}": array.copy()
-            for i, state in enumerate(self._state)
-            for name, array in save(state).items()
-        }
-        return {**arrays, **saved_once(self._place)}
 
 
 @dataclass(frozen=True)

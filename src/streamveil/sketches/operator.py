@@ -7,7 +7,7 @@ advanced at every public trigger. Memory is chosen in advance and does not depen
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -42,13 +42,15 @@ from streamveil.errors import PlanError, StoreError
 from streamveil.release_metadata import noted
 from streamveil.sketches import (
     HeavyHitters,
+    HeavyTexts,
     LazySketch,
-    PublishedHierarchy,
     text_words,
     words_text,
 )
 from streamveil.sketches.cell_noise import row_norm
+from streamveil.sketches.items import Items, chosen, packed, unpacked
 from streamveil.sketches.keys import key_words
+from streamveil.sketches.levels import LevelWords
 from streamveil.sketches.published import PublishedSketch
 from streamveil.sketches.table import SketchTable
 from streamveil.types import Array, Bool, Int64, UInt64
@@ -60,14 +62,15 @@ INT_MAX = 2**63 - 1
 COLLISION_BITS = 64
 COLLISIONS = "a sketch's intervals cover its noise, not its collisions; rare keys are never shown"
 NORMAL_95 = 1.959963984540054
-NO_NOISE = np.zeros(0, np.int32), np.zeros((0, 8), np.uint64)  # keys count one; none is noised
+ONES = np.zeros(0, np.int32)  # keys count one
+NO_NOISE = np.zeros((0, 8), np.uint64)  # of counting: noise comes when columns are pushed
 
 
 class Arrived(NamedTuple):
     """Rows that may count, in canonical order."""
 
     unit: UInt64[Array, " rows"]
-    word: UInt64[Array, " rows"]  # of the key
+    items: Items
     window: Int64[Array, " rows"]
     period: Int64[Array, " rows"]
     reject_counts: dict[str, int]  # reason -> rows left out
@@ -107,7 +110,7 @@ class SketchQuery:
     schedule: Schedule
     periods: Cells | None  # of units; None: the whole stream
     bounds: Bounds  # max_rows alone
-    sketch: LazySketch | HeavyHitters  # on the tick clock, bound = max_rows
+    sketch: LazySketch | HeavyHitters | HeavyTexts  # on the tick clock, bound = max_rows
     name: str  # of the output column
     key_name: str
     keys: tuple[Any, ...] = ()  # approx_frequency: the public keys to show
@@ -117,7 +120,7 @@ class SketchQuery:
     omitted: tuple[str, ...] = field(default=(), compare=False)  # by steps before; for releases
 
     def __post_init__(self) -> None:
-        searched = isinstance(self.sketch, HeavyHitters)
+        searched = not isinstance(self.sketch, LazySketch)
         if searched == bool(self.keys) or searched != bool(self.k):
             raise PlanError("a sketch query shows given keys, or the k most frequent ones")
         if self.sketch.clock != "ticks" or self.sketch.round != 1:
@@ -126,8 +129,10 @@ class SketchQuery:
             raise PlanError("the sketch must be sized for max_rows items per unit")
         if self.sketch.horizon != self.schedule.triggers:
             raise PlanError("the sketch's horizon must be the number of triggers of a window")
-        if self.text_length and getattr(self.sketch, "bits", 0) != 8 * self.text_length:
-            raise PlanError("text_length bytes need a finder of 8 * text_length bits (at most 64)")
+        sketch = self.sketch
+        counts = sketch.length if isinstance(sketch, HeavyTexts) else getattr(sketch, "bits", 0) / 8
+        if self.text_length and self.text_length != counts:
+            raise PlanError("text_length must be the bytes that the finder counts")
         if self.schedule.overlap != 1:
             raise PlanError("a sketch query takes whole-stream or tumbling windows")
 
@@ -142,7 +147,7 @@ class SketchQuery:
     def tables(self) -> tuple[SketchTable, ...]:
         """The levels of one window."""
         sketch = self.sketch
-        return sketch.tables if isinstance(sketch, HeavyHitters) else (sketch.table,)
+        return (sketch.table,) if isinstance(sketch, LazySketch) else sketch.tables
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +157,8 @@ class SketchQuery:
     def sd(self, trigger: int) -> float:
         """Standard deviation of the noise shown at a trigger."""
         norms = row_norm(self.tables[0].counter, trigger)
-        return float(self.tables[0].sigma * norms[0])
+        weight = self.sketch.weight if isinstance(self.sketch, HeavyTexts) else 1
+        return float(self.tables[0].sigma * norms[0]) / weight
 
     # ---- the operator protocol
 
@@ -167,7 +173,7 @@ class SketchQuery:
         count(came.reject_counts, {BOUNDED: int((~accepted).sum())})
         delta = {
             "unit": came.unit[accepted],
-            "word": came.word[accepted],
+            **packed(chosen(came.items, np.flatnonzero(accepted))),
             "window": constant(came.window[accepted]),
             "period": constant(came.period[accepted]),
             "reject_counts": to_bytes(json.dumps(came.reject_counts).encode()),
@@ -181,7 +187,7 @@ class SketchQuery:
         unit_key, name_key = noise.derive("sketch/units"), noise.derive("sketch/keys")
         prepared = prepare(program, batch.rows, unit_key, name_key, reject_notes=batch.reject_notes)
         count(prepared.reject_counts, batch.rejected)
-        words, good = self._words(prepared)
+        items, good = self._items(prepared)
         rows, windows, reject_counts = assign(
             self.schedule, prepared.event_us, batch.step, reject_notes=batch.reject_notes
         )
@@ -199,8 +205,9 @@ class SketchQuery:
             check_apart(self.schedule, self.periods, (windows[keep], periods[keep]), batch.step)
         rows = rows[keep]
         return Arrived(
-            prepared.unit[rows], words[rows], windows[keep], periods[keep], prepared.reject_counts
-        )
+            prepared.unit[rows], chosen(items, rows), windows[keep], periods[keep],
+            prepared.reject_counts,
+        )  # fmt: skip
 
     def accept(
         self, state: SketchState, unit: UInt64[Array, " rows"], periods: Int64[Array, " rows"]
@@ -246,22 +253,21 @@ class SketchQuery:
             if closes is not None and closes <= step:
                 del state.units[period]
 
-    def cells(
-        self, words: UInt64[Array, " rows"]
-    ) -> tuple[Int64[Array, " hit"], Int64[Array, " hit"]]:
+    def cells(self, items: Items) -> tuple[Int64[Array, " hit"], Int64[Array, " hit"]]:
         """The cells that some keys fall into, over all levels of a window, and how many do.
 
         What a window counts is a sum over rows: parts of it are counted apart and then added.
         """
-        places, counts, base = [], [], 0
-        for table, shift in zip(self.tables, self._shifts, strict=True):
+        places, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        first = np.cumsum([0] + [table.layout.cells for table in self.tables])
+        for number, words, weights in self._counted(items):
+            table = self.tables[number]
             tables = table.init()
-            table.count(tables, words >> np.uint64(shift), *NO_NOISE)
+            table.count(tables, words, weights, NO_NOISE)
             pending = tables.pending.reshape(-1)
             hit = np.flatnonzero(pending)
-            places.append(hit + base)
+            places.append(hit + first[number])
             counts.append(pending[hit].astype(np.int64))
-            base += len(pending)
         return np.concatenate(places), np.concatenate(counts)
 
     def add_cells(
@@ -324,39 +330,40 @@ class SketchQuery:
 
     # ---- helpers
 
-    def _words(self, prepared: Prepared) -> tuple[UInt64[Array, " rows"], Array]:
-        """The word of every row's key and whether it can count; bad keys are counted by reason."""
+    def _items(self, prepared: Prepared) -> tuple[Items, Array]:
+        """Every row's key and whether it can count; bad keys are counted by reason."""
         column = prepared.keys[0]
         good = np.asarray(pc.is_valid(column))
         leave_out(prepared, NULL_KEY, np.flatnonzero(~good))
         if isinstance(self.sketch, LazySketch):
             blank = pc.fill_null(column, 0 if pa.types.is_integer(column.type) else "")
             return key_words(blank).astype(np.uint64), good
+        if isinstance(self.sketch, HeavyTexts):
+            return self.sketch.items(pc.fill_null(column, "")), good
         if self.text_length:
             return text_words(pc.fill_null(column, ""), self.text_length), good
         if not pa.types.is_integer(column.type):
-            raise PlanError("heavy hitters over text need the option text_length (at most 8)")
+            raise PlanError("heavy hitters over text need the option text_length")
         values = np.asarray(pc.fill_null(column, 0))
         words = values.astype(np.uint64)
         fits = (values >= 0) & (words >> np.uint64(self.sketch.bits - 1) <= np.uint64(1))
         leave_out(prepared, OUT_OF_RANGE, np.flatnonzero(good & ~fits))
         return words, good & fits
 
+    def _counted(self, items: Items) -> Iterable[LevelWords]:
+        sketch = self.sketch
+        if isinstance(sketch, LazySketch):
+            return (LevelWords(0, items, ONES),)
+        return sketch.counted(items, ONES)
+
     def _add(self, state: SketchState, delta: Mapping[str, Array]) -> None:
         """Counts accepted keys."""
         count(state.reject_counts, json.loads(bytes(delta["reject_counts"])))
-        words = delta["word"]
-        for window, mine in parts(spread_out(delta["window"], len(words))):
+        items = unpacked(delta)
+        for window, mine in parts(spread_out(delta["window"], len(delta["unit"]))):
             levels = self._window(state, window)
-            for table, tables, shift in zip(self.tables, levels, self._shifts, strict=True):
-                table.count(tables, words[mine] >> np.uint64(shift), *NO_NOISE)
-
-    @property
-    def _shifts(self) -> tuple[int, ...]:
-        sketch = self.sketch
-        if isinstance(sketch, LazySketch):
-            return (0,)
-        return tuple(sketch.bits - bits for bits in sketch.level_bits)
+            for number, words, weights in self._counted(chosen(items, mine)):
+                self.tables[number].count(levels[number], words, weights, NO_NOISE)
 
     def _window(self, state: SketchState, window: int) -> list[Tables]:
         if window not in state.windows:
@@ -365,17 +372,11 @@ class SketchQuery:
 
     def _answer(self, window: int, trigger: int, *shown: PublishedSketch) -> pa.Table:
         """Post-processing of published tables: the columns of a release, sorted by key."""
-        if isinstance(self.sketch, HeavyHitters):
-            hierarchy = PublishedHierarchy(shown, self.sketch.level_bits)
-            found = hierarchy.top(self.k, beam=max(2 * self.k, 512))
+        if not isinstance(self.sketch, LazySketch):
+            found = self.sketch.shown(shown).top(self.k, beam=max(2 * self.k, 512))
             order = np.argsort(found.keys)
             values, sd = found.estimates[order], found.sd
-            words = found.keys[order]
-            keys = (
-                pa.array(words_text(words, self.text_length), pa.string())
-                if self.text_length
-                else pa.array(words.astype(np.int64) if self.sketch.bits < 64 else words)
-            )
+            keys = self._found(found.keys[order])
         else:
             large = any(isinstance(key, int) and key > INT_MAX for key in self.keys)
             keys = pa.array(self.keys, pa.uint64() if large else None)
@@ -398,6 +399,15 @@ class SketchQuery:
         columns["trigger"] = pa.array(np.full(n, trigger, np.int64))
         place = self.schedule.release_time(window, self.schedule.first_step(window) + trigger - 1)
         return noted(pa.table(columns), "; ".join((COLLISIONS, *self.omitted)), place)
+
+    def _found(self, keys: Any) -> pa.Array:
+        """Found keys as values of their column."""
+        if isinstance(self.sketch, HeavyTexts):
+            return pa.array(keys, pa.string())
+        if self.text_length:
+            return pa.array(words_text(keys, self.text_length), pa.string())
+        small = isinstance(self.sketch, HeavyHitters) and self.sketch.bits < 64
+        return pa.array(keys.astype(np.int64) if small else keys)
 
     def _periods(self, event_us: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
         if self.periods is None:

@@ -64,9 +64,10 @@ class NoisePlan:
     Guarantee: mu-GDP for everything ever shown, mu = l2 / sigma; see `loss`.
     Proof: push times are fixed in advance, so every item is counted in one push of every cell it
         touches, and what is shown is a function of C c + z over all cells, c the increments of a
-        cell and z Gaussian. One item moves c in one push of each touched cell; over all cells and
-        tables by at most W sqrt(m) times the column norm s(C), plus what the rounding of buffers
-        adds (`CellCounter.rounding_norm`) in each touched cell. C items move at most C times that,
+        cell and z Gaussian. One item moves c in one push of each touched cell, by at most W times
+        the integer `parts` of its table; over all cells and tables by at most W sqrt(m) times the
+        column norm s(C), plus what the rounding of buffers adds (`CellCounter.rounding_norm`) in
+        each touched cell. C items move at most C times that,
         by the triangle inequality. Later items may depend on what was shown: given the past, each
         next value is a Gaussian whose centre moves by a part of that fixed amount (adaptive
         Gaussian composition, Smith & Thakurta 2022, arXiv:2206.07716). Rounding about the centre
@@ -88,8 +89,11 @@ class NoisePlan:
     max_weight: int = 1
     calibration: Calibration = "analytic"
     word_bytes: int = 4
+    parts: tuple[int, ...] = ()  # what an item of weight one adds, for each layout; empty: one
 
     def __post_init__(self) -> None:
+        if self.parts and (len(self.parts) != len(self.layouts) or min(self.parts) < 1):
+            raise ValueError("parts must be a whole number of at least 1 for each layout")
         if not isinstance(self.max_weight, int) or not 1 <= self.max_weight < 2**31:
             raise ValueError(
                 f"max_weight must be an integer from 1 to 2^31 - 1, not {self.max_weight}"
@@ -102,7 +106,11 @@ class NoisePlan:
     @property
     def change(self) -> int:
         """M over all tables."""
-        return sum(squared_change(layout, self.protects) for layout in self.layouts)
+        parts = self.parts or (1,) * len(self.layouts)
+        return sum(
+            part * part * squared_change(layout, self.protects)
+            for part, layout in zip(parts, self.layouts, strict=True)
+        )
 
     @property
     def touched(self) -> int:

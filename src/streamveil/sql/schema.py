@@ -69,7 +69,8 @@ def check_searched(plan: Plan, schema: pa.Schema) -> None:
         if kind == "string" and not length:
             raise PlanError(
                 f"HEAVY_HITTERS({shown(agg.expression)}) searches text, of a length it must know.\n"
-                "  to fix  text_length => 8 (its leading bytes, at most 8), or a column of integers"
+                "  to fix  text_length => 8 (its leading bytes, up to 1024; fewer mean less noise),"
+                " or a column of integers"
             )
         if kind != "string" and length:
             raise PlanError(

@@ -92,7 +92,7 @@ LIMIT, TIMED, STEPS = ", max_rows_contributed = 3", f", {SIX_HOURS}", ", steps =
 LATE = ", lateness = INTERVAL 1 HOUR"
 TOP = "HEAVY_HITTERS(key, k => 5, memory => 200000, bits => 13) AS n {from}"
 PART = ", privacy_unit_period = INTERVAL 2 HOUR"
-TEXTS = "HEAVY_HITTERS(key, k => 4, memory => 1400000, text_length => 6) AS n {from}"
+TEXTS = "HEAVY_HITTERS(key, k => 4, memory => 1700000, text_length => 12) AS n {from}"
 GIVEN = "APPROX_FREQUENCY(key) AS n {from}"
 CELLS = "city, age, COUNT(*) AS n, COUNTIF(age < 2) AS young {from} GROUP BY CUBE(city, age)"
 TOTALS = (

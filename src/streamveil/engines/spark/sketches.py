@@ -24,6 +24,7 @@ from streamveil.engines.spark.columns import pack, tag_of
 from streamveil.engines.spark.shards import share_of
 from streamveil.engines.spark.shuffle import Rows, joined, total
 from streamveil.engines.spark.versioned_state import Chain
+from streamveil.sketches.items import chosen
 from streamveil.sketches.operator import SketchQuery, SketchState
 from streamveil.types import Array
 
@@ -87,10 +88,10 @@ def admit(
 ) -> tuple[Rows, dict[str, int]]:
     """Per-row work: the rows that may count, and counts of the others."""
     came = operator.arrive(Batch(rows, step, False, "{}"), noise)  # noqa: FBT003
-    columns = {
-        "unit": came.unit, "word": came.word, "window": came.window, "period": came.period,
-    }  # fmt: skip
-    return Rows(columns), came.reject_counts
+    columns = {"unit": came.unit, "window": came.window, "period": came.period}
+    if isinstance(came.items, np.ndarray):
+        return Rows(columns | {"word": came.items}), came.reject_counts
+    return Rows(columns, came.items), came.reject_counts
 
 
 def unit_shard(operator: SketchQuery, setup: tasks.Setup, shard: int) -> Chain:
@@ -126,7 +127,8 @@ def bound(operator: SketchQuery, state: SketchState, rows: Rows | None) -> Count
         kept = rows.take(np.flatnonzero(accepted))
         delta = {"unit": kept["unit"], "period": kept["period"]}
         for window, mine in parts(kept["window"]):
-            hit, count = operator.cells(kept["word"][mine])
+            items = kept["word"] if kept.keys is None else kept.keys
+            hit, count = operator.cells(chosen(items, mine))
             windows.append(np.full(len(hit), window, np.int64))
             cells.append(hit)
             counts.append(count)

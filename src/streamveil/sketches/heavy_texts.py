@@ -1,0 +1,356 @@
+"""Which texts are frequent, however long they are, found from published tables alone.
+
+As in `heavy_hitters`, nothing is kept of a text that came but what its bytes add to noisy cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.core.accounting.budget import Budget
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.counters.cells import CellCounter
+from streamveil.dataflow.hashing import is_text, text_buffers
+from streamveil.dataflow.keys import cells_of, from_cells
+from streamveil.sketches.hashing import Layout
+from streamveil.sketches.keys import GOLDEN
+from streamveil.sketches.levels import Levels, LevelWords
+from streamveil.sketches.privacy import NoisePlan
+from streamveil.sketches.published import PublishedSketch
+from streamveil.sketches.schedule import PushSchedule
+from streamveil.sketches.table import SketchTable, cell_types
+from streamveil.types import Array, Float64, UInt64
+
+LONGEST_TEXT = 1024  # bytes
+SEEN = 5.0  # standard deviations of a cell from which on a text is found, but for collisions
+FIRST = 2  # bytes that the first level counts, exactly
+BEAM = 512  # prefixes kept at each level
+LIKELY = 2.0  # standard deviations of noise that a prefix must show to be searched on
+GUARD = 4.0  # standard deviations of noise that a text must show to be found
+
+
+class HeavyTextsFound(NamedTuple):
+    """Texts in order of estimated weight, largest first.
+
+    >>> texts = np.array(["/home", "/"], object)
+    >>> found = HeavyTextsFound(texts, np.array([120.0, 80.0]), sd=4.0)
+    >>> dict(zip(found.keys, found.estimates.tolist()))
+    {'/home': 120.0, '/': 80.0}
+    """
+
+    keys: Array  # of Python texts
+    estimates: Float64[Array, " found"]
+    sd: float  # standard deviation of the noise of an estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeavyTexts(Levels):
+    """The most frequent texts of up to `length` bytes at any time, without a list of candidates.
+
+    Algorithm: level l counts the first l bytes of every text that is as long, from 2 bytes on: the
+        first level exactly, others in a sketch of a public hash. One more sketch counts whole
+        texts, `weight` times each. The search keeps the `beam` largest prefixes of a level, looks
+        at all their children, and looks up in the last sketch whether a text ends at any of them.
+        Longer texts are cut to `length` bytes, before a character of UTF-8 that would be divided.
+    Protects: as `LazySketch`, on the tick clock.
+    Guarantee: one budget for all tables: a text adds to one cell in every row of its levels, and
+        `weight` to one cell in every row of the last sketch.
+    Proof: `NoisePlan` on the concatenation of all tables, with the last one's part. A text shorter
+        than `length` touches fewer cells. The search reads published tables only.
+    Error: noise of an estimate is that of a cell over `weight`. A text is found where each of its
+        prefixes shows `LIKELY` deviations of a cell and is among the `beam` largest. Collisions
+        add, as in a Count-Min sketch.
+    Memory: `nbytes`, however many texts there are and however long.
+
+    Raises:
+        ValueError: a setting is out of its range.
+        TypeError: keys are no texts.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> finder = HeavyTexts(length=40, width=1024, horizon=10,
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = finder.open(SeededNoise(1))
+    >>> live.tick(["/the/longest/path/of/all"] * 9_000 + ["/"] * 8_000)
+    >>> live.published().top(2).keys.tolist()
+    ['/the/longest/path/of/all', '/']
+    """
+
+    horizon: int | None  # ticks covered, >= 1; None: unknown
+    protects: Neighbours
+    budget: Budget
+    length: int  # bytes of a text that count, 1 to 1,024
+    width: int  # columns of each level, >= 1
+    whole_width: int | None = None  # columns of the sketch of whole texts, >= 1; None: 4 * width
+    depth: int = 2  # rows of each level, >= 1
+    whole_depth: int = 3  # rows of the sketch of whole texts, >= 1
+    counter: Literal["blt-1", "blt-2", "tree", "tree-prf"] = "blt-1"  # of a cell
+    max_weight: int = 1  # of one item, >= 1
+    seed: int = 0  # public, any whole number; choose it before seeing data
+
+    clock = "ticks"
+    round = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or not 1 <= self.length <= LONGEST_TEXT:
+            raise ValueError(f"length must be from 1 to {LONGEST_TEXT} bytes, not {self.length}")
+        _ = self.layouts, self.noise.loss, self.tables  # every setting is checked now
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """One layout per level, and that of whole texts."""
+        sketched = [
+            self._layout("multiply", self.depth, self.width, number)
+            for number in range(FIRST + 1, self.length + 1)
+        ]
+        first = [self._layout("identity", 1, 256**FIRST, FIRST)] if self.length >= FIRST else []
+        wide = 4 * self.width if self.whole_width is None else self.whole_width
+        return (*first, *sketched, self._layout("multiply", self.whole_depth, wide, 0))
+
+    def _layout(self, family: Any, depth: int, width: int, number: int) -> Layout:
+        seed = self.seed * 2 * LONGEST_TEXT + number
+        return Layout(kind="count-min", depth=depth, width=width, family=family, seed=seed)
+
+    @property
+    def weight(self) -> int:
+        """What a text adds to a cell of the last sketch: so much that its rows take a quarter.
+
+        They then raise the noise of the levels by a seventh, and the noise of an estimate, in
+        texts, hardly depends on `length`.
+        """
+        levels = sum(layout.depth for layout in self.layouts[:-1])
+        return max(1, round(math.sqrt(levels / (3 * self.whole_depth))))
+
+    def schedule(self, width: int) -> PushSchedule:
+        """All columns at every tick."""
+        return PushSchedule(width=width, clock="ticks", round=1, block=width, horizon=self.horizon)
+
+    @cached_property
+    def noise(self) -> NoisePlan:
+        """Sensitivity and noise scale of all tables together."""
+        schedule = self.schedule(self.width)
+        types = cell_types(schedule, self.max_weight)
+        return NoisePlan(
+            layouts=self.layouts, counter=CellCounter(self.counter, schedule.pushes),
+            protects=self.protects, budget=self.budget, max_weight=self.max_weight,
+            word_bytes=np.dtype(types.noise).itemsize,
+            parts=(1,) * (len(self.layouts) - 1) + (self.weight,),
+        )  # fmt: skip
+
+    @cached_property
+    def tables(self) -> tuple[SketchTable, ...]:
+        """The cells of every level, and of whole texts."""
+        return tuple(
+            SketchTable(
+                layout=layout, schedule=self.schedule(layout.width), counter=self.noise.counter,
+                types=cell_types(self.schedule(layout.width), self.max_weight),
+                sigma=self.noise.sigma, bits=self.noise.bits, max_weight=self.max_weight,
+            )
+            for layout in self.layouts
+        )  # fmt: skip
+
+    def items(self, keys: Any) -> pa.Array:
+        """Texts as they are counted: binary, of `length` bytes at most."""
+        return cut_texts(column_of(keys), self.length)
+
+    def counted(self, items: pa.Array, weights: Array) -> Iterator[LevelWords]:
+        """What every table counts of some texts: the hash of their first bytes, and of all."""
+        data, ends = cells_of([items])
+        sizes = np.diff(ends, prepend=0)
+        order = np.argsort(-sizes, kind="stable")  # the texts of a level come first
+        starts, sizes = (ends - sizes)[order], sizes[order]
+        amounts = weights[order] if len(weights) else weights
+        hashes = np.full(len(sizes), GOLDEN, np.uint64)
+        for number in range(1, min(self.length, int(sizes.max(initial=0))) + 1):
+            long = int(np.searchsorted(-sizes, -number, side="right"))
+            hashes[:long] = extended(hashes[:long], data[starts[:long] + (number - 1)])
+            if number < FIRST:
+                continue
+            words = hashes[:long].copy()
+            if number == FIRST:
+                head = data[starts[:long, None] + np.arange(FIRST)].astype(np.uint64)
+                words = head[:, 0] << np.uint64(8) | head[:, 1]
+            yield LevelWords(number - FIRST, words, amounts[:long])
+        each = amounts if len(amounts) else np.ones(len(sizes), np.int32)
+        yield LevelWords(len(self.layouts) - 1, hashes, each * np.int32(self.weight))
+
+    def shown(self, levels: tuple[PublishedSketch, ...]) -> PublishedTexts:
+        """Published tables as what is searched."""
+        return PublishedTexts(levels, self.weight)
+
+
+@dataclass(frozen=True)
+class PublishedTexts:
+    """Public snapshots of all tables of a `HeavyTexts`. Holds no text.
+
+    Raises:
+        ValueError: k is below 1, or the beam below k.
+
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> finder = HeavyTexts(length=3, width=64, horizon=1,
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = finder.open(SeededNoise(1))
+    >>> live.tick(["abc"] * 9_000)
+    >>> public = live.published()
+    >>> bool(abs(public.estimate(["abc"])[0] - 9_000) < 200), public.weight
+    (True, 1)
+    """
+
+    levels: tuple[PublishedSketch, ...]  # of prefixes, and last of whole texts
+    weight: int  # what a text adds to a cell of the last one
+
+    @property
+    def sd(self) -> float:
+        """The largest standard deviation of the noise of an estimate."""
+        return self.levels[-1].sd / self.weight
+
+    def estimate(self, keys: Any) -> Float64[Array, " keys"]:
+        """Estimated weight of any texts of at most `length` bytes."""
+        data, ends = cells_of([cut_texts(column_of(keys), LONGEST_TEXT)])
+        return self._whole(
+            np.array([hashed(data[a:b]) for a, b in zip(ends - np.diff(ends, prepend=0), ends,
+                                                        strict=True)], np.uint64)
+        )  # fmt: skip
+
+    def _whole(self, hashes: UInt64[Array, " keys"]) -> Float64[Array, " keys"]:
+        return self.levels[-1].estimate_words(hashes) / self.weight
+
+    def top(self, k: int, *, threshold: float | None = None, beam: int = BEAM) -> HeavyTextsFound:
+        """At most k texts with the largest estimates of at least `threshold`.
+
+        Without a threshold, `GUARD` standard deviations of the noise. The beam should be at least
+        twice k; a wider one finds more and looks longer.
+        """
+        if k < 1 or beam < k:
+            raise ValueError(f"k must be at least 1 and the beam at least k, not {k} and {beam}")
+        least = GUARD * self.sd if threshold is None else threshold
+        texts: list[bytes] = []
+        estimates: list[float] = []
+        for reached in self._reached(beam):
+            values = self._whole(reached.hashes)
+            for place in np.flatnonzero(values >= least):
+                texts.append(reached.text(int(place)))
+                estimates.append(float(values[place]))
+        valid = [place for place, text in enumerate(texts) if is_utf8(text)]
+        best = sorted(valid, key=lambda place: (-estimates[place], texts[place]))[:k]
+        return HeavyTextsFound(
+            np.array([texts[place].decode() for place in best], object),
+            np.array([estimates[place] for place in best], np.float64),
+            self.sd,
+        )
+
+    def _reached(self, beam: int) -> Iterator[Reached]:
+        """The prefixes that are searched on, level by level: by their smallest estimate so far."""
+        here = Reached.root()
+        yield here
+        for size in range(1, len(self.levels) + FIRST - 1):
+            here = here.children()
+            if size >= FIRST:
+                level = self.levels[size - FIRST]
+                exact = np.arange(256**FIRST, dtype=np.uint32)
+                words = exact if size == FIRST else here.hashes
+                scores = np.minimum(here.scores, level.estimate_words(words))
+                likely = np.flatnonzero(scores >= LIKELY * level.sd)
+                kept = likely[np.argsort(-scores[likely], kind="stable")][:beam]
+                here = here.of(kept, scores[kept])
+            yield here
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Prefixes of one length: their hashes, and the last byte and the parent of each."""
+
+    hashes: UInt64[Array, " prefixes"]
+    scores: Float64[Array, " prefixes"]
+    before: Reached | None
+    parents: Array  # places in `before`
+    letters: Array  # bytes
+
+    @classmethod
+    def root(cls) -> Reached:
+        """The empty text."""
+        none = np.zeros(1, np.int64)
+        return cls(np.array([GOLDEN]), np.full(1, np.inf), None, none, none.astype(np.uint8))
+
+    def children(self) -> Reached:
+        """Every prefix with every byte."""
+        parents = np.repeat(np.arange(len(self.hashes)), 256)
+        added = np.tile(np.arange(256, dtype=np.uint8), len(self.hashes))
+        hashes = extended(self.hashes[parents], added)
+        return Reached(hashes, self.scores[parents], self, parents, added)
+
+    def of(self, places: Array, scores: Float64[Array, " some"]) -> Reached:
+        """Some of them, with new scores."""
+        return Reached(
+            self.hashes[places], scores, self.before, self.parents[places], self.letters[places]
+        )
+
+    def text(self, place: int) -> bytes:
+        """The bytes of one."""
+        letters: list[int] = []
+        here = self
+        while here.before is not None:
+            letters.append(int(here.letters[place]))
+            place, here = int(here.parents[place]), here.before
+        return bytes(reversed(letters))
+
+
+def extended(hashes: UInt64[Array, " keys"], added: Array) -> UInt64[Array, " keys"]:
+    """The public hashes of prefixes that are a byte longer (SplitMix64 over their bytes)."""
+    mixed = hashes ^ (added.astype(np.uint64) + np.uint64(1))
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return np.asarray(mixed + GOLDEN)
+
+
+def hashed(text: Array) -> np.uint64:
+    """The public hash of one text, given by its bytes."""
+    found = np.array([GOLDEN])
+    for byte in text:
+        found = extended(found, np.array([byte]))
+    return np.uint64(found[0])
+
+
+def column_of(keys: Any) -> pa.Array:
+    """Texts as an Arrow column."""
+    column = keys if isinstance(keys, pa.Array) else pa.array(keys)
+    if not (len(column) == 0 or is_text(column.type)):
+        raise TypeError(f"a finder of texts counts texts, not {column.type}")
+    return column.cast(pa.large_string()) if len(column) == 0 else column
+
+
+def cut_texts(keys: pa.Array, length: int) -> pa.Array:
+    """Texts as binary cells of at most `length` bytes; no character of UTF-8 is divided.
+
+    >>> cut_texts(pa.array(["grün", "grünes"]), 3).to_pylist()
+    [b'gr', b'gr']
+    """
+    data, offsets = text_buffers(keys)
+    starts, ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + length)
+    for _ in range(3):  # a character has at most three further bytes
+        over = np.flatnonzero(ends < offsets[1:])
+        inside = over[data[ends[over]] & 0xC0 == 0x80]
+        ends[inside] -= 1
+    ends = np.maximum(ends, starts)
+    sizes = ends - starts
+    places = np.cumsum(sizes)
+    index = np.repeat(starts - (places - sizes), sizes) + np.arange(int(sizes.sum()))
+    return from_cells(data[index], places)
+
+
+def is_utf8(text: bytes) -> bool:
+    """Whether bytes are text."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""Several tables under one budget, that are searched from the first to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from streamveil.core.accounting.guarantee import Guarantee
+from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.bulk.keystream import key_schedule
+from streamveil.core.noise.keyed import KeyedNoise, Noise, Place, once_of, saved_once
+from streamveil.core.noisy import values
+from streamveil.sketches.keys import Words, weight_words
+from streamveil.sketches.lazy import describe
+from streamveil.sketches.privacy import NoisePlan
+from streamveil.sketches.published import PublishedSketch
+from streamveil.sketches.table import Arrays, SketchTable, save
+from streamveil.types import Array
+
+
+class LevelWords(NamedTuple):
+    """What one table counts of some keys."""
+
+    number: int  # of the table
+    words: Words
+    weights: Array  # one a word; empty: all one
+
+
+class Levels(Protocol):
+    """What a finder of frequent keys has: tables under one budget, and how keys fall into them."""
+
+    protects: Neighbours
+    horizon: int | None
+    max_weight: int
+
+    @property
+    def noise(self) -> NoisePlan:
+        """Sensitivity and noise scale of all tables together."""
+        ...
+
+    @property
+    def tables(self) -> tuple[SketchTable, ...]:
+        """The cells of every level."""
+        ...
+
+    def items(self, keys: Any) -> Any:
+        """Keys as they are counted."""
+        ...
+
+    def counted(self, items: Any, weights: Array) -> Iterator[LevelWords]:
+        """What the tables count of some keys; a key at most once in each table."""
+        ...
+
+    def shown(self, levels: tuple[PublishedSketch, ...]) -> Any:
+        """Published tables as what is searched: a `PublishedHierarchy`, or `PublishedTexts`."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells."""
+        return sum(table.nbytes for table in self.tables)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What everything ever published can reveal."""
+        return Guarantee(self.protects, self.noise.loss, self.horizon)
+
+    def report(self) -> dict[str, Any]:
+        """The numbers behind the guarantee, and what is public."""
+        return describe(self.noise, self.tables[0], self.guarantee) | {"bytes": self.nbytes}
+
+    def open(self, noise: Noise | None = None, name: str = "heavy-hitters") -> LiveHeavyHitters:
+        """Empty and counting. Without `noise`, under a fresh key of the operating system."""
+        state = [table.init() for table in self.tables]
+        place = Place.opened(noise or KeyedNoise.fresh(), "sketch", name.encode())
+        return LiveHeavyHitters(self, state, place)
+
+    def resume(self, arrays: Arrays, noise: Noise, name: str = "heavy-hitters") -> LiveHeavyHitters:
+        """Counting again from `LiveHeavyHitters.save`, under the same noise and name."""
+        state = [
+            table.load(
+                {n.removeprefix(f"{i}/"): a for n, a in arrays.items() if n.startswith(f"{i}/")}
+            )
+            for i, table in enumerate(self.tables)
+        ]
+        place = Place.reopened(once_of(arrays), noise, "sketch", name.encode())
+        return LiveHeavyHitters(self, state, place)
+
+
+class LiveHeavyHitters:
+    """A finder that is counting. Secret but for `published`.
+
+    `HeavyHitters.open` or `HeavyTexts.open` makes one, and hands over `config`, `state` and the
+    `place` of its noise.
+
+    Raises:
+        ValueError: weights are not one from 0 to `max_weight` per key, or a key has too many bits.
+        TypeError: weights or keys are of a wrong type, or noise is of a kind that is not keyed.
+
+    >>> import numpy as np
+    >>> from streamveil.core.accounting.budget import Budget
+    >>> from streamveil.core.noise.keyed import SeededNoise
+    >>> from streamveil.sketches import HeavyHitters
+    >>> finder = HeavyHitters(bits=16, width=64, horizon=1000, clock="ticks",
+    ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))
+    >>> live = finder.open(SeededNoise(1))
+    >>> live.tick(np.array([3, 3, 5], np.uint32))
+    >>> live
+    LiveHeavyHitters(time=1)
+    """
+
+    def __init__(self, config: Levels, state: list[Any], place: Place) -> None:
+        self.config = config
+        self._state, self._place = state, place
+        self._keys = [key_schedule(place.draws(level)) for level in range(len(state))]
+
+    def __repr__(self) -> str:
+        return f"LiveHeavyHitters(time={int(self._state[0].clock[0])})"
+
+    def update(self, keys: Any, weights: Array | None = None) -> None:
+        """Counts keys, in order. On the arrival clock each takes one unit of time."""
+        config = self.config
+        items = config.items(keys)
+        amounts = weight_words(weights, len(items), config.max_weight)
+        for number, words, each in config.counted(items, amounts):
+            config.tables[number].count(self._state[number], words, each, self._keys[number])
+
+    def tick(self, keys: Any = None, ticks: int = 1) -> None:
+        """Counts keys, if any, and ends the tick: what falls due is pushed."""
+        if keys is not None:
+            self.update(keys)
+        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
+            table.tick(state, ticks, key)
+
+    def flush(self) -> None:
+        """Pushes every column of every level now; at most `flushes` times, at public times."""
+        for table, state, key in zip(self.config.tables, self._state, self._keys, strict=True):
+            table.flush(state, key)
+
+    def published(self) -> Any:
+        """What is public now: a `PublishedHierarchy`, or `PublishedTexts`."""
+        tables = zip(self.config.tables, self._state, strict=True)
+        return self.config.shown(tuple(values(table.published(state)) for table, state in tables))
+
+    def save(self) -> Arrays:
+        """The state, to be kept as secret as the data."""
+        arrays = {
+            f"{i}/{name}": array.copy()
+            for i, state in enumerate(self._state)
+            for name, array in save(state).items()
+        }
+        return {**arrays, **saved_once(self._place)}
