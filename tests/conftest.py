@@ -40,3 +40,16 @@ def pytest_runtest_protocol(item):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyedNoise, "fresh", classmethod(fresh))
         return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With workers, a file's tests go to one of them; all of Spark's do, which share a session."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSession(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            spark = "tests/engines/spark/"
+            return spark if nodeid.startswith(spark) else super()._split_scope(nodeid)
+
+    return OneSession(config, log) if config.getoption("dist") == "loadfile" else None

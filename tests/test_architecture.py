@@ -7,6 +7,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -91,43 +92,71 @@ def imports(path):
                 yield name.split(".")[1]
 
 
+@cache
+def nodes_in(text):
+    """Every node of a module's tree; a text is parsed once for all tests."""
+    return list(ast.walk(ast.parse(text)))
+
+
+@cache
+def imports_in(text):
+    found = []
+    for node in nodes_in(text):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.append((node.module, [alias.name for alias in node.names]))
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, []) for alias in node.names]
+    return found
+
+
 def every_import(path):
     """(module, names) of every import of a module, also inside functions and for typing alone."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, [alias.name for alias in node.names]
-        elif isinstance(node, ast.Import):
-            yield from ((alias.name, []) for alias in node.names)
+    return imports_in(path.read_text())
+
+
+def undrawn(path):
+    """Layers that a module imports against the arrows."""
+    own = layer(path)
+    if own in TOP:
+        return set()
+    allowed = (set() if own in BASE else ARROWS[own] | BASE) | {own}
+    allowed |= set() if own in BASE | {"core", DISPLAY} else {BATCH, DISPLAY}
+    return set(imports(path)) - allowed
+
+
+def faults(check, paths):
+    """What a check finds, by the modules where it finds something."""
+    found = {path.relative_to(ROOT).as_posix(): check(path) for path in paths}
+    return {name: wrong for name, wrong in found.items() if wrong}
 
 
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path):
-    own = layer(path)
-    if own in TOP:
-        return
-    allowed = (set() if own in BASE else ARROWS[own] | BASE) | {own}
-    allowed |= set() if own in BASE | {"core", DISPLAY} else {BATCH, DISPLAY}
-    assert set(imports(path)) <= allowed
+def test_imports_follow_the_arrows():
+    assert len(MODULES) > 300
+    assert faults(undrawn, MODULES) == {}
 
 
 CORE = sorted((ROOT / "core").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_rooms_of_the_core_import_those_read_before(path):
+def read_later(path):
+    """Rooms of the core that one of its modules imports before a reader has met them."""
     own = path.relative_to(ROOT / "core").parts[0].removesuffix(".py")
     if own == "__init__":
-        return
+        return set()
     found = {
         name.split(".")[2]
         for module, names in every_import(path)
         for name in [f"{module}.{one}" for one in names] or [module]
         if name.startswith("streamveil.core.")
     }
-    assert found <= INSIDE_CORE[own] | {own}
+    return found - INSIDE_CORE[own] - {own}
+
+
+def test_rooms_of_the_core_import_those_read_before():
+    assert faults(read_later, CORE) == {}
 
 
 MOST_LINES = 5_000  # of code in the core, so that one person can read it in a day
@@ -297,7 +326,7 @@ def shared_names(root):
     """Names of public classes that more than one module defines."""
     homes = {}
     for path in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_in(path.read_text()):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(root)))
     return {name: sorted(places) for name, places in homes.items() if len(places) > 1}
@@ -315,8 +344,7 @@ def test_the_check_sees_a_shared_name(tmp_path):
 
 def taken_compiled(root):
     """Named tuples that compiled functions take."""
-    trees = [ast.parse(path.read_text()) for path in root.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for path in root.rglob("*.py") for node in nodes_in(path.read_text())]
     tuples = {
         node.name
         for node in nodes
@@ -408,7 +436,7 @@ def called(root):
     return {
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_in(path.read_text())
         if (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Noisy")
         or (isinstance(node, ast.Attribute) and node.attr == "_may_leave")
     }
@@ -481,10 +509,10 @@ OF_THE_PROTOCOL = {"_advance", "_skipped"}  # of counters within counters, which
 
 def private_uses(path):
     """Names with an underscore that a module takes from another one."""
-    tree = ast.parse(path.read_text())
+    nodes = nodes_in(path.read_text())
     own = {
         name
-        for node in ast.walk(tree)
+        for node in nodes
         for name in (
             [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef)
             else [node.attr] if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
@@ -492,7 +520,7 @@ def private_uses(path):
             else []
         )
     }  # fmt: skip
-    for node in ast.walk(tree):
+    for node in nodes:
         names = []
         if isinstance(node, ast.Attribute):
             of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
@@ -502,10 +530,14 @@ def private_uses(path):
         yield from (name for name in names if name.startswith("_") and not name.endswith("__"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_private_is_used_by_another_module(path):
+def beyond_own(path):
+    """Private names that a module takes and nobody allows."""
     allowed = NOT_OURS | (OF_THE_PROTOCOL if "counters" in path.parts else set())
-    assert set(private_uses(path)) <= allowed
+    return set(private_uses(path)) - allowed
+
+
+def test_nothing_private_is_used_by_another_module():
+    assert faults(beyond_own, MODULES) == {}
 
 
 @pytest.mark.parametrize("text", ["operator._bound(rows)\n", "from streamveil.batch import _x\n",

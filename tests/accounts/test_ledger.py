@@ -20,9 +20,10 @@ from streamveil.accounts import deployment, spending
 from streamveil.accounts.ledger import Charge, Ledger
 from streamveil.calibrate import gaussian_mu
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.guarantee import Approx, Gdp, Guarantee, Loss, Pure, Zcdp
+from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError, StoreError
+from tests.losses import approx
 
 USER = Neighbours("user_id")
 USER_DAY = Neighbours("user_id", period=timedelta(days=1))
@@ -58,8 +59,8 @@ def test_any_single_mechanism_that_fits_the_limit_fits_the_ledger() -> None:
     for loss in (
         Gdp(gaussian_mu(SIX)),
         Gdp(mu) + Loss(delta=Fraction(1, 2 * 10**9)),
-        Approx(6, 1e-9),
-        Approx(6, 8.7e-10),
+        approx(6, 1e-9),
+        approx(6, 8.7e-10),
         Pure(6),
         Zcdp(0.4),
         Gdp(0.5) + Pure(1) + Loss(delta=Fraction(1, 10**10)),
@@ -82,7 +83,7 @@ def test_any_single_mechanism_that_fits_the_limit_fits_the_ledger() -> None:
         Loss(distance=Fraction(1, 10)),
         Gdp(1) + Loss(delta=Fraction(1, 1000)),
         Gdp("1e30"),
-        Approx(3, 1e-3),
+        approx(3, 1e-3),
     ],
 )
 def test_a_first_charge_that_does_not_fit_is_refused_also_with_round_numbers(loss: Loss) -> None:
@@ -129,10 +130,10 @@ def test_many_small_pure_charges_compose_as_zcdp() -> None:
 
 
 def test_caps_share_a_limit_between_kinds() -> None:
-    caps = Gdp(0.6) + Approx(1, 1e-10)
+    caps = Gdp(0.6) + approx(1, 1e-10)
     ledger = Ledger.open(None, SIX, USER, caps=caps)
     ledger.charge("counts", Gdp(0.6))
-    ledger.charge("keys", Approx(1, 1e-10))
+    ledger.charge("keys", approx(1, 1e-10))
     with pytest.raises(BudgetError, match="no cap for zcdp"):
         ledger.charge("other", Zcdp(0.001))
     with pytest.raises(ValueError, match="do not fit"):

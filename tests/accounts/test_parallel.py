@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from streamveil.accounts.ledger import Ledger
 from streamveil.core.accounting import convert
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.guarantee import Approx, Gdp, Guarantee, Loss, Pure, Zcdp
+from streamveil.core.accounting.guarantee import Gdp, Guarantee, Loss, Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import BudgetError
+from tests.losses import approx
 
 USER_DAY = Neighbours("user_id", period=timedelta(days=1))
 WIDE = Budget(epsilon=10, delta=0.999)
-MOST = Approx(2, "0.99")
+MOST = approx(2, "0.99")
 Law = tuple[Fraction, ...]
 # what a mechanism says before any row is there: (chance, law of its answer without and with a unit)
 Mechanism = tuple[tuple[Fraction, Law, Law], ...]
@@ -82,11 +83,11 @@ def test_days_that_say_when_they_leak_cost_the_sum_of_their_deltas() -> None:
 
 
 def test_epsilons_count_in_their_range_and_deltas_everywhere() -> None:
-    ledger = daily([Approx(1, 1e-9)] * 300, Budget(epsilon=1, delta=3e-7))
+    ledger = daily([approx(1, 1e-9)] * 300, Budget(epsilon=1, delta=3e-7))
     assert ledger.spent().pure_total == 1
     assert ledger.spent().delta == Fraction(3, 10**7)
     with pytest.raises(BudgetError):
-        ledger.charge("one more", Approx(1, 1e-9), range=(300, 301))
+        ledger.charge("one more", approx(1, 1e-9), range=(300, 301))
     with pytest.raises(BudgetError):
         ledger.charge("the same day", Pure("0.001"), range=(7, 8))
     ledger.charge("pure", Pure(1), range=(300, 301))
@@ -136,7 +137,7 @@ def test_no_adversary_gains_more_than_the_ledger_says(drawn: list[Mechanism], te
     gamma = Fraction(text)
     epsilon = Fraction(log(gamma) * (1 + 1e-12) + 1e-15)
     gained = together(tuple(drawn), gamma)
-    losses = [Approx(epsilon, alone(one, gamma)) for one in drawn]
+    losses = [approx(epsilon, alone(one, gamma)) for one in drawn]
     assume(sum(loss.delta for loss in losses) <= MOST.delta)
     ledger = daily(losses, caps=MOST)
     assert ledger.spent().pure_total <= epsilon + Fraction(1, 10**50)
@@ -160,7 +161,7 @@ def ratio(mechanism: Mechanism) -> Iterator[Fraction | float]:
 
 
 def test_a_year_of_charged_days_follows_the_same_rule() -> None:
-    days = [Approx(1, 1e-9)] * 40
+    days = [approx(1, 1e-9)] * 40
     week = daily(days, caps=MOST).convert("user-week").loss
     assert week.pure_total == 7  # in any week, one of days that hold it
     assert week.delta == 40 * Fraction(1, 10**9)  # the adversary picks the week

@@ -19,9 +19,10 @@ from streamveil.accounts.ledger import Ledger
 from streamveil.accounts.registry import SECTORS, STATUS, Publisher, entry
 from streamveil.cli import app
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.guarantee import Approx, Gdp, Guarantee, Pure, Zcdp
+from streamveil.core.accounting.guarantee import Gdp, Guarantee, Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.errors import PlanError
+from tests.losses import approx
 
 SCHEMA = json.loads((Path(__file__).parent / "registry_schema.json").read_text())
 VALID = Draft7Validator(SCHEMA, format_checker=Draft7Validator.FORMAT_CHECKER)
@@ -32,7 +33,7 @@ TOLD = Publisher(
 DAY = Neighbours("user_id", period=timedelta(days=1))
 LEDGERS = {
     "pure": (Budget(epsilon=1), Pure("0.5"), Neighbours("user_id")),
-    "approximate": (Budget(epsilon=2, delta=1e-6), Approx(1, 1e-9), DAY),
+    "approximate": (Budget(epsilon=2, delta=1e-6), approx(1, 1e-9), DAY),
     "zcdp": (Budget(rho=1), Zcdp("0.5"), DAY),
     "gaussian": (Budget(mu=1, delta=1e-6), Gdp("0.5"), DAY),
 }

@@ -25,13 +25,12 @@ def test_a_name_leads_back_to_its_instant(us, zone):
 def test_dates_of_all_days_and_months_differ_and_lead_back(zone, months):
     cells = Cells(length_us=0 if months else DAY, months=months, zone=zone)
     assert begins_days(cells)
-    every = np.arange(cells.number(-80 * 365 * DAY), cells.number(80 * 365 * DAY))
-    begins = cells.starts(every[~cells.empty(every)]).tolist()
-    names = [name_of(us, zone, days=True) for us in begins]
+    every = np.arange(cells.number(-30 * 365 * DAY), cells.number(70 * 365 * DAY))
+    there = every[~cells.empty(every)]
+    names = [name_of(us, zone, days=True) for us in cells.starts(there).tolist()]
     assert len(set(names)) == len(names)
-    assert [cells.number(instant_named(name, zone)) for name in names] == [
-        cells.number(us) for us in begins
-    ]
+    back = np.array([instant_named(name, zone) for name in names])
+    assert (cells.numbers(back) == there).all()
 
 
 @pytest.mark.parametrize("zone", ["", "Europe/Berlin"])

@@ -28,7 +28,6 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.coin_table import CoinTable
 from streamveil.core.accounting.guarantee import (
     NOTHING,
-    Approx,
     Gdp,
     Guarantee,
     Loss,
@@ -36,6 +35,7 @@ from streamveil.core.accounting.guarantee import (
     Zcdp,
 )
 from streamveil.core.accounting.neighbours import Neighbours
+from tests.losses import approx
 
 DAY = timedelta(days=1)
 USER = Neighbours("user_id")
@@ -145,7 +145,7 @@ def test_mixtures_are_never_below_a_privacy_loss_distribution(delta: float) -> N
         DifferentialPrivacyParameters(0.317, delta / 10), value_discretization_interval=step
     )
     peer = gaussian.compose(pure).compose(unlike)  # pessimistic: above the truth by about a step
-    ours = Gdp(0.4) + Pure(0.2).times(8) + Approx(0.317, delta / 10)
+    ours = Gdp(0.4) + Pure(0.2).times(8) + approx(0.317, delta / 10)
     assert ours.epsilon(delta) <= peer.get_epsilon_for_delta(delta) + 1e-4
     assert ours.epsilon(delta) >= peer.get_epsilon_for_delta(delta) - 12 * step
     assert (
@@ -224,7 +224,7 @@ def test_group_privacy_without_delta_scales_the_parameters() -> None:
 
 
 def test_group_privacy_with_delta_walks_from_neighbour_to_neighbour() -> None:
-    loss = Approx(1, 1e-9)
+    loss = approx(1, 1e-9)
     expected = 1e-9 * (1 + math.e + math.e**2)
     assert loss.group(3).delta_at(3.0) >= expected * (1 - 1e-12)
     assert loss.group(3).delta_at(3.0) <= expected * (1 + 1e-9)
@@ -278,8 +278,8 @@ def test_a_distance_is_paid_on_both_streams() -> None:
 
 def test_nothing_is_finite_without_the_delta_it_needs() -> None:
     assert Gdp(1).epsilon(0) == math.inf
-    assert Approx(1, 1e-6).epsilon(1e-9) == math.inf
-    assert Approx(1, 1e-9).epsilon(1e-9) <= 1.0 + 1e-9
+    assert approx(1, 1e-6).epsilon(1e-9) == math.inf
+    assert approx(1, 1e-9).epsilon(1e-9) <= 1.0 + 1e-9
     assert Pure(1).epsilon(0) == 1.0
     with pytest.raises(ValueError, match="must not be negative"):
         Zcdp(-1)
@@ -313,6 +313,6 @@ def test_the_sentence_says_who_what_how_much_and_how_long() -> None:
 
 
 def test_guarantees_are_values() -> None:
-    guarantee = Guarantee(USER_DAY, Gdp(1) + Approx(1, 1e-9), horizon=3, separate=True)
+    guarantee = Guarantee(USER_DAY, Gdp(1) + approx(1, 1e-9), horizon=3, separate=True)
     assert Guarantee.from_dict(json.loads(json.dumps(guarantee.to_dict()))) == guarantee
     assert len({guarantee, Guarantee.from_dict(guarantee.to_dict())}) == 1

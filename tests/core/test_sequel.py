@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from streamveil.calibrate import gaussian_mu
 from streamveil.compiler.table_design import design_selection
 from streamveil.core.accounting.budget import Budget
-from streamveil.core.accounting.guarantee import Approx, Gdp, Loss
+from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
 from tests.audit.looks import joint_delta
+from tests.losses import approx
 
 EPSILON, DELTA = Fraction(1), Fraction(6, 10**7)
 LOOK, STEEPEST = Fraction(3, 100), Fraction(15, 100)
@@ -36,16 +38,18 @@ def tables():
         yield design_selection(10, budget, slots, share, SEQUEL).loss
 
 
-FOLLOWERS = [gaussian(DELTA), gaussian(DELTA, DELTA / 2), *tables()]
+@cache
+def followers():
+    return [gaussian(DELTA), gaussian(DELTA, DELTA / 2), *tables()]
 
 
 def test_the_joint_delta_covers_the_worst_choice_after_every_look_and_is_near_it():
-    assert all(map(SEQUEL.admits, FOLLOWERS))
-    worst = joint_delta(float(LOOK), float(EPSILON), FOLLOWERS)
+    assert all(map(SEQUEL.admits, followers()))
+    worst = joint_delta(float(LOOK), float(EPSILON), followers())
     assert worst <= SEQUEL.joint <= 1.35 * worst
     steep = Gdp(STEEPEST) + Loss(pure=((SEQUEL_SHIFT, 1),))
     assert SEQUEL.admits(steep)
-    worst = joint_delta(float(LOOK), float(EPSILON), [*FOLLOWERS, steep])
+    worst = joint_delta(float(LOOK), float(EPSILON), [*followers(), steep])
     assert worst <= SEQUEL.joint <= 1.25 * worst
 
 
@@ -86,7 +90,7 @@ def test_gaussian_releases_of_the_whole_delta_may_always_follow(size, digits, lo
 
 
 FAULTS = {
-    "the curve is passed below epsilon alone": Approx(Fraction(97, 100), DELTA / 2),
+    "the curve is passed below epsilon alone": approx(Fraction(97, 100), DELTA / 2),
     "the look's share is spent again": gaussian(Fraction(1, 10**6)),
     "releases of more than is left": gaussian(DELTA).times(2),
     "a delta beyond epsilon": Loss(delta=DELTA * 2),
@@ -111,27 +115,27 @@ def test_most_faults_keep_the_budget_at_epsilon_and_are_refused_for_what_lies_be
 
 def test_a_sequel_is_of_one_look():
     chance = Loss(chance=Fraction(1, 10**9))
-    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(FOLLOWERS[0] + chance)
-    assert whole == Look(Gdp(LOOK), sequel=SEQUEL).before(FOLLOWERS[-1] + chance)
+    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[0] + chance)
+    assert whole == Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[-1] + chance)
     assert whole.delta_at(float(EPSILON)) == pytest.approx(SEQUEL.joint + 1e-9, rel=1e-12)
     assert whole.stated().delta >= Fraction(SEQUEL.joint)
-    for fault in (Gdp(LOOK * 2), Gdp(LOOK).times(2), Approx(1, "1e-9"), Loss()):
+    for fault in (Gdp(LOOK * 2), Gdp(LOOK).times(2), approx(1, "1e-9"), Loss()):
         with pytest.raises(ValueError, match="of a look that loses"):
-            Look(fault, sequel=SEQUEL).before(FOLLOWERS[0])
+            Look(fault, sequel=SEQUEL).before(followers()[0])
 
 
 def test_what_is_said_of_other_epsilons_is_true():
-    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(FOLLOWERS[0])
+    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[0])
     for epsilon in (0.0, 0.3, 0.7, 0.9, 0.97, 1.0, 1.2):
-        assert joint_delta(float(LOOK), epsilon, FOLLOWERS) <= whole.delta_at(epsilon)
-    assert whole.delta_at(0) < 0.35 < Approx(1, DELTA).delta_at(0)
+        assert joint_delta(float(LOOK), epsilon, followers()) <= whole.delta_at(epsilon)
+    assert whole.delta_at(0) < 0.35 < approx(1, DELTA).delta_at(0)
     twice = whole + Gdp(Fraction(1, 10))
     assert twice.delta_at(1) > whole.delta_at(1)
     assert whole.times(2).delta_at(2) < 3 * SEQUEL.joint
 
 
 def test_a_record_of_a_looked_job_is_read_again():
-    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(FOLLOWERS[0]) + FOLLOWERS[-1]
+    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[0]) + followers()[-1]
     assert Loss.from_dict(json.loads(json.dumps(whole.to_dict()))) == whole
     assert "what a look with mu=0.03 chose" in str(whole)
 

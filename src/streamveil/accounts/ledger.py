@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -206,10 +205,10 @@ class Ledger:
     ) -> None:
         """Takes one charge, durably, or raises BudgetError. Call it before anything is drawn.
 
-        A `key` that was charged before with the same content is not charged again. `range` is in
-        unit-periods; see `periods_between`. Give a `Guarantee` with `given_past` when its loss
-        bounds what follows any past; a bare loss is not taken to. `about` describes the mechanisms,
-        for `export`.
+        A `key` that was charged before with the same content is not charged again. `range` is
+        [first, end) in unit-periods, counted from 1970 UTC. Give a `Guarantee` with `given_past`
+        when its loss bounds what follows any past; a bare loss is not taken to. `about` describes
+        the mechanisms, for `export`.
         """
         charge = self.make_charge(name, loss, range=range, key=key)
         self.charge_all([replace(charge, about=about)])
@@ -464,20 +463,6 @@ def _way_out(asked: Cost, limit: Amounts) -> str:
             " kind its jobs use"
         )
     return "use more noise, a shorter horizon, fewer mechanisms, or a larger limit"
-
-
-def periods_between(start: datetime, end: datetime, period: timedelta) -> Periods:
-    """The unit-periods, counted from 1970 UTC, that hold the times [start, end).
-
-    >>> from datetime import UTC
-    >>> day = timedelta(days=1)
-    >>> periods_between(datetime(1970, 1, 2, tzinfo=UTC), datetime(1970, 1, 3, 5, tzinfo=UTC), day)
-    (1, 3)
-    """
-    if start.tzinfo is None or end.tzinfo is None:
-        raise ValueError("start and end need a time zone")
-    origin = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-    return (start - origin) // period, -(-(end - origin) // period)
 
 
 def _lost(charges: Sequence[Charge], periods: int) -> Loss:

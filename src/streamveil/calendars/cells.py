@@ -119,10 +119,6 @@ class Cells:
         """Which cells hold no instant: clocks left them out."""
         return np.asarray(self.starts(numbers) == self.starts(numbers + 1))
 
-    def starts_at(self, us: int) -> bool:
-        """Whether a cell begins at an instant."""
-        return self.start(self.number(us)) == us
-
     def refines(self, coarse: Cells) -> bool:
         """Whether every cell of `coarse` is made of whole cells of this grid.
 

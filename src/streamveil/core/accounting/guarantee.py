@@ -326,11 +326,6 @@ def Pure(epsilon: Number) -> Loss:  # noqa: N802  (reads as a kind of loss)
     return Loss(pure=((exact("epsilon", epsilon), 1),))
 
 
-def Approx(epsilon: Number, delta: Number) -> Loss:  # noqa: N802
-    """An (epsilon, delta)-DP mechanism."""
-    return Loss(pure=((exact("epsilon", epsilon), 1),), delta=exact("delta", delta))
-
-
 def Zcdp(rho: Number) -> Loss:  # noqa: N802
     """A rho-zCDP mechanism that is not Gaussian."""
     return Loss(zcdp=exact("rho", rho))
