@@ -127,8 +127,9 @@ offset in UTC). An empty field of CSV is null, and so are words such as NA and N
 texts. Files may be packed (`.csv.gz`, `.jsonl.zst`, `.bz2`); lines longer than `max_line_bytes` \
 (16 MiB), and JSON nested deeper than 500 or of more than 1,048,576 values, are counted, not \
 read. All options but `source` and `event_time` are the connector's own. Sources: `files` \
-([files.md](files.md)); `kafka` ([kafka.md](kafka.md)); `nats` ([nats.md](nats.md)); `postgres`, \
-`postgres_changes`, `sqlite`, `duckdb` ([databases.md](databases.md)); `delta`, `iceberg` \
+([files.md](files.md)); `kafka` ([kafka.md](kafka.md)); `nats` ([nats.md](nats.md)); `sse` \
+([sse.md](sse.md)); `postgres`, `postgres_changes`, `sqlite`, `duckdb` \
+([databases.md](databases.md)); `delta`, `iceberg` \
 ([lakes.md](lakes.md)); `rate`, made-up rows for tests and demonstrations ([spark.md](spark.md)) |
 | `CREATE TABLE name (column TYPE CHECK (...), ...) WITH (source = ..., changelog = '...')` | a \
 changing table: rows insert and delete its records (below) |

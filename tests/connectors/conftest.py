@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import kafka, nats, postgres
+from tests.servers import events, kafka, nats, postgres
 from tests.servers.stores import STORES
 
 KINDS = ("sqlite", "duckdb", "postgres")
@@ -42,6 +42,15 @@ def nats_server(tmp_path_factory):
     made = nats.NatsServer(tmp_path_factory.mktemp("nats") / "server")
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def events_server(tmp_path_factory):
+    if nats.program(events.PROGRAM) is None:
+        pytest.skip(f"no server of events: {events.PROGRAM} names no nginx")
+    made = events.EventsServer(tmp_path_factory.mktemp("events") / "server")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -188,6 +188,32 @@ class Nats(Place):
         yield {**self.options(), "config": str(path)}
 
 
+class Sse(Place):
+    kind, junk, ends = "sse", True, False
+
+    def __init__(self, server, stream, monkeypatch):
+        self.server, self.stream, self.monkeypatch = server, stream, monkeypatch
+        for name, value in server.keys.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("streamveil.connectors.sse.QUIET", 0.5)
+
+    def options(self):
+        return {"url": self.server.url(self.stream), "columns": COLUMNS}
+
+    def put(self, users):
+        self.server.send(self.stream, lines(users))
+
+    def spoil(self):
+        self.server.send(self.stream, [JUNK, ODD, b" "])
+
+    @contextmanager
+    def wrong(self):
+        with self.monkeypatch.context() as patch:
+            for name, value in self.server.wrong_keys.items():
+                patch.setenv(name, value)
+            yield self.options()
+
+
 class Delta(Place):
     kind = "delta"
 
@@ -302,13 +328,16 @@ class Changes(Database):
         self.dropped(self.server)
 
 
-KINDS = ("files", *STORES, "kafka", "nats", "delta", "iceberg", "sqlite", "duckdb", "postgres",
-         "postgres_changes")  # fmt: skip
+KINDS = ("files", *STORES, "kafka", "nats", "sse", "delta", "iceberg", "sqlite", "duckdb",
+         "postgres", "postgres_changes")  # fmt: skip
+NEEDS = {"nats": "nats", "delta": "deltalake", "duckdb": "duckdb"}  # packages
 
 
-def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:
+def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:  # noqa: C901
     """A new, empty place; skipped where its server cannot be had."""
     have = request.getfixturevalue
+    if kind in NEEDS:
+        pytest.importorskip(NEEDS[kind])
     if kind == "files":
         return Files(folder)
     if kind in STORES:
@@ -318,17 +347,15 @@ def made(kind: str, request: Any, folder: Path, monkeypatch: Any) -> Place:
             pytest.skip(f"no Apache Kafka: {kafka.JARS} names no folder with its jars")
         return Kafka(have("broker"), have("topic"))
     if kind == "nats":
-        pytest.importorskip("nats")
         return Nats(have("nats_server"), f"s{abs(hash(folder))}")
+    if kind == "sse":
+        return Sse(have("events_server"), f"s{abs(hash(folder))}", monkeypatch)
     if kind == "delta":
-        pytest.importorskip("deltalake")
         return Delta(folder)
     if kind == "iceberg":
         return Iceberg(have("catalog"))
     if kind == "postgres_changes":
         return Changes(folder, have("server"), monkeypatch)
-    if kind == "duckdb":
-        pytest.importorskip("duckdb")
     return Database(kind, folder, have("server") if kind == "postgres" else None, monkeypatch)
 
 

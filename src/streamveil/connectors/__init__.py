@@ -23,6 +23,7 @@ SOURCES = {
     "postgres_changes": "postgres_changes.PostgresChanges",
     "rate": "rate.RateSource",
     "sqlite": "database_sources.SqliteSource",
+    "sse": "sse.SseSource",
 }
 SINKS = {
     "files": "sinks.FilesSink",

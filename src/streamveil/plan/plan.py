@@ -22,7 +22,7 @@ from streamveil.errors import require_file_name
 from streamveil.plan.post import Post
 
 MICROS = 1_000_000
-LIVE = ("kafka", "nats", "postgres_changes")  # sources that go on, unless follow = FALSE
+LIVE = ("kafka", "nats", "postgres_changes", "sse")  # sources that go on, unless follow = FALSE
 DATABASES = ("duckdb", "postgres", "sqlite")  # sources whose rows are sorted by what they hold
 PLACES = {
     "delta": ("path",),
@@ -34,6 +34,7 @@ PLACES = {
     "postgres": ("url",),
     "postgres_changes": ("url",),
     "sqlite": ("path",),
+    "sse": ("config", "url"),
 }  # source -> options that say where it lies
 LATER = {"unsaid": True}  # a field that older states do not know: left out while it says nothing
 ClockKind = Literal["event", "rows", "wall", "once"]

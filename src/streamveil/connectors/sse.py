@@ -1,0 +1,335 @@
+"""Server-sent events over HTTP: every JSON event one row, with its type and its id.
+
+The place of a row is the id that the server gave it; whoever comes back says the last one that he
+saw (Last-Event-ID), and gets those behind it. A server that has forgotten an id may answer with
+whatever it still has, and say nothing. So a position holds two: the job asks for what is behind the
+last event but one, and the first that comes must be the last one that it read. What is missing is
+told, not passed over. (MQTT has no such places: a broker tells only who was acknowledged what.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from itertools import pairwise
+from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Thread
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.connectors.base import Chunk, declared_schema, select
+from streamveil.connectors.http_files import WAIT, credentials
+from streamveil.connectors.lines import MOST_LINE
+from streamveil.connectors.messages import Part, chunk_of, kept, of_json
+from streamveil.errors import SourceError
+
+QUIET = 1.0  # seconds, in all, that a read waits for events: then it has what is there now
+AT_ONCE = 5_000  # events
+PIECE = 1 << 16  # bytes read at once
+PIECES = 64  # that wait to be worked on
+PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # where a system has them
+OF_EVENTS = pa.schema([("sse_event", pa.string()), ("sse_id", pa.string())])
+END = re.compile(rb"\r\n|\n|\r")
+
+
+class Event(NamedTuple):
+    """What a server sent."""
+
+    id: str | None
+    kind: str
+    data: bytes  # without what it says, if that is too long
+
+    def digest(self) -> str:
+        """Of its content."""
+        return hashlib.blake2b(self.kind.encode() + b"\0" + self.data, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Behind an event."""
+
+    before: str | None = None  # the id of the one before it
+    last: str | None = None  # its own id; None: at the beginning
+    digest: str | None = None  # of it
+    count: int = 0  # of events up to it
+
+    def after(self, events: list[Event]) -> Place:
+        """Behind some more."""
+        ids = [self.last, *(event.id for event in events)]
+        return Place(ids[-2], ids[-1], events[-1].digest(), self.count + len(events))
+
+
+class SseSource:
+    """Events of a server in the order in which it sends them.
+
+    Options: `url`, declared columns, `config` (a JSON file of headers, such as Authorization).
+    """
+
+    bounded = False  # a stream of events has no end
+
+    def __init__(self, url: str, columns: dict[str, str], config: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or "@" in parts.netloc or not parts.hostname:
+            raise SourceError(
+                "url is an address that begins with http:// or https:// and holds no user and no"
+                " password.\n  to fix  put those into ~/.netrc, or a header into the JSON file that"
+                " config names"
+            )
+        self.url, self.config, self.declared = url, config, declared_schema(columns)
+        for name in self.declared.names:
+            if name in OF_EVENTS.names:
+                raise SourceError(
+                    f"every stream has the column '{name}'.\n  to fix  leave it out of the declared"
+                    " columns"
+                )
+        self.traced, self.names = False, [shown(url)]
+        self._stream: Stream | None = None
+        self._reached = Place()
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
+        return pa.schema([*self.declared, *OF_EVENTS])
+
+    def read(
+        self, position: str | None, max_rows: int, columns: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """See `Source.read`. The connection stays open: events come by it before the next read."""
+        wanted = select(self.schema(), columns, f"'{shown(self.url)}'")
+        place = Place(**json.loads(position)) if position else Place()
+        with self._words():
+            stream = self._stream if place == self._reached else None
+            stream = self._begin(place) if stream is None else stream
+            until = stream.waited + QUIET
+            while events := stream.next(min(max_rows, AT_ONCE), until - stream.waited):
+                place = self._reached = place.after(self._with_ids(events))
+                yield self._chunk(events, wanted, place)
+            if stream.ended:
+                self.close()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+    def _begin(self, place: Place) -> Stream:
+        """Opens the stream behind a place."""
+        self.close()
+        since = place.last if place.before is None else place.before
+        stream = self._stream = Stream(self.url, since, self.config)
+        self._reached = place
+        if place.before is not None:
+            found = stream.next(1, WAIT)
+            if not found or (found[0].id, found[0].digest()) != (place.last, place.digest):
+                self.close()
+                raise SourceError(
+                    f"'{shown(self.url)}' does not go on where this job stopped: events are gone"
+                    " that it had not read, or the server keeps none.\n"
+                    "  to fix  let the server keep events longer than a job may stand still; to go"
+                    " on without them, start a new state"
+                )
+        return stream
+
+    def _with_ids(self, events: list[Event]) -> list[Event]:
+        ids = [self._reached.last, *(event.id for event in events)]
+        if None in ids[1:] or any(one == other for one, other in pairwise(ids)):
+            self.close()
+            raise SourceError(
+                f"'{shown(self.url)}' sends events without ids of their own, so a job could not go"
+                " on behind each.\n  to fix  let the server give every event an id"
+            )
+        return events
+
+    def _chunk(self, found: list[Event], wanted: pa.Schema, place: Place) -> Chunk:
+        texts = [event.data for event in found]
+        made = of_json(texts, pa.schema([one for one in wanted if one.name in self.declared.names]))
+        good = kept(found, made.malformed)
+        told = {
+            "sse_event": pa.array([event.kind for event in good], pa.string()),
+            "sse_id": pa.array([event.id for event in good], pa.string()),
+        }
+        numbers = np.arange(place.count - len(found), place.count) + 1
+        part = Part(texts, numbers, 0, self.names[0])
+        return chunk_of(part, made, told, wanted, json.dumps(asdict(place)), traced=self.traced)
+
+    @contextmanager
+    def _words(self) -> Iterator[None]:
+        """Errors in words, without what a server says."""
+        try:
+            yield
+        except (OSError, HTTPException) as error:
+            self.close()
+            raise SourceError(
+                f"no events can be read from '{shown(self.url)}':"
+                f" {type(error).__name__ if type(error) is not OSError else error}.\n"
+                "  to fix  check the address, the password in ~/.netrc and config, then start"
+                " again: the job goes on where it was"
+            ) from None
+
+
+class Stream:
+    """An open stream. A thread takes bytes as they come, at most `PIECES` pieces ahead."""
+
+    def __init__(self, url: str, since: str | None, config: str | None) -> None:
+        self.ended = False  # by the server
+        self.waited = 0.0  # seconds, for bytes
+        self._closed = False
+        self._parser, self._events = Parser(), deque[Event]()
+        self._pieces: Queue[bytes] = Queue(PIECES)
+        self._connection, self._socket, answer = connected(url, since, config)
+        Thread(target=self._pump, args=(answer,), daemon=True).start()
+
+    def next(self, most: int, wait: float) -> list[Event]:
+        """Some events; none if none came for so long."""
+        until = self.waited + wait
+        while not self._events and not self.ended and self.waited < until:
+            began = time.monotonic()
+            try:
+                piece = self._pieces.get(timeout=until - self.waited)
+            except Empty:
+                break
+            finally:
+                self.waited += time.monotonic() - began
+            self.ended = not piece
+            self._events += self._parser.events(piece)
+        return [self._events.popleft() for _ in range(min(most, len(self._events)))]
+
+    def close(self) -> None:
+        """Ends the connection, and with it the thread."""
+        self._closed = True
+        with suppress(OSError):  # the server was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _pump(self, answer: HTTPResponse) -> None:
+        piece = b"x"
+        while piece and not self._closed:
+            try:
+                piece = answer.read1(PIECE)
+            except (OSError, ValueError, HTTPException):
+                piece = b""
+            while not self._closed:
+                try:
+                    self._pieces.put(piece, timeout=1)
+                    break
+                except Full:
+                    continue
+        answer.close()
+
+
+class Parser:
+    r"""Makes events of the bytes of a stream, in any pieces.
+
+    >>> parser = Parser()
+    >>> parser.events(b": hello\nid: 1\ndata: a\ndata:b\n\nid: 2\r\nevent: x\r\nda")
+    [Event(id='1', kind='message', data=b'a\nb')]
+    >>> parser.events(b"ta: c\r\n\r\n")
+    [Event(id='2', kind='x', data=b'c')]
+    """
+
+    def __init__(self) -> None:
+        self._rest, self._fresh = b"", True
+        self._id: str | None = None
+        self._kind, self._data, self._size, self._long = "", list[bytes](), 0, False
+
+    def events(self, piece: bytes) -> list[Event]:
+        """Those that end with this piece."""
+        text = self._rest + piece
+        if self._fresh and text:
+            text, self._fresh = text.removeprefix(b"\xef\xbb\xbf"), False
+        held = text.endswith(b"\r")  # a line feed may follow, which belongs to it
+        *lines, rest = END.split(text[:-1] if held else text)
+        found = [event for line in lines if (event := self._line(line)) is not None]
+        if len(rest) > MOST_LINE:
+            rest, self._long = rest[: len(b"data:")], True
+        self._rest = rest + b"\r" * held
+        return found
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            return self._end()
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._size += len(value)
+            self._long = self._long or self._size > MOST_LINE
+            self._data = [b""] if self._long else [*self._data, value]
+        elif field == b"event":
+            self._kind = value.decode(errors="replace")
+        elif field == b"id" and b"\0" not in value:
+            self._id = value.decode(errors="replace")
+        return None
+
+    def _end(self) -> Event | None:
+        made = None
+        if self._data != [] and (self._long or self._data != [b""]):
+            made = Event(self._id, self._kind or "message", b"\n".join(self._data))
+        self._kind, self._data, self._size, self._long = "", [], 0, False
+        return made
+
+
+def connected(
+    url: str, since: str | None, config: str | None
+) -> tuple[HTTPConnection, socket.socket, HTTPResponse]:
+    """An answer that goes on; an OSError where it is another one."""
+    parts = urlsplit(url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+    headers |= dict(credentials(parts.netloc)) | settings_of(config)
+    if since is not None:
+        headers["Last-Event-ID"] = since.encode().decode("latin-1")
+    connection = kind(parts.netloc, timeout=WAIT)
+    try:
+        connection.connect()
+        own = connection.sock
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise OSError(f"HTTP {answer.status}")
+        if answer.headers.get_content_type() != "text/event-stream":
+            raise OSError("it is no stream of events")
+        own.settimeout(None)  # silence is nothing odd from here on
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for one that vanishes
+        for option, value in PROBES.items():
+            if hasattr(socket, option):
+                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, own, answer
+
+
+def settings_of(config: str | None) -> dict[str, str]:
+    """The headers in a file. Its content appears in no message."""
+    try:
+        found: Any = {} if config is None else json.loads(Path(config).read_text())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise SourceError(
+            f"config='{config}' of 'sse' is no readable JSON object of headers.\n"
+            '  to fix  write it so, where the job runs: {"Authorization": "Bearer ..."}'
+        )
+    return found
+
+
+def shown(url: str) -> str:
+    """An address without what stands behind its question mark.
+
+    >>> shown("https://host/events?topic=a")
+    'https://host/events'
+    """
+    return url.partition("?")[0]

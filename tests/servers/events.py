@@ -1,0 +1,122 @@
+"""A real server of events: nginx with its module nchan, on a free port of loopback.
+
+`python -m tests.servers.events FOLDER`: unpacks both into FOLDER, from Debian's packages. Tests use
+them where STREAMVEIL_EVENTS_SERVER names nginx; elsewhere they are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+from tests.servers.kafka import free_port
+from tests.servers.nats import program
+from tests.servers.proxy import Proxy
+
+PROGRAM = "STREAMVEIL_EVENTS_SERVER"
+MODULE = "usr/lib/nginx/modules/ngx_nchan_module.so"
+CONFIG = """
+load_module {module};
+daemon off;
+worker_processes 1;
+user root;
+pid {home}/pid;
+error_log {home}/log;
+events {{ worker_connections 256; }}
+http {{
+  access_log off;
+  nchan_shared_memory_size 32M;
+  client_body_temp_path {home}/body;
+  proxy_temp_path {home}/proxy;
+  fastcgi_temp_path {home}/fastcgi;
+  uwsgi_temp_path {home}/uwsgi;
+  scgi_temp_path {home}/scgi;
+  server {{
+    listen 127.0.0.1:{port};
+    location = /put {{
+      nchan_publisher;
+      nchan_channel_id $arg_stream;
+      nchan_message_buffer_length 20000;
+      nchan_message_timeout 1h;
+    }}
+    location = /events {{
+      auth_basic streams;
+      auth_basic_user_file {home}/users;
+      nchan_subscriber eventsource;
+      nchan_channel_id $arg_stream;
+      nchan_subscriber_first_message oldest;
+    }}
+  }}
+}}
+"""
+
+
+class EventsServer:
+    """A server that keeps its events in memory. What goes when it is stopped is the way to it."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True)
+        self.home, self.port, self.own = home, free_port(), free_port()
+        nginx = Path(str(program(PROGRAM)))
+        (home / "users").write_text("reader:{PLAIN}hidden-word\n")
+        (home / "config").write_text(
+            CONFIG.format(home=home, port=self.own, module=nginx.parents[2] / MODULE)
+        )
+        self.command = [str(nginx), "-c", str(home / "config"), "-e", str(home / "log")]
+        self.keys, self.wrong_keys = self.netrc("hidden-word"), self.netrc("wrong-word")
+        self.process = subprocess.Popen(self.command)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                self.send("first", [b"x"])
+                return self.start()
+            except ConnectionError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def start(self) -> None:
+        """Opens the way to it."""
+        self.way = Proxy(self.own, self.port)
+
+    def stop(self) -> None:
+        """Ends it, and all that came by it."""
+        self.way.close()
+
+    def netrc(self, password: str) -> dict[str, str]:
+        """Where its readers find a password."""
+        path = self.home / f"netrc.{len(password)}"
+        path.write_text(f"machine 127.0.0.1 login reader password {password}\n")
+        path.chmod(0o600)
+        return {"NETRC": str(path)}
+
+    def url(self, stream: str) -> str:
+        """Where a stream is read."""
+        return f"http://127.0.0.1:{self.port}/events?stream={stream}"
+
+    def send(self, stream: str, events: list[bytes]) -> None:
+        """Adds events."""
+        connection = HTTPConnection("127.0.0.1", self.own, timeout=30)
+        for event in events:
+            connection.request("POST", f"/put?stream={stream}", event)
+            connection.getresponse().read()
+        connection.close()
+
+    def close(self) -> None:
+        """Ends the server."""
+        self.stop()
+        self.process.terminate()
+        self.process.wait(30)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]).absolute() / "debian"
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in ("nginx", "libnginx-mod-nchan"):
+        subprocess.run(["apt-get", "download", "-q", package], check=True, cwd=folder)
+    Path("/var/lib/nginx").mkdir(parents=True, exist_ok=True)  # nchan wants it, whatever it is told
+    for file in folder.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", str(file), str(folder)], check=True)
