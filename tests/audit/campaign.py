@@ -113,6 +113,8 @@ def the_look(seed: int) -> Iterator[Judged]:
         part = 0.0
         if delta is not None:
             part = max(delta / one.delta_at(epsilon) for one in claims)
+        if len(claims) > 1:
+            broken.append("what is claimed depends on what the look said")
         yield {"look and what it chose": part}, [text, broken] if broken or part > 1 else None
 
 

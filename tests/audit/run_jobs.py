@@ -53,22 +53,30 @@ def told(release):
     return [release.window, release.trigger, release.step, table.num_rows, columns]
 
 
-def outcome(job, folder, options, seed=SECRET):
+def releases_of(job_at, state):
     """What a job released, or the kind of error that ended it."""
     found = {"releases": [], "error": None}
+    try:
+        for release in job_at(state):
+            found["releases"].append(told(release))
+    except sv.StreamveilError as error:
+        found["error"] = type(error).__name__
+    except Exception as error:
+        found["error"] = repr(error)[:200]
+        traceback.print_exc()
+    return found
+
+
+def outcome(job, folder, options, seed=SECRET):
+    """The same of one as users start it."""
+
+    def job_at(state):
+        made = query_of(job, folder, files=job["files"] or "engine" in options)
+        return made.run(state, noise=SeededNoise(seed), insecure=True, **options)
+
     with TemporaryDirectory() as state, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            made = query_of(job, folder, files=job["files"] or "engine" in options)
-            noise = SeededNoise(seed)
-            for release in made.run(f"{state}/state", noise=noise, insecure=True, **options):
-                found["releases"].append(told(release))
-        except sv.StreamveilError as error:
-            found["error"] = type(error).__name__
-        except Exception as error:
-            found["error"] = repr(error)[:200]
-            traceback.print_exc()
-    return found
+        return releases_of(job_at, f"{state}/state")
 
 
 def main(jobs, results, engine=""):

@@ -105,7 +105,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_passes_the_curve_is_refused(name):
     with pytest.raises(ValueError, match="more than was set aside"):
-        Look(Gdp(LOOK), sequel=SEQUEL).before(FAULTS[name])
+        Look(Gdp(LOOK), SEQUEL).before(FAULTS[name])
 
 
 def test_most_faults_keep_the_budget_at_epsilon_and_are_refused_for_what_lies_below():
@@ -115,17 +115,17 @@ def test_most_faults_keep_the_budget_at_epsilon_and_are_refused_for_what_lies_be
 
 def test_a_sequel_is_of_one_look():
     chance = Loss(chance=Fraction(1, 10**9))
-    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[0] + chance)
-    assert whole == Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[-1] + chance)
+    whole = Look(Gdp(LOOK), SEQUEL).before(followers()[0] + chance)
+    assert whole == Look(Gdp(LOOK), SEQUEL).before(followers()[-1] + chance)
     assert whole.delta_at(float(EPSILON)) == pytest.approx(SEQUEL.joint + 1e-9, rel=1e-12)
     assert whole.stated().delta >= Fraction(SEQUEL.joint)
     for fault in (Gdp(LOOK * 2), Gdp(LOOK).times(2), approx(1, "1e-9"), Loss()):
         with pytest.raises(ValueError, match="of a look that loses"):
-            Look(fault, sequel=SEQUEL).before(followers()[0])
+            Look(fault, SEQUEL).before(followers()[0])
 
 
 def test_what_is_said_of_other_epsilons_is_true():
-    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[0])
+    whole = Look(Gdp(LOOK), SEQUEL).before(followers()[0])
     for epsilon in (0.0, 0.3, 0.7, 0.9, 0.97, 1.0, 1.2):
         assert joint_delta(float(LOOK), epsilon, followers()) <= whole.delta_at(epsilon)
     assert whole.delta_at(0) < 0.35 < approx(1, DELTA).delta_at(0)
@@ -135,7 +135,7 @@ def test_what_is_said_of_other_epsilons_is_true():
 
 
 def test_a_record_of_a_looked_job_is_read_again():
-    whole = Look(Gdp(LOOK), sequel=SEQUEL).before(followers()[0]) + followers()[-1]
+    whole = Look(Gdp(LOOK), SEQUEL).before(followers()[0]) + followers()[-1]
     assert Loss.from_dict(json.loads(json.dumps(whole.to_dict()))) == whole
     assert "what a look with mu=0.03 chose" in str(whole)
 

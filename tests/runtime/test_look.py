@@ -19,6 +19,7 @@ from streamveil.compiler.plan_forecast import forecasts
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look
 from streamveil.core.noise.keyed import SeededNoise
 from streamveil.errors import BudgetError, PlanError, StoreError
@@ -107,12 +108,30 @@ def test_the_operator_pays_for_the_look_whatever_it_said(rows):
     assert look_share(plan) == Fraction(1, 20)
     for known in ({}, {"expected_rows": 2.0}, {"expected_rows": 20.0, "expected_repeats": 0.9}):
         operator = compile_plan(told(plan, known, []))
-        assert operator.look.sequel is not None
+        assert isinstance(operator.look.after, Sequel)
         claims.add(operator.loss)
         without = replace(operator, design=replace(operator.design, look=None))
         assert without.guarantee.delta_at(6) <= divided(plan).rest.delta < Fraction(4, 10**10)
     [claim] = claims
     assert claim.fits(Budget(epsilon=6, delta=1e-9))
+
+
+@pytest.mark.parametrize("budget", ["mu = 1, delta = 1e-9", "rho = 0.5, delta = 1e-9"])
+@pytest.mark.parametrize("known", [", public_groups = [1, 2]", ", selection = 'gaussian'", ""])
+def test_what_is_stated_does_not_depend_on_what_the_look_said(budget, known):
+    """The planted fault: the loss of the settings that were chosen, which rows have a part in."""
+    plan, claims, chosen = plan_of(f"{known}, look_share = 0.1", budget), set(), set()
+    for said in ({}, {"expected_rows": 2.0}, {"expected_rows": 20.0, "expected_repeats": 0.9}):
+        operator = compile_plan(told(plan, said, []))
+        claims.add(operator.loss)
+        chosen.add(replace(operator, design=replace(operator.design, look=None)).loss)
+    [claim] = claims
+    assert claim.fits(plan.budget)
+    assert claim.rho() > 0.999 / 2
+    assert all(one.gaussian <= operator.look.after.gaussian for one in chosen)
+    less = replace(operator.look.after, gaussian=min(one.gaussian for one in chosen) / 2)
+    with pytest.raises(ValueError, match="more than was set aside"):
+        _ = planted(operator, loss=operator.look.loss, after=less).loss
 
 
 def planted(operator, **changes):
@@ -126,13 +145,13 @@ def test_what_no_look_left_room_for_is_refused(rows):
     honest = compile_plan(told(plan, {"expected_rows": 6.0, "expected_units": 2e4}, []))
     whole = compile_plan(asked(rows, ", look_share = 0, selection = 'table'"))
     look = honest.look
-    assert planted(honest, loss=look.loss, sequel=look.sequel).loss == honest.loss
+    assert planted(honest, loss=look.loss, after=look.after).loss == honest.loss
     with pytest.raises(ValueError, match="more than was set aside"):
-        _ = planted(whole, loss=look.loss, sequel=look.sequel).loss
+        _ = planted(whole, loss=look.loss, after=look.after).loss
     with pytest.raises(ValueError, match="of a look that loses"):
-        _ = planted(honest, loss=look.loss.times(2), sequel=look.sequel).loss
-    with pytest.raises(ValueError, match="needs a sequel"):
-        _ = planted(whole, loss=look.loss).loss
+        _ = planted(honest, loss=look.loss.times(2), after=look.after).loss
+    with pytest.raises(ValueError, match="more than was set aside"):
+        _ = planted(whole, loss=look.loss, after=Loss(gaussian=100, delta=1)).loss
 
 
 def test_the_look_draws_what_its_sequel_is_certified_for(rows):

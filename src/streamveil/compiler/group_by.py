@@ -14,6 +14,7 @@ from streamveil.compiler.design_choice import OPEN_BOUND
 from streamveil.compiler.sizing import Sizing, is_open
 from streamveil.connectors.base import micros
 from streamveil.core.accounting.guarantee import Gdp
+from streamveil.core.accounting.sequel import Sequel
 from streamveil.core.mechanism import Look, MechanismDesign
 from streamveil.core.noise.keyed import SECRET_BYTES
 from streamveil.core.selection.gaussian import FINE
@@ -110,7 +111,7 @@ class Compiler:
             max_units=max_units,
             windows=periods_met(schedule, self.plan.periods),
             setting=self._option,
-            sequel=None if look is None else look.sequel,
+            sequel=look.after if look is not None and isinstance(look.after, Sequel) else None,
         )
         public = self._public()
         if plan.preset == "dp-sqlp":
@@ -171,7 +172,7 @@ class Compiler:
         self._note(options.LOOK_SHARE.name, float(share), "of mu^2: rows tell their shape first")
         said = tuple(self.plan.options.get(LOOKED, {}).get("said", ()))
         self.plan = replace(self.plan, budget=division.rest)
-        return Look(Gdp(division.looking.mu or 0), said, division.sequel)
+        return Look(Gdp(division.looking.mu or 0), division.after, said)
 
     def _true_intervals(self, outputs: tuple[Output, ...], design: MechanismDesign) -> bool:
         """Whether intervals cover the rows over the bound; refuses what they cannot cover."""

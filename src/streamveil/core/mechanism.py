@@ -49,27 +49,29 @@ class Discovery(Protocol):
 class Look:
     """A survey of the rows that chose the settings of everything after it.
 
-    Proof: the survey is Gaussian and loses `loss` (`runtime.survey`, `plan.look.divided`). Where
-        all it may choose is Gaussian, `loss` adds to what is left, whatever the survey said; else
-        `sequel` says what both lose and refuses what it does not cover.
+    Guarantee: `loss` and `after` together. What was chosen may lose less; that is not said, since a
+        guarantee is one statement for all answers of the survey, and only the largest loss of them
+        is true of each.
+    Proof: the survey is Gaussian and loses `loss` (`runtime.survey`, `plan.look.divided`). `after`
+        is fixed before it, and what is more is refused. Where all it may choose is Gaussian, beside
+        a delta, `after` adds to `loss`, whatever the survey said (Dong, Roth & Su 2019
+        compose mechanisms of one trade-off function each, whatever those before them said; that of
+        `after` is a Gaussian's, less delta); else `Sequel` says what both lose.
     """
 
     loss: Loss
+    after: Loss | Sequel  # the most that anything after it may lose; no chance
     said: tuple[str, ...] = ()  # its numbers, each with an interval
-    sequel: Sequel | None = None
 
     def before(self, rest: Loss) -> Loss:
-        """Of the survey and of what it chose."""
-        sequel = self.sequel
-        if sequel is None and rest.tables:
-            raise ValueError("a look that may choose a table of coins needs a sequel")
-        if sequel is None:
-            return rest + self.loss
-        if self.loss != Loss(gaussian=sequel.look**2):
-            raise ValueError(f"the sequel is of a look that loses mu = {float(sequel.look):g}")
-        if rest.group_size > 1 or not sequel.admits(replace(rest, chance=Fraction(0))):
+        """Of the survey and of anything that it might have chosen; `rest` is what it chose."""
+        after = self.after
+        if isinstance(after, Sequel) and self.loss != Loss(gaussian=after.look**2):
+            raise ValueError(f"the sequel is of a look that loses mu = {float(after.look):g}")
+        if rest.group_size > 1 or not after.admits(replace(rest, chance=Fraction(0))):
             raise ValueError(f"more than was set aside for what follows the look: {rest}")
-        return self.loss + Loss(tables=((sequel, 1),), chance=rest.chance)
+        most = after if isinstance(after, Loss) else Loss(tables=((after, 1),))
+        return replace(self.loss + most, chance=rest.chance)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,11 +96,16 @@ def can_look(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Division:
-    """What a look may lose, what is left for everything after it, and the curve of all that."""
+    """What a look may lose, and what is left after it: as a budget, and as a loss."""
 
     looking: Budget  # in mu
     rest: Budget
-    sequel: Sequel | None = None  # None: all that follows is Gaussian, and mu adds up in squares
+    after: Loss | Sequel  # without a sequel all that follows is Gaussian, and mu adds up in squares
+
+    @property
+    def sequel(self) -> Sequel | None:
+        """The curve of all that may follow, where that may be a table of coins."""
+        return self.after if isinstance(self.after, Sequel) else None
 
 
 def divided(plan: Plan) -> Division:
@@ -122,9 +127,10 @@ def _divided(
     budget: Budget, share: Fraction, chance: Fraction, *, known: bool, alone: bool
 ) -> Division:
     delta, left = budget.delta, 1 - share
+    slack = Fraction(0) if known else max((delta or Fraction(0)) - chance, Fraction(0))
     if budget.rho is not None:
-        looking = Budget(mu=root_down(2 * budget.rho * share))
-        return Division(looking, Budget(rho=budget.rho * left, delta=delta))
+        looking, rest = Budget(mu=root_down(2 * budget.rho * share)), budget.rho * left
+        return Division(looking, Budget(rho=rest, delta=delta), Loss(2 * rest, delta=slack))
     square = budget.mu**2 if budget.mu is not None else None
     if square is None and delta is not None and delta > chance:
         assert budget.epsilon is not None  # noqa: S101  (a budget has exactly one of the three)
@@ -137,8 +143,8 @@ def _divided(
             "delta is below the chance that two of max_units privacy units look alike"
             f" ({float(chance):g}).\n  to fix  lower max_units, or raise delta"
         )
-    return Division(Budget(mu=root_down(square * share)),
-                    Budget(mu=root_down(square * left), delta=delta))  # fmt: skip
+    looking, mu = Budget(mu=root_down(square * share)), root_down(square * left)
+    return Division(looking, Budget(mu=mu, delta=delta), Loss(mu**2, delta=slack))
 
 
 def _followed(budget: Budget, chance: Fraction, mu: Fraction, steepest: Fraction) -> Division:

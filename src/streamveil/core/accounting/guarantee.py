@@ -252,6 +252,11 @@ class Loss:
             low, high = (low, middle) if self.delta_at(middle) <= delta else (middle, high)
         return high
 
+    def admits(self, rest: Loss) -> bool:
+        """Whether this covers a mechanism that is Gaussian beside a delta, part by part."""
+        plain = rest == Loss(gaussian=rest.gaussian, delta=rest.delta)
+        return plain and rest.gaussian <= self.gaussian and rest.delta <= self.delta
+
     def fits(self, budget: Budget) -> bool:
         """Whether this loss is inside the budget."""
         if budget.epsilon is not None:
