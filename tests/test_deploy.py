@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from streamveil import cli
 from streamveil.accounts.ledger import Ledger
+from tests.servers import nats
 from tests.servers.kafka import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -194,6 +196,36 @@ class Machine:
         return ""
 
 
+def promtool(*arguments, **more):
+    """What the checker of Prometheus has to say, where it is."""
+    program = nats.program("STREAMVEIL_PROMTOOL")
+    if program is None:
+        return ""
+    done = subprocess.run([program, "check", *arguments], capture_output=True, text=True,
+                          check=False, **more)  # fmt: skip
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def require_readable(page):
+    """Prometheus reads a page of metrics."""
+    families = {one.name: one for one in text_string_to_metric_families(page)}
+    assert all(one.documentation and one.type == "gauge" for one in families.values())
+    assert len(families) >= 6
+    assert promtool("metrics", input=page) == ""
+
+
+def test_prometheus_reads_its_configuration_and_the_alerts(tmp_path):
+    for name in ("alerts.yaml", "prometheus.yaml"):
+        text = (DEPLOY / name).read_text()
+        (tmp_path / name).write_text(text.replace("/etc/prometheus/", ""))
+    assert promtool("rules", str(tmp_path / "alerts.yaml")) == ""
+    assert promtool("config", str(tmp_path / "prometheus.yaml")) == ""
+    (tmp_path / "alerts.yaml").write_text("groups: [{name: a, rules: [{alert: b, expr: '('}]}]")
+    assert nats.program("STREAMVEIL_PROMTOOL") is None or promtool(
+        "rules", str(tmp_path / "alerts.yaml")
+    )
+
+
 def test_the_ten_commands_run(tmp_path):
     assert len(COMMANDS) == 10
     day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
@@ -219,6 +251,7 @@ def test_the_ten_commands_run(tmp_path):
         rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
         named = {name for rule in rules for name in re.findall(r"streamveil_\w+", rule["expr"])}
         assert len(named) == 3
+        require_readable(pages[1])
         assert all(name in pages[1] for name in named), "alerts are about what is served"
     finally:
         machine.stop("hourly")

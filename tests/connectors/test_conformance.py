@@ -206,14 +206,15 @@ def test_a_server_that_falls_silent_is_named_in_time(place):
         assert rows_of(found) + rows_of(place.open().read(position, 100)) == whole
 
 
-@pytest.mark.usefixtures("impatient")
-def test_wrong_credentials_are_refused_and_not_told(place):
+def test_wrong_credentials_are_refused_soon_and_not_told(place):
     place.put(range(3))
     with place.wrong() as options:
         if options is None:
             pytest.skip("nobody is asked who he is")
+        began = time.monotonic()
         with pytest.raises(StreamveilError, match="to fix") as caught:
             list(place.open(**options).read(None, 3))
+        assert time.monotonic() - began < 20, "nobody is waited for who has refused"
     assert "wrong-word" not in places.words_of(caught.value)
     assert sorted(rows_of(place.open().read(None, 3))) == expected(range(3))
 

@@ -10,14 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamveil.connectors import open_source, sse
-from streamveil.connectors.sse import Event, Parser
+from streamveil.connectors.sse import EventParser, ServerEvent
 from streamveil.errors import SourceError
 
 TEXT = (
     b"\xef\xbb\xbf: hello\nid: 1\nevent: a\ndata: {\ndata:}\n\nretry: 9\nid: 2\ndata\n\n"
     b"id:3\r\ndata:  x\r\n\r\rdata: y\ridd: 4\r\rid: 5\n\ndata: never ended\n"
 )
-EVENTS = [Event("1", "a", b"{\n}"), Event("3", "message", b" x"), Event("3", "message", b"y")]
+EVENTS = [
+    ServerEvent("1", "a", b"{\n}"),
+    ServerEvent("3", "message", b" x"),
+    ServerEvent("3", "message", b"y"),
+]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -62,7 +66,7 @@ def numbers(chunks):
 @given(st.lists(st.integers(0, len(TEXT)), max_size=9))
 def test_events_are_the_same_in_any_pieces(cuts):
     ends = [0, *sorted(cuts), len(TEXT)]
-    parser, found = Parser(), []
+    parser, found = EventParser(), []
     for start, end in pairwise(ends):
         found += parser.events(TEXT[start:end])
     assert found == EVENTS

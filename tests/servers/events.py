@@ -1,13 +1,12 @@
 """A real server of events: nginx with its module nchan, on a free port of loopback.
 
-`python -m tests.servers.events FOLDER`: unpacks both into FOLDER, from Debian's packages. Tests use
-them where STREAMVEIL_EVENTS_SERVER names nginx; elsewhere they are skipped and say so.
+`tests.servers.debian` unpacks both. Tests use them where STREAMVEIL_EVENTS_SERVER names nginx;
+elsewhere they are skipped and say so.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -110,13 +109,3 @@ class EventsServer:
         self.stop()
         self.process.terminate()
         self.process.wait(30)
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1]).absolute() / "debian"
-    folder.mkdir(parents=True, exist_ok=True)
-    for package in ("nginx", "libnginx-mod-nchan"):
-        subprocess.run(["apt-get", "download", "-q", package], check=True, cwd=folder)
-    Path("/var/lib/nginx").mkdir(parents=True, exist_ok=True)  # nchan wants it, whatever it is told
-    for file in folder.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "-x", str(file), str(folder)], check=True)

@@ -16,6 +16,7 @@ from streamveil.connectors.schema_registry import PREFIX, Registry
 from streamveil.errors import MissingExtraError, PlanError, SourceError
 
 WAIT = 30.0  # seconds without an answer before a read fails
+FIRST = 3.0  # seconds after which it is heard whether they refuse
 POLL = 0.1  # seconds between two looks at how far a range is read
 AT_ONCE = 50_000  # messages
 MOST = 1 << 31  # partitions
@@ -119,18 +120,16 @@ class Topic:
         from confluent_kafka import KafkaException, TopicPartition
 
         try:
-            known = consumer.list_topics(self.topic, timeout=WAIT).topics[self.topic]
+            known = self._known(consumer)
             places = {p: TopicPartition(self.topic, p) for p in self._read(known.partitions)}
             found = {
                 p: consumer.get_watermark_offsets(place, timeout=WAIT)
                 for p, place in places.items()
             }
         except KafkaException:
-            consumer.poll(0)  # hears why
-            why = next((words for name, words in REFUSED.items() if name in self.heard), SILENT)
             raise SourceError(
-                f"the brokers at '{self.servers}' {why}, then start again: the job goes on where it"
-                " was"
+                f"the brokers at '{self.servers}' {self._why(consumer) or SILENT}, then start"
+                " again: the job goes on where it was"
             ) from None
         if known.error is not None or not found or None in found.values():
             raise SourceError(
@@ -138,6 +137,23 @@ class Topic:
                 " now.\n  to fix  create the topic, or start again when all partitions have one"
             )
         return found
+
+    def _known(self, consumer: Any) -> Any:
+        """What the brokers know of the topic. Whoever is refused is told so without a wait."""
+        from confluent_kafka import KafkaException
+
+        try:
+            found = consumer.list_topics(self.topic, timeout=min(FIRST, WAIT))
+        except KafkaException:
+            if self._why(consumer) is not None:
+                raise
+            found = consumer.list_topics(self.topic, timeout=WAIT)
+        return found.topics[self.topic]
+
+    def _why(self, consumer: Any) -> str | None:
+        """Why they do not answer, in words, if they told."""
+        consumer.poll(0)  # hears it
+        return next((words for name, words in REFUSED.items() if name in self.heard), None)
 
     def _read(self, known: Collection[int]) -> list[int]:
         """Which of the partitions that there are are read."""

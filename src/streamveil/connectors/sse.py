@@ -44,7 +44,7 @@ OF_EVENTS = pa.schema([("sse_event", pa.string()), ("sse_id", pa.string())])
 END = re.compile(rb"\r\n|\n|\r")
 
 
-class Event(NamedTuple):
+class ServerEvent(NamedTuple):
     """What a server sent."""
 
     id: str | None
@@ -57,7 +57,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class EventPlace:
     """Behind an event."""
 
     before: str | None = None  # the id of the one before it
@@ -65,10 +65,10 @@ class Place:
     digest: str | None = None  # of it
     count: int = 0  # of events up to it
 
-    def after(self, events: list[Event]) -> Place:
+    def after(self, events: list[ServerEvent]) -> EventPlace:
         """Behind some more."""
         ids = [self.last, *(event.id for event in events)]
-        return Place(ids[-2], ids[-1], events[-1].digest(), self.count + len(events))
+        return EventPlace(ids[-2], ids[-1], events[-1].digest(), self.count + len(events))
 
 
 class SseSource:
@@ -95,8 +95,8 @@ class SseSource:
                     " columns"
                 )
         self.traced, self.names = False, [shown(url)]
-        self._stream: Stream | None = None
-        self._reached = Place()
+        self._stream: EventStream | None = None
+        self._reached = EventPlace()
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""
@@ -107,7 +107,7 @@ class SseSource:
     ) -> Iterator[Chunk]:
         """See `Source.read`. The connection stays open: events come by it before the next read."""
         wanted = select(self.schema(), columns, f"'{shown(self.url)}'")
-        place = Place(**json.loads(position)) if position else Place()
+        place = EventPlace(**json.loads(position)) if position else EventPlace()
         with self._words():
             stream = self._stream if place == self._reached else None
             stream = self._begin(place) if stream is None else stream
@@ -124,11 +124,11 @@ class SseSource:
             self._stream.close()
         self._stream = None
 
-    def _begin(self, place: Place) -> Stream:
+    def _begin(self, place: EventPlace) -> EventStream:
         """Opens the stream behind a place."""
         self.close()
         since = place.last if place.before is None else place.before
-        stream = self._stream = Stream(self.url, since, self.config)
+        stream = self._stream = EventStream(self.url, since, self.config)
         self._reached = place
         if place.before is not None:
             found = stream.next(1, WAIT)
@@ -142,7 +142,7 @@ class SseSource:
                 )
         return stream
 
-    def _with_ids(self, events: list[Event]) -> list[Event]:
+    def _with_ids(self, events: list[ServerEvent]) -> list[ServerEvent]:
         ids = [self._reached.last, *(event.id for event in events)]
         if None in ids[1:] or any(one == other for one, other in pairwise(ids)):
             self.close()
@@ -152,7 +152,7 @@ class SseSource:
             )
         return events
 
-    def _chunk(self, found: list[Event], wanted: pa.Schema, place: Place) -> Chunk:
+    def _chunk(self, found: list[ServerEvent], wanted: pa.Schema, place: EventPlace) -> Chunk:
         texts = [event.data for event in found]
         made = of_json(texts, pa.schema([one for one in wanted if one.name in self.declared.names]))
         good = kept(found, made.malformed)
@@ -179,19 +179,19 @@ class SseSource:
             ) from None
 
 
-class Stream:
+class EventStream:
     """An open stream. A thread takes bytes as they come, at most `PIECES` pieces ahead."""
 
     def __init__(self, url: str, since: str | None, config: str | None) -> None:
         self.ended = False  # by the server
         self.waited = 0.0  # seconds, for bytes
         self._closed = False
-        self._parser, self._events = Parser(), deque[Event]()
+        self._parser, self._events = EventParser(), deque[ServerEvent]()
         self._pieces: Queue[bytes] = Queue(PIECES)
         self._connection, self._socket, answer = connected(url, since, config)
         Thread(target=self._pump, args=(answer,), daemon=True).start()
 
-    def next(self, most: int, wait: float) -> list[Event]:
+    def next(self, most: int, wait: float) -> list[ServerEvent]:
         """Some events; none if none came for so long."""
         until = self.waited + wait
         while not self._events and not self.ended and self.waited < until:
@@ -229,14 +229,14 @@ class Stream:
         answer.close()
 
 
-class Parser:
+class EventParser:
     r"""Makes events of the bytes of a stream, in any pieces.
 
-    >>> parser = Parser()
+    >>> parser = EventParser()
     >>> parser.events(b": hello\nid: 1\ndata: a\ndata:b\n\nid: 2\r\nevent: x\r\nda")
-    [Event(id='1', kind='message', data=b'a\nb')]
+    [ServerEvent(id='1', kind='message', data=b'a\nb')]
     >>> parser.events(b"ta: c\r\n\r\n")
-    [Event(id='2', kind='x', data=b'c')]
+    [ServerEvent(id='2', kind='x', data=b'c')]
     """
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class Parser:
         self._id: str | None = None
         self._kind, self._data, self._size, self._long = "", list[bytes](), 0, False
 
-    def events(self, piece: bytes) -> list[Event]:
+    def events(self, piece: bytes) -> list[ServerEvent]:
         """Those that end with this piece."""
         text = self._rest + piece
         if self._fresh and text:
@@ -257,7 +257,7 @@ class Parser:
         self._rest = rest + b"\r" * held
         return found
 
-    def _line(self, line: bytes) -> Event | None:
+    def _line(self, line: bytes) -> ServerEvent | None:
         if not line:
             return self._end()
         field, _, value = line.partition(b":")
@@ -272,10 +272,10 @@ class Parser:
             self._id = value.decode(errors="replace")
         return None
 
-    def _end(self) -> Event | None:
+    def _end(self) -> ServerEvent | None:
         made = None
         if self._data != [] and (self._long or self._data != [b""]):
-            made = Event(self._id, self._kind or "message", b"\n".join(self._data))
+            made = ServerEvent(self._id, self._kind or "message", b"\n".join(self._data))
         self._kind, self._data, self._size, self._long = "", [], 0, False
         return made
 
