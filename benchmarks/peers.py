@@ -135,12 +135,14 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Both questions to one library, or one of them."""
     about = {"library": library, "version": version(python, PACKAGES.get(library, library))}
-    setting = once(folder)
-    told = asked(python, f"ask_{library}.py", folder / "once.parquet", *ONCE, runs)
-    rows = [{**about, "question": "once", "runs": runs, "lines": told["lines"],
-             "seconds": float(np.median(told["seconds"])),
-             "cpu": None if library in UNSEEN else float(np.median(told["cpu"])),
-             **summary(told["answers"], setting["truth"])}]  # fmt: skip
+    rows = []
+    if only != "weekly":
+        setting = once(folder)
+        told = asked(python, f"ask_{library}.py", folder / "once.parquet", *ONCE, runs)
+        rows = [{**about, "question": "once", "runs": runs, "lines": told["lines"],
+                 "seconds": float(np.median(told["seconds"])),
+                 "cpu": None if library in UNSEEN else float(np.median(told["cpu"])),
+                 **summary(told["answers"], setting["truth"])}]  # fmt: skip
     if only == "once" or not (HERE / "peers" / f"weekly_{library}.py").exists():
         return rows
     found = []
@@ -170,15 +172,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", choices=["once"], help="leave the weekly totals as they are")
+    parser.add_argument("--only", choices=["once", "weekly"], help="leave the other as it is")
     for library in LIBRARIES[1:]:
         parser.add_argument(f"--{library}", help="a Python that has it")
     given = vars(parser.parse_args())
     pythons = {one: given.get(one) for one in LIBRARIES[1:] if given.get(one)}
     pythons["streamveil"] = sys.executable
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    rows = [row for row in kept if row["library"] not in pythons
-            or (given["only"] and row["question"] != given["only"])]  # fmt: skip
+    asks = (given["only"],) if given["only"] else ("once", "weekly")
+    rows = [row for row in kept if row["library"] not in pythons or row["question"] not in asks]
     with tempfile.TemporaryDirectory() as folder:
         left_out = cuts(Path(folder))
         for library, python in pythons.items():

