@@ -292,21 +292,26 @@ AGGREGATE_NOTES = {
 SIGNATURES = {  # every function a row expression may call
     "numbers": "ABS(x) SIGN(x) ROUND(x[,digits]) FLOOR(x) CEIL(x) CEILING(x) TRUNC(x) SQRT(x) "
     "EXP(x) LN(x) LOG(x[,base]) LOG10(x) POW(x,y) POWER(x,y) DIV(a,b) MOD(a,b) SAFE_DIVIDE(a,b) "
+    "SAFE_ADD(a,b) SAFE_SUBTRACT(a,b) SAFE_MULTIPLY(a,b) SAFE_NEGATE(x) "
     "IS_NAN(x) IS_INF(x) RANGE_BUCKET(x,[ends])",
     "choices": "GREATEST(...) LEAST(...) COALESCE(...) IFNULL(x,y) NULLIF(x,y)",
     "texts": "CONCAT(...) LOWER(s) UPPER(s) TRIM(s[,chars]) LTRIM(s[,chars]) RTRIM(s[,chars]) "
     "LENGTH(s) CHAR_LENGTH(s) SUBSTR(s,from[,length]) SUBSTRING(s,from[,length]) LEFT(s,n) "
-    "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) STARTS_WITH(s,part) "
+    "RIGHT(s,n) REVERSE(s) REPLACE(s,old,new) STRPOS(s,part) INSTR(s,part) STARTS_WITH(s,part) "
     "ENDS_WITH(s,part) CONTAINS_SUBSTR(s,part) REGEXP_CONTAINS(s,pattern) "
     "REGEXP_EXTRACT(s,pattern) REGEXP_SUBSTR(s,pattern) REGEXP_REPLACE(s,pattern,new) INITCAP(s) "
-    "LPAD(s,n[,char]) RPAD(s,n[,char]) SPLIT_PART(s,between,n)",
+    "LPAD(s,n[,char]) RPAD(s,n[,char]) SPLIT_PART(s,between,n) REGEXP_INSTR(s,pattern) "
+    "BYTE_LENGTH(s) OCTET_LENGTH(s) FORMAT(format,...)",
     "times": "DATE(t[,zone]) TIMESTAMP(d[,zone]) TIMESTAMP_TRUNC(t,UNIT[,zone]) "
     "DATE_TRUNC(t_or_d,UNIT[,zone]) "
     "TIMESTAMP_ADD(t,INTERVAL) TIMESTAMP_SUB(t,INTERVAL) DATE_ADD(d,INTERVAL) "
     "DATE_SUB(d,INTERVAL) TIMESTAMP_DIFF(a,b,UNIT) DATE_DIFF(a,b,UNIT) TIMESTAMP_SECONDS(n) "
     "TIMESTAMP_MILLIS(n) TIMESTAMP_MICROS(n) UNIX_SECONDS(t) UNIX_MILLIS(t) UNIX_MICROS(t) "
     "UNIX_DATE(d) FORMAT_TIMESTAMP(format,t[,zone]) FORMAT_DATE(format,d) "
-    "PARSE_TIMESTAMP(format,s) PARSE_DATE(format,s) LAST_DAY(d[,UNIT])",
+    "PARSE_TIMESTAMP(format,s) PARSE_DATE(format,s) LAST_DAY(d[,UNIT]) "
+    "DATE_FROM_UNIX_DATE(n) DATETIME(t[,zone]) DATETIME_TRUNC(t,UNIT) DATETIME_ADD(t,INTERVAL) "
+    "DATETIME_SUB(t,INTERVAL) DATETIME_DIFF(a,b,UNIT) FORMAT_DATETIME(format,t) "
+    "PARSE_DATETIME(format,s)",
 }
 
 EXPRESSIONS = """\
@@ -316,11 +321,13 @@ INT64, FLOAT64, BOOL, STRING, BYTES, DATE, TIMESTAMP (UTC where no zone is named
 `+ - * / %`, comparisons, `AND OR NOT`, `IN (values)`, `BETWEEN`, `LIKE`,
 `IS [NOT] NULL | TRUE | FALSE`, `IS [NOT] DISTINCT FROM`, `||`, `CASE`, `IF`, `CAST`, `SAFE_CAST`,
 `EXTRACT(part FROM time [AT TIME ZONE 'zone'])`, `SPLIT(s, between)[SAFE_OFFSET(n)]`,
-`INTERVAL n UNIT` beside a time. Positions, patterns, units and zones are written as constants.
+`INTERVAL n UNIT` beside a time, a number of days beside a date. Positions, patterns, units and
+zones are written as constants. A DATETIME is what clocks show, as a TIMESTAMP in UTC; a time of day
+without its day is no value.
 
 Where SQL would raise (division by zero, a bad cast, overflow), the value of that row is null, and a
 null privacy unit or value is counted and left out: an error would let one row stop everybody's
-stream. Lengths and positions count characters, STRPOS counts bytes.
+stream; so `SAFE.F(x)` is `F(x)`. Lengths and positions count characters.
 """
 
 DIFFERENCES = """\

@@ -2,6 +2,7 @@
 
 from datetime import UTC, date, datetime
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -163,6 +164,31 @@ def test_heavy_hitters_are_integers_or_text_of_a_known_length(kind, options, wor
         query.explain()
     with pytest.raises(PlanError, match=words):
         check_schema(query.plan, schema)
+
+
+EMPTY = """SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 1, delta = 1e-6,
+    privacy_unit_column = u, max_rows_contributed = 1) {asked} FROM t{tail}"""
+
+
+@pytest.mark.parametrize(("asked", "tail"), [
+    ("g, COUNT(*) AS n", " GROUP BY g"), ("SUM(x, contribution_bounds_per_row => (0, 5)) AS s", ""),
+    ("HEAVY_HITTERS(g, k => 3, text_length => 4) AS n", ""),
+])  # fmt: skip
+def test_a_frame_without_rows_and_types_says_so_and_one_with_types_answers(asked, tail):
+    text = EMPTY.format(asked=asked, tail=tail)
+    for bare in (pd.DataFrame(columns=["u", "g", "x"]), {"u": [], "g": [], "x": []}):
+        with pytest.raises(
+            PlanError, match=r"column '\w+' has no type: the frame has no rows"
+        ) as said:
+            sv.sql(text, t=bare)
+        assert ".astype({'" in str(said.value)
+    typed = pd.DataFrame({
+        "u": pd.Series([], dtype="int64"), "g": pd.Series([], dtype="string"),
+        "x": pd.Series([], dtype="float64"),
+    })  # fmt: skip
+    found = sv.sql(text, t=typed).table
+    assert found.num_rows <= 3
+    assert {"n", "s"} & set(found.column_names)
 
 
 @pytest.mark.parametrize("column", ["op", "id"])

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from streamveil.errors import PlanError
-from streamveil.expressions import times
+from streamveil.expressions import texts, times
 from streamveil.expressions.dialect import shown
 from streamveil.expressions.functions import Argument, common
 from streamveil.expressions.kernels import (
@@ -122,9 +122,7 @@ CASTS: dict[tuple[str, str], Callable[[Column], Column]] = {
     ("date", "timestamp"): times.to_instant,
     ("date", "string"): _to("string"),
     ("timestamp", "date"): times.to_date,
-    ("timestamp", "string"): lambda c: pc.binary_join_element_wise(
-        c.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.string()), "+00", ""
-    ),
+    ("timestamp", "string"): texts.as_cast,
 }
 _T = exp.DataType.Type
 TYPES = {

@@ -126,11 +126,13 @@ def as_call(node: Any) -> exp.Expr:
             at = int(places[0].this) + 1 - int(node.args.get("offset") or 0)
             between = rest[0] if rest else exp.Literal.string(",")
             return call_of("SPLIT_PART", text, between, exp.Literal.number(at))
-    if isinstance(node, exp.Extract) and node.name.upper() == "DATE":
+    if isinstance(node, exp.SafeFunc):  # no function here raises
+        return node.this.transform(as_call, copy=False)  # type: ignore[no-any-return]
+    if isinstance(node, exp.Extract) and node.name.upper() in ("DATE", "DATETIME"):
         inner = node.expression
         if isinstance(inner, exp.AtTimeZone):
-            return call_of("DATE", inner.this, inner.args["zone"])
-        return call_of("DATE", inner)
+            return call_of(node.name.upper(), inner.this, inner.args["zone"])
+        return call_of(node.name.upper(), inner)
     if isinstance(node, exp.Anonymous) and str(node.this).upper() == "RANGE_BUCKET":
         return call_of("RANGE_BUCKET", *(
             end for one in node.expressions

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from streamveil.calendars.zones import require_zone
 from streamveil.errors import PlanError
-from streamveil.expressions import times
+from streamveil.expressions import texts, times
 from streamveil.expressions.kernels import (
     INSTANT,
     Column,
@@ -28,6 +28,7 @@ from streamveil.expressions.kernels import (
     float_op,
     from_numpy,
     int_abs,
+    int_negate,
     int_op,
     null_unless,
     round_half_away,
@@ -322,6 +323,31 @@ def _regexp_extract(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("string", ("string", None), kernel)
 
 
+def _regexp_instr(name: str, arguments: Sequence[Argument]) -> Bound:
+    """The character at which the first match begins; 0 where there is none."""
+    _regexp(lambda c, text: pc.match_substring_regex(c, pattern=text))(name, arguments)
+    pattern = constant(name, arguments, 1, "string")
+    if group_places(pattern):
+        raise PlanError(
+            f"argument 2 of {name} has groups; here it is the whole match that is found.\n"
+            "  to fix  write them as (?:...)"
+        )
+    return Bound("int", ("string", None), texts.place_of(pattern))
+
+
+def _printf(name: str, arguments: Sequence[Argument]) -> Bound:
+    """FORMAT(format, values): a text by the directives of C."""
+    arity(name, arguments, 2, 99)
+    pieces = texts.directives(name, constant(name, arguments, 0, "string"))
+    kinds = [piece.kind for piece in pieces if piece.kind]
+    if len(kinds) != len(arguments) - 1:
+        raise PlanError(
+            f"argument 1 of {name} writes {len(kinds)} value(s), and {len(arguments) - 1} follow"
+        )
+    wanted = [a.kind if k == "any" else k for k, a in zip(kinds, arguments[1:], strict=True)]
+    return Bound("string", (None, *wanted), texts.formatted(pieces))
+
+
 def group_places(pattern: str) -> list[int]:
     r"""Where the groups of a regular expression begin that have no name and are extracted.
 
@@ -360,11 +386,11 @@ def _regexp_replace(name: str, arguments: Sequence[Argument]) -> Bound:
     return Bound("string", ("string", None, None), kernel)
 
 
-def _format(kind: Kind) -> Rule:
-    """FORMAT_TIMESTAMP(format, time[, zone]) and FORMAT_DATE(format, date)."""
+def _format(kind: Kind, *, zoned: bool = False) -> Rule:
+    """FORMAT_TIMESTAMP(format, time[, zone]), FORMAT_DATETIME and FORMAT_DATE(format, date)."""
 
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
-        if kind == "date":
+        if not zoned:
             arity(name, arguments, 2)
         zone = _zone(name, arguments, 2)
         pattern = constant(name, arguments, 0, "string")
@@ -403,7 +429,7 @@ def _parse(result: Kind) -> Rule:
             )
 
         def kernel(column: Column) -> Column:
-            found = pc.strptime(column, format=pattern, unit="us", error_is_null=True)
+            found = pc.strptime(column, format=pattern, unit="s", error_is_null=True)
             told = pc.strftime(found, format=pattern, locale="C")  # of February 31 March 3
             same = pc.equal(_without_zeros(told), _without_zeros(column))
             found = null_unless(pc.fill_null(same, fill_value=False), found)
@@ -428,9 +454,11 @@ PARSED = frozenset("YmdHMSFTjbBy")  # letters of formats that are read
 def _last_day(name: str, arguments: Sequence[Argument]) -> Bound:
     arity(name, arguments, 1, 2)
     unit = constant(name, arguments, 1, "unit") if len(arguments) > 1 else "MONTH"
-    if unit not in (*times.UNIT_MONTHS, "WEEK"):
-        raise PlanError(f"{name} is the last day of WEEK, MONTH, QUARTER or YEAR")
-    steps = times.truncate(unit), times.shift_by(1, unit), times.shift_by(-1, "DAY")
+    weekly = unit == "ISOWEEK" or unit.startswith("WEEK")
+    if unit not in times.UNIT_MONTHS and not weekly:
+        raise PlanError(f"{name} is the last day of WEEK, ISOWEEK, MONTH, QUARTER or YEAR")
+    length = "WEEK" if weekly else unit
+    steps = times.truncate(unit), times.shift_by(1, length), times.shift_by(-1, "DAY")
 
     def kernel(column: Column) -> Column:
         for step in steps:
@@ -498,8 +526,7 @@ MOST_PADDED = 1_000  # characters
 
 
 def _position(column: Column, text: str) -> Column:
-    found = pc.find_substring(column, pattern=text)
-    return pc.add(found.cast(pa.int64()), 1)  # bytes: exact for ASCII, documented
+    return texts.place_of(texts.quoted(text))(column)
 
 
 def _zone(name: str, arguments: Sequence[Argument], places: int) -> str | None:
@@ -533,6 +560,29 @@ def _civil(*parts: Column) -> Column:
     found = first + np.where(ok, day - 1, 0)
     ok &= found.astype("datetime64[M]").astype(np.int64) == months
     return from_numpy(found.astype(np.int64), ok, pa.date32())
+
+
+def _to_clock(name: str, arguments: Sequence[Argument]) -> Bound:
+    """DATETIME(time[, zone]), DATETIME(date), DATETIME(year, month, day, hour, minute, second)."""
+    if len(arguments) == 6:
+        return Bound("timestamp", ("int",) * 6, _civil_clock)
+    zone, kind = _zone(name, arguments, 1), arguments[0].kind
+    if zone is not None:
+        return Bound("timestamp", ("timestamp", None), times.on_clocks(zone))
+    if kind == "date":
+        return Bound("timestamp", ("date",), times.to_instant)
+    return Bound("timestamp", ("timestamp",), _same)
+
+
+def _civil_clock(*parts: Column) -> Column:
+    """A time of a day from its six numbers; null where no clock shows them."""
+    days, ok = times.micros(_civil(*parts[:3]))
+    for part, most, unit in zip(parts[3:], (24, 60, 60), ("HOUR", "MINUTE", "SECOND"), strict=True):
+        values, there = dense(part)
+        fits = (values >= 0) & (values < most)
+        ok = ok & there & fits
+        days = days + np.where(fits, values, 0) * times.UNIT_US[unit]
+    return from_numpy(days, ok, INSTANT)
 
 
 def _to_instant(name: str, arguments: Sequence[Argument]) -> Bound:
@@ -572,11 +622,22 @@ def _shift(kind: Kind, sign: int) -> Rule:
     return rule
 
 
-def _difference(kind: Kind) -> Rule:
+def _difference(kind: Kind, *, borders: bool) -> Rule:
     def rule(name: str, arguments: Sequence[Argument]) -> Bound:
         arity(name, arguments, 3)
         unit = constant(name, arguments, 2, "unit")
-        return Bound("int", (kind, kind, None), times.difference(unit, dates=kind == "date"))
+        return Bound("int", (kind, kind, None), times.difference(unit, borders=borders))
+
+    return rule
+
+
+def _safe(operation: str, on_float: Callable[..., Array]) -> Rule:
+    """SAFE_ADD and its like: what + does here too, null where it overflows."""
+
+    def rule(name: str, arguments: Sequence[Argument]) -> Bound:
+        arity(name, arguments, 2)
+        kind = numeric(name, arguments)
+        return Bound(kind, (kind, kind), int_op(operation) if kind == "int" else float_op(on_float))
 
     return rule
 
@@ -612,6 +673,10 @@ FUNCTIONS: dict[str, Rule] = {
     "DIV": integers("div"),
     "MOD": integers("mod"),
     "SAFE_DIVIDE": floating(np.divide, 2),
+    "SAFE_ADD": _safe("add", np.add),
+    "SAFE_SUBTRACT": _safe("subtract", np.subtract),
+    "SAFE_MULTIPLY": _safe("multiply", np.multiply),
+    "SAFE_NEGATE": by_number(int_negate, float_op(np.negative)),
     "IS_NAN": _is(np.isnan),
     "RANGE_BUCKET": _range_bucket,
     "IS_INF": _is(np.isinf),
@@ -639,6 +704,10 @@ FUNCTIONS: dict[str, Rule] = {
     "RPAD": _pad(pc.utf8_rpad),
     "SPLIT_PART": _split_part,
     "STRPOS": _with_text(_position, "int"),
+    "INSTR": _with_text(_position, "int"),
+    "BYTE_LENGTH": fixed("int", "string", kernel=texts.bytes_of),
+    "OCTET_LENGTH": fixed("int", "string", kernel=texts.bytes_of),
+    "FORMAT": _printf,
     "STARTS_WITH": _with_text(lambda c, text: pc.starts_with(c, pattern=text)),
     "ENDS_WITH": _with_text(lambda c, text: pc.ends_with(c, pattern=text)),
     "CONTAINS_SUBSTR": _with_text(
@@ -648,21 +717,30 @@ FUNCTIONS: dict[str, Rule] = {
     "REGEXP_EXTRACT": _regexp_extract,
     "REGEXP_SUBSTR": _regexp_extract,
     "REGEXP_REPLACE": _regexp_replace,
-    "FORMAT_TIMESTAMP": _format("timestamp"),
+    "REGEXP_INSTR": _regexp_instr,
+    "FORMAT_TIMESTAMP": _format("timestamp", zoned=True),
+    "FORMAT_DATETIME": _format("timestamp"),
     "FORMAT_DATE": _format("date"),
     "PARSE_TIMESTAMP": _parse("timestamp"),
+    "PARSE_DATETIME": _parse("timestamp"),
     "PARSE_DATE": _parse("date"),
     "LAST_DAY": _last_day,
     "DATE": _to_date,
     "TIMESTAMP": _to_instant,
+    "DATETIME": _to_clock,
+    "DATETIME_TRUNC": _truncate("timestamp"),
+    "DATETIME_ADD": _shift("timestamp", 1),
+    "DATETIME_SUB": _shift("timestamp", -1),
+    "DATETIME_DIFF": _difference("timestamp", borders=True),
     "TIMESTAMP_TRUNC": _truncate("timestamp"),
     "DATE_TRUNC": _truncate("date"),
     "TIMESTAMP_ADD": _shift("timestamp", 1),
     "TIMESTAMP_SUB": _shift("timestamp", -1),
     "DATE_ADD": _shift("date", 1),
     "DATE_SUB": _shift("date", -1),
-    "TIMESTAMP_DIFF": _difference("timestamp"),
-    "DATE_DIFF": _difference("date"),
+    "TIMESTAMP_DIFF": _difference("timestamp", borders=False),
+    "DATE_DIFF": _difference("date", borders=True),
+    "DATE_FROM_UNIX_DATE": fixed("date", "int", kernel=times.from_days),
     "TIMESTAMP_SECONDS": fixed("timestamp", "int", kernel=times.from_epoch(1_000_000)),
     "TIMESTAMP_MILLIS": fixed("timestamp", "int", kernel=times.from_epoch(1_000)),
     "TIMESTAMP_MICROS": fixed("timestamp", "int", kernel=times.from_epoch(1)),

@@ -6,7 +6,7 @@ from sqlglot import exp
 
 from streamveil.expressions import times
 
-UNITS = frozenset({*times.UNIT_US, *times.UNIT_MONTHS, "ISOWEEK"})
+UNITS = frozenset({*times.UNIT_US, *times.UNIT_MONTHS, "ISOWEEK", "ISOYEAR"})
 _AGGREGATES = (
     "COUNT SUM AVG MIN MAX VARIANCE VAR_SAMP VAR_POP STDDEV STDDEV_SAMP STDDEV_POP ANY_VALUE "
     "ARRAY_AGG STRING_AGG APPROX_QUANTILES PERCENTILE_CONT MEDIAN COUNTIF"

@@ -68,8 +68,8 @@ def no_row_expression(tree: exp.Expr) -> PlanError:
 def check_shape(tree: exp.Expr) -> exp.Expr:
     """Refuses what no schema could make a per-row expression; names only, no types."""
     for node in tree.walk():
-        zoned = isinstance(node, exp.AtTimeZone) and isinstance(node.parent, exp.Extract)
-        if isinstance(node, _HELPERS) or zoned:
+        inside = isinstance(node.parent, exp.Extract)
+        if isinstance(node, _HELPERS) or (inside and isinstance(node, exp.AtTimeZone)):
             continue
         if type(node) not in BUILDERS:
             raise no_row_expression(node)
@@ -181,6 +181,9 @@ def _arithmetic(word: str, on_int: str | None, on_float: Callable[..., Any]) -> 
         left, right = build(tree.this, read), build(tree.expression, read)
         if "interval" in (left.kind, right.kind):
             return _moved(word, left, right)
+        if word in "+-" and (left.kind, right.kind) == ("date", "int"):
+            days = times.move_days(1 if word == "+" else -1)
+            return Node("date", lambda table: days(left.run(table), right.run(table)))
         kind = "float" if on_int is None else numeric(word, [seen(left), seen(right)])
         a, b = (convert(node, kind, f"a side of {word}") for node in (left, right))
         kernel = int_op(on_int) if kind == "int" and on_int else float_op(on_float)
@@ -345,9 +348,10 @@ def _extract(tree: exp.Expr, read: Reader) -> Node:
     node = build(inner, read)
     if node.kind not in ("date", "timestamp") or (zone is not None and node.kind == "date"):
         raise wrong("EXTRACT", seen(node), 1, "a timestamp" if zone else "a date or timestamp")
-    if not isinstance(tree.this, exp.Var):
-        raise PlanError(f"unknown part in EXTRACT; known: {', '.join(sorted(times.PARTS))}")
-    kernel = times.extract(tree.this.name.upper())
+    part = canonical(tree.this).upper()
+    if part == "TIME":
+        raise PlanError(NO_TIME.format("TIME"))
+    kernel = times.extract(part)
     if zone is None:
         return Node("int", lambda table: kernel(node.run(table)))
     if not isinstance(zone, exp.Literal) or not zone.is_string:
@@ -366,7 +370,9 @@ NOT_FIXED = frozenset(_NOT_FIXED.split())
 def require_function(tree: exp.Expr) -> str:
     """The name of a function a row may call; PlanError with the nearest known name."""
     name = str(tree.this).upper() if isinstance(tree.this, str) else tree.this.name.upper()
-    if name in FUNCTIONS or (name == "WEEK" and isinstance(tree.parent, exp.Anonymous)):
+    if name in FUNCTIONS or (
+        name == "WEEK" and isinstance(tree.parent, exp.Anonymous | exp.Extract)
+    ):
         return name
     if name in AGGREGATES:
         raise PlanError(
@@ -379,7 +385,17 @@ def require_function(tree: exp.Expr) -> str:
             " a step that is repeated would differ.\n"
             "  to fix  write the value: DATE '2026-01-31', TIMESTAMP '2026-01-31 12:00:00'"
         )
+    if name in OF_TIME:
+        raise PlanError(NO_TIME.format(name))
     raise PlanError(f"unknown function '{shown(name)}'{nearest_function(name)}")
+
+
+_OF_TIME = "TIME TIME_TRUNC TIME_ADD TIME_SUB TIME_DIFF FORMAT_TIME PARSE_TIME"
+OF_TIME = frozenset(_OF_TIME.split())
+NO_TIME = (
+    "{}: a time of day without its day is no value here.\n"
+    "  to fix  EXTRACT(HOUR FROM t), or FORMAT_TIMESTAMP('%H:%M', t)"
+)
 
 
 def _call(tree: exp.Expr, read: Reader) -> Node:

@@ -112,11 +112,26 @@ def truncate(unit: str) -> Callable[[Column], Column]:
         return lambda column: _truncate_months(column, UNIT_MONTHS[unit])
     if unit in UNIT_US and unit != "WEEK":
         return lambda column: _truncate_fixed(column, UNIT_US[unit], 0)
-    first = "MONDAY" if unit == "ISOWEEK" else unit[5:-1] if unit.startswith("WEEK(") else "SUNDAY"
+    if unit == "ISOYEAR":
+        return _truncate_iso_year
     if unit not in TRUNC_UNITS:
         raise PlanError(f"unknown time unit '{unit[:20]}'{nearest(unit, TRUNC_UNITS[:10])}")
-    shift = (WEEKDAYS.index(first) - 4) * DAY_US  # 1970-01-01 was a Thursday
+    shift = (first_day(unit) - 4) * DAY_US  # 1970-01-01 was a Thursday
     return lambda column: _truncate_fixed(column, 7 * DAY_US, shift)
+
+
+def first_day(unit: str) -> int:
+    """The weekday, from Sunday, with which a kind of week begins."""
+    if unit == "ISOWEEK":
+        return WEEKDAYS.index("MONDAY")
+    return WEEKDAYS.index(unit[5:-1]) if unit.startswith("WEEK(") else 0
+
+
+def _truncate_iso_year(column: Column) -> Column:
+    """The Monday with which the first ISO week of a time's ISO year begins."""
+    values, ok = micros(column)
+    fourth = _year_start(_iso_thursday(values)) + 3 * DAY_US  # January 4 is in week 1
+    return like((fourth // DAY_US - (fourth // DAY_US + 3) % 7) * DAY_US, ok, column)
 
 
 def _truncate_fixed(column: Column, size: int, shift: int) -> Column:
@@ -196,6 +211,11 @@ def _day_of_year(values: Array) -> Array:
     return (values - _year_start(values)) // DAY_US
 
 
+def _week_from(first: int) -> Callable[[Array], Array]:
+    """The week of the year, where weeks begin with a weekday (from Sunday)."""
+    return lambda us: (_day_of_year(us) + 7 - (us // DAY_US + 4 - first) % 7) // 7
+
+
 PARTS: dict[str, Callable[[Array], Array]] = {
     "YEAR": lambda us: _months(us) // 12 + 1970,
     "QUARTER": lambda us: _months(us) % 12 // 3 + 1,
@@ -205,7 +225,8 @@ PARTS: dict[str, Callable[[Array], Array]] = {
     "DAYOFWEEK": lambda us: (us // DAY_US + 4) % 7 + 1,  # Sunday is 1
     "ISOYEAR": lambda us: _months(_iso_thursday(us)) // 12 + 1970,
     "ISOWEEK": lambda us: _day_of_year(_iso_thursday(us)) // 7 + 1,
-    "WEEK": lambda us: (_day_of_year(us) + 7 - (us // DAY_US + 4) % 7) // 7,  # 0 before a Sunday
+    "WEEK": _week_from(0),  # 0 before the year's first Sunday
+    **{f"WEEK({day})": _week_from(place) for place, day in enumerate(WEEKDAYS)},
     "HOUR": lambda us: us // UNIT_US["HOUR"] % 24,
     "MINUTE": lambda us: us // UNIT_US["MINUTE"] % 60,
     "SECOND": lambda us: us // UNIT_US["SECOND"] % 60,
@@ -214,9 +235,9 @@ PARTS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def difference(unit: str, *, dates: bool) -> Callable[[Column, Column], Column]:
-    """TIMESTAMP_DIFF (whole units between) or DATE_DIFF (unit borders crossed)."""
-    known = (*UNIT_US, *UNIT_MONTHS) if dates else tuple(UNIT_US)[:-1]
+def difference(unit: str, *, borders: bool) -> Callable[[Column, Column], Column]:
+    """DATE_DIFF, DATETIME_DIFF (borders of units crossed) or TIMESTAMP_DIFF (whole units)."""
+    known = (*TRUNC_UNITS, "ISOYEAR") if borders else tuple(UNIT_US)[:-1]
     if unit not in known:
         raise PlanError(f"unknown unit '{unit[:20]}' of a difference{nearest(unit, known)}")
 
@@ -225,14 +246,36 @@ def difference(unit: str, *, dates: bool) -> Callable[[Column, Column], Column]:
         if unit in UNIT_MONTHS:
             count = UNIT_MONTHS[unit]
             gap = _months(a) // count - _months(b) // count
-        elif unit == "WEEK":
-            gap = (a // DAY_US + 4) // 7 - (b // DAY_US + 4) // 7
+        elif unit == "ISOYEAR":
+            gap = PARTS[unit](a) - PARTS[unit](b)
+        elif unit not in UNIT_US or unit == "WEEK":
+            first = 4 - first_day(unit)
+            gap = (a // DAY_US + first) // 7 - (b // DAY_US + first) // 7
+        elif borders:
+            gap = a // UNIT_US[unit] - b // UNIT_US[unit]
         else:
             whole = a - b
             gap = np.abs(whole) // UNIT_US[unit] * np.sign(whole)
         return from_numpy(gap, a_ok & b_ok, pa.int64())
 
     return run
+
+
+def move_days(sign: int) -> Callable[[Column, Column], Column]:
+    """A date plus or minus a number of days."""
+
+    def run(dates: Column, days: Column) -> Column:
+        (values, ok), (count, there) = micros(dates), dense(days)
+        near = (count > -FAR_US // DAY_US) & (count < FAR_US // DAY_US)
+        moved = values + sign * np.where(near, count, 0) * DAY_US
+        return like(moved, ok & there & near & (np.abs(moved) < FAR_US), dates)
+
+    return run
+
+
+def from_days(column: Column) -> Column:
+    """The date that is so many days after 1970 began."""
+    return to_date(from_epoch(DAY_US)(column))
 
 
 def from_epoch(scale: int) -> Callable[[Column], Column]:

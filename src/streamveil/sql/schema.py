@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from streamveil.errors import PlanError, nearest
@@ -43,7 +45,10 @@ def check_schema(plan: Plan, schema: pa.Schema) -> None:
         if agg.expression is None or isinstance(plan.source, TableSource):
             continue  # of a changing table: compiled against its domains
         named = agg.function == "count_distinct"
-        kind = (compile_key if named else compile_value)(agg.expression, schema).kind
+        value = (compile_key if named else compile_value)(agg.expression, schema)
+        kind = value.kind
+        if kind == "null":
+            check_typed(value.columns, schema)
         if agg.function in ADDS and kind not in ("int", "uint", "float"):
             raise PlanError(
                 f"{agg.function} '{agg.name}' needs numbers, not {kind}.\n"
@@ -56,7 +61,10 @@ def check_searched(plan: Plan, schema: pa.Schema) -> None:
     for agg in plan.aggregates:
         if agg.function not in COUNTED or agg.expression is None:
             continue
-        kind = compile_key(agg.expression, schema).kind
+        key = compile_key(agg.expression, schema)
+        kind = key.kind
+        if kind == "null":
+            check_typed(key.columns, schema)
         if kind not in COUNTED[agg.function]:
             raise PlanError(
                 f"{agg.function.upper()}({shown(agg.expression)}) counts integers or text, not"
@@ -86,7 +94,19 @@ def _check_names(plan: Plan, schema: pa.Schema) -> None:
     check_declared(plan.source, schema, {name for part in unit for name in part.columns})
     for found in (*unit, *(compile_key(key.expression, schema) for key in plan.keys)):
         if found.kind == "null":
+            check_typed(found.columns, schema)
             raise PlanError(f"'{found.text}' is always null: it names nobody and no group")
+
+
+def check_typed(columns: Iterable[str], schema: pa.Schema) -> None:
+    """Refuses columns that are of no type: what a frame gives that has no rows, or nulls alone."""
+    for name in sorted(columns):
+        if pa.types.is_null(schema.field(name).type):
+            raise PlanError(
+                f"column '{name}' has no type: the frame has no rows, or nothing but nulls there.\n"
+                f"  to fix  give it one: frame.astype({{'{name}': 'int64'}}) of pandas, or"
+                " pa.array([], pa.int64()) of Arrow; 'string' is text"
+            )
 
 
 def _check_public(plan: Plan, schema: pa.Schema) -> None:
@@ -152,6 +172,7 @@ def _check_time(schema: pa.Schema, column: str, what: str) -> None:
     except PlanError as error:
         raise PlanError(f"{what}: {error}") from None
     kind = schema.field(column).type
+    check_typed([column], schema)
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
         raise PlanError(
             f"{what}: column '{column}' holds {kind}, not times.\n"

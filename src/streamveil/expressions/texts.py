@@ -1,0 +1,115 @@
+"""Texts made of columns, and places in texts: kernels of functions that Arrow lacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.errors import PlanError
+from streamveil.expressions.kernels import Column
+
+BEFORE = "streamveil_before"  # of a group that no pattern of a query has
+WIDEST = 1_000  # characters that a directive may ask for
+DIRECTIVES = {"d": "int", "i": "int", "f": "float", "e": "float", "g": "float", "s": "string"}
+_DIRECTIVE = re.compile(r"%([-+0 ]*)([0-9]*)(\.[0-9]+)?(.)?", re.DOTALL)
+
+
+def place_of(pattern: str) -> Callable[[Column], Column]:
+    """The character, from 1, at which the first match of a pattern begins; 0 without one.
+
+    >>> place_of("b+")(pa.array(["éabb", "x", None])).to_pylist()
+    [3, 0, None]
+    """
+    named = f"^(?P<{BEFORE}>(?s:.*?))(?:{pattern})"
+
+    def run(column: Column) -> Column:
+        before = pc.struct_field(pc.extract_regex(column, pattern=named), BEFORE)
+        found = pc.add(pc.utf8_length(before).cast(pa.int64()), 1)
+        return pc.if_else(pc.is_valid(column), pc.fill_null(found, 0), pa.scalar(None, pa.int64()))
+
+    return run
+
+
+def quoted(text: str) -> str:
+    r"""The pattern that matches a text and nothing else.
+
+    >>> quoted("a.b")
+    '\\Qa.b\\E'
+    """
+    return "\\Q" + text.replace("\\E", "\\E\\\\E\\Q") + "\\E"
+
+
+class Directive(NamedTuple):
+    """One piece of a format: text as it is, or how a value is written."""
+
+    text: str
+    kind: str | None = None  # of the value; 'any': as CAST writes it; None: there is none
+
+
+def directives(name: str, pattern: str) -> list[Directive]:
+    """The pieces of a format of FORMAT; PlanError where one is unknown.
+
+    >>> directives("FORMAT", "%05d of %s %%")
+    [Directive(text='%05d', kind='int'), Directive(text=' of ', kind=None), \
+Directive(text='%s', kind='string'), Directive(text=' ', kind=None), \
+Directive(text='%', kind=None)]
+    """
+    found: list[Directive] = []
+    at = 0
+    for match in _DIRECTIVE.finditer(pattern):
+        if match.start() > at:
+            found.append(Directive(pattern[at : match.start()]))
+        at = match.end()
+        flags, width, digits, letter = match.groups()
+        plain = not (flags or width or digits)
+        if letter == "%" and plain:
+            found.append(Directive("%"))
+        elif letter == "t" and plain:
+            found.append(Directive("%s", "any"))
+        elif letter in DIRECTIVES and max(int(width or 0), int((digits or ".0")[1:])) <= WIDEST:
+            found.append(Directive(match.group(), DIRECTIVES[letter]))
+        else:
+            raise PlanError(
+                f"argument 1 of {name}: '{match.group()[:20]}' is not available.\n"
+                "  to fix  %d %i %f %e %g %s with flags (-+0 and space), a width and digits up to"
+                f" {WIDEST:,}; %t; %%"
+            )
+    return [*found, *([Directive(pattern[at:])] if at < len(pattern) else [])]
+
+
+def formatted(pieces: Sequence[Directive]) -> Callable[..., Column]:
+    """Rows written by the pieces of a format; null where a value is, but for %t, which says NULL.
+
+    >>> formatted(directives("FORMAT", "%03d:%.1f"))(pa.array([7, None]), pa.array([2.25, 1])
+    ...     ).to_pylist()
+    ['007:2.2', None]
+    """
+    kinds = [piece.kind for piece in pieces if piece.kind]
+    whole = "".join(p.text if p.kind else p.text.replace("%", "%%") for p in pieces)
+
+    def run(*columns: Column) -> Column:
+        told = [
+            pc.fill_null(as_cast(column), "NULL") if kind == "any" else column
+            for kind, column in zip(kinds, columns, strict=True)
+        ]
+        rows = zip(*(column.to_pylist() for column in told), strict=True)
+        return pa.array([None if None in row else whole % row for row in rows], pa.string())
+
+    return run
+
+
+def as_cast(column: Column) -> Column:
+    """Values as CAST(x AS STRING) writes them."""
+    if pa.types.is_timestamp(column.type):
+        clock = column.cast(pa.int64()).cast(pa.timestamp("us")).cast(pa.string())
+        return pc.binary_join_element_wise(clock, "+00", "")
+    return column.cast(pa.string())
+
+
+def bytes_of(column: Column) -> Column:
+    """How many bytes a text has in UTF-8."""
+    return pc.binary_length(column).cast(pa.int64())
