@@ -28,6 +28,7 @@ from tests.connectors.test_kafka import counts
 from tests.runtime.toy import SEEDED, Stream, work
 from tests.servers import kafka
 from tests.servers.postgres import ABSENT, PASSWORD, Postgres, binaries
+from tests.servers.proxy import Proxy
 from tests.servers.stores import STORES
 
 NOT_HERE = {"memory", "rate"}  # sources of no place
@@ -338,8 +339,20 @@ class Target:
             "kafka": {"servers": getattr(self.server, "servers", None), "topic": self.name},
         }.get(self.kind, {"path": str(self.folder / "db"), "table": "answers"})  # fmt: skip
 
-    def open(self):
-        return open_sink(self.kind, self.options())
+    def open(self, **more):
+        return open_sink(self.kind, {**self.options(), **more})
+
+    def by_way_of(self, port):
+        """Its options with another port of its server."""
+        if self.kind == "kafka":
+            return {"servers": f"127.0.0.1:{port}"}
+        return {"url": self.server.url.replace(f":{self.server.port}", f":{port}")}
+
+    def proxied(self, rate):
+        """What stands before its server."""
+        if self.kind == "kafka":
+            return self.server.proxied(rate)
+        return Proxy(self.server.port, rate=rate)
 
     def content(self):
         """What a reader finds, as it is told from another."""
@@ -438,6 +451,62 @@ def test_several_sinks_of_a_job_get_every_release_once_each(request, tmp_path, m
         list(job)
     assert [place.content() for place in places] == alone
     assert [len(one) for one in alone] == [4, 32, 32, 32]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "rate"), [("postgres", 10_000), ("kafka", 40_000)],
+                         indirect=["target"])  # fmt: skip
+def test_a_slow_server_gets_every_release_once(target, rate, tmp_path):
+    """The way to it takes seconds, in which the job is stopped twice."""
+    whole, slow = target("whole"), target("slow")
+    with Job(tmp_path / "a", replace(work(Stream(batches=8)), sink=whole.open()), SEEDED) as job:
+        list(job)
+    proxy = slow.proxied(rate)
+    try:
+        began = time.monotonic()
+        for releases in (1, 1, 9):
+            sink = slow.open(**slow.by_way_of(proxy.port))
+            again = replace(work(Stream(batches=8)), sink=sink)
+            with Job(tmp_path / "b", again, SEEDED) as job:
+                for _ in zip(range(releases), job, strict=False):
+                    pass
+        assert time.monotonic() - began > 1
+    finally:
+        proxy.close()
+    assert slow.content() == whole.content()
+    assert len(slow.content()) == 4 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_servers_that_are_away_for_a_minute_lose_no_row(request, tmp_path, monkeypatch):
+    """Jobs over all of them are started again and again meanwhile."""
+    jobs = {}
+    for kind in ("s3", "http", "kafka", "nats", "sse", "postgres_changes"):
+        (tmp_path / kind).mkdir()
+        place = places.made(kind, request, tmp_path / kind, monkeypatch)
+        place.put(range(10))
+        jobs[kind] = place, counted(place, every=5), []
+        one_life(jobs[kind][1], tmp_path / kind / "s", jobs[kind][2])
+    for place, _, _ in jobs.values():
+        place.server.stop()
+    try:
+        until, tries = time.monotonic() + 60, 0
+        while time.monotonic() < until:
+            for kind, (_, asked, found) in jobs.items():
+                with pytest.raises(StreamveilError, match="to fix"):
+                    one_life(asked, tmp_path / kind / "s", found)
+            tries += 1
+        assert tries > 1
+    finally:
+        for place, _, _ in jobs.values():
+            place.server.start()
+    for kind, (place, asked, found) in jobs.items():
+        for start in range(10, 50, 10):
+            place.put(range(start, start + 10))
+            one_life(asked, tmp_path / kind / "s", found)
+        assert totals_of(found) == {step: 5 * step for step in range(1, 7)}, kind
+        place.close()
 
 
 @contextmanager
