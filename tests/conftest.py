@@ -16,7 +16,12 @@ from streamveil.core.noise.keyed import SECRET_BYTES, KeyedNoise
 
 COMPILING = [HealthCheck.too_slow, HealthCheck.data_too_large]  # a kernel compiles on first use
 settings.register_profile(
-    "ci", derandomize=True, database=None, deadline=None, suppress_health_check=COMPILING
+    "ci",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=COMPILING,
 )
 settings.register_profile(
     "nightly", max_examples=4000, deadline=None, suppress_health_check=COMPILING, print_blob=True
