@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -443,11 +443,7 @@ class GroupBy:
         made = [window for window, _ in parts(windows) if window not in state.windows]
         if not made:
             return dict(NONE_MADE)
-        names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
-        if self.aggregation.selection is None:
-            names, keys = self.public_keys(state.types or (), name_key)
-        for window in made:
-            state.windows[window] = self.blank_window(names, keys)
+        names, keys = self.open_windows(state, made, name_key)
         cells = keys.to_pylist()
         return {
             "made": np.array(made, np.int64),
@@ -455,6 +451,21 @@ class GroupBy:
             "public_ends": np.cumsum([len(cell) for cell in cells], dtype=np.int64),
             "public_bytes": to_bytes(b"".join(cells)),
         }
+
+    def open_windows(
+        self, state: State, windows: Iterable[int], name_key: bytes, shard: tuple[int, int] = (0, 1)
+    ) -> tuple[UInt64[Array, "keys 2"], pa.Array]:
+        """Creates windows; returns their public keys: those of a shard (its number, how many)."""
+        names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
+        if self.aggregation.selection is None:
+            names, keys = self.public_keys(state.types or (), name_key)
+            number, shards = shard
+            if shards > 1:
+                mine = np.flatnonzero(names[:, 0] % np.uint64(shards) == number)
+                names, keys = names[mine], keys.take(pa.array(mine))
+        for window in windows:
+            state.windows[window] = self.blank_window(names, keys)
+        return names, keys
 
     def blank_window(self, names: UInt64[Array, "keys 2"], keys: pa.Array) -> WindowState:
         """A window before its first trigger; public keys are shown from then on."""

@@ -287,10 +287,20 @@ def in_rounds(
     """Tells rounds of a key apart where the selection restarts: a unit counts in each."""
     if not operator.aggregation.restarts:
         return known
-    marks = np.zeros(len(names), np.int64)
+    rounds = np.zeros(len(names), np.int64)
     for window, mine in parts(windows):
-        marks[mine] = operator.aggregation.rounds_of(state.windows[window], known.rows[mine])
-    return known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
+        rounds[mine] = operator.aggregation.rounds_of(state.windows[window], known.rows[mine])
+    return told_apart(known, names, windows, rounds)
+
+
+def told_apart(
+    known: Recognised,
+    names: UInt64[Array, "pairs 2"],
+    windows: Int64[Array, " pairs"],
+    rounds: Int64[Array, " pairs"],
+) -> Recognised:
+    """The same keys, each round of a key a group of its own."""
+    return known._replace(group=groups_of(names, windows + rounds * ROUND_MARK))
 
 
 def pass_witnessed(
@@ -393,6 +403,20 @@ def brought(
     return KeyRows(lanes, hits.astype(np.int32)), cells
 
 
+def unit_lanes(operator: Grouping) -> tuple[Int64[Array, " some"], Int64[Array, " some"]]:
+    """The plain lanes that count units, and the bit of `Passed.first` that each of them counts."""
+    lanes = enumerate(operator.plain_lanes)
+    places = np.array([place for place, lane in lanes if lane.kind == "units"], np.int64)
+    return places, np.array([operator.first_bit(place) for place in places.tolist()], np.int64)
+
+
+def counts_units(
+    first: UInt8[Array, " rows"], asks: Int64[Array, " some"]
+) -> Bool[Array, "rows some"]:
+    """Which rows count one unit more, for each lane of `unit_lanes`."""
+    return np.asarray((first[:, None] & asks) != 0)
+
+
 def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
     """Places of the lanes whose increments a row brings with it."""
     return [place for place, lane in enumerate(lanes) if lane.kind not in GIVEN]
@@ -406,12 +430,8 @@ def add(
     rows: KeyRows,
 ) -> None:
     """Adds accepted pairs to their keys, under the witness; `rows`: the lanes not given."""
-    lanes = operator.plain_lanes
-    units, given = (
-        np.array([p for p, lane in enumerate(lanes) if lane.kind == kind], np.int64)
-        for kind in ("units", "rows")
-    )
-    asks = np.array([operator.first_bit(place) for place in units.tolist()], np.int64)
+    lanes, (units, asks) = operator.plain_lanes, unit_lanes(operator)
+    given = np.array([p for p, lane in enumerate(lanes) if lane.kind == "rows"], np.int64)
     brought = np.array(brought_lanes(lanes), np.int64)
     for window, mine in parts(windows):
         table, found, first = state.windows[window].table, kept.rows[mine], kept.first[mine]
@@ -422,7 +442,7 @@ def add(
         if look is not None:
             some = np.zeros((len(look.places), len(lanes)), np.int64)
             some[:, given] = 1
-            some[:, units] = (first[look.places, None] & asks) != 0
+            some[:, units] = counts_units(first[look.places], asks)
             some[:, brought] = own.lanes[look.places]
             check_group(look, table, some, own.hits[look.places])
 
@@ -437,9 +457,7 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
         state.windows[window] = operator.blank_window(delta["public_names"], public)
     recall(state.seen, delta)
     keys = from_cells(delta["new_bytes"], delta["new_ends"])
-    for window, mine in parts(delta["new_window"]):
-        table = state.windows[window].table
-        table.add_keys(delta["new_names"][mine], keys.take(pa.array(np.arange(len(keys))[mine])))
+    add_new_keys(state, delta["new_window"], delta["new_names"], keys)
     found = delta["row"]
     windows = spread_out(delta["window"], len(found))
     known = remembered(operator, state, found, windows)
@@ -452,6 +470,15 @@ def replay(operator: Grouping, state: State, delta: Mapping[str, Array]) -> None
             lost.add(delta["cut_unit"][mine], delta["cut_rows"][mine])
         add_bands(state, delta["cut_window"].tolist(), delta["cut_bands"])
     add(operator, state, windows, kept, KeyRows(delta["lanes"], delta["hits"]))
+
+
+def add_new_keys(
+    state: State, windows: Int64[Array, " new"], names: UInt64[Array, "new 2"], keys: pa.Array
+) -> None:
+    """Gives rows to keys again, in the order in which their windows met them."""
+    for window, mine in parts(windows):
+        own = keys.take(pa.array(np.arange(len(keys))[mine]))
+        state.windows[window].table.add_keys(names[mine], own)
 
 
 def packed_firsts(operator: Grouping, first: UInt8[Array, " kept"]) -> dict[str, Array]:

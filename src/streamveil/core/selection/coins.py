@@ -13,7 +13,7 @@ from streamveil.core.accounting.above_threshold import Coins
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noise.keyed import Address
 from streamveil.core.selection.kernels import put_times, take_asked, take_units
-from streamveil.core.selection.protocol import Counted, Held, Names, Stepped, Units
+from streamveil.core.selection.protocol import Counted, Held, Names, PerKey, Stepped
 from streamveil.core.selection.selection_table import FINE, SelectionTable
 from streamveil.core.sensitivity import Bounds
 from streamveil.types import Array, Int32, Int64, UInt64
@@ -90,7 +90,7 @@ class CoinSelection:
         none = np.zeros(0, np.int32)
         return {"units": none, "shift": none, "opens": none, "due": np.zeros(0, np.int64)}
 
-    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
+    def step(self, state: Held, units: PerKey, names: Names, trigger: int, at: Address) -> Stepped:
         """See `Selection.step`, in place. A key whose units did not change keeps its opening time.
 
         Only keys of which some coin could be heads are looked at: with a gap of threshold - 1 and

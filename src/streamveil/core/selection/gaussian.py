@@ -14,7 +14,7 @@ from streamveil.core.counters.protocol import Counter, CounterState
 from streamveil.core.counters.skip import skip_with
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.noisy import Noisy, drawn
-from streamveil.core.selection.protocol import Counted, Held, Names, Stepped, Units
+from streamveil.core.selection.protocol import Counted, Held, Names, PerKey, Stepped
 from streamveil.core.selection.thresholds import GaussianThresholds
 from streamveil.core.sensitivity import Bounds, root_up
 from streamveil.types import Array, Exact, Float64, Int64, UInt64
@@ -97,7 +97,7 @@ class GaussianSelection:
         """See `Selection.init`."""
         return self.counter.init(0, trigger - 1).to_arrays() | {"estimate": np.zeros(0, np.int64)}
 
-    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
+    def step(self, state: Held, units: PerKey, names: Names, trigger: int, at: Address) -> Stepped:
         """See `Selection.step`."""
         counted = CounterState.from_arrays(state)
         new = names[counted.keys :]

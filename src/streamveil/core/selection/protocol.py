@@ -12,7 +12,7 @@ from streamveil.types import Array, Exact, Int64, UInt64
 
 Counted: TypeAlias = Callable[[Exact], Counter]  # a counter of a noise
 Held: TypeAlias = dict[str, Array]  # the state of a window
-Units: TypeAlias = Int64[Array, " keys"]
+PerKey: TypeAlias = Int64[Array, " keys"]  # an integer of each key: units, a shift, an opening time
 Names: TypeAlias = UInt64[Array, "keys 2"]
 Stepped: TypeAlias = tuple[Held, Int64[Array, " passing"]]
 
@@ -33,7 +33,7 @@ class Selection(Protocol):
     def init(self, trigger: int) -> Held:
         """The state of a window with no keys, before its given trigger."""
 
-    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
+    def step(self, state: Held, units: PerKey, names: Names, trigger: int, at: Address) -> Stepped:
         """Takes the new distinct units of every key seen so far; which rows pass at this trigger.
 
         Units are cleared where they are taken. Keys beyond the state's are new: they must get the

@@ -21,7 +21,7 @@ from streamveil.core.counters.restarting_trees import (
 from streamveil.core.noise.keyed import Address
 from streamveil.core.noisy import values
 from streamveil.core.portable import portable
-from streamveil.core.selection.protocol import Counted, Held, Names, Stepped, Units
+from streamveil.core.selection.protocol import Counted, Held, Names, PerKey, Stepped
 from streamveil.core.selection.thresholds import SAFETY
 from streamveil.core.sensitivity import Bounds
 from streamveil.errors import require_one_of, require_positive
@@ -122,7 +122,7 @@ class RoundSelection:
             "last": np.zeros((0, 0)), "last_variance": np.zeros((0, 0)),
         }  # fmt: skip
 
-    def step(self, state: Held, units: Units, names: Names, trigger: int, at: Address) -> Stepped:
+    def step(self, state: Held, units: PerKey, names: Names, trigger: int, at: Address) -> Stepped:
         """Runs every key's tree one step, in place; which keys are selected.
 
         New keys are caught up: the steps that they missed are executed without increments.

@@ -38,7 +38,7 @@ from streamveil.core.accounting.coin_table import CoinTable
 from streamveil.core.accounting.geometric_wait import NEVER, PRECISION, WORDS, waits
 from streamveil.core.accounting.guarantee import Gdp, Loss
 from streamveil.core.noise.keyed import Draws
-from streamveil.core.selection.protocol import Names, Units
+from streamveil.core.selection.protocol import Names, PerKey
 from streamveil.errors import require_positive
 from streamveil.types import Array, Float64, UInt64
 
@@ -128,7 +128,7 @@ class SelectionTable:
         at = convert.exact_below(exact("epsilon", epsilon))
         return self.loss(epsilon, mu, places).delta_at(at)
 
-    def shift(self, draws: Draws, ids: Names) -> Units:
+    def shift(self, draws: Draws, ids: Names) -> PerKey:
         """Z of each key, drawn once when it is first seen."""
         count = len(ids)
         if draws.silent:
@@ -140,8 +140,8 @@ class SelectionTable:
         return waits(draws.words_for(ids, WORDS), rate, exact_rate, which, int(NEVER) - 2)
 
     def next_opening(
-        self, draws: Draws, ids: Names, units: Units, shift: Units, step: int
-    ) -> Units:
+        self, draws: Draws, ids: Names, units: PerKey, shift: PerKey, step: int
+    ) -> PerKey:
         """The trigger >= step at which each key opens if its units do not change; NEVER if none."""
         gap = self.threshold + shift - units
         if draws.silent:
@@ -150,7 +150,9 @@ class SelectionTable:
         own[:, 0] ^= units.astype(np.uint64)  # one draw per key and count
         return self.next_opening_from(draws.words_for(own, WORDS), gap, step)
 
-    def next_opening_from(self, words: UInt64[Array, "keys words"], gap: Units, step: int) -> Units:
+    def next_opening_from(
+        self, words: UInt64[Array, "keys words"], gap: PerKey, step: int
+    ) -> PerKey:
         """As `next_opening`, from words: step + floor(-ln U / -ln(1 - pi(gap)))."""
         found = waits(words, *self._rates, gap, self.horizon - step)
         found[found != NEVER] += step

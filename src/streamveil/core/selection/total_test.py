@@ -18,7 +18,7 @@ from streamveil.core.counters.weights import WeightRule, blt_of
 from streamveil.core.noise.keyed import Address, Place
 from streamveil.core.portable import portable
 from streamveil.core.release import count_weighted, lanes_start
-from streamveil.core.selection.protocol import Held, Names, Stepped, Units
+from streamveil.core.selection.protocol import Held, Names, PerKey, Stepped
 from streamveil.core.selection.thresholds import SAFETY, reaches
 from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.types import Array, Float64, Int64
@@ -173,7 +173,7 @@ class TotalTest:
         return np.minimum(np.array(limits), 1.0) * (1 - 1e-12)
 
     def passing(
-        self, totals: Units, names: Names, trigger: int, at: Address
+        self, totals: PerKey, names: Names, trigger: int, at: Address
     ) -> Int64[Array, " passing"]:
         """Which of some hidden keys a test shows, by their exact totals in quanta."""
         tested = np.flatnonzero(totals >= self.floor)
@@ -225,7 +225,7 @@ class TotalsAlone:
         """See `Selection.init`."""
         return {}
 
-    def step(self, state: Held, units: Units, *_: Any, **__: Any) -> Stepped:
+    def step(self, state: Held, units: PerKey, *_: Any, **__: Any) -> Stepped:
         """See `Selection.step`."""
         units[:] = 0
         return state, np.zeros(0, np.int64)

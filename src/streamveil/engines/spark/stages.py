@@ -32,8 +32,16 @@ from streamveil.dataflow.distinct import recall, see
 from streamveil.dataflow.group_by import GroupBy
 from streamveil.dataflow.keys import encode_keys
 from streamveil.dataflow.reject_counts import BOUNDED
-from streamveil.dataflow.rows import Prepared, groups_of, lane_hits, lane_quanta
-from streamveil.dataflow.stages import ROUND_MARK, arrive, pass_units, pass_witnessed
+from streamveil.dataflow.rows import Prepared, lane_hits, lane_quanta
+from streamveil.dataflow.stages import (
+    add_new_keys,
+    arrive,
+    counts_units,
+    pass_units,
+    pass_witnessed,
+    told_apart,
+    unit_lanes,
+)
 from streamveil.dataflow.state import Index, State, parts
 from streamveil.dataflow.witness import check_group, look_at_group
 from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of
@@ -104,9 +112,8 @@ def bound(
     kept = np.flatnonzero(accepted)
     lanes = np.ones((n, len(operator.plain_lanes)), np.int64)
     lanes[:, travelling(operator)] = rows["lanes"]
-    for place, lane in enumerate(operator.plain_lanes):
-        if lane.kind == "units":
-            lanes[:, place] = (first & operator.first_bit(place)) != 0
+    units, asks = unit_lanes(operator)
+    lanes[:, units] = counts_units(first, asks)
     moving = {name: rows[name] for name in rows.columns.keys() - {"unit", "period"}}
     counted = Rows(moving | {"lanes": within_reach(operator.plain_lanes, lanes)}, rows.keys)
     counted = counted if len(kept) == n else counted.take(kept)
@@ -154,11 +161,11 @@ def gather(
     operator: GroupBy, state: State, rows: Rows | None, noise: Noise, place: tuple[int, int, int]
 ) -> Delta:
     """The key stage of one shard: exact sums per group, in place. `place`: shard, shards, step."""
-    shard, shards, step = place
+    step = place[-1]
     windows = {*operator.schedule.active(step)}
     if rows is not None:
         windows |= {*np.unique(rows["window"]).tolist()}
-    open_windows(operator, state, windows, noise.derive("group-by/keys"), (shard, shards))
+    make_windows(operator, state, windows, noise, place)
     delta: Delta = {"windows": np.array(sorted(windows), np.int64)}
     if rows is None:
         return delta
@@ -196,33 +203,24 @@ def gather_again(
     operator: GroupBy, state: State, delta: Delta, noise: Noise, place: tuple[int, int, int]
 ) -> None:
     """Does to a key shard what `gather` and the release of a step did."""
-    shard, shards, step = place
-    windows = {*delta["windows"].tolist()}
-    open_windows(operator, state, windows, noise.derive("group-by/keys"), (shard, shards))
+    make_windows(operator, state, {*delta["windows"].tolist()}, noise, place)
     if "row" in delta:
         recall(state.seen, delta)
         if ENDS in delta:
             keys = cells_from(delta[ENDS], delta[BYTES])
-            for number, mine in parts(delta["new_window"]):
-                taken = keys.take(pa.array(np.arange(len(keys))[mine]))
-                state.windows[number].table.add_keys(delta["new_names"][mine], taken)
+            add_new_keys(state, delta["new_window"], delta["new_names"], keys)
         for number, mine in parts(delta["window"]):
             increments = KeyRows(delta["lanes"][mine], delta["hits"][mine])
             add_rows(state.windows[number].table, delta["row"][mine], increments)
-    operator.release(state, step, noise)
+    operator.release(state, place[-1], noise)
 
 
-def open_windows(
-    operator: GroupBy, state: State, windows: set[int], name_key: bytes, place: tuple[int, int]
+def make_windows(
+    operator: GroupBy, state: State, windows: set[int], noise: Noise, place: tuple[int, int, int]
 ) -> None:
-    """Creates windows; of public keys, those that belong to the shard."""
-    names, keys = np.zeros((0, 2), np.uint64), pa.array([], pa.large_binary())
-    if operator.aggregation.selection is None:
-        names, keys = operator.public_keys(state.types or (), name_key)
-        mine = np.flatnonzero(names[:, 0] % np.uint64(place[1]) == place[0])
-        names, keys = names[mine], keys.take(pa.array(mine))
-    for window in sorted(windows - state.windows.keys()):
-        state.windows[window] = operator.blank_window(names, keys)
+    """Creates the windows that are not there yet, with the public keys of the shard."""
+    made, name_key = sorted(windows - state.windows.keys()), noise.derive("group-by/keys")
+    operator.open_windows(state, made, name_key, place[:2])
 
 
 def facts_matter(operator: GroupBy) -> bool:
@@ -308,13 +306,13 @@ class PublishedGroups:
     def recognise(
         self, names: UInt64[Array, "rows 2"], windows: Int64[Array, " rows"]
     ) -> Recognised:
-        """As `folding.recognised`, but for the key rows, which are elsewhere."""
+        """As `dataflow.stages.recognised`, but for the key rows, which are elsewhere."""
         n = len(names)
         known = Recognised(
             np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(n, np.bool_),
             np.empty(n, np.uint16),
         )  # fmt: skip
-        marks = np.zeros(n if self.restarts else 0, np.int64)
+        rounds_of = np.zeros(n if self.restarts else 0, np.int64)
         unknown = nothing()
         for window, mine in parts(windows):
             table, weights, rounds = self.windows.get(window, unknown)
@@ -323,10 +321,8 @@ class PublishedGroups:
             for column, values in zip(known, some, strict=True):
                 column[mine] = values
             if self.restarts:
-                marks[mine] = np.append(rounds, np.int64(0))[some.rows]  # -1 reads the zero
-        if self.restarts:
-            known = known._replace(group=groups_of(names, windows + marks * ROUND_MARK))
-        return known
+                rounds_of[mine] = np.append(rounds, np.int64(0))[some.rows]  # -1 reads the zero
+        return told_apart(known, names, windows, rounds_of) if self.restarts else known
 
 
 def merged(releases: list[Release], keys: int) -> list[Release]:
