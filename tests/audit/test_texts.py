@@ -189,12 +189,13 @@ LOOK_FAULTS = {
         survey, "quanta_at", lambda honest: lambda place: 1
     ),
     "every value of a unit chooses bounds": instead(
-        survey, "one_value_of_each", lambda honest: lambda plan, text, table: np.concatenate(
-            [honest(replace(plan, unit="ms"), text, table)] * 2)
+        survey, "middle_of_each", lambda honest: lambda values: np.concatenate(
+            [honest(values)[:0], *(part.held for part in values.parts())])
     ),
     "all rows of a unit are counted in its groups": instead(
-        survey, "one_row_of_each", lambda honest: lambda sample, words: (
-            honest(sample, words) if sample is None else sample.cell)
+        survey, "shape_of", lambda honest: lambda groups, words: honest(groups, words)._replace(
+            cell=np.concatenate([honest(groups, words).cell[:0],
+                                 *(part.held for part in groups.parts())]))
     ),
     "the look has less noise than it is charged for": instead(
         survey, "quanta_at", lambda honest: lambda place: honest(place) / 2

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from streamveil.compiler.by_unit import ByUnit, shape_of
 from streamveil.compiler.error_forecast import ExpectedStream, group_law
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
@@ -11,22 +12,22 @@ from streamveil.compiler.group_sizes import (
     WEIGHT,
     groups_by_size,
     likely_laws,
-    one_row_of_each,
     rows_by_bucket,
 )
-from streamveil.compiler.numbered_rows import Sample
 
 SIGMA = 20.0
 
 
 def sample(scope, cell):
-    """Rows with scopes numbered from 0, as `usable_rows` numbers them."""
+    """Rows by units, which are numbered from 0."""
+    rows = ByUnit(np.uint32)
     scope = np.unique(scope, return_inverse=True)[1]
-    return Sample(scope, np.asarray(cell), np.ones(len(scope)), 1.0)
+    rows.add(scope.astype(np.uint32), np.asarray(cell).astype(np.uint32))
+    return rows
 
 
 def sized(some, words):
-    return groups_by_size(one_row_of_each(some, words))
+    return groups_by_size(shape_of(some, words).cell)
 
 
 def noisy_laws(rng, sizes):
@@ -50,7 +51,7 @@ def test_one_unit_moves_one_bucket_by_one_whatever_number_its_group_gets():
         found, planted = [], []
         for some, who in ((scope >= 0, units >= 0), (scope != gone, units != gone)):
             known, numbered = np.unique(cell[some], return_inverse=True)
-            cells = one_row_of_each(sample(scope[some], numbered), words[units[who]])
+            cells = shape_of(sample(scope[some], numbered), words[units[who]]).cell
             found.append(rows_by_bucket(cells, of_groups[known]))
             planted.append(rows_by_bucket(cells, np.arange(len(known)).astype(np.uint64)))
         assert np.abs(found[0] - found[1]).sum() == 1
@@ -93,7 +94,7 @@ def test_every_row_of_a_unit_is_taken_as_often():
     assert (found[SIZES >= 3_300] == 0).all()
     last = sized(sample(scope, np.arange(3 * units) // units), words * 0 + (2**64 - 1))
     assert last[units >= SIZES].tolist() == [1] * int((units >= SIZES).sum())
-    assert sized(None, words[:0]).sum() == 0
+    assert sized(ByUnit(np.uint32), words[:0]).sum() == 0
 
 
 @pytest.mark.parametrize("steep", [0.0, 1.05])

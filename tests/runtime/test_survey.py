@@ -8,16 +8,16 @@ import pytest
 
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
-from streamveil.advise.tune import usable_rows
+from streamveil.compiler.by_unit import shape_of
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
     BUCKETS,
     SIZES,
     WEIGHT,
     groups_by_size,
-    one_row_of_each,
     rows_by_bucket,
 )
+from streamveil.compiler.unit_rows import taken
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.errors import BudgetError, PlanError
@@ -44,8 +44,15 @@ def asked(table):
     return plan(table, aggregates=SUMMED)
 
 
+def exact(made, table, *, valued=True):
+    """The histograms of all rows, whichever row of a unit is chosen."""
+    groups, _ = taken(made, made, [], [table])
+    shape = shape_of(groups.rows, np.zeros(groups.rows.units, np.uint64))
+    return histograms(shape, groups.first if valued else None)
+
+
 def moved(table, without):
-    both = [histograms(usable_rows(asked(t), t, 1.0), valued=True) for t in (table, without)]
+    both = [exact(asked(t), t) for t in (table, without)]
     each = (1, SHARE_QUANTA, 1)  # what a unit may add at most
     return [float((((a - b) / one) ** 2).sum()) for a, b, one in zip(*both, each, strict=True)]
 
@@ -73,8 +80,7 @@ def test_no_time_of_one_unit_moves_another(tmp_path):
         .agg(**SUMMED).bound(max_rows=1)
         .release(every="1 day", start="1970-01-01", end="1970-01-02", budget=PRICE)
     )  # fmt: skip
-    both = [histograms(usable_rows(query.plan, t, 1.0), valued=True)
-            for t in (table, pa.concat_tables([table, odd]))]  # fmt: skip
+    both = [exact(query.plan, t) for t in (table, pa.concat_tables([table, odd]))]
     assert both[0][0][0] == 300  # each unit has one row
     moves = [np.abs(whole - without).sum() for without, whole in zip(*both, strict=True)]
     assert moves == [2, 0, 2]  # one for each period of the odd unit, which repeats nothing
@@ -82,14 +88,14 @@ def test_no_time_of_one_unit_moves_another(tmp_path):
 
 def test_bins_are_fixed_and_hold_every_unit():
     table = clicks(400)
-    rows, repeats, values = histograms(usable_rows(asked(table), table, 1.0), valued=True)
+    rows, repeats, values = exact(asked(table), table)
     per_unit = np.bincount(np.unique(table["user"].to_numpy(), return_inverse=True)[1])
     assert rows.sum() == values.sum() == len(per_unit)
     assert rows[0] == (per_unit == 1).sum()
     assert repeats[0] == 0 < repeats.sum()  # a unit with one row repeats nothing
     assert (repeats <= rows * SHARE_QUANTA).all()
     assert len(rows) == len(ROW_EDGES)
-    nothing = histograms(None, valued=False)
+    nothing = exact(asked(table), table.slice(0, 0), valued=False)
     assert [len(one) for one in nothing] == [len(ROW_EDGES), len(ROW_EDGES)]
 
 
@@ -150,9 +156,8 @@ def heard(sigma, _expressions, *noisy):
 def test_the_noise_has_the_declared_scale(monkeypatch):
     sigma = float(Survey(PRICE, 2, Neighbours(unit="user")).sigma)
     table, made = clicks(5), plan(clicks(5))
-    sample = usable_rows(made, table, 1.0)
-    bins, units = histograms(sample, valued=False), int(sample.scope.max()) + 1
-    groups = int(sample.cell.max()) + 1
+    held, _ = taken(made, made, [], [table])
+    bins = exact(made, table, valued=False)
     lengths = [len(ROW_EDGES), len(ROW_EDGES), len(SIZES), BUCKETS]
     each = np.repeat([1, SHARE_QUANTA, WEIGHT, BUCKET_WEIGHT], lengths)
     errors = []
@@ -160,10 +165,11 @@ def test_the_noise_has_the_declared_scale(monkeypatch):
     for seed in range(-(-SAMPLES // len(each))):
         survey(made, table, PRICE, SeededNoise(seed))
         noise = SeededNoise(seed)
-        cells = one_row_of_each(sample, noise.at("rows to survey").words(units))
-        buckets = rows_by_bucket(cells, noise.at("buckets to survey").words(groups))
-        exact = np.concatenate([*bins, groups_by_size(cells), buckets])
-        errors.append((HEARD.pop() - exact) / each)
+        words = noise.at("rows to survey").words(held.rows.units)
+        cells = shape_of(held.rows, words).cell
+        buckets = rows_by_bucket(cells, noise.at("buckets to survey").words(held.groups))
+        truth = np.concatenate([*bins, groups_by_size(cells), buckets])
+        errors.append((HEARD.pop() - truth) / each)
     found = np.concatenate(errors)
     from scipy.stats import norm
 

@@ -11,7 +11,8 @@ import pytest
 import streamveil as sv
 from streamveil.accounts.ledger import Ledger
 from streamveil.compiler.compile import operator_of
-from streamveil.compiler.numbered_rows import one_value_of_each
+from streamveil.compiler.by_unit import middle_of_each
+from streamveil.compiler.unit_rows import taken
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noise.keyed import SeededNoise, SilentNoise
@@ -23,7 +24,14 @@ from streamveil.runtime import notes
 from streamveil.runtime import survey as surveys
 from streamveil.runtime.run import run
 from streamveil.runtime.store import LOOK
-from streamveil.runtime.survey import SIGNED_EDGES, Survey, likely_bounds, signed_bins, survey
+from streamveil.runtime.survey import (
+    SIGNED_EDGES,
+    Survey,
+    counted_plan,
+    likely_bounds,
+    signed_bins,
+    survey,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:insecure noise")
 UNITS, ROWS, PAGES = 8_000, 24_000, 5
@@ -90,7 +98,10 @@ def test_one_unit_moves_the_histogram_by_one(unit):
     table = table_of(np.where(RNG.random(ROWS) < 0.1, np.nan, RNG.normal(0, 1e6, ROWS)))
     without = table.filter(pa.array(table["user"].to_numpy() != unit))
     plan = asked(table)
-    both = [signed_bins(one_value_of_each(plan, "x", t)) for t in (table, without)]
+    both = [
+        signed_bins(middle_of_each(taken(plan, counted_plan(plan), ["x"], [t])[1][0].rows))
+        for t in (table, without)
+    ]
     assert np.abs(both[0] - both[1]).sum() == 1
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from scipy.special import gammainc, ndtri
 
 from streamveil.compiler.error_forecast import ExpectedStream, group_law, mixed_uniform
-from streamveil.compiler.numbered_rows import Sample, in_groups
-from streamveil.types import Array, Float64, Int64, UInt64
+from streamveil.types import Array, Float64, Int64, UInt32, UInt64
 
 SIZES = np.unique(np.round(2.0 ** (np.arange(0, 81) / 4))).astype(np.int64)  # 1, 2, 3, ... 2^20
 WEIGHT = 2  # the noise of these numbers is so many times that of the other histograms
@@ -28,22 +27,7 @@ MOSTLY = 6.0  # times as likely beforehand: no groups of one row beside the othe
 Law: TypeAlias = tuple[float, float, float]  # groups, how steep, share of rows in groups of one
 
 
-def one_row_of_each(
-    sample: Sample | None, words: UInt64[Array, " units"]
-) -> Int64[Array, " units"]:
-    """The group of one row of each unit (in each scope): at place floor(word * rows / 2^64).
-
-    Proof: words are independent and uniform, one for each unit. Fix those of all other units: what
-        their rows are does not change when a unit is added with a word of its own.
-    """
-    if sample is None:
-        return np.zeros(0, np.int64)
-    order, rows = in_groups(sample.scope), np.bincount(sample.scope)
-    place = np.minimum((words / 2.0**64 * rows).astype(np.int64), rows - 1)
-    return np.asarray(sample.cell[order[np.cumsum(rows) - rows + place]])
-
-
-def groups_by_size(cells: Int64[Array, " units"]) -> Int64[Array, " sizes"]:
+def groups_by_size(cells: UInt32[Array, " units"]) -> Int64[Array, " sizes"]:
     """The number of groups with at least `SIZES` rows, among one row of each unit.
 
     Sensitivity: 1, in L1 and L2, however many sizes there are.
@@ -58,7 +42,7 @@ def groups_by_size(cells: Int64[Array, " units"]) -> Int64[Array, " sizes"]:
 
 
 def rows_by_bucket(
-    cells: Int64[Array, " units"], words: UInt64[Array, " groups"]
+    cells: UInt32[Array, " units"], words: UInt64[Array, " groups"]
 ) -> Int64[Array, " buckets"]:
     """Rows in each of `BUCKETS` buckets, of one row of each unit; a group's word tells its bucket.
 

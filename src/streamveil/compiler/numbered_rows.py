@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import inf
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 from streamveil.dataflow.rows import require_number
 from streamveil.errors import PlanError
 from streamveil.expressions.expr import (
+    Compiled,
     column_named,
     compile_expression,
     compile_key,
@@ -44,71 +44,83 @@ def first_counted(plan: Plan) -> Aggregate:
     raise PlanError("tune forecasts counts and sums; the query has none")
 
 
+class Columns(NamedTuple):
+    """Of rows that may count: what tells units (in their periods) and cells apart, and values."""
+
+    unit: list[Any]
+    cell: list[Any]
+    value: Float64[Array, " rows"] | None  # None: 1 everywhere
+
+
+class UsableRows:
+    """Rows that pass WHERE and have a unit, a time and a value, of any part of a source."""
+
+    def __init__(self, plan: Plan, schema: pa.Schema) -> None:
+        self._plan, self._aggregate = plan, first_counted(plan)
+        self._where = None if plan.where is None else compile_predicate(plan.where, schema)
+        self._unit = compile_unit(plan.unit, schema)
+        self._keys = [compile_key(key.expression, schema) for key in plan.keys]
+        self._times = compiled_times(plan, schema)
+        text = self._aggregate.expression
+        self._value = None if text is None else compile_value(text, schema)
+
+    def of(self, table: pa.Table) -> Columns | None:
+        """None where no row may count."""
+        if self._where is not None:
+            table = table.filter(pc.fill_null(self._where(table), fill_value=False))
+        unit, keep = self._unit(table), np.ones(table.num_rows, np.bool_)
+        times = None if self._times is None else self._times(table)
+        for column in (unit, times):
+            if column is not None and column.null_count:
+                keep &= np.asarray(pc.is_valid(column))
+        value = None if self._value is None else self._numbers(self._value(table))
+        if value is not None:
+            keep &= np.isfinite(value)
+        if not keep.any():
+            return None
+        keys = [key(table) for key in self._keys]
+        if not keep.all():
+            rows = pa.array(keep)
+            unit, keys = unit.filter(rows), [key.filter(rows) for key in keys]
+            times, value = (None if one is None else one.filter(rows) if one is times else one[keep]
+                            for one in (times, value))  # fmt: skip
+        plan, micros = self._plan, None if times is None else np.asarray(times)
+        periods = [] if plan.periods is None or micros is None else [plan.periods.numbers(micros)]
+        windows = plan.window.kind != "whole" and micros is not None
+        cells = [plan.window.size.numbers(micros)] if windows else []
+        return Columns([unit, *map(pa.array, periods)], [*keys, *map(pa.array, cells)], value)
+
+    def _numbers(self, column: Any) -> Float64[Array, " rows"]:
+        aggregate = self._aggregate
+        present = np.asarray(pc.is_valid(column), dtype=float)
+        if aggregate.function == "count_distinct":
+            return np.where(present > 0, numbered([column]), np.nan)
+        if aggregate.function != "sum":
+            return present
+        require_number(column.type, str(aggregate.expression))  # a failing cast would quote a value
+        numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), 0.0))
+        return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
+
+
 def usable_rows(plan: Plan, table: pa.Table, scale: float) -> Sample | None:
-    """Rows that pass WHERE and have a unit, a time and a value; None if there are none."""
-    if plan.where is not None:
-        passes = compile_predicate(plan.where, table.schema)(table)
-        table = table.filter(pc.fill_null(passes, fill_value=False))
-    unit = compile_unit(plan.unit, table.schema)(table)
-    keep = np.asarray(pc.is_valid(unit))
-    times = _times(plan, table)
-    if times is not None:
-        keep &= np.asarray(pc.is_valid(times))
-    aggregate = first_counted(plan)
-    value = _values(aggregate, table)
-    keep &= np.isfinite(value)
-    rows = np.flatnonzero(keep)
-    if len(rows) == 0:
+    """The rows of a sample that may count; None if there are none."""
+    found = UsableRows(plan, table.schema).of(table)
+    if found is None:
         return None
-    micros = None if times is None else np.asarray(times.fill_null(0))[rows]
-    scope = numbered([unit.take(pa.array(rows))])
-    if plan.periods is not None and micros is not None:
-        scope = pairs(scope, plan.periods.numbers(micros))
-    cell = numbered(
-        [compile_key(key.expression, table.schema)(table).take(pa.array(rows))
-         for key in plan.keys]
-    ) if plan.keys else np.zeros(len(rows), np.int64)  # fmt: skip
-    if plan.window.kind != "whole" and micros is not None:
-        cell = pairs(cell, plan.window.size.numbers(micros))
-    return Sample(scope, cell, value[rows], scale)
+    scope = numbered(found.unit)
+    cell = numbered(found.cell) if found.cell else np.zeros(len(scope), np.int64)
+    return Sample(scope, cell, np.ones(len(scope)) if found.value is None else found.value, scale)
 
 
-def one_value_of_each(plan: Plan, expression: str, table: pa.Table) -> Float64[Array, " units"]:
-    """A value of each unit (in each scope): that of the middle one of its usable rows.
-
-    Proof: which row it is, and what it says, follows from that unit's rows alone, in their order.
-    """
-    every = Aggregate(name="value", function="sum", expression=expression, low=-inf, high=inf)
-    sample = usable_rows(replace(plan, aggregates=(every,)), table, 1.0)
-    if sample is None:
-        return np.zeros(0)
-    order, rows = in_groups(sample.scope), np.bincount(sample.scope)
-    return np.asarray(sample.value[order[np.cumsum(rows) - rows + rows // 2]])
-
-
-def _times(plan: Plan, table: pa.Table) -> Any:
+def compiled_times(plan: Plan, schema: pa.Schema) -> Compiled | None:
+    """Microseconds of each row, where a window or a period asks for them."""
     column = plan.source.event_time
     if column is None or (plan.window.kind == "whole" and plan.periods is None):
         return None
-    column = column_named(table.schema, column)
+    column = column_named(schema, column)
     text = f"UNIX_MICROS(CAST(`{column}` AS TIMESTAMP))"
-    whole = pa.types.is_integer(table.schema.field(column).type)
-    return compile_expression(f"`{column}`" if whole else text, table.schema)(table)
-
-
-def _values(aggregate: Aggregate, table: pa.Table) -> Float64[Array, " rows"]:
-
-    if aggregate.expression is None:
-        return np.ones(table.num_rows)
-    column = compile_value(aggregate.expression, table.schema)(table)
-    present = np.asarray(pc.is_valid(column), dtype=float)
-    if aggregate.function == "count_distinct":
-        return np.where(present > 0, numbered([column]), np.nan)
-    if aggregate.function != "sum":
-        return present
-    require_number(column.type, aggregate.expression)  # else a failing cast would quote a value
-    numbers = np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), 0.0))
-    return np.asarray(np.clip(numbers, aggregate.low, aggregate.high))
+    whole = pa.types.is_integer(schema.field(column).type)
+    return compile_expression(f"`{column}`" if whole else text, schema)
 
 
 def firsts(numbers: Int64[Array, " rows"]) -> Int64[Array, " numbers"]:
@@ -146,16 +158,3 @@ def ranks(groups: Int64[Array, " rows"]) -> Int64[Array, " rows"]:
 def row_pairs(sample: Sample) -> Int64[Array, " rows"]:
     """A number for every (unit, group) pair."""
     return pairs(sample.scope, sample.cell)
-
-
-def groups_entered(sample: Sample) -> Int64[Array, " units"]:
-    """In how many groups each unit has rows.
-
-    >>> one = Sample(np.array([0, 1, 0, 0]), np.array([5, 5, 5, 2]), np.ones(4), 1.0)
-    >>> groups_entered(one).tolist()
-    [2, 1]
-    """
-    cells = sample.cell.max(initial=0) + 1
-    ordered = np.sort(sample.scope * cells + sample.cell)
-    new = np.concatenate([np.ones(min(len(ordered), 1), np.bool_), ordered[1:] != ordered[:-1]])
-    return np.bincount(ordered[new] // cells, minlength=sample.scope.max(initial=-1) + 1)

@@ -9,6 +9,7 @@ of the job's charge, which is made before anything is published.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from streamveil.runtime.survey import Learned
 
 KIND = "look"
-CHUNK = 1_000_000  # rows
+CHUNK = 500_000  # rows
 
 
 def looked(
@@ -147,29 +148,39 @@ def in_words(learned: Learned) -> list[str]:
     return said or ["too little to choose settings from"]
 
 
-def rows_of(plan: Plan) -> pa.Table:
-    """The columns that a plan reads, of all rows within its schedule."""
+def rows_of(plan: Plan) -> Iterator[pa.Table]:
+    """The columns that a plan reads, of all rows within its schedule: none of them, then parts."""
     source = open_rows(plan.source, plan.clock.arrival)
     schema = source.schema()
     check_schema(plan, schema)
     wanted = needed_columns(plan, schema)
-    parts = [schema.empty_table().select(wanted)]
-    parts += [chunk.rows.select(wanted) for chunk in source.read(None, CHUNK)]
-    return within(plan, pa.concat_tables(parts))
+    yield schema.empty_table().select(wanted)
+    clock, seen = plan.clock, 0
+    for chunk in source.read(None, CHUNK, wanted):
+        rows = chunk.rows.select(wanted)
+        if clock.kind == "rows":
+            rows = rows.slice(0, max(clock.every * (clock.steps or 0) - seen, 0))
+            seen += rows.num_rows
+        yield within(plan, rows)
+        if clock.kind == "rows" and rows.num_rows < chunk.rows.num_rows:
+            return
 
 
 def within(plan: Plan, rows: pa.Table) -> pa.Table:
     """Rows that arrive while the job runs, by its public schedule."""
     clock = plan.clock
-    if clock.kind == "rows":
-        return rows.slice(0, clock.every * (clock.steps or 0))
     name = clock.arrival or plan.source.event_time
-    if clock.kind == "once" or name is None:
+    if clock.kind in ("rows", "once") or name is None:
         return rows
     name = column_named(rows.schema, name)
     at = micros(rows[name], name)
-    inside = pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us))
-    return rows.filter(inside)
+    ends = pc.min_max(at)
+    first, last = ends["min"].as_py(), ends["max"].as_py()
+    if not at.null_count and first is not None and clock.start_us <= first and (
+        last < clock.end_us
+    ):
+        return rows
+    return rows.filter(pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us)))
 
 
 def require_room(plan: Plan, ledger: Where | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -12,23 +13,17 @@ from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
+from streamveil.compiler.by_unit import Shape, middle_of_each, shape_of
 from streamveil.compiler.error_forecast import MOST_REPEATS
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
     WEIGHT,
     groups_by_size,
     likely_laws,
-    one_row_of_each,
     rows_by_bucket,
 )
-from streamveil.compiler.numbered_rows import (
-    Sample,
-    first_counted,
-    firsts,
-    groups_entered,
-    one_value_of_each,
-    usable_rows,
-)
+from streamveil.compiler.numbered_rows import first_counted
+from streamveil.compiler.unit_rows import taken
 from streamveil.compiler.unit_sizes import ROW_EDGES, ROW_ENDS, fitted_units
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee, Loss
@@ -160,9 +155,16 @@ class Learned:
 
 
 def survey(
-    plan: Plan, table: pa.Table, budget: Budget, noise: Noise, ledger: Ledger | None = None
+    plan: Plan,
+    rows: pa.Table | Iterable[pa.Table],
+    budget: Budget,
+    noise: Noise,
+    ledger: Ledger | None = None,
 ) -> tuple[Learned, Guarantee]:
-    """Charges, counts, draws, and says what rows look like. No row leaves this function."""
+    """Charges, counts, draws, and says what rows look like. No row leaves this function.
+
+    `rows`: a table, or its parts in turn, the first of which may be empty.
+    """
     if budget.is_pure:
         raise PlanError("a survey uses Gaussian noise, which needs a delta")
     expressions, counted = open_values(plan), counted_plan(plan)
@@ -170,15 +172,16 @@ def survey(
     asked = Survey(budget, 2 + valued + len(expressions), protected(plan.unit, plan.periods))
     if ledger is not None:
         ledger.charge(f"survey for {plan.name}", asked.guarantee)
-    sample = usable_rows(counted, table, 1.0)  # without rows it draws as well
-    counts = histograms(sample, valued=valued)
-    counts += [signed_bins(one_value_of_each(plan, text, table)) for text in expressions]
+    groups, opened = taken(
+        plan, counted, expressions, [rows] if isinstance(rows, pa.Table) else rows
+    )
+    shape = shape_of(groups.rows, noise.at("rows to survey").words(groups.rows.units))
+    counts = histograms(shape, groups.first if valued else None)
+    counts += [signed_bins(middle_of_each(one.rows)) for one in opened]
     scales = [asked.sigma * quanta_at(place) for place in range(len(counts))]
-    units = 0 if sample is None else int(sample.scope.max()) + 1
-    groups = 0 if sample is None else int(sample.cell.max()) + 1
-    cells = one_row_of_each(sample, noise.at("rows to survey").words(units))
-    counts.append(groups_by_size(cells))
-    counts.append(rows_by_bucket(cells, noise.at("buckets to survey").words(groups)))
+    counts.append(groups_by_size(shape.cell))
+    words = noise.at("buckets to survey").words(groups.groups)
+    counts.append(rows_by_bucket(shape.cell, words))
     scales += [asked.sigma * WEIGHT, asked.sigma * BUCKET_WEIGHT]
     noisy = [
         about(exact.astype(np.float64), scale, noise.at("survey", place))
@@ -245,17 +248,15 @@ def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, fl
     return (low, high) if low < high else (-abs(low), abs(high))
 
 
-def histograms(sample: Sample | None, *, valued: bool) -> list[Int64[Array, " bins"]]:
-    """Exact: units by rows, quanta of their shares of repeats by rows, units by first value."""
+def histograms(
+    shape: Shape, first: Float64[Array, " units"] | None
+) -> list[Int64[Array, " bins"]]:
+    """Exact: units by rows, quanta of their shares of repeats by rows, units by `first` value."""
+    rows, again = shape.rows.astype(np.int64), shape.rows - shape.entered
+    shares = SHARE_QUANTA * again.astype(np.int64) // rows
+    counts = [_binned(rows, ROW_EDGES), _binned(rows, ROW_EDGES, shares)]
     above = np.concatenate([[-np.inf], VALUE_EDGES])
-    if sample is None:
-        edges = [ROW_EDGES, ROW_EDGES] + [above] * valued
-        return [np.zeros(len(edge), np.int64) for edge in edges]
-    rows = np.bincount(sample.scope)
-    again = rows - groups_entered(sample)
-    sizes = np.abs(sample.value[firsts(sample.scope)])
-    counts = [_binned(rows, ROW_EDGES), _binned(rows, ROW_EDGES, SHARE_QUANTA * again // rows)]
-    return counts + [_binned(sizes, above)] * valued
+    return counts + ([] if first is None else [_binned(first, above)])
 
 
 def _binned(
@@ -263,9 +264,9 @@ def _binned(
     edges: Float64[Array, " bins"],
     each: Int64[Array, " units"] | None = None,
 ) -> Int64[Array, " bins"]:
-    place, counted = np.searchsorted(edges, sizes, side="right") - 1, np.zeros(len(edges), np.int64)
-    np.add.at(counted, place, 1 if each is None else each)
-    return counted
+    """The number of sizes from each edge to the next, or what `each` adds: exact below 2^53."""
+    place = np.searchsorted(edges, sizes, side="right") - 1
+    return np.bincount(place, each, minlength=len(edges)).astype(np.int64)
 
 
 def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:

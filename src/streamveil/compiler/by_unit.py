@@ -1,0 +1,230 @@
+"""Something of every row, kept by unit: more rows than memory holds, a part of the units at once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from streamveil.compiled import njit
+from streamveil.errors import SourceError
+from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
+
+PART = 1 << 16  # units of a part, by number
+BLOCK = 1 << 13  # rows of a part that are set aside at once
+KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
+FEW = 12  # rows of a unit up to which each is compared with each
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+class Part(NamedTuple):
+    """The rows of some units that follow each other, ordered by unit, else as they came."""
+
+    first: int  # the number of the first unit
+    starts: Int64[Array, " units_plus_1"]  # where the rows of each unit begin
+    held: Array  # of every row
+
+    @property
+    def units(self) -> slice:
+        """Their numbers."""
+        return slice(self.first, self.first + len(self.starts) - 1)
+
+    @property
+    def rows(self) -> Int64[Array, " units"]:
+        """How many rows each unit has."""
+        return np.diff(self.starts)
+
+    def at(self, place: Int64[Array, " units"]) -> Array:
+        """What is held of one row of each unit."""
+        return np.asarray(self.held[self.starts[:-1] + place])
+
+
+class Shape(NamedTuple):
+    """What is asked of all rows of a unit together."""
+
+    rows: UInt32[Array, " units"]
+    entered: UInt32[Array, " units"]  # in how many groups they are
+    cell: UInt32[Array, " units"]  # the group of one of them
+
+
+class ByUnit(Generic[Kind]):
+    """One item of each row, by the number of its unit.
+
+    Algorithm: rows go to the block of their part; a full block is set aside, in memory or in a
+        file. Each part is then ordered by counting.
+    Memory: of a row 2 bytes beside its item, up to KEPT_BYTES; then a block for each PART units.
+
+    >>> rows = ByUnit(np.uint32)
+    >>> rows.add(np.array([0, 1, 0], np.uint32), np.array([7, 8, 9], np.uint32))
+    >>> rows.add(np.array([2, 0], np.uint32), np.array([5, 7], np.uint32))
+    >>> shape_of(rows, np.array([2**63, 0, 0], np.uint64)).rows.tolist()
+    [3, 1, 1]
+    >>> [part.held.tolist() for part in rows.parts()]
+    [[7, 9, 7, 8, 5]]
+    """
+
+    def __init__(self, kind: type[Kind]) -> None:
+        self.units = 0
+        self._kind = np.dtype(kind)
+        self._open = np.empty((1, BLOCK), np.uint16), np.empty((1, BLOCK), kind)
+        self._rows = np.zeros(1, np.int64)  # in the open block of each part
+        self._blocks: list[list[tuple[Array, Array] | int]] = [[]]
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+
+    def add(self, unit: UInt32[Array, " rows"], held: Array) -> None:
+        """Takes rows; units are numbered from 0."""
+        if not len(unit):
+            return
+        self.units = max(self.units, int(unit.max()) + 1)
+        parts = -(-self.units // PART)
+        if parts > len(self._rows):
+            self._open_blocks(max(parts, 2 * len(self._rows)))
+        row = 0
+        while True:
+            row = put_in_blocks(unit, held, *self._open, self._rows, row)
+            if row == len(unit):
+                return
+            self._set_aside(int(unit[row]) // PART)
+
+    def _open_blocks(self, parts: int) -> None:
+        more = parts - len(self._rows)
+        self._open = tuple(  # type: ignore[assignment]  # two, as before
+            np.concatenate([one, np.empty((more, BLOCK), one.dtype)]) for one in self._open
+        )
+        self._rows = np.append(self._rows, np.zeros(more, np.int64))
+        self._blocks += [[] for _ in range(more)]
+
+    def _set_aside(self, part: int) -> None:
+        """Empties a full block."""
+        unit, held = (one[part] for one in self._open)
+        size = unit.nbytes + held.nbytes
+        if self._bytes + size <= KEPT_BYTES:
+            self._bytes += size
+            self._blocks[part].append((unit.copy(), held.copy()))
+        else:
+            self._blocks[part].append(self._written(unit, held))
+        self._rows[part] = 0
+
+    def _written(self, unit: Array, held: Array) -> int:
+        """Where a block stands in the file."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="streamveil-")  # noqa: SIM115
+            place = self._file.seek(0, 2)
+            self._file.write(unit.tobytes() + held.tobytes())
+        except OSError as error:
+            raise SourceError(f"cannot set rows aside on disk: {error.strerror}") from None
+        return place
+
+    def _read(self, block: tuple[Array, Array] | int) -> tuple[Array, Array]:
+        if isinstance(block, tuple):
+            return block
+        file = self._file
+        assert file is not None  # a place in it was given
+        file.seek(block)
+        kinds = np.dtype(np.uint16), self._kind
+        unit, held = (np.frombuffer(file.read(BLOCK * one.itemsize), one) for one in kinds)
+        return unit, held
+
+    def parts(self) -> Iterator[Part]:
+        """All parts, in order."""
+        for number, first in enumerate(range(0, self.units, PART)):
+            rows = int(self._rows[number])
+            blocks = [self._read(block) for block in self._blocks[number]]
+            blocks.append((self._open[0][number, :rows], self._open[1][number, :rows]))
+            unit, held = (np.concatenate(some) for some in zip(*blocks, strict=True))
+            starts = np.zeros(min(PART, self.units - first) + 1, np.int64)
+            ordered = np.empty_like(held)
+            order_by_unit(unit, held, starts, ordered)
+            yield Part(first, starts, ordered)
+
+
+def shape_of(groups: ByUnit[np.uint32], words: UInt64[Array, " units"]) -> Shape:
+    """Of each unit: its rows, their groups, and the group of one of them.
+
+    That one is at place floor(word * rows / 2^64).
+
+    Proof: words are independent and uniform, one for each unit. Fix those of all other units: what
+        their rows are does not change when a unit is added with a word of its own.
+    """
+    found = Shape(*(np.empty(groups.units, np.uint32) for _ in Shape._fields))
+    for part in groups.parts():
+        rows = part.rows
+        found.rows[part.units] = rows
+        count_different(part.held, part.starts, found.entered[part.units])
+        place = (words[part.units] / 2.0**64 * rows).astype(np.int64)
+        found.cell[part.units] = part.at(np.minimum(place, rows - 1))
+    return found
+
+
+def middle_of_each(values: ByUnit[np.float64]) -> Float64[Array, " units"]:
+    """A value of each unit (in each scope): that of the middle one of its rows.
+
+    Proof: which row it is, and what it says, follows from that unit's rows alone, in their order.
+    """
+    found = [part.at(part.rows // 2) for part in values.parts()]
+    return np.concatenate([np.zeros(0), *found])
+
+
+@njit(cache=True, nogil=True)
+def put_in_blocks(
+    unit: UInt32[Array, " rows"],
+    held: Array,
+    block_unit: UInt16[Array, "parts block"],
+    block_held: Array,
+    rows: Int64[Array, " parts"],
+    start: int,
+) -> int:
+    """Puts rows into the blocks of their parts; returns the row before which one must be empty."""
+    for i in range(start, len(unit)):
+        part = np.int64(unit[i]) // PART
+        at = rows[part]
+        if at == BLOCK:
+            return i
+        block_unit[part, at] = np.uint16(unit[i] & np.uint32(PART - 1))
+        block_held[part, at] = held[i]
+        rows[part] = at + 1
+    return len(unit)
+
+
+@njit(cache=True, nogil=True)
+def order_by_unit(
+    unit: UInt16[Array, " rows"], held: Array, starts: Int64[Array, " units_plus_1"], ordered: Array
+) -> None:
+    """Fills `starts` and `ordered`."""
+    for i in range(len(unit)):
+        starts[np.int64(unit[i]) + 1] += 1
+    for one in range(1, len(starts)):
+        starts[one] += starts[one - 1]
+    place = starts.copy()
+    for i in range(len(unit)):
+        at = place[np.int64(unit[i])]
+        ordered[at] = held[i]
+        place[np.int64(unit[i])] = at + 1
+
+
+@njit(cache=True, nogil=True)
+def count_different(
+    held: UInt32[Array, " rows"],
+    starts: Int64[Array, " units_plus_1"],
+    found: UInt32[Array, " units"],
+) -> None:
+    """How many different items the rows of each unit have."""
+    for one in range(len(found)):
+        start, end = starts[one], starts[one + 1]
+        if end - start <= FEW:
+            different = 0
+            for i in range(start, end):
+                seen = 0
+                for j in range(start, i):
+                    seen += held[j] == held[i]
+                different += seen == 0
+        else:
+            items = np.sort(held[start:end])
+            different = 1
+            for i in range(1, len(items)):
+                different += items[i] != items[i - 1]
+        found[one] = different

@@ -1,0 +1,178 @@
+"""Numbers from 0, as values appear, of rows that come a part at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamveil.compiled import njit
+from streamveil.dataflow.hashing import as_integers, is_text, name_column
+from streamveil.dataflow.integer_key_kernels import mixed
+from streamveil.dataflow.probing import WORD, home
+from streamveil.plan.combine import plain
+from streamveil.prefetch import AHEAD, prefetch
+from streamveil.types import Array, Bool, UInt32, UInt64
+
+SMALLEST = 1 << 12  # slots
+LOAD = 0.65  # share of slots in use at which there are twice as many
+VALUES, ABSENT = 0, 1  # places of `counts`: values with a number; one more than that of null
+
+
+class Numbering:
+    """Numbers of rows that tell apart what several columns tell apart; null is a value.
+
+    Algorithm: every column has a table of its values, and so has every pair of the number of the
+        columns before and that of the next. An integer (a time, a float by its bits) is known by
+        itself, other values by their 128-bit name under a secret of this table.
+    Proof: what rows have one number depends on these rows alone, but where two values share a name:
+        a given one meets none of n others but with a chance of n / 2^128, below 2^-88.
+    Memory: 16 bytes a slot, at 0.32 to 0.65 values a slot; of text 8 bytes a value more.
+
+    >>> rows = Numbering()
+    >>> rows.numbers([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
+    [0, 1, 2]
+    >>> rows.numbers([pa.array(["a", "c", "b"]), pa.array([None, 3, 1])]).tolist()
+    [1, 3, 0]
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._values: list[_Words] = []
+        self._pairs: list[_Words] = []
+
+    def __len__(self) -> int:
+        """How many numbers there are."""
+        return len(self._pairs[-1] if self._pairs else self._values[-1]) if self._values else 0
+
+    def numbers(self, columns: Sequence[Any]) -> UInt32[Array, " rows"]:
+        """The number of every row; the same columns every time."""
+        found = np.zeros(0, np.uint32)
+        for place, column in enumerate(columns):
+            if place == len(self._values):
+                self._values.append(_Words())
+                self._pairs += [_Words()] * (place > 0)
+            new = self._values[place].numbers(*self._words(column))
+            if place:
+                pair = (found.astype(np.uint64) << WORD) | new
+                new = self._pairs[place - 1].numbers(pair)
+            found = new
+        return found
+
+    def _words(self, column: Any) -> tuple[UInt64[Array, " words"], int, Bool[Array, " rows"]]:
+        """Words that are equal where values are, how many of each, and where there is null."""
+        one = plain(column)
+        if is_text(one.type):
+            return name_column(one, self._key).reshape(-1), 2, NOWHERE
+        absent = np.asarray(pc.is_null(one)) if one.null_count else NOWHERE
+        return np.ascontiguousarray(as_integers(one)).view(np.uint64), 1, absent
+
+
+NOWHERE = np.zeros(0, np.bool_)
+
+
+class _Words:
+    """A table of words, or pairs of them, and their numbers."""
+
+    def __init__(self) -> None:
+        self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64) | np.uint64(1)
+        self._slots = np.zeros(2 * SMALLEST, np.uint64)
+        self._seconds = np.zeros(0, np.uint64)
+        self._counts = np.zeros(2, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._counts[VALUES])
+
+    def numbers(
+        self,
+        words: UInt64[Array, " words"],
+        each: int = 1,
+        absent: Bool[Array, " rows"] = NOWHERE,
+    ) -> UInt32[Array, " rows"]:
+        """The number of every row of `each` words."""
+        found, row = np.empty(len(words) // each, np.uint32), 0
+        if each > 1 and not len(self._seconds):
+            self._seconds = np.zeros(SMALLEST, np.uint64)
+        while True:
+            held = self._slots, self._seconds, self._counts
+            row = number_words(words, each, absent, self._secret, held, row, found)
+            if row == len(found):
+                return found
+            self._grow()
+
+    def _grow(self) -> None:
+        slots = np.zeros(2 * len(self._slots), np.uint64)
+        move_slots(self._slots, slots)
+        self._slots = slots
+        if len(self._seconds):
+            self._seconds = np.append(self._seconds, np.zeros(len(self._seconds), np.uint64))
+
+
+@njit(cache=True, nogil=True)
+def number_words(
+    words: UInt64[Array, " words"],
+    each: int,
+    absent: Bool[Array, " rows"],
+    secret: UInt64[Array, " 2"],
+    held: tuple[Array, Array, Array],
+    start: int,
+    found: UInt32[Array, " rows"],
+) -> int:
+    """Numbers rows from `start` on; returns the row before which there must be more slots.
+
+    A slot is two words: a mixed value and its number plus one (0: free). Mixing can be undone. Of
+    pairs the second word is kept by number.
+    """
+    slots, seconds, counts = held
+    capacity = len(slots) // 2
+    wide, most = np.uint64(capacity), np.int64(LOAD * capacity)
+    n, step = len(found), np.int64(each)
+    for i in range(start, n):
+        if i + AHEAD < n:
+            prefetch(slots, 2 * home(mixed(words[step * (i + AHEAD)], secret), wide))
+        if counts[VALUES] >= most:
+            return i
+        if len(absent) and absent[i]:
+            if counts[ABSENT] == 0:
+                counts[VALUES] += 1
+                counts[ABSENT] = counts[VALUES]
+            found[i] = counts[ABSENT] - 1
+            continue
+        word, last = mixed(words[step * i], secret), words[step * i + step - 1]
+        slot = home(word, wide)
+        while True:
+            told = np.int64(slots[2 * slot + 1])
+            if told == 0:
+                told = counts[VALUES] + 1
+                counts[VALUES] = told
+                slots[2 * slot] = word
+                slots[2 * slot + 1] = told
+                if step > 1:
+                    seconds[told - 1] = last
+                break
+            if slots[2 * slot] == word and (step == 1 or seconds[told - 1] == last):
+                break
+            slot += 1
+            if slot == capacity:
+                slot = 0
+        found[i] = told - 1
+    return n
+
+
+@njit(cache=True, nogil=True)
+def move_slots(old: UInt64[Array, " words"], new: UInt64[Array, " words"]) -> None:
+    """Puts all slots into more of them."""
+    capacity = len(new) // 2
+    for place in range(len(old) // 2):
+        if old[2 * place + 1] != 0:
+            slot = home(old[2 * place], np.uint64(capacity))
+            while new[2 * slot + 1] != 0:
+                slot += 1
+                if slot == capacity:
+                    slot = 0
+            new[2 * slot] = old[2 * place]
+            new[2 * slot + 1] = old[2 * place + 1]
