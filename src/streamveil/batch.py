@@ -68,6 +68,7 @@ class Batch:
     reject_notes: RejectNotes | None = None  # where an operator notes more of it
     block: RowBlock | None = None  # that its rows are a part of
     start: int = 0  # of its rows in the block
+    prepared: Any = None  # its rows after the row stage, where that went ahead; secret
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, closes_step={self.closes_step})"

@@ -194,6 +194,10 @@ def run(
             help="Memory of the process, such as 4GB; units beyond it live on disk. Not with Spark."
         ),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads that compute; default: all processors. Not with Spark.", min=1),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="embedded, or spark (the extra 'spark').")
     ] = "embedded",
@@ -247,7 +251,8 @@ def run(
 
     ON_COMPILING[:] = [] if quiet else [lambda: say(COMPILING, err=True)]
     planned = read_script(query, table).named(name)
-    pace = Pace(once=once, memory=None if memory is None else size_of(memory))
+    size = None if memory is None else size_of(memory)
+    pace = Pace(once=once, memory=size, threads=threads)
     if planned.explain or isinstance(planned, PlannedJoint):
         given = {"--engine spark": engine != ENGINES[0], "--log": log, "--metrics": metrics,
                  "--rejects": rejects}  # fmt: skip
@@ -259,7 +264,7 @@ def run(
     if planned.asks:
         require_answers(planned.plan, engine, once=once)
     own: dict[str, dict[str, Any]] = {
-        "embedded": {"--memory": memory, "--keep-releases": keep_releases},
+        "embedded": {"--memory": memory, "--threads": threads, "--keep-releases": keep_releases},
         "spark": {"--master": master, "--shards": shards, "--storage": storage},
     }
     require_read(engine, own)

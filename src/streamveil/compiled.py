@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -47,6 +48,7 @@ ON_COMPILING: list[Callable[[], None]] = [  # called once, before the first comp
 NEEDED = {  # features of the level
     "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
 }
+LOADING = RLock()  # one thread at a time
 
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]  # as above
         here. The registries that Numba fills first (`refresh`, 0.3 s) are for what compiles.
         """
         if not os.environ.get(MAKING) and fits():
-            with _library_modules_unread():
+            with LOADING, _library_modules_unread():
                 data = self._shipped().load(self._portable(signature, context.codegen()))
             if data is not None:
                 rtsys.initialize(context)
@@ -173,6 +175,7 @@ QUERY = """
 import sys, tempfile
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 import streamveil as sv
+from streamveil.advise.tune import tune
 from streamveil.core.noise.keyed import KeyedNoise
 
 rng, n = np.random.default_rng(0), 60_000
@@ -209,6 +212,12 @@ with tempfile.TemporaryDirectory() as folder:
         query = query.agg(half=sv.median("ms", bounds=(0, 60_000)))
         query = query.bound(max_rows=1)
         list(query.release(every="6 hours", budget=budget, **end).run(state=f"{folder}/half{turn}"))
+    many = rows.append_column("unit", pa.array(np.arange(n) % 40_000))
+    many = many.append_column("wide", pa.array(np.arange(n) % 9_000))
+    query = sv.memory(many).protect(unit="unit").group_by("wide").agg(n=sv.count())
+    asked = query.bound(max_rows=4).release(budget=budget)
+    list(asked.run(state=folder + "/many"))
+    tune(asked.plan, rows.rename_columns(["ts", "unit", "name", "url", "wide", "ms"]))
 """
 
 

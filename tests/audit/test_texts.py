@@ -7,7 +7,6 @@ cannot see.
 import os
 import time
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from streamveil.batch import Batch, Release
 from streamveil.connectors.sinks import MemorySink
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import SeededNoise
+from streamveil.dataflow import row_stage
 from streamveil.errors import PlanError
 from streamveil.plan.plan import Aggregate, Bounding, Clock, KeyColumn, KeySet, Plan, SourceSpec
 from streamveil.runtime.job import Job
@@ -38,9 +40,11 @@ def plan(rows: int, users: int) -> Plan:
     )  # fmt: skip
 
 
-def released(what: Plan, folder: Path, rows: int | None) -> tuple[list[Any], int]:
+def released(
+    what: Plan, folder: Path, rows: int | None, threads: int | None = None
+) -> tuple[list[Any], int]:
     options: dict[str, Any] = {"noise": SeededNoise(3), "insecure": True}
-    with run(what, state=folder, pace=Pace(max_rows=rows), **options) as job:
+    with run(what, state=folder, pace=Pace(max_rows=rows, threads=threads), **options) as job:
         return [release.table.to_pydict() for release in job], job.place.batch
 
 
@@ -59,6 +63,36 @@ def test_a_million_records(tmp_path: Path) -> None:
     chosen, batches = released(plan(2 * LARGEST, 300_000), tmp_path / "chosen", None)
     assert 4 <= batches <= 8, "six megabytes of two integers"
     assert chosen == largest
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_no_number_of_threads_changes_a_release(
+    kind: pa.DataType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of which some have no unit or no key, in micro-batches of several sizes."""
+    ahead, real = [], row_stage.prepare_batch
+
+    def spy(*given: Any) -> Any:
+        ahead.append(threading.current_thread() is not threading.main_thread())
+        return real(*given)
+
+    monkeypatch.setattr(row_stage, "prepare_batch", spy)
+    monkeypatch.setattr(row_stage, "LARGE", 600)
+    asked = plan(20_000, 5_000)
+    table = asked.source.options["table"]
+    user = pa.array(table["user"].to_numpy(), mask=np.arange(20_000) % 11 == 0)
+    page = pa.array(table["page"].to_numpy(), mask=np.arange(20_000) % 7 == 0)
+    table = pa.table({"user": user.cast(kind), "page": page.cast(kind)})
+    source = replace(asked.source, options={"table": table})
+    asked = replace(asked, source=source)
+    found = []
+    for threads in (1, 2, 3, 5):
+        found.append(released(asked, tmp_path / f"{threads}", 700, threads))
+        assert any(ahead) == (threads > 1)
+    assert len(found[0][0][-1]["n"]) > 5
+    assert all(one == found[0] for one in found)
+    with pytest.raises(PlanError, match="threads"):
+        Pace(threads=0)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 40, 4_000])

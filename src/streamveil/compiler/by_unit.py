@@ -1,10 +1,10 @@
-"""Something of every row, kept by unit: more rows than memory holds, a part of the units at once."""
+"""Items of rows by unit: more than memory holds, a part of the units at once."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Generic, NamedTuple, TypeVar
+from typing import IO, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ FEW = 12  # rows of a unit up to which each is compared with each
 Kind = TypeVar("Kind", bound=np.generic)
 
 
-class Part(NamedTuple):
+class SomeUnits(NamedTuple):
     """The rows of some units that follow each other, ordered by unit, else as they came."""
 
     first: int  # the number of the first unit
@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return np.asarray(self.held[self.starts[:-1] + place])
 
 
-class Shape(NamedTuple):
+class UnitFacts(NamedTuple):
     """What is asked of all rows of a unit together."""
 
     rows: UInt32[Array, " units"]
@@ -122,14 +122,13 @@ class ByUnit(Generic[Kind]):
     def _read(self, block: tuple[Array, Array] | int) -> tuple[Array, Array]:
         if isinstance(block, tuple):
             return block
-        file = self._file
-        assert file is not None  # a place in it was given
+        file = cast("IO[bytes]", self._file)  # a place in it was given
         file.seek(block)
         kinds = np.dtype(np.uint16), self._kind
         unit, held = (np.frombuffer(file.read(BLOCK * one.itemsize), one) for one in kinds)
         return unit, held
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SomeUnits]:
         """All parts, in order."""
         for number, first in enumerate(range(0, self.units, PART)):
             rows = int(self._rows[number])
@@ -139,10 +138,10 @@ class ByUnit(Generic[Kind]):
             starts = np.zeros(min(PART, self.units - first) + 1, np.int64)
             ordered = np.empty_like(held)
             order_by_unit(unit, held, starts, ordered)
-            yield Part(first, starts, ordered)
+            yield SomeUnits(first, starts, ordered)
 
 
-def shape_of(groups: ByUnit[np.uint32], words: UInt64[Array, " units"]) -> Shape:
+def shape_of(groups: ByUnit[np.uint32], words: UInt64[Array, " units"]) -> UnitFacts:
     """Of each unit: its rows, their groups, and the group of one of them.
 
     That one is at place floor(word * rows / 2^64).
@@ -150,7 +149,7 @@ def shape_of(groups: ByUnit[np.uint32], words: UInt64[Array, " units"]) -> Shape
     Proof: words are independent and uniform, one for each unit. Fix those of all other units: what
         their rows are does not change when a unit is added with a word of its own.
     """
-    found = Shape(*(np.empty(groups.units, np.uint32) for _ in Shape._fields))
+    found = UnitFacts(*(np.empty(groups.units, np.uint32) for _ in UnitFacts._fields))
     for part in groups.parts():
         rows = part.rows
         found.rows[part.units] = rows

@@ -269,15 +269,24 @@ def group_law(
     stream: ExpectedStream,
 ) -> tuple[Float64[Array, " classes"], Float64[Array, " classes"]]:
     """Expected totals of classes of groups, and how many groups each holds."""
-    edges = np.unique(np.round(np.geomspace(1, stream.groups + 1, CLASSES)))
-    low, high = edges[:-1], edges[1:]
-    shift, power = stream.groups / 1000 - 0.5, 1 - stream.steep
-    mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
+    mass, whole, counts = masses(stream.groups, stream.steep)
     rows = stream.units * stream.rows
-    totals, counts = rows * (1 - stream.single) * mass / mass.sum(), high - low
+    totals = rows * (1 - stream.single) * mass / whole
     if not stream.single:
         return totals / counts, counts
     return np.append(totals / counts, 1.0), np.append(counts, round(rows * stream.single))
+
+
+@lru_cache(maxsize=512)
+def masses(
+    groups: int, steep: float
+) -> tuple[Float64[Array, " classes"], float, Float64[Array, " classes"]]:
+    """Classes of groups by rank: the weight of each and of all together, and its groups."""
+    edges = np.unique(np.round(np.geomspace(1, groups + 1, CLASSES)))
+    low, high = edges[:-1], edges[1:]
+    shift, power = groups / 1000 - 0.5, 1 - steep
+    mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
+    return mass, mass.sum(), high - low
 
 
 def row_law(rows: float, heavy: float, even: float = 0.0) -> Float64[Array, " sizes"]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamveil.compiled import njit
 from streamveil.dataflow.hashing import as_integers, is_text, name_column
 from streamveil.dataflow.integer_key_kernels import mixed
 from streamveil.dataflow.probing import WORD, home
+from streamveil.dataflow.raw_memory import reserved
 from streamveil.plan.combine import plain
 from streamveil.prefetch import AHEAD, prefetch
 from streamveil.types import Array, Bool, UInt32, UInt64
@@ -80,7 +80,7 @@ class _Words:
 
     def __init__(self) -> None:
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64) | np.uint64(1)
-        self._slots = np.zeros(2 * SMALLEST, np.uint64)
+        self._slots = reserved(2 * SMALLEST, np.uint64)[: 2 * SMALLEST]
         self._seconds = np.zeros(0, np.uint64)
         self._counts = np.zeros(2, np.int64)
 
@@ -105,7 +105,7 @@ class _Words:
             self._grow()
 
     def _grow(self) -> None:
-        slots = np.zeros(2 * len(self._slots), np.uint64)
+        slots = reserved(2 * len(self._slots), np.uint64)[: 2 * len(self._slots)]
         move_slots(self._slots, slots)
         self._slots = slots
         if len(self._seconds):
@@ -113,7 +113,7 @@ class _Words:
 
 
 @njit(cache=True, nogil=True)
-def number_words(
+def number_words(  # noqa: C901, PLR0913 (one loop over structure-of-arrays state)
     words: UInt64[Array, " words"],
     each: int,
     absent: Bool[Array, " rows"],

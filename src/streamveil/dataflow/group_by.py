@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -20,7 +20,7 @@ from streamveil.core.noise.keyed import Address, Noise
 from streamveil.core.noisy import Noisy, post_process
 from streamveil.core.selection.coins import CoinSelection
 from streamveil.core.sensitivity import Bounds, Lane
-from streamveil.dataflow import stages
+from streamveil.dataflow import row_stage, stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
 from streamveil.dataflow.cut_rows import odds_of, with_share
@@ -233,6 +233,10 @@ class GroupBy:
     def fold(self, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
         """See `Operator.fold`."""
         return stages.fold(self, state, batch, noise)
+
+    def ahead(self, batches: Iterator[Batch], noise: Noise) -> Iterator[Batch]:
+        """The same micro-batches with what depends on no state done, in the thread that asks."""
+        return row_stage.ahead(self, batches, noise)
 
     def arrive(self, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, stages.Pairs]:
         """The row stage and the windows: what may count, and reasons for the rest."""

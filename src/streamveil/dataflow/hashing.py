@@ -205,14 +205,14 @@ def _pieces(
         yield start, names[: len(part)]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _lay_blocks(values: Int64[Array, " piece"], blocks: UInt64[Array, "rows 2"]) -> None:
     """Values as the first words of blocks."""
     for row in range(len(values)):
         blocks[row, 0] = np.uint64(values[row])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _take_firsts(names: UInt64[Array, "rows 2"], words: UInt64[Array, " rows"]) -> None:
     """The first words of names; 0 becomes 1."""
     for row in range(len(words)):

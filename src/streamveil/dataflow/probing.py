@@ -15,7 +15,7 @@ SOON = 16  # rows between asking for what a slot points to and reading it
 WORD = np.uint64(32)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def home(name: np.uint64, capacity: np.uint64) -> Any:  # pragma: no cover (compiled)
     """The first slot to try: slots are in the order of names, for any capacity below 2^32."""
     return np.int64(((name >> WORD) * capacity) >> WORD)

@@ -14,7 +14,7 @@ BLOCK = 1024
 MOST_TIES = 16  # keys of one mark that are sorted by insertion
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array, "some 2"]) -> None:
     """The names of some keys; `names` holds two words for each."""
     for i in range(len(rows)):
@@ -24,7 +24,7 @@ def take_names(names: UInt64[Array, " words"], rows: Array, taken: UInt64[Array,
         taken[i, 0], taken[i, 1] = names[2 * row], names[2 * row + 1]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def take_lanes(
     pending: Int64[Array, " cells"],
     rows: Int64[Array, " shown"],
@@ -42,7 +42,7 @@ def take_lanes(
             pending[at + lane] = 0
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
     estimate: Float64[Array, " shown"],
     variance: Float64[Array, " shown"],
@@ -77,7 +77,7 @@ def plain_cells(  # noqa: PLR0913  (one flat loop for numba)
             cells[k] = middle[k]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def take_cells(
     data: UInt8[Array, " bytes"],
     ends: Int64[Array, " keys_plus_1"],
@@ -98,7 +98,7 @@ def take_cells(
     return taken
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def mark_keys(
     data: UInt8[Array, " bytes"], starts: Int64[Array, " keys_plus_1"]
 ) -> UInt64[Array, " keys"]:
@@ -118,7 +118,7 @@ def mark_keys(
     return marks
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def is_before(
     data: UInt8[Array, " bytes"], ends: Int64[Array, " keys_plus_1"], one: int, other: int
 ) -> bool:
@@ -131,7 +131,7 @@ def is_before(
     return bool(size < length)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def settle_ties(
     data: UInt8[Array, " bytes"],
     starts: Int64[Array, " keys_plus_1"],
@@ -153,7 +153,7 @@ def settle_ties(
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def merge_keys(
     data: UInt8[Array, " bytes"],
     ends: Int64[Array, " keys_plus_1"],
@@ -176,7 +176,7 @@ def merge_keys(
         places[i] = low
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def interleave(old: Array, new: Array, places: Int64[Array, " new"], merged: Array) -> None:
     """Puts each new item behind as many of the old as its place says."""
     at = 0

@@ -136,6 +136,9 @@ def prepare_batch(
 
     So where micro-batches are small, a row of some thousand is run again, as where they are large.
     """
+    if batch.prepared is not None:
+        prepared: Prepared = batch.prepared
+        return prepared
     block = batch.block
     if block is None or batch.reject_notes is not None:
         return prepare(program, batch.rows, unit_key, name_key, into, batch.reject_notes)

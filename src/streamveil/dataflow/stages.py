@@ -36,13 +36,13 @@ from streamveil.dataflow.integer_key_index import Lookup
 from streamveil.dataflow.kernels import keep_rows
 from streamveil.dataflow.keys import cells_of, encode_rows, from_cells
 from streamveil.dataflow.reject_counts import BOUNDED, count
+from streamveil.dataflow.row_stage import asked_keys, names_key, row_stage
 from streamveil.dataflow.rows import (
     Prepared,
     groups_of,
     lane_hits,
     lane_quanta,
     leave_out,
-    prepare_batch,
 )
 from streamveil.dataflow.state import (
     BatchScratch,
@@ -108,19 +108,14 @@ def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[s
 
 def arrive(operator: Grouping, state: State, batch: Batch, noise: Noise) -> tuple[Prepared, Pairs]:
     """The row stage and the windows: what may count, and reasons for the rest."""
-    program, name_key = operator.program(batch.rows.schema), noise.derive("group-by/keys")
     if state.types is None:
         state.types = operator.key_types(batch.rows.schema)
-    most = batch.rows.num_rows
-    room = state.scratch.take("unit", most, np.uint64)
-    unit_key = noise.derive("group-by/units")
-    prepared = prepare_batch(program, batch, unit_key, name_key, room)
+    prepared, name_key = row_stage(operator, batch, noise, state.scratch), names_key(noise)
     if tuple(key.type for key in prepared.keys) != state.types:
         raise StoreError(
             "the columns that name groups have other types than when the state was made.\n"
             "  to fix  give the source their old types, or start a new state"
         )
-    prepared.room = state.scratch.take("names", 2 * most, np.uint64)
     count(prepared.reject_counts, batch.rejected)
     every = state.scratch.count(len(prepared.unit))
     rows, windows, reject_counts = assign(
@@ -207,14 +202,6 @@ def add_bands(state: State, windows: list[int], bands: Iterable[Int64[Array, " b
         held = state.windows[window].cut
         if held is not None:
             held.pending += more
-
-
-def asked_keys(operator: Grouping, prepared: Prepared) -> Array:
-    """What tells the key of every row: the integer that it is, or else its name (two words)."""
-    needs_names = operator.public is not None or operator.aggregation.restarts
-    if needs_names or prepared.plain is None:
-        return prepared.names
-    return prepared.plain
 
 
 def recognised(

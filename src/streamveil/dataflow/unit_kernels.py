@@ -60,7 +60,7 @@ LANE, WORD = np.uint64(16), np.int64(8 * BUCKET)  # from a slot's word to its ne
 USED_AT, TAKEN_AT, BLOCK_AT = np.uint64(18), np.uint64(34), np.uint64(38)  # of the second form
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     unit: UInt64[Array, " rows"],
     group: UInt16[Array, " rows"],
@@ -118,7 +118,7 @@ def bound_inline(  # noqa: PLR0913 (one loop over structure-of-arrays state)
     return len(unit), DONE, 0
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-arrays state)
     unit: UInt64[Array, " rows"],
     group: UInt16[Array, " rows"],
@@ -274,7 +274,7 @@ def bound_pooled(  # noqa: PLR0913, PLR0915, C901 (one loop over structure-of-ar
     return n, DONE, 0
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _ask_for_groups(names: Array, places: Array, heads: Array, layout: Any, link: Any) -> Any:
     """Asks for the first and last group of some units, where they are in a block."""
     low = np.uint64(len(heads) // HEAD - 1)
@@ -285,7 +285,7 @@ def _ask_for_groups(names: Array, places: Array, heads: Array, layout: Any, link
         ask(start + link * ((used - 1) >> 2) if block >= 0 else places[i])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
     """The block of a slot and its groups; -1 where the slot holds its groups itself."""
     if layout == WIDE:
@@ -295,7 +295,7 @@ def _block(place: Any, layout: Any) -> Any:  # pragma: no cover (compiled)
     return block, np.int64(word >> USED_AT) & 0xFFFF
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _lane_of(groups: Any, wanted: Any, used: Any) -> Any:  # pragma: no cover (compiled)
     """Which of the groups in a word is the wanted one (given four times); -1: none."""
     differs = groups ^ wanted
@@ -305,14 +305,14 @@ def _lane_of(groups: Any, wanted: Any, used: Any) -> Any:  # pragma: no cover (c
     return lane if same != NONE and lane < used else np.int64(-1)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _sum_of(start: Any, lane: Any, width: Any) -> Any:  # pragma: no cover (compiled)
     byte = width * lane
     word = np.int64(load32(start + 8 + 4 * (byte >> 2)))
     return (word >> (8 * (byte & 3))) & ((1 << (8 * width)) - 1)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _put_sum(start: Any, lane: Any, value: Any, width: Any) -> Any:  # pragma: no cover (compiled)
     byte = width * lane
     place, shift = start + 8 + 4 * (byte >> 2), 8 * (byte & 3)
@@ -320,14 +320,14 @@ def _put_sum(start: Any, lane: Any, value: Any, width: Any) -> Any:  # pragma: n
     store32(place, np.uint32(kept | (value << shift)))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _put_group(start: Any, lane: Any, group: Any) -> Any:  # pragma: no cover (compiled)
     place, shift = start + 4 * (lane >> 1), 16 * (lane & 1)
     kept = np.int64(load32(place)) & (0xFFFF >> (16 - shift))
     store32(place, np.uint32(kept | (np.int64(group) << shift)))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _move_out(word: Any, used: Any, form: Any, start: Any, width: Any) -> Any:
     """Copies the groups of a slot into the first granule of its block."""
     groups_at, lane_bits = form
@@ -338,13 +338,13 @@ def _move_out(word: Any, used: Any, form: Any, start: Any, width: Any) -> Any:
             _put_sum(start, i, np.int64(held), width)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def granules_of(used: Any) -> Any:  # pragma: no cover (compiled)
     """Granules of the block of so many groups."""
     return _granules(_size_class(used)) if used > 0 else np.int64(0)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _size_class(used: Any) -> Any:  # pragma: no cover (compiled)
     if used <= 4 * GRANULE:
         return max(used - 1, 0) >> 2
@@ -354,7 +354,7 @@ def _size_class(used: Any) -> Any:  # pragma: no cover (compiled)
     return size
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
     """1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
     if size < 3:
@@ -363,7 +363,7 @@ def _granules(size: Any) -> Any:  # pragma: no cover (compiled)
     return np.int64(whole + (whole >> 1) * ((size - 3) & 1))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _with_room(  # noqa: PLR0913 (compiled)
     used: Any, inline: Any, old: Any, link: Any, heads: Array, head: Any, metas: Array, cell: Any
 ) -> Any:  # pragma: no cover (compiled)

@@ -31,13 +31,13 @@ DRAWN_AT = 8  # the bits of a fingerprint that draw a sample: not those of its p
 WAIT = 16  # names between asking for a bucket and reading it
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _copy(unit: Any, place: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     for word in range(0, step, WORD):
         store64(place + word, load64(unit + word))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cover (compiled)
     """Copies the slot at an address to the first free one from its place on.
 
@@ -52,7 +52,7 @@ def _settle_anywhere(slots: Any, span: Any, unit: Any) -> Any:  # pragma: no cov
     _copy(unit, at + 8 * lowest(equal(at, NONE)), step)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def spread(
     slots: int, words: int, before: int, buckets: int, spare: UInt64[Array, " words"]
 ) -> None:
@@ -97,7 +97,7 @@ def spread(
         _settle_anywhere(slots, (buckets, step), waiting.ctypes.data + one * step)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def measure_parts(
     slots: UInt64[Array, " words"], kind: Int64[Array, " 3"], sizes: Int64[Array, "parts 2"]
 ) -> None:
@@ -112,7 +112,7 @@ def measure_parts(
                 sizes[part, 1] += granules_of(_outside(slots[place + BUCKET], second, layout))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _outside(first: Any, second: Any, layout: Any) -> Any:
     """How many groups of a unit are in a block, from the words that may hold their number."""
     if layout == WIDE:
@@ -121,7 +121,7 @@ def _outside(first: Any, second: Any, layout: Any) -> Any:
     return np.int64(first >> USED_AT) & 0xFFFF if pooled else np.int64(0)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def deal(
     slots: UInt64[Array, " words"],
     pool: UInt32[Array, " words"],
@@ -155,7 +155,7 @@ def deal(
             _settle_anywhere(where[0], where[1], spare.ctypes.data)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def count_unseen(
     unit: UInt64[Array, " rows"],
     bits: int,

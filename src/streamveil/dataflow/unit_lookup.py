@@ -30,7 +30,7 @@ MOST_BUCKETS = 128  # names that arrive sorted crowd one end: grow where it is c
 FREE = np.uint64(0)  # the name in a free slot
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def locate(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no cover (compiled)
     """The address of a unit's slot, or of the free one it would take, and whether it is known."""
     at = slots + home(name, np.uint64(buckets)) * step
@@ -43,7 +43,7 @@ def locate(slots: Any, buckets: Any, name: Any, step: Any) -> Any:  # pragma: no
             at = slots
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
     """Whether a free slot is too many buckets behind the one that a unit would like."""
     behind = place - (slots + home(name, np.uint64(buckets)) * step)
@@ -52,14 +52,14 @@ def is_far(place: Any, slots: Any, buckets: Any, name: Any, step: Any) -> Any:
     return behind > MOST_BUCKETS * step
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def block_of(rows: Array, at: Any, turn: Any) -> Any:  # pragma: no cover (compiled)
     """The rows of a block, counted from row `at` on; none before the first and behind the last."""
     start = max(turn, 0) * BLOCK + at
     return rows[start : start + BLOCK] if turn >= 0 else rows[:0]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def look_ahead(  # noqa: PLR0913 (compiled)
     unit: UInt64[Array, " rows"],
     at: Any,

@@ -71,6 +71,7 @@ class Work:
     about: Callable[[], dict[str, Any]] = dict  # describes the job, for the ledger's export
     extension: Callable[[str], Charge] | None = None  # of an epoch, where the end was moved
     together: Together | None = None  # which releases are published together; None: none
+    threads: int = 1  # that compute, at most; reading and writing go on beside them
 
     @property
     def identity(self) -> stores.Identity:
@@ -306,10 +307,7 @@ class Job:
         self._published = 0  # whether the last commit closed its step may depend on rows
         self.work.keep_in(self._store.directory)
         self.work.committed(self.place.position)
-        feed = self.work.feed(self.place.position)
-        if self.work.together is not None:
-            feed = in_blocks(feed)
-        batches = Prefetch(feed if self._rejects is None else self._rejects.asking(feed))
+        batches = Prefetch(self._feed())
         committer = ThreadPoolExecutor(1, "commit")
         pending: Future[tuple[Release, ...]] | None = None
         held, size = list[Computed](), 0
@@ -344,6 +342,16 @@ class Job:
             committer.shutdown()
             self._archive.close()
             self._store.close()
+
+    def _feed(self) -> Iterator[Batch]:
+        """The micro-batches that are left, made and prepared in the thread that asks for them."""
+        feed = self.work.feed(self.place.position)
+        if self.work.together is not None:
+            feed = in_blocks(feed)
+        if self._rejects is not None:
+            return self._rejects.asking(feed)
+        ahead = getattr(self.work.operator, "ahead", None) if self.work.threads > 1 else None
+        return feed if ahead is None else ahead(feed, self._noise)
 
     def _compute(self, batch: Batch) -> Computed:
         """Folds one micro-batch; the state in memory is now ahead of the durable one."""

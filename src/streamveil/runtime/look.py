@@ -176,8 +176,11 @@ def within(plan: Plan, rows: pa.Table) -> pa.Table:
     at = micros(rows[name], name)
     ends = pc.min_max(at)
     first, last = ends["min"].as_py(), ends["max"].as_py()
-    if not at.null_count and first is not None and clock.start_us <= first and (
-        last < clock.end_us
+    if (
+        not at.null_count
+        and first is not None
+        and clock.start_us <= first
+        and (last < clock.end_us)
     ):
         return rows
     return rows.filter(pc.and_(pc.greater_equal(at, clock.start_us), pc.less(at, clock.end_us)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,8 +56,11 @@ class Pace:
     max_rows: int | None = None  # of a micro-batch; None: from the width of a row
     once: bool = False  # stop at the end of what is there now
     memory: int | None = None  # bytes of the process; units beyond it are swept from disk
+    threads: int | None = None  # that compute; None: as many as the process has processors
 
     def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise PlanError(f"threads must be at least 1, not {self.threads}")
         if self.max_rows is not None and self.max_rows < 1:
             raise PlanError(f"max_rows of a micro-batch must be at least 1, not {self.max_rows}")
 
@@ -198,12 +202,20 @@ def work_of(
         keep_in=getattr(opened, "keep_in", lambda _: None),
         together=groups(clock or inner.clock, source, operator),
         limited=pace is not None and pace.memory is not None,
+        threads=(pace.threads if pace else None) or processors(),
         rejects=None if rejects is None else Routing(
             directory=Path(rejects), columns=columns,
             files=lambda: getattr(opened, "names", []),
         ),
     )  # fmt: skip  # the date of a charge is the runtime's to tell
     return work if clock is None else going_on(work, clock)
+
+
+def processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def groups(clock: Clock, source: Source, operator: Operator) -> Together | None:

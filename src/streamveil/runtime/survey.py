@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
-from streamveil.compiler.by_unit import Shape, middle_of_each, shape_of
+from streamveil.compiler.by_unit import UnitFacts, middle_of_each, shape_of
 from streamveil.compiler.error_forecast import MOST_REPEATS
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
@@ -249,24 +249,24 @@ def likely_bounds(noisy: Int64[Array, " bins"], sigma: float) -> tuple[float, fl
 
 
 def histograms(
-    shape: Shape, first: Float64[Array, " units"] | None
+    shape: UnitFacts, first: Float64[Array, " units"] | None
 ) -> list[Int64[Array, " bins"]]:
     """Exact: units by rows, quanta of their shares of repeats by rows, units by `first` value."""
-    rows, again = shape.rows.astype(np.int64), shape.rows - shape.entered
-    shares = SHARE_QUANTA * again.astype(np.int64) // rows
-    counts = [_binned(rows, ROW_EDGES), _binned(rows, ROW_EDGES, shares)]
-    above = np.concatenate([[-np.inf], VALUE_EDGES])
-    return counts + ([] if first is None else [_binned(first, above)])
+    rows = shape.rows.astype(np.int64)
+    shares = SHARE_QUANTA * (rows - shape.entered) // rows
+    sizes = np.minimum(rows, int(ROW_EDGES[-1]))
+    counts = [by_edges(np.bincount(sizes)), by_edges(np.bincount(sizes, shares))]
+    if first is None:
+        return counts
+    place = np.searchsorted(VALUE_EDGES, first, side="right")
+    return [*counts, np.bincount(place, minlength=len(VALUE_EDGES) + 1).astype(np.int64)]
 
 
-def _binned(
-    sizes: Float64[Array, " units"],
-    edges: Float64[Array, " bins"],
-    each: Int64[Array, " units"] | None = None,
-) -> Int64[Array, " bins"]:
-    """The number of sizes from each edge to the next, or what `each` adds: exact below 2^53."""
-    place = np.searchsorted(edges, sizes, side="right") - 1
-    return np.bincount(place, each, minlength=len(edges)).astype(np.int64)
+def by_edges(counts: Float64[Array, " sizes"]) -> Int64[Array, " bins"]:
+    """What sizes count, from each edge to the next: whole numbers, exact below 2^53."""
+    place = np.searchsorted(ROW_EDGES, np.arange(1, len(counts)), side="right") - 1
+    found = np.bincount(place, counts[1:], minlength=len(ROW_EDGES))
+    return np.asarray(found.astype(np.int64))
 
 
 def learn(noisy: list[Int64[Array, " bins"]], sigma: float) -> Learned:
