@@ -13,7 +13,7 @@ from streamveil.errors import SourceError
 from streamveil.types import Array, Float64, Int64, UInt16, UInt32, UInt64
 
 PART = 1 << 16  # units of a part, by number
-BLOCK = 1 << 13  # rows of a part that are set aside at once
+BLOCK = 1 << 13  # rows of a part that are put away at once
 KEPT_BYTES = 1 << 28  # of blocks in memory; what is more goes to a file without a name
 FEW = 12  # rows of a unit up to which each is compared with each
 Kind = TypeVar("Kind", bound=np.generic)
@@ -52,7 +52,7 @@ class UnitFacts(NamedTuple):
 class ByUnit(Generic[Kind]):
     """One item of each row, by the number of its unit.
 
-    Algorithm: rows go to the block of their part; a full block is set aside, in memory or in a
+    Algorithm: rows go to the block of their part; a full block is put away, in memory or in a
         file. Each part is then ordered by counting.
     Memory: of a row 2 bytes beside its item, up to KEPT_BYTES; then a block for each PART units.
 
@@ -87,7 +87,7 @@ class ByUnit(Generic[Kind]):
             row = put_in_blocks(unit, held, *self._open, self._rows, row)
             if row == len(unit):
                 return
-            self._set_aside(int(unit[row]) // PART)
+            self._put_away(int(unit[row]) // PART)
 
     def _open_blocks(self, parts: int) -> None:
         more = parts - len(self._rows)
@@ -97,7 +97,7 @@ class ByUnit(Generic[Kind]):
         self._rows = np.append(self._rows, np.zeros(more, np.int64))
         self._blocks += [[] for _ in range(more)]
 
-    def _set_aside(self, part: int) -> None:
+    def _put_away(self, part: int) -> None:
         """Empties a full block."""
         unit, held = (one[part] for one in self._open)
         size = unit.nbytes + held.nbytes

@@ -82,13 +82,16 @@ class UsableRows:
         if not keep.all():
             rows = pa.array(keep)
             unit, keys = unit.filter(rows), [key.filter(rows) for key in keys]
-            times, value = (None if one is None else one.filter(rows) if one is times else one[keep]
-                            for one in (times, value))  # fmt: skip
-        plan, micros = self._plan, None if times is None else np.asarray(times)
-        periods = [] if plan.periods is None or micros is None else [plan.periods.numbers(micros)]
-        windows = plan.window.kind != "whole" and micros is not None
-        cells = [plan.window.size.numbers(micros)] if windows else []
-        return Columns([unit, *map(pa.array, periods)], [*keys, *map(pa.array, cells)], value)
+            times = None if times is None else times.filter(rows)
+            value = None if value is None else value[keep]
+        scope, cell, plan = [unit], keys, self._plan
+        if times is not None:
+            micros = np.asarray(times)
+            if plan.periods is not None:
+                scope.append(pa.array(plan.periods.numbers(micros)))
+            if plan.window.kind != "whole":
+                cell.append(pa.array(plan.window.size.numbers(micros)))
+        return Columns(scope, cell, value)
 
     def _numbers(self, column: Any) -> Float64[Array, " rows"]:
         aggregate = self._aggregate

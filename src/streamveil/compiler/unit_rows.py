@@ -81,7 +81,8 @@ def taken(
     part = next(some)
     groups = GroupRows(counted, part.schema)
     values = [ValueRows(plan, part.schema, text) for text in expressions]
+    takers: list[GroupRows | ValueRows] = [groups, *values]
     for rows in chain([part], some):
-        for one in (groups, *values):
+        for one in takers:
             one.add(rows)
     return groups, values
