@@ -119,9 +119,13 @@ def lacking(what):
     dataclass = isinstance(what, type) and what is not sv.Budget  # its fields are no arguments
     known = {} if dataclass else inspect.signature(what).parameters
     found = [name for name in known if name != "self" and name not in named]
+    found += sorted(raised(bare(what)) - named_errors(text) - NOT_FOR_USERS)
     found += ["Raises"] * (known.keys() - {"self"} != set() and "\nRaises:\n" not in text)
     method = inspect.isfunction(what) and "." in what.__qualname__  # its class has the example
     return found + ["an example"] * (">>> " not in text and not method)
+
+
+NOT_FOR_USERS = {"WitnessError"}  # a fault of ours
 
 
 def test_queries_are_told_whole():
@@ -156,22 +160,44 @@ def sources(what):
             yield one, ast.parse(textwrap.dedent(inspect.getsource(one)))
 
 
-def raised(what, further=True):
-    """Names of errors that a function or class raises, itself or in a function that it calls."""
+def made_by(call, what, module):
+    """The function of this package that a call runs, where its name tells it."""
+    match call:
+        case ast.Name(id=name):
+            found = getattr(module, name, None)
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            found = getattr(what, name, None)
+        case ast.Attribute(value=ast.Name(id=owner), attr=name):
+            found = getattr(getattr(module, owner, None), name, None)
+        case _:
+            return []
+    parts = [found]
+    if isinstance(found, type):  # only what runs when one is made
+        parts = [vars(found).get(name) for name in ("__init__", "__post_init__")]
+    bared = [bare(part) for part in parts if part is not None]
+    written = [f for f in bared if inspect.isfunction(f) and "<" not in f.__code__.co_filename]
+    ours = [f for f in written if f.__module__.startswith("streamveil.")]
+    return [f for f in ours if f.__qualname__.split(".")[0] not in WITHIN]
+
+
+def raised(what, further=2, seen=()):
+    """Names of errors that a function or class raises, itself or so many calls further."""
     names = set()
     for one, code in sources(what):
         for node in ast.walk(code):
             match node:
                 case ast.Raise(exc=ast.Call(func=ast.Name(id=kind))):
                     names.add(kind)
-                case ast.Call(func=ast.Name(id=called)) if further and called not in WITHIN:
-                    helper = bare(getattr(sys.modules[one.__module__], called, None))
-                    if inspect.isfunction(helper) and helper.__module__.startswith("streamveil."):
-                        names |= raised(helper, further=False)
-    return names
+                case ast.Call(func=called) if further:
+                    for helper in made_by(called, what, sys.modules[one.__module__]):
+                        if helper not in seen:
+                            names |= raised(helper, further - 1, (*seen, helper))
+    return names - {"NotImplementedError", "AssertionError", "TypeError"}
 
 
-WITHIN = {"post_process"}  # refuses what only our own code could hand it
+WITHIN = {  # they refuse what only our own code could hand them
+    "post_process", "Meter", "Place", "zcdp_rho", "Guarantee", "SignedCounter", "_largest",
+}  # fmt: skip
 
 
 def named_errors(text):

@@ -86,6 +86,10 @@ class Release(AnswerTable):
     adds `opened` (the first trigger that showed the key), `noise_weight` where keys have weights,
     and public facts in the schema's metadata: `streamveil.answers` combines releases by them.
 
+    Raises:
+        MissingExtraError: a picture is asked for, and matplotlib is not installed.
+        PlanError: a column or a key that it does not have is asked for.
+
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1, 2, 3] * 40}).protect("user").agg(n=sv.count())
     ...          .bound(max_rows=40).release(budget=sv.Budget(epsilon=9, delta=1e-9)))

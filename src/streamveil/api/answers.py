@@ -27,6 +27,8 @@ def answers(source: Iterable[Release] | str | Path, *, query: Query | None = Non
     Raises:
         PlanError: the source is none of these, or lacks what combining releases needs.
         StoreError: the folder cannot be read, or holds no release yet.
+        ValueError: `confidence` is not between 0 and 1.
+        SourceError: no folder is there, or there is no release in it.
 
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")

@@ -91,6 +91,9 @@ class Measure:
 class Stream:
     """A query in the making. Every method returns a new one; `release` ends with a `Query`.
 
+    Raises:
+        PlanError: an argument is missing or unknown; the message shows a call that works.
+
     >>> import streamveil as sv
     >>> query = (
     ...     sv.files("clicks/*.parquet", event_time="ts")
@@ -466,7 +469,8 @@ def memory(
         public: nobody's data are in it, so that rows of others may be joined with it.
 
     Raises:
-        PlanError: `table` is none of these.
+        SourceError: `table` is none of these.
+        PlanError: an argument is missing or unknown; the message shows a call that works.
 
     >>> import streamveil as sv
     >>> clicks = sv.memory({"user_id": [1, 2], "url": ["/a", "/b"]})
@@ -931,6 +935,7 @@ def sql(
     Raises:
         PlanError: the script cannot be run or must not be: the message says why and the way out.
         BudgetError: the ledger refused, before anything was drawn.
+        SourceError: a frame cannot be read as a table.
 
     >>> import streamveil as sv
     >>> found = sv.sql('''SELECT WITH DIFFERENTIAL_PRIVACY

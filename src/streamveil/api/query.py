@@ -31,6 +31,9 @@ RUN_OPTIONS = (
 class Query:
     """A checked plan that can be explained and run.
 
+    Raises:
+        PlanError: an argument is missing or unknown; the message shows a call that works.
+
     >>> import streamveil as sv
     >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}
     >>> query = (sv.memory(rows).protect("user").group_by("page", keys=sv.public(["a", "b"]))
@@ -187,6 +190,7 @@ class Query:
 
         Raises:
             StreamveilError: as `run`.
+            PlanError: an argument is missing or unknown; the message shows a call that works.
 
         >>> import streamveil as sv
         >>> rows = {"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}

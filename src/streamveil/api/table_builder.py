@@ -31,6 +31,9 @@ from streamveil.sql.table import table_source
 class Table:
     """A query over a changing table in the making. Every method returns a new one.
 
+    Raises:
+        PlanError: an argument is missing or unknown; the message shows a call that works.
+
     >>> import streamveil as sv
     >>> people = sv.table(sv.files("changes.csv"), id="id", operation="op",
     ...                   domains={"age": range(100)})

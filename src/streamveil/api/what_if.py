@@ -37,6 +37,7 @@ def what_if(  # noqa: PLR0913  (what may be varied, each by name)
     Raises:
         PlanError: an argument is out of range, or the query itself cannot be compiled.
         BudgetError: the budget of the query cannot pay for what it asks.
+        SourceError: `sample` cannot be read as a table.
 
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1], "page": ["a"]}).protect("user").group_by("page")

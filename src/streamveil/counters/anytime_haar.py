@@ -42,6 +42,7 @@ class AnytimeHaarCounter(KeyedHaar):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: more than 2**40 steps.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = AnytimeHaarCounter(sigma=100, tuned=1000)
     >>> round(counter.sensitivity, 6), counter.needs_horizon

@@ -68,6 +68,7 @@ def choose(
     Raises:
         PlanError: an argument is missing or unknown; the message shows a call that works.
         ValueError: the budget is no Budget, or no counter fits.
+        BudgetError: no noise scale makes a counter fit the budget.
 
     >>> print(choose(1000, Budget(rho=0.1)))
     BltCounter: the end is known and keys are read at most steps; max sd 6.90, 32 bytes per key
@@ -194,6 +195,7 @@ def compare(
 
     Raises:
         ValueError: none of the named counters fits.
+        BudgetError: no noise scale makes a counter fit the budget.
 
     >>> [row.name for row in compare(100, Budget(rho=0.1), counters=["honaker", "blt"]).rows]
     ['blt', 'honaker']

@@ -54,6 +54,7 @@ class DenseCounter(WholeHistory):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = DenseCounter(horizon=16, sigma=100)
     >>> round(counter.certificate, 4)

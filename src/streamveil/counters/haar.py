@@ -98,6 +98,7 @@ class HaarCounter(KeyedHaar):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = HaarCounter(horizon=1000, sigma=100)
     >>> worst = counter.std(np.arange(1, 1001)).max() / 100

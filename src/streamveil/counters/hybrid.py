@@ -52,6 +52,7 @@ class HybridCounter(Stepping):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: more than 2**30 steps.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = HybridCounter(sigma=100)
     >>> round(float(counter.std(np.array([1]))[0]), 1), counter.needs_horizon

@@ -43,6 +43,7 @@ class KaryTreeCounter(Keyed):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = KaryTreeCounter(horizon=1000, sigma=3)
     >>> counter.arity, counter.levels, str(counter.loss())

@@ -48,6 +48,7 @@ class SmoothTreeCounter(Stepping):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = SmoothTreeCounter(horizon=100, sigma=10)
     >>> counter.shape, round(counter.sensitivity * float(counter.std(np.array([1]))[0]) / 10, 2)

@@ -102,6 +102,7 @@ class SqrtToeplitzCounter(WholeHistory):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = SqrtToeplitzCounter(horizon=16, sigma=100, weighting="none")
     >>> round(counter.sensitivity * float(counter.std(np.array([16]))[0]) / 100, 3)

@@ -74,6 +74,7 @@ class BinaryTreeCounter(Stepping):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = BinaryTreeCounter(horizon=1000, sigma=10)
     >>> counter.levels, round(float(counter.std(np.array([7]))[0]), 3)
@@ -161,6 +162,7 @@ class HonakerCounter(Stepping):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = HonakerCounter(horizon=16, sigma=100)
     >>> round(float(counter.std(np.array([15]))[0]) * 2 / 100, 3)

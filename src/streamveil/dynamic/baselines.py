@@ -34,6 +34,7 @@ class TwoStream:
     Error: that of all updates so far, however few records remain.
 
     Raises:
+        ValueError: a setting is out of its range.
         HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np

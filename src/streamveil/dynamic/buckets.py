@@ -98,6 +98,10 @@ class Repaired:
         deletion, or the times of at most two deletions: those enter at most two blocks of each
         level of an accumulator, and shift an AboveThreshold by two events.
 
+    Raises:
+        ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
+
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> bucket = Repaired(static=noisy_queries(Marginals((2, 2), ((0,),))))
     >>> bucket.factor("ids", "pure"), sum(bucket.split)
@@ -238,6 +242,10 @@ class Published:
         kinder than the paper.
     Guarantee: with record ids, the share: sum over r of 4 * 3 / (2 pi^2 r^2) = 1. With labels, four
         times it by two steps of neighbours (the paper's argument does not cover labels).
+
+    Raises:
+        ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> bucket = Published(static=noisy_queries(Marginals((2, 2), ((0,),))))

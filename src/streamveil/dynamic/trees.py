@@ -171,6 +171,7 @@ class Hybrid:
 
     Raises:
         ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
 
     >>> from streamveil.linear import Marginals, noisy_queries
     >>> tree = Hybrid(static=noisy_queries(Marginals((2, 2), ((0,),))), share=Share("pure", 1))

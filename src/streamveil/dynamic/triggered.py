@@ -58,6 +58,7 @@ class TriggeredSnapshots:
 
     Raises:
         ValueError: a setting is out of its range.
+        HorizonError: a step after the last of `horizon`.
 
     >>> import numpy as np
     >>> from streamveil.core.noise.keyed import SilentNoise

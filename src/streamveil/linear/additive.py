@@ -116,6 +116,9 @@ def noisy_queries(queries: Queries, *, replaced: bool = False) -> Additive:
         queries: the class that is answered.
         replaced: neighbours replace a record instead of adding or removing one.
 
+    Raises:
+        ValueError: a histogram is not one whole number for each point of the domain.
+
     >>> from streamveil.linear import Marginals
     >>> noisy_queries(Marginals.ways((2, 2), 1)).strategy.queries.size
     4
@@ -129,6 +132,9 @@ def noisy_histogram(queries: Queries, *, replaced: bool = False) -> Additive:
     Args:
         queries: the class that is answered.
         replaced: neighbours replace a record instead of adding or removing one.
+
+    Raises:
+        ValueError: a histogram is not one whole number for each point of the domain.
 
     >>> from streamveil.linear import Marginals
     >>> noisy_histogram(Marginals.ways((2, 2), 1)).strategy.queries.domain

@@ -24,6 +24,7 @@ class Sums:
 
     Raises:
         PlanError: groups times counted cells are too many.
+        ValueError: a set of attributes is not in order, or not of the domain.
 
     >>> shape, old = (2, 3), np.array([0, 0, 1, 0, 0, 1], bool)
     >>> both = Sums.of(shape, [((0,), old), ((), old)])

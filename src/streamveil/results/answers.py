@@ -73,6 +73,11 @@ class Answers(AnswerTable):
     A window is named by its time ("2026-01-01") or its number.
     As a table it is the last release of every window.
 
+    Raises:
+        MissingExtraError: a picture is asked for, and matplotlib is not installed.
+        PlanError: a window, a release or a number is asked for that is not there.
+        ValueError: `confidence` is not between 0 and 1.
+
     >>> import streamveil as sv
     >>> query = (sv.memory({"user": [1, 2, 3] * 40, "page": ["a", "b"] * 60}).protect("user")
     ...          .group_by("page", keys=sv.public(["a", "b"])).agg(n=sv.count()).bound(max_rows=40)
@@ -210,6 +215,7 @@ class Answers(AnswerTable):
 
         Raises:
             PlanError: there is no such number or release.
+            ValueError: `confidence` is not between 0 and 1.
         """
         end, other = self._moment(at), self._moment(at if to is None else to)
         parts = [

@@ -158,6 +158,7 @@ def read(
         StoreError: the folder cannot be read, or lacks a release that was committed.
         PlanError: the release was never made or does not show the key: nothing is ever drawn to
             answer a read.
+        SourceError: no folder is there, or releases of several jobs are in it.
 
     >>> import streamveil as sv
     >>> from tempfile import TemporaryDirectory

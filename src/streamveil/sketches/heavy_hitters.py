@@ -66,6 +66,9 @@ class HeavyHitters(Levels):
 
     Raises:
         ValueError: a setting is out of its range.
+        HorizonError: keys after the last of `horizon`, or more pushes than a sketch without one can
+            hold.
+        StoreError: `resume` is given arrays of another configuration.
 
     >>> from streamveil.core.noise.keyed import SeededNoise
     >>> finder = HeavyHitters(bits=16, width=512, horizon=2**15,

@@ -50,6 +50,9 @@ class LazySketch:
 
     Raises:
         ValueError: a setting is out of its range.
+        HorizonError: keys after the last of `horizon`, or more pushes than a sketch without one can
+            hold.
+        StoreError: `resume` is given arrays of another configuration.
 
     >>> from streamveil.core.noise.keyed import SeededNoise
     >>> sketch = LazySketch(kind="count-min", width=500, horizon=2**16,
@@ -166,6 +169,9 @@ def PunctualSketch(  # noqa: N802  (reads as a kind of sketch)
 
     Raises:
         ValueError: a setting is out of its range.
+        HorizonError: keys after the last of `horizon`, or more pushes than a sketch without one can
+            hold.
+        StoreError: `resume` is given arrays of another configuration.
 
     >>> sketch = PunctualSketch(kind="count-min", width=33, horizon=1024,
     ...     protects=Neighbours(relation="event"), budget=Budget(epsilon=1, delta=1e-6))

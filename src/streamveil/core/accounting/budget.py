@@ -55,6 +55,7 @@ class Budget:
 
     Raises:
         ValueError: none or several of epsilon, rho and mu are given, or one is out of range.
+        PlanError: an argument is missing or unknown; the message shows a call that works.
 
     >>> Budget(epsilon=6, delta=1e-9)
     Budget(epsilon=6, delta=1e-09)

@@ -48,6 +48,7 @@ class AnytimeBltCounter(Stepping):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: more than 2**40 steps.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = AnytimeBltCounter(sigma=10, tuned=1000, d=3)
     >>> round(counter.sensitivity, 3), counter.needs_horizon

@@ -58,6 +58,7 @@ class BltCounter(Stepping):
     Raises:
         ValueError: a setting is out of its range, or increments are not one whole number per key.
         HorizonError: a step after the last of `horizon`.
+        StoreError: `resume` is given arrays that are no state of such a counter.
 
     >>> counter = BltCounter(horizon=1000, sigma=10)
     >>> counter.buffers, round(counter.sensitivity, 4), counter.slack(1) < 1e-7
