@@ -405,6 +405,7 @@ MAKERS = {
     "values": {
         "batch.py",  # rows of a release
         "audit/laid_open.py",  # what both of two runs are told
+        "audit/laid_open_measures.py",  # likewise
         "results/releases.py",
         "core/selection/rounds.py",  # estimates, against their thresholds
         "dataflow/release.py", "dataflow/dp_sqlp.py",  # into the state

@@ -35,6 +35,7 @@ import numpy as np
 
 from streamveil import terminal
 from streamveil.audit.account import QueryAccount
+from streamveil.audit.ledger_account import SLACK
 from streamveil.audit.worst import accounts, accounts_of_many
 from streamveil.errors import BudgetError, PlanError
 from tests.audit import (
@@ -49,7 +50,6 @@ from tests.audit import (
 )
 from tests.audit.account_page import counted, render, rooms_tried
 from tests.audit.queries import BESIDE, compiled
-from tests.audit.test_ledgers import SLACK
 from tests.audit.test_library import STEPS, grids, pairs_of
 
 ROOT = Path(__file__).parents[2]

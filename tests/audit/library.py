@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from streamveil.audit.laid_open import OpenNoise
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.noise.keyed import Place
 from streamveil.dynamic import (
@@ -42,40 +41,11 @@ from streamveil.linear import (
     noisy_queries,
 )
 from streamveil.linear.additive import Additive
-from tests.audit.laid_open_measures import (
-    MeasuresSeen,
-    MeasureTranscript,
-    measures_laid_open,
-    realised,
-)
 
 N = 4
 CELLS = Marginals((N,), ((0,),))
 WAYS = Marginals.ways((2, 2), 2)
 PURE, ZCDP, GDP = Share("pure", 2), Share("zcdp", Fraction(1, 2)), Share("gdp", Fraction(1, 2))
-
-
-def told(release, one, other, policy=lambda run, n: None, seed=1):
-    """What two inputs lose that are told the same; their releases must be equal."""
-    script, seen, found = MeasureTranscript(policy), [], []
-    for given in (one, other):
-        seen.append(MeasuresSeen())
-        with measures_laid_open(seen[-1], script):
-            found.append(release(given, OpenNoise(seed)))
-    if not all(np.array_equal(a, b) for a, b in zip(*found, strict=True)):
-        seen[0].faults.append("releases differ although all noise is the same")
-    return realised(*seen)
-
-
-def random_policy(seed, chance):
-    """Comparisons end where coins say."""
-    rng = np.random.default_rng(seed)
-
-    def policy(run, questions):
-        above = np.flatnonzero(rng.random(questions) < chance)
-        return int(above[0]) if len(above) else questions
-
-    return policy
 
 
 # ---- tables that change

@@ -7,6 +7,8 @@ import numpy as np
 from scipy.stats import norm
 
 from streamveil.audit.laid_open import OpenNoise
+from streamveil.audit.laid_open_look import OneWord
+from streamveil.audit.laid_open_measures import lost_by
 from streamveil.compiler.group_by import compile_plan
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.combine import combined_plan
@@ -15,7 +17,6 @@ from streamveil.plan.look import told as told_by
 from streamveil.runtime.look import look, rows_of
 from streamveil.runtime.survey import survey
 from tests.audit import raw_rows, texts
-from tests.audit.library import told
 
 SAID = (
     {},
@@ -23,24 +24,6 @@ SAID = (
     {"expected_rows": 3.0, "expected_units": 1e5, "expected_repeats": 0.5},
 )
 BARE = re.compile(r",? contribution_bounds_per_row => \([^)]*\)")
-
-
-class OneWord(OpenNoise):
-    """All units choose their row by one word, and all groups their bucket by one.
-
-    Words are independent of the rows: given those of the others a unit's own is any, and groups may
-    be numbered otherwise in each input as long as each keeps its word.
-    """
-
-    def __init__(self, seed):
-        super().__init__(seed)
-        self.word = np.random.default_rng(seed).integers(0, 2**63, dtype=np.uint64) * np.uint64(2)
-
-    def at(self, purpose, *path):
-        draws = super().at(purpose, *path)
-        if purpose in ("rows to survey", "buckets to survey"):
-            draws.words = lambda n: np.full(n, self.word, np.uint64)
-        return draws
 
 
 def looking_query(rng):
@@ -70,7 +53,7 @@ def look_lost(plans, seed):
 
     share = divided(wanted[0]).looking
     _, guarantee = survey(wanted[0], rows_of(wanted[0]), share, OpenNoise(1))
-    return told(release, *wanted, seed=seed), guarantee.loss, share
+    return lost_by(release, (wanted[0], wanted[1]), seed=seed), guarantee.loss, share
 
 
 def judged(seed, pairs):

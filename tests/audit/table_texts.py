@@ -3,11 +3,11 @@
 import numpy as np
 import pyarrow as pa
 
+from streamveil.audit.laid_open_measures import lost_by, random_policy
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.plan import SourceSpec
 from streamveil.runtime.run import work_of
 from streamveil.sql.sql import parse_script
-from tests.audit.library import random_policy, told
 from tests.audit.raw_rows import compiled_once, holding, pick
 
 STEPS, EACH = 5, 12  # rows of a step
@@ -134,4 +134,4 @@ def judged(seed, pairs):
             rows = rows_drawn(rng)
             other = neighbour(rng, rows, operator.guarantee.protects.relation)
             policy = random_policy(pairs * seed + nth, (0.05, 0.3, 1.0)[nth % 3])
-            yield text, operator, told(release, rows, other, policy, seed)
+            yield text, operator, lost_by(release, (rows, other), policy, seed)

@@ -11,23 +11,23 @@ from scipy.optimize import brentq
 
 from streamveil.accounts import ledger as module
 from streamveil.accounts import spending
+from streamveil.audit.ledger_account import SLACK, lost
 from streamveil.core.accounting.convert import gaussian_delta
 from streamveil.core.accounting.guarantee import Loss
 from tests.audit import ledgers
 
-SLACK = 1 + 1e-6  # of the account's own arithmetic
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
 
 
 def test_the_account_agrees_with_known_curves():
     for epsilon in (0.0, 0.3, 2.0):
         np.testing.assert_allclose(
-            ledgers.lost([], 0.25, [], epsilon), gaussian_delta(epsilon, 0.5), rtol=1e-9
+            lost([], 0.25, [], epsilon), gaussian_delta(epsilon, 0.5), rtol=1e-9
         )
     both = (exp(1) / (1 + exp(1))) ** 2  # two randomised responses say the same
-    np.testing.assert_allclose(ledgers.lost([1, 1], 0, [], 1.0), both * (1 - exp(-1)), rtol=1e-9)
-    np.testing.assert_allclose(ledgers.lost([1], 0, [0.1], 1.0), 0.1, rtol=1e-9)
-    assert brentq(lambda e: ledgers.lost([1], 0, [], e) - 1e-9, 0, 2) > 0.999
+    np.testing.assert_allclose(lost([1, 1], 0, [], 1.0), both * (1 - exp(-1)), rtol=1e-9)
+    np.testing.assert_allclose(lost([1], 0, [0.1], 1.0), 0.1, rtol=1e-9)
+    assert brentq(lambda e: lost([1], 0, [], e) - 1e-9, 0, 2) > 0.999
 
 
 def test_no_ledger_takes_more_than_its_limit_nor_converts_to_less_than_is_lost():

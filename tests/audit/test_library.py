@@ -9,6 +9,13 @@ import numpy as np
 import pytest
 
 from streamveil.audit.laid_open import OpenNoise
+from streamveil.audit.laid_open_measures import (
+    MeasuresSeen,
+    MeasureTranscript,
+    lost_by,
+    measures_laid_open,
+    random_policy,
+)
 from streamveil.core.noise.keyed import Place, SilentNoise
 from streamveil.counters import kary
 from streamveil.dynamic.partition import Squaring, TimeVarying
@@ -20,8 +27,7 @@ from tests.audit.laid_open_counters import (
     gaussian_losses,
     laplace_losses,
 )
-from tests.audit.laid_open_measures import MeasuresSeen, MeasureTranscript, measures_laid_open
-from tests.audit.library import PURE, TRAINERS, ZCDP, N, random_policy, told
+from tests.audit.library import PURE, TRAINERS, ZCDP, N
 from tests.counters.examples import NAMES, examples
 from tests.statistics import ALPHA
 
@@ -191,7 +197,7 @@ def table_pair(name, mechanism, matching, seed):
     claim = mechanism.guarantee.loss
     policy = random_policy(seed, (0.2, 0.5, 1.0)[seed % 3])
     pair = table_input(name, mechanism, seed)
-    lost = told(library.table(mechanism, matching), *pair, policy, seed)
+    lost = lost_by(library.table(mechanism, matching), pair, policy, seed)
     return lost, lost.tightness(claim), claim
 
 
@@ -243,7 +249,7 @@ def pairs_of(seed, tables):
         lost, part, claim = table_pair(name, mechanism, matching, seed)
         yield name, lost.stands(claim), part
     for name, claim, release, one, other, policy in [*asked_pairs(seed), *rerun_pairs(seed)]:
-        lost = told(release, one, other, policy, seed)
+        lost = lost_by(release, (one, other), policy, seed)
         yield name, lost.stands(claim), lost.tightness(claim)
 
 

@@ -8,6 +8,14 @@ import numpy as np
 import pytest
 
 from streamveil.audit.laid_open import OpenNoise
+from streamveil.audit.laid_open_measures import (
+    MeasuresSeen,
+    MeasureTranscript,
+    at_worst,
+    lost_by,
+    measures_laid_open,
+    random_policy,
+)
 from streamveil.core.noise.keyed import SeededNoise, SilentDraws
 from streamveil.core.noisy import restored
 from streamveil.counters import tree
@@ -27,13 +35,6 @@ from streamveil.linear.budget_shares import Meter, Share
 from streamveil.linear.protocol import QueryAnswers
 from streamveil.linear.sparse_vector import AboveThreshold
 from tests.audit import library
-from tests.audit.laid_open_measures import (
-    MeasuresSeen,
-    MeasureTranscript,
-    at_worst,
-    measures_laid_open,
-)
-from tests.audit.library import random_policy, told
 from tests.audit.test_library import (
     STEPS,
     asked_pairs,
@@ -65,7 +66,8 @@ def caught(subject, plant):
         claim, *given = everything(subject, seed)
         with pytest.MonkeyPatch.context() as patch:
             plant(patch)
-            lost = told(*given, seed)
+            release, *pair, policy = given
+            lost = lost_by(release, pair, policy, seed)
         if not lost.stands(claim):
             return lost.faults or lost.tightness(claim)
     return None

@@ -119,7 +119,7 @@ def test_planted_faults_in_tables_are_caught(name):
             plant(patch)
             policy = table_texts.random_policy(seed, 0.5)
             release = table_texts.released(plan, table_texts.work_of(plan).operator, seed)
-            lost = table_texts.told(release, rows, other, policy, seed)
+            lost = table_texts.lost_by(release, (rows, other), policy, seed)
         assert plant is not nothing or lost.stands(operator.guarantee.loss)
         if not lost.stands(claim(operator)):
             return

@@ -36,7 +36,7 @@ MOST_PAIRS = 10**9
 class Tried:
     """One pair of neighbours and its account."""
 
-    pair: Pair
+    pair: Pair | None  # None: its rows are not shown
     account: QueryAccount
 
 
@@ -52,7 +52,7 @@ def accounts(
     Pairs are drawn anew, or, a part `again`, are the worst so far with rows at other times.
     """
     require_laid_open(operator)
-    rng, worst = np.random.default_rng(seed), None
+    rng, worst, best = np.random.default_rng(seed), None, 0.0
     world = world_of(operator)
     runs = change(replace(operator, bind=world.bind))
     most = operator.schedule.steps or LONGEST
@@ -60,12 +60,12 @@ def accounts(
     judge = judge_of(operator, runs, world, whole if again else few)
     for _ in range(pairs):
         if again and worst is not None and rng.random() < again:
-            pair = varied(world, rng, worst.pair)
+            pair = varied(world, rng, worst)
         else:
             pair = drawn(world, rng, whole if again and rng.random() < LONG else few)
         found = Tried(pair, judge(pair, int(rng.integers(2**32))))
-        if worst is None or found.account.mu_squared > worst.account.mu_squared:
-            worst = found
+        if worst is None or found.account.mu_squared > best:
+            worst, best = pair, found.account.mu_squared
         yield found
 
 
@@ -103,7 +103,6 @@ def accounts_of_many(
 class WorstFound:
     """The largest loss of every mechanism that a search has found, and what was wrong."""
 
-    operator: Examined
     parts: dict[str, MechanismLoss] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     pair: Pair | None = None  # of the largest loss of all counters together
@@ -145,12 +144,17 @@ class WorstFound:
 
 def search(operator: Examined, seconds: float, seed: int) -> Iterator[WorstFound]:
     """What has been found so far, after every pair, until the time is over."""
-    worst, begun = WorstFound(operator), time.monotonic()
-    for tried in accounts(operator, seed, MOST_PAIRS, again=AGAIN):
+    return watched(accounts(operator, seed, MOST_PAIRS, again=AGAIN), WorstFound(), seconds)
+
+
+def watched(tries: Iterator[Tried], worst: WorstFound, seconds: float) -> Iterator[WorstFound]:
+    """The same of any pairs, beside what was found before them."""
+    before, begun = worst.seconds, time.monotonic()
+    for tried in tries:
         worst.add(tried)
-        worst.seconds = time.monotonic() - begun
+        worst.seconds = before + time.monotonic() - begun
         yield worst
-        if worst.seconds > seconds:
+        if worst.seconds > before + seconds:
             return
 
 

@@ -10,11 +10,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from streamveil.commands.audit import REFUTED
-from streamveil.commands.common import QueryFile, Tables, Wanted, print_whole, read_query
+from streamveil.commands.common import (
+    QueryFile,
+    Tables,
+    Wanted,
+    open_ledger,
+    print_whole,
+    read_query,
+)
 from streamveil.terminal import Terminal, say
 
 if TYPE_CHECKING:
-    from streamveil.audit.worst import WorstFound
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from streamveil.audit.worst import Tried, WorstFound
+    from streamveil.plan.plan import Plan
 
 
 def verify_privacy(
@@ -28,41 +39,143 @@ def verify_privacy(
 ) -> None:
     """Looks for the inputs on which the query loses most, and compares that with its claim.
 
-    The query, with groups or a sketch, runs as it is compiled on made-up rows with and without one
-    unit, which has far more rows than any bound counts, values far beyond every bound, and rows in
-    many groups, windows and steps. The noise is laid open: what the unit moves in every counter,
-    coin, test and cell is measured against the noise that is really drawn there. This is
+    The query runs as it is compiled on made-up rows with and without one unit, which has far more
+    rows than any bound counts, values far beyond every bound, and rows in many groups, windows and
+    steps; a look at the rows runs as well, and a changing table on made-up changes, with questions
+    after each step. The noise is laid open: what the unit moves in every counter, coin, test, cell,
+    measurement and comparison is held against the noise that is really drawn there. This is
     arithmetic, not statistics, so a bound off by one or a lane with too little noise shows at once.
-    Reads no data and spends nothing.
+    Reads no data and spends nothing. At the end it says what it does not cover.
 
-    mu^2 is what a Gaussian mechanism loses; groups are those whose coins the unit moves; delta is
-    the chance that something is published which only the unit has. 100 % of a claim means that it
-    is as small as it can be. Exit code 6: a claim was passed.
+    In place of a query: a ledger, or the state directory of a job. What its charges lose together
+    is worked out anew, each a mechanism that loses all of it, and held against the limit.
+
+    mu^2 is what a Gaussian mechanism loses; epsilon and rho are those of a table; groups are those
+    whose coins the unit moves; delta is the chance that something is published which only the unit
+    has. 100 % of a claim means that it is as small as it can be. Exit code 6: a claim was passed.
     """
-    from streamveil.audit.worst import WorstFound, require_laid_open, search
-    from streamveil.compiler.compile import operator_of
-    from streamveil.plan.combine import combined_plan
+    from streamveil.audit.worst import WorstFound, watched
+    from streamveil.plan.look import with_look
 
-    operator = require_laid_open(operator_of(combined_plan(read_query(query, table, name).plan)))
+    if is_ledger(query):
+        account_of_ledger(query)
+        return
+    plan = with_look(read_query(query, table, name).plan)
+    rooms, worst = [*rooms_of(plan, seed)], WorstFound()
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
         console=Terminal(stderr=True), transient=True,
     )  # fmt: skip
-    worst = WorstFound(operator)
     with bar:
         task = bar.add_task("compiling", total=seconds)
-        for worst in search(operator, seconds, seed):
-            done = f"{worst.pairs:,} pairs, at most {worst.tightness:.1%} of the claimed mu"
-            bar.update(task, description=done, completed=min(worst.seconds, seconds))
+        for tries in rooms:
+            for _ in watched(tries, worst, seconds / len(rooms)):
+                bar.update(task, description=so_far(worst), completed=min(worst.seconds, seconds))
     print_whole(shown(worst))
-    say(f"{worst.pairs:,} pairs of inputs tried; the worst: {worst.words}")
+    whose = "" if worst.pair is None else f"; the worst: {worst.words}"
+    say(f"{worst.pairs:,} pairs of inputs tried{whose}")
+    for words in uncovered(plan):
+        say(f"not in this search: {words}")
     if worst.stands:
-        say(f"the claim stands: all counters together lose {worst.tightness:.1%} of the claimed mu")
+        say(f"the claim stands: {in_all(worst)}")
         return
     for fault in worst.broken:
         say(f"NOT COVERED: {fault}")
     say("the claim is refuted; please report this query")
     sys.exit(REFUTED)
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether it is a state directory or the file of a ledger, and no query."""
+    if path.is_dir() or not path.is_file():
+        return path.is_dir()
+    with path.open("rb") as file:
+        return b'"ledger"' in file.readline(4096)
+
+
+def account_of_ledger(path: Path) -> None:
+    """Tells whether the charges of a ledger keep its limit, and what it converts to."""
+    from streamveil.audit.ledger_account import SLACK, judged, unjudged
+
+    with open_ledger(str(path)) as ledger:
+        found, less = [*judged(ledger)], unjudged(ledger)
+        charges = len(ledger.entries())
+    for rule, part in found:
+        say(f"{rule}: {charges:,} charges lose {part:.1%} of the delta that is claimed")
+    if less:
+        say(
+            f"not in this account: coins, and what looks chose, in {len(less)} charges: they count"
+            " as nothing, since no mechanism is known that loses all of them"
+        )
+    if all(part <= SLACK for _, part in found):
+        say("the limit stands")
+        return
+    say("the limit is refuted; please report this ledger's charges")
+    sys.exit(REFUTED)
+
+
+def in_all(worst: WorstFound) -> str:
+    """What is lost at most, in a line."""
+    if worst.tightness:
+        return f"all counters together lose {worst.tightness:.1%} of the claimed mu"
+    parts = sorted(worst.parts.values(), key=lambda part: part.tightness)
+    return "; ".join(
+        f"{part.name} loses {part.tightness:.1%} of the claimed {part.currency}" for part in parts
+    )
+
+
+def so_far(worst: WorstFound) -> str:
+    """What a search has found, in a line."""
+    most = max((part.tightness for part in worst.parts.values()), default=0.0)
+    return f"{worst.pairs:,} pairs, at most {most:.1%} of a claim"
+
+
+def rooms_of(plan: Plan, seed: int) -> Iterator[Iterator[Tried]]:
+    """Searches of all parts of a query: its look, and what it runs."""
+    from streamveil.audit.laid_open_look import look_accounts
+    from streamveil.audit.laid_open_tables import table_accounts
+    from streamveil.audit.worst import AGAIN, MOST_PAIRS, Tried, accounts, require_laid_open
+    from streamveil.compiler.compile import operator_of
+    from streamveil.plan.combine import combined_plan
+    from streamveil.plan.look import divided, look_share, told
+    from streamveil.plan.plan import TableSource
+    from streamveil.runtime.look import rows_of
+    from streamveil.runtime.survey import survey
+
+    if isinstance(plan.source, TableSource):
+        found = table_accounts(operator_of(plan), plan.source, seed)
+        yield (Tried(None, one) for one in found)
+        return
+    if look_share(plan):
+        looked = look_accounts(
+            plan,
+            lambda made, noise: survey(made, rows_of(made), divided(made).looking, noise),
+            seed,
+        )
+        yield (Tried(None, one) for one in looked)
+        plan = told(plan, {}, [])
+    operator = require_laid_open(operator_of(combined_plan(plan)))
+    yield accounts(operator, seed, MOST_PAIRS, again=AGAIN)
+
+
+def uncovered(plan: Plan) -> Iterator[str]:
+    """What the search does not see, each with the reason."""
+    from streamveil.plan.look import look_share
+    from streamveil.plan.own_rows import OwnRows
+    from streamveil.plan.plan import TableSource
+
+    if isinstance(plan.source, TableSource):
+        yield "ids of text, and the source: changes are made up from the domains of the columns"
+    elif isinstance(plan.source, OwnRows):
+        yield "expressions, subqueries, joins, UNNEST and the source: rows are made up behind them"
+    else:
+        yield "expressions, conditions and the source: rows are made up behind them"
+    if look_share(plan):
+        yield (
+            "settings for other things that the look may say: each is refused where it loses more"
+            " than was set aside for all of them"
+        )
+    yield "noise whose law is not what its scale says: `streamveil audit` tests it"
 
 
 def shown(worst: WorstFound) -> Table:

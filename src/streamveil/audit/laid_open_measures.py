@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from math import inf
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
-from streamveil.audit.laid_open import OpenDraws, method, replaced
+from streamveil.audit.laid_open import OpenDraws, OpenNoise, method, replaced
 from streamveil.core import measure
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.noisy import Noisy, values
@@ -112,24 +113,25 @@ class Realised:
     mu_squared: float  # of what is Gaussian
     faults: tuple[str, ...] = ()
 
+    def beside(self, claim: Loss) -> tuple[str, float, float]:
+        """The claim's currency, what was realised in it and what is claimed."""
+        if not claim.zcdp and not claim.gaussian:
+            found = inf if self.mu_squared else self.epsilon
+            return "epsilon", found, float(claim.pure_total)
+        if not claim.zcdp and not claim.pure:
+            return "mu^2", inf if self.epsilon else self.mu_squared, float(claim.gaussian)
+        return "rho", self.rho, claim.rho()
+
     def tightness(self, claim: Loss) -> float:
         """The part of a claim that was realised, in the claim's currency."""
-        if not claim.zcdp and not claim.gaussian:
-            return infinite_ratio(self.epsilon, float(claim.pure_total), free=self.mu_squared)
-        if not claim.zcdp and not claim.pure:
-            return infinite_ratio(self.mu_squared, float(claim.gaussian), free=self.epsilon)
-        return infinite_ratio(self.rho, claim.rho())
+        _, part, whole = self.beside(claim)
+        if part and not whole:
+            return inf
+        return part / whole if whole else 0.0
 
     def stands(self, claim: Loss) -> bool:
         """Whether a claim covers it."""
         return not self.faults and self.tightness(claim) <= SLACK
-
-
-def infinite_ratio(part: float, whole: float, *, free: float = 0.0) -> float:
-    """How much of the whole a part is; infinite if nothing pays for it."""
-    if free > 0 or (part > 0 and not whole):
-        return float("inf")
-    return part / whole if whole else 0.0
 
 
 def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
@@ -157,6 +159,34 @@ def realised(one: MeasuresSeen, other: MeasuresSeen) -> Realised:
         ratio = one.runs[address].log_chance() - other.runs[address].log_chance()
         signed, rho = signed + ratio, rho + ratio**2 / 2
     return Realised(epsilon + abs(signed), rho, mu, tuple(sorted({*faults})))
+
+
+def lost_by(
+    release: Callable[[Any, OpenNoise], list[Any]],
+    pair: tuple[Any, Any],
+    policy: Policy = lambda run, questions: None,
+    seed: int = 1,
+) -> Realised:
+    """What two inputs lose that are told the same; their releases must be equal."""
+    script, seen, found = MeasureTranscript(policy), list[MeasuresSeen](), []
+    for given in pair:
+        seen.append(MeasuresSeen())
+        with measures_laid_open(seen[-1], script):
+            found.append(release(given, OpenNoise(seed)))
+    if not all(np.array_equal(a, b) for a, b in zip(*found, strict=True)):
+        seen[0].faults.append("releases differ although all noise is the same")
+    return realised(seen[0], seen[1])
+
+
+def random_policy(seed: int, chance: float) -> Policy:
+    """Comparisons end where coins say."""
+    rng = np.random.default_rng(seed)
+
+    def policy(run: Comparisons, questions: int) -> int:
+        above = np.flatnonzero(rng.random(questions) < chance)
+        return int(above[0]) if len(above) else questions
+
+    return policy
 
 
 def at_worst(seen: MeasuresSeen) -> Realised:
@@ -321,6 +351,6 @@ class MeasureSpy:
         return first
 
 
-def law_name(laplace: bool) -> str:
+def law_name(laplace: bool) -> str:  # noqa: FBT001
     """The law of noise."""
     return "laplace" if laplace else "gaussian"
