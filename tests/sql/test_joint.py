@@ -12,6 +12,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 import streamveil as sv
+from streamveil.accounts.journal import Journal
 from streamveil.accounts.ledger import Ledger
 from streamveil.api.joint import JointQuery
 from streamveil.batch import Release
@@ -23,6 +24,7 @@ from streamveil.core.noisy import public
 from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.release_metadata import numbers_of
 from streamveil.results.post import processed_together
+from streamveil.runtime import joint
 from streamveil.runtime.joint import guarantee_of
 
 DAYS = 3
@@ -170,6 +172,43 @@ def test_a_ledger_is_charged_for_all_or_for_none(tmp_path):
         assert ledger.spent().epsilon(2e-9) == pytest.approx(
             guarantee_of(query.plan.parts).epsilon(2e-9)
         )
+
+
+def test_no_other_job_comes_between_the_charges_of_one_statement(tmp_path, monkeypatch):
+    """A job that takes the room after it was looked at: nothing of the statement is charged."""
+    shared, query = tmp_path / "shared.ledger", sv.sql(SHARE, {"t": ROWS})
+    Ledger.open(shared, Budget(epsilon=6.5, delta=1e-8), Neighbours("user")).close()  # for two
+    other, honest = guarantee_of(query.plan.parts[:1]), joint.require_room
+
+    def takes_room(*arguments):
+        honest(*arguments)
+        with Ledger.load(shared) as ledger:
+            ledger.charge("another job", other)
+
+    monkeypatch.setattr(joint, "require_room", takes_room)
+    with pytest.raises(BudgetError, match="charging 'bought' would overspend"):
+        list(query.run(str(tmp_path / "late"), ledger=str(shared)))
+    with Ledger.load(shared) as ledger:
+        assert [one.name for one in ledger.entries()] == ["another job"]
+    assert not any((tmp_path / "late").iterdir())
+    monkeypatch.undo()
+    appended = []
+    journal = Journal.append
+    monkeypatch.setattr(
+        Journal, "append", lambda self, records: appended.append(records) or journal(self, records)
+    )
+    roomy = tmp_path / "roomy.ledger"
+    Ledger.open(roomy, Budget(epsilon=6.5, delta=1e-8), Neighbours("user")).close()
+    releases = list(query.run(str(tmp_path / "new"), ledger=str(roomy)))
+    assert [len(records) for records in appended].count(2) == 1  # both in one write
+    with Ledger.load(roomy) as ledger:
+        paid = ledger.entries()
+        assert len(paid) == 2
+        assert all(one.about for one in paid)
+    again = list(query.run(str(tmp_path / "new"), ledger=str(roomy)))  # pays nothing more
+    with Ledger.load(roomy) as ledger:
+        assert ledger.entries() == paid
+    assert [one.table for one in again] == [one.table for one in releases]
 
 
 def test_a_killed_run_gives_the_same_releases(tmp_path):

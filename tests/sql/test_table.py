@@ -89,6 +89,7 @@ def test_python_says_the_same():
         ({"select": "age, COUNT(*) AS n FROM people GROUP BY city"}, "neither in GROUP BY"),
         ({"select": "SUM(age, contribution_bounds_per_row => (0, 9)) AS s FROM people"},
          "COUNTIF(condition)"),
+        ({"select": "COUNT(DISTINCT city) AS n FROM people"}, "GROUP BY city) WHERE n > 20"),
         ({"select": "COUNTIF(agge = 1) AS n FROM people"}, "did you mean 'age'?"),
         ({"select": "COUNT(*) AS trigger FROM people"}, "column of every release"),
         ({"select": "COUNT(*) AS n FROM TUMBLE(TABLE people, DESCRIPTOR(ts), "
@@ -235,6 +236,26 @@ def test_every_mechanism_can_be_asked_for_where_it_fits(name):
 def test_a_mechanism_that_does_not_fit_is_refused():
     with pytest.raises(PlanError, match="candidates: counter"):
         Design(plan_of(options=OPTIONS + ", mechanism = 'tree_of_mwem'")).operator  # noqa: B018
+
+
+def test_values_that_stand_out_are_counted_instead_of_distinct_ones(tmp_path):
+    """What the refusal of COUNT(DISTINCT x) says to write: values that went are not counted."""
+    ids = list(range(6_000))
+    rows = pa.table({
+        "op": ["insert"] * 6_000 + ["delete"] * 3_000,
+        "id": ids + ids[1::2], "city": ["Lima", "Oslo"] * 3_000 + ["Oslo"] * 3_000,
+    })  # fmt: skip
+    query = sv.sql(
+        "CREATE TABLE people (city CHECK (city IN ('Lima', 'Oslo', 'Rome'))) WITH (source = 'rows',"
+        " changelog = 'insert-delete', operation = op, id = id);\n"
+        "SELECT COUNT(*) AS cities FROM (SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9,"
+        " delta = 1e-6, expected_size = 6000, steps = 2) city, COUNT(*) AS n FROM people"
+        " GROUP BY city EMIT EVERY 6000 ROWS) WHERE n > 500",
+        {"rows": rows},
+    )
+    found = [release.table["cities"].to_pylist() for release in query.run(tmp_path / "job")]
+    assert found[0] == [2]
+    assert [one for one in found if one] == found
 
 
 def test_a_useless_table_is_refused_before_anything_is_spent(tmp_path):

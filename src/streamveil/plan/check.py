@@ -253,16 +253,21 @@ def check_own_rows(plan: Plan) -> Complaints:
     )
     if endless or plan.clock.kind not in ("once", "event"):
         yield (
-            "a subquery by the privacy unit needs all rows of a person, and here more may come.\n"
+            f"{source.words} needs all rows of a person, and here more may come.\n"
             "  why     everybody's rows would be kept for good, and what was counted would change "
             "with the next row\n"
             "  to fix  ask once, or replay files with a start and an end (EMIT EVERY INTERVAL); on "
-            "live data max_rows_contributed = 1 counts each person's first row alone (new people), "
-            "and COUNT(DISTINCT unit) in windows those who came"
+            + (
+                "live data join with a public table, or let the database join: postgres, duckdb "
+                "and sqlite are sources that read a query"
+                if source.others
+                else "live data max_rows_contributed = 1 counts each person's first row alone (new "
+                "people), and COUNT(DISTINCT unit) in windows those who came"
+            )
         )
     if plan.periods is not None:
         yield (
-            "a subquery by the privacy unit combines rows of several periods, and"
+            f"{source.words} combines rows of several periods, and"
             " privacy_unit_period protects each alone.\n  to fix  leave out privacy_unit_period"
         )
 

@@ -191,6 +191,15 @@ class OwnRows(SourceSpec):
         return all(isinstance(step, ALONE) for step in self.steps)
 
     @property
+    def words(self) -> str:
+        """What combines the rows, in words."""
+        if any(isinstance(step, OwnJoin) for step in self.steps):
+            return "a join by the privacy unit"
+        if any(isinstance(step, OwnUnion) for step in self.steps):
+            return "UNION ALL of rows"
+        return "a subquery by the privacy unit"
+
+    @property
     def others(self) -> list[OwnRows]:
         """The other relations that steps read."""
         found = [step.other for step in self.steps if isinstance(step, WITH_OTHERS)]

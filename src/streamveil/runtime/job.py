@@ -460,6 +460,17 @@ def require(work: Work, directory: Path) -> None:
         work.account.require_room()
 
 
+def begin(directory: Path, work: Work, keys: Randomness) -> str:
+    """Makes a state whose charge is still to come, where there is none; its epoch."""
+    store = stores.Store(directory)
+    try:
+        keys.noise_of(store, work.identity)
+        assert store.header is not None  # noqa: S101  (the noise was checked against it)
+        return store.header.epoch
+    finally:
+        store.close()
+
+
 def require_same(committed: tuple[Mark, ...], again: tuple[Mark, ...]) -> None:
     """Refuses to go on when replaying the log does not give what was committed."""
     if len(committed) != len(again) or not all(map(Mark.agrees, committed, again)):

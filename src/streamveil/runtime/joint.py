@@ -1,27 +1,30 @@
 """Several private answers at once: a job of each, and what one SELECT makes of their releases.
 
 Each job has a state of its own inside the state directory, a charge of its own, and noise of its
-own. They close their steps side by side; as soon as all have released at a window and trigger, the
-rows are put together. What is kept is kept by the jobs: the same releases put together again give
-the same rows, so a killed run goes on by putting together what is in the archives.
+own. A ledger that they share is charged for all of them at once. They close their steps side by
+side; as soon as all have released at a window and trigger, the rows are put together. What is kept
+is kept by the jobs: the same releases put together again give the same rows, so a killed run goes
+on by putting together what is in the archives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
-from streamveil.accounts.ledger import Ledger
+from streamveil.accounts.ledger import Ledger, Where
 from streamveil.batch import Release
 from streamveil.compiler.compile import operator_of
 from streamveil.connectors import open_sinks
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.core.noisy import post_process
-from streamveil.errors import PlanError, StoreError
+from streamveil.errors import BudgetError, PlanError, StoreError
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.look import with_look
@@ -29,10 +32,12 @@ from streamveil.plan.plan import Plan
 from streamveil.plan.value_bounds import in_units
 from streamveil.results.post import post_processed, processed_together, require_joint
 from streamveil.results.releases import Moment
+from streamveil.runtime.job import Job, Work, begin
+from streamveil.runtime.keys import Randomness
 from streamveil.runtime.published import is_state, of_state, pick
 from streamveil.runtime.query_rows import open_rows
-from streamveil.runtime.run import run
-from streamveil.runtime.store import epoch_of
+from streamveil.runtime.run import prepared
+from streamveil.runtime.store import epoch_of, read_header
 
 Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not put together yet
 
@@ -71,13 +76,20 @@ def run_joint(joint: JointPlan, *, state: str | Path, **options: Any) -> Iterato
         )
     require_joint(joint, tuple(open_rows(one.source).schema() for one in joint.parts))
     places = [home / part.name for part in joint.parts]
-    require_room(joint, places, options.get("ledger"))
+    ledger, progress = options.get("ledger"), options.pop("progress", None)
+    require_room(joint, places, ledger)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     sink = open_sinks([(one.kind, one.options) for one in joint.sinks])
     with ExitStack() as stack:
         both = list(zip(joint.parts, places, strict=True))
         held = [archived(part, place) for part, place in both]
-        jobs = [stack.enter_context(run(part, state=place, **options)) for part, place in both]
+        new = [place for place in places if not place.exists()]
+        works = [prepared(part, state=place, **options) for part, place in both]
+        charge_together(works, places, new, ledger)
+        jobs = [
+            stack.enter_context(Job(place, *work, progress=progress))
+            for work, place in zip(works, places, strict=True)
+        ]
         told = set[Moment]()
         for _ in turns(jobs, held):
             for moment in sorted(set.intersection(*map(set, held)) - told):
@@ -96,6 +108,40 @@ def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:
     if ledger is not None and fresh:
         with Ledger.load(ledger) as shared:
             shared.require(joint.name, guarantee_of(fresh))
+
+
+def charge_together(
+    works: list[tuple[Work, Randomness]], places: list[Path], new: list[Path], ledger: Where | None
+) -> None:
+    """Charges a shared ledger for all answers at once, so that no other job comes between.
+
+    Proof: `Ledger.charge_all` takes all charges with one write, or none. Each is known by the epoch
+        of its state, which is made before; its job finds the charge there and pays nothing more.
+        Where the ledger refuses, states that were made now are removed: nothing was shown of them.
+    """
+    if ledger is None:
+        return
+    epochs = [begin(place, *work) for work, place in zip(works, places, strict=True)]
+    try:
+        with Ledger.load(ledger) as shared:
+            shared.charge_all([
+                replace(
+                    shared.make_charge(work.name, work.operator.guarantee, key=epoch),
+                    about=work.about(),
+                )
+                for (work, _), place, epoch in zip(works, places, epochs, strict=True)
+                if not is_charged(place)
+            ])  # fmt: skip
+    except BudgetError:
+        for place in new:
+            rmtree(place)
+        raise
+
+
+def is_charged(place: Path) -> bool:
+    """Whether the job of a state has paid; then the ledger may hold a later end of it, too."""
+    header = read_header(place)
+    return header is not None and header.ready
 
 
 def turns(jobs: list[Any], held: list[Held]) -> Iterator[None]:

@@ -91,6 +91,27 @@ def run(  # noqa: PLR0913  (the public signature)
     `keep_releases` bounds the archive of releases in the state to the newest ones: at least so many
     are there, at most twice as many. It may differ at every start; nothing released depends on it.
     """
+    work, keys = prepared(
+        plan, state=state, secret=secret, noise=noise, engine=engine, insecure=insecure, pace=pace,
+        ledger=ledger, rejects=rejects, keep_releases=keep_releases,
+    )  # fmt: skip
+    return Job(state, work, keys, progress=progress)
+
+
+def prepared(  # noqa: PLR0913  (the options of `run`)
+    plan: Plan,
+    *,
+    state: str | Path,
+    secret: bytes | str | None = None,
+    noise: Noise | None = None,
+    engine: Engine | None = None,
+    insecure: bool = False,
+    pace: Pace | None = None,
+    ledger: Where | None = None,
+    rejects: str | Path | None = None,
+    keep_releases: int | None = None,
+) -> tuple[Work, Randomness]:
+    """What a job of a plan does, and where its noise comes from: all before it is charged."""
     keys = Randomness(secret, noise, insecure)
     is_new = epoch_of(Path(state)) is None
     if is_new:
@@ -114,7 +135,7 @@ def run(  # noqa: PLR0913  (the public signature)
         keep(Path(state), fresh)
     if is_new:
         warn_of_noise(plan, work.operator)
-    return Job(state, work, keys, progress=progress)
+    return work, keys
 
 
 def warn_of_nothing(plan: Plan) -> None:
@@ -136,7 +157,7 @@ def warn_of_nothing(plan: Plan) -> None:
             f"{nothing}: the budget of this job is spent on releases without rows, unless files "
             "come later",
             OperatorWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -146,7 +167,7 @@ def warn_of_noise(plan: Plan, operator: Operator) -> None:
     Proof: decided by public expectations and by what a look said, which its budget paid for.
     """
     if isinstance(operator, GroupBy) and (noise := noise_warning(plan, operator)):
-        warnings.warn(noise, NoiseWarning, stacklevel=5)
+        warnings.warn(noise, NoiseWarning, stacklevel=6)
 
 
 def tell(committed: Callable[[str | None], None] | None, position: str | None) -> None:

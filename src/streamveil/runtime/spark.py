@@ -354,8 +354,8 @@ def operator_of(plan: Plan) -> Operator:
         )
     if isinstance(plan.source, OwnRows):
         raise PlanError(
-            "a subquery by the privacy unit is not there on Spark.\n"
-            "  to fix  run on the embedded engine, or let Spark store the subquery's rows first"
+            f"{plan.source.words} is not there on Spark.\n"
+            "  to fix  run on the embedded engine, or let Spark store the rows that it makes first"
         )
     if kind not in ("files", "kafka", "rate"):
         raise PlanError(

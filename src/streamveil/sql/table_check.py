@@ -86,7 +86,16 @@ def _shape(plan: Plan) -> Iterator[str]:
 
 def _aggregates(plan: Plan) -> Iterator[str]:
     for one in plan.aggregates:
-        if one.function != "count" or one.low is not None:
+        if one.function == "count_distinct":
+            text = shown(one.expression or "x")
+            yield (
+                f"'{shown(one.name)}': nothing bounds how often one record changes how many values "
+                "there are.\n"
+                "  why     while it is the last of its value, others of that value come and go\n"
+                "  to fix  count values whose noisy count stands out, which is free: COUNT(*) over"
+                f" (SELECT ... {text}, COUNT(*) AS n ... GROUP BY {text}) WHERE n > 20"
+            )
+        elif one.function != "count" or one.low is not None:
             yield (
                 f"'{shown(one.name)}': a changing table answers COUNT(*), COUNT(x) and "
                 "COUNTIF(condition).\n"
