@@ -203,7 +203,7 @@ class PublishedTexts:
     """
 
     levels: tuple[PublishedSketch, ...]  # of prefixes, and last of whole texts
-    weight: int  # what a text adds to a cell of the last one
+    weight: int  # what a text adds to a cell of the last one, >= 1
 
     @property
     def sd(self) -> float:
