@@ -64,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Last-Modified", formatdate(1767225600 + time, usegmt=True))
         self.end_headers()
         if self.command != "HEAD":
+            self.server.sent += len(data)
             self.wfile.write(data)
 
     def log_message(self, *_):
@@ -76,6 +77,7 @@ class ObjectStore(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects, self.asked, self.refuses = {}, [], False
+        self.sent = 0  # bytes
         self.taken = lambda key: None  # told of each object that is sent, before it is
         self.settings = (
             f"endpoint_override=127.0.0.1:{self.server_port}&scheme=http&region=us-east-1"

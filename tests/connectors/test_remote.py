@@ -5,6 +5,7 @@ import io
 import time
 from urllib.request import Request
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -139,6 +140,24 @@ def wait_until(holds, seconds=10):
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_of_a_parquet_file_those_columns_are_copied_that_are_read(store):
+    noise = np.random.default_rng(1)
+    wide = pa.table({"n": range(9)} | {
+        f"c{i}": [noise.bytes(400_000) for _ in range(9)] for i in range(3)})  # fmt: skip
+    made = io.BytesIO()
+    pq.write_table(wide, made, row_group_size=4)
+    for name in "ab":
+        store.put(f"in/{name}.parquet", made.getvalue())
+    reading = source(store, columns=None)
+    assert reading.schema().names == wide.column_names
+    assert numbers(reading.read(None, 5, ["n"])) == [*range(9)] * 2
+    assert store.sent < len(made.getvalue()), "of both, and for the columns' names"
+    [*chunks] = reading.read(None, 9, ["c2", "n"])
+    assert [row for chunk in chunks for row in chunk.rows["c2"].to_pylist()] == [
+        *wide["c2"].to_pylist() * 2
+    ]
 
 
 def test_looking_again_takes_no_file_from_the_store(store):

@@ -186,7 +186,7 @@ class FilesSource:
         """Of one file; of the last one it is known."""
         facts = self._store.facts(name)
         if (name, facts) != self._seen[:2]:
-            with self._store.local(name) as path:
+            with self._store.local(name, self._columns(name, ())) as path:
                 self._seen = (name, facts, self._reader(path).schema(path))
         return self._seen[2]
 
@@ -212,7 +212,7 @@ class FilesSource:
         wanted = select(self._schema(names, columns), columns, "the source")
         try:
             for name, later in zip_longest(left, left[1:]):
-                self._store.expect(None if later is None else present[later])
+                self._expect(None if later is None else present[later], wanted.names)
                 start = place if name == place.name else ReadPosition(name, malformed=0)
                 begun = start.row or start.malformed or self.bounded
                 if begun or not self._is_early(present[name]):
@@ -261,10 +261,19 @@ class FilesSource:
         if facts.size == known.size and (facts.time == known.time or known.mark is None):
             return
         if facts.size == known.size:
-            with self._store.local(name) as path:
+            with self._store.local(name, self._columns(name, ())) as path:
                 if identity(path).mark == known.mark:
                     return
         raise changed(name)
+
+    def _columns(self, name: str, columns: Sequence[str]) -> tuple[str, ...] | None:
+        """What is read of a file: some columns, or all of it where it is text."""
+        is_parquet = isinstance(self._reader(Path(name)), ParquetReader)
+        return tuple(columns) if is_parquet else None
+
+    def _expect(self, name: str | None, columns: Sequence[str]) -> None:
+        """Tells what is read after the next file."""
+        self._store.expect(name, None if name is None else self._columns(name, columns))
 
     def _is_early(self, name: str) -> bool:
         """Whether a file of a followed folder is not, or not wholly, there."""
@@ -285,7 +294,7 @@ class FilesSource:
         """The rows of one file from a place on; behind the last ones it was read."""
         if self.traced:
             self.names.append(shown(name))
-        with self._store.local(name) as path:
+        with self._store.local(name, self._columns(name, wanted.names)) as path:
             file, row, ended = identity(path), start.row, False
             if (row or start.malformed) and (file.size, file.mark) != (start.size, start.mark):
                 raise changed(name)

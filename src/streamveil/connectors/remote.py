@@ -1,9 +1,10 @@
 """Files of an object store, by Arrow's file systems (s3://, gs://, az://, abfs://), and of the web.
 
 One is copied before it is read, into a private folder that goes with it: what is read is one moment
-of the file, and all that holds for a file on disk holds for it. The next file is copied while one
-is read, so the disk has room for two. Keys come from where the store's own programs take them,
-never from the address: that is written into queries, descriptions and logs.
+of the file, and all that holds for a file on disk holds for it. Of a Parquet file in a store
+those columns are copied that are read (`parquet_parts`). The next file is copied while one is read,
+so the disk has room for two. Keys come from where the store's own programs take them, never from
+the address: that is written into queries, descriptions and logs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from streamveil.connectors.blocks import room
 from streamveil.connectors.names import LIST, below, format_of, found, guarded, is_temporary, shown
+from streamveil.connectors.parquet_parts import spans
 from streamveil.errors import SourceError, nearest
 
 WEB = ("http", "https")
@@ -37,6 +39,7 @@ OF_AZURE = ("_authority", "_scheme")
 MARK = "://"
 RETRIED = 15  # seconds for which a store that does not answer is asked again
 PIECE = 1 << 22  # bytes copied at once
+Columns = tuple[str, ...] | None
 
 
 class ListedFile(NamedTuple):
@@ -46,6 +49,13 @@ class ListedFile(NamedTuple):
     time: int  # of its last change, in nanoseconds
 
 
+class Wanted(NamedTuple):
+    """What is read of a file."""
+
+    name: str
+    columns: Columns
+
+
 class CopiedFile(NamedTuple):
     """A copy, in a folder that goes with it."""
 
@@ -53,7 +63,7 @@ class CopiedFile(NamedTuple):
     path: Path
 
 
-def drop(coming: tuple[str, Future[CopiedFile]] | None) -> None:
+def drop(coming: tuple[Wanted, Future[CopiedFile]] | None) -> None:
     """Removes a copy that nobody needs, when it is there."""
     if coming is not None:
         coming[1].add_done_callback(
@@ -82,11 +92,11 @@ class LocalFiles:
         return Path(name).exists()
 
     @contextmanager
-    def local(self, name: str) -> Iterator[Path]:
-        """One of them to read."""
+    def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
+        """One of them to read; `columns`: of a Parquet file no others are. None: all of it."""
         yield Path(name)
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, columns: Columns = None) -> None:
         """Tells which one is read after the next one; None: there is no other."""
 
     def forget(self) -> None:
@@ -98,8 +108,8 @@ class RemoteFiles:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._pool = ThreadPoolExecutor(1, "copy")
-        self._next: str | None = None
-        self._coming: tuple[str, Future[CopiedFile]] | None = None
+        self._next: Wanted | None = None
+        self._coming: tuple[Wanted, Future[CopiedFile]] | None = None
         addresses = {address(pattern)[0] for pattern in patterns if MARK in pattern}
         if len(addresses) != 1 or not all(MARK in pattern for pattern in patterns):
             raise SourceError(
@@ -135,36 +145,38 @@ class RemoteFiles:
         return name in self._listed
 
     @contextmanager
-    def local(self, name: str) -> Iterator[Path]:
+    def local(self, name: str, columns: Columns = None) -> Iterator[Path]:
         """A copy to read, of one moment. The one that is expected is copied meanwhile."""
+        wanted = Wanted(name, columns)
         coming, self._coming = self._coming, None
-        if coming is not None and coming[0] == name:
+        if coming is not None and coming[0] == wanted:
             copied = coming[1].result()
         else:
             drop(coming)
-            copied = self._copied(name)
+            copied = self._copied(wanted)
         try:
-            if self._next is not None and self._next != name:
+            if self._next is not None and self._next.name != name:
                 self._coming = self._next, self._pool.submit(self._copied, self._next)
             yield copied.path
         finally:
             copied.folder.cleanup()
 
-    def expect(self, name: str | None) -> None:
+    def expect(self, name: str | None, columns: Columns = None) -> None:
         """See `LocalFiles`."""
-        self._next = name
+        self._next = None if name is None else Wanted(name, columns)
 
     def forget(self) -> None:
         """See `LocalFiles`."""
         drop(self._coming)
         self._next = self._coming = None
 
-    def _copied(self, name: str) -> CopiedFile:
+    def _copied(self, wanted: Wanted) -> CopiedFile:
+        name = wanted.name
         folder = tempfile.TemporaryDirectory(prefix="streamveil-")
         try:
             path = Path(folder.name) / PurePosixPath(name).name
             facts = self.facts(name)
-            asked(name, lambda: self._copy(name, path))
+            asked(name, lambda: self._copy(wanted, facts.size, path))
             if path.stat().st_size != facts.size or self.facts(name) != facts:
                 raise SourceError(
                     f"'{path.name}' changed while it was copied.\n"
@@ -176,14 +188,21 @@ class RemoteFiles:
             raise
         return CopiedFile(folder, path)
 
-    def _copy(self, name: str, path: Path) -> None:
-        with (
-            self._files.open_input_stream(name, compression=None) as source,
-            path.open("wb") as to,
-            room(PIECE) as own,
-        ):
-            while size := source.readinto(own):
-                to.write(own[:size])
+    def _copy(self, wanted: Wanted, size: int, path: Path) -> None:
+        parts = getattr(self._files, "open_input_file", None)
+        with path.open("wb") as to, room(PIECE) as own:
+            if wanted.columns is None or parts is None:
+                with self._files.open_input_stream(wanted.name, compression=None) as source:
+                    while read := source.readinto(own):
+                        to.write(own[:read])
+                return
+            with parts(wanted.name) as source:
+                for start, end in spans(source, size, wanted.columns):
+                    source.seek(start), to.seek(start)
+                    while start < end and (read := source.readinto(own[: end - start])):
+                        to.write(own[:read])
+                        start += read
+            to.truncate(size)
 
     def _matching(self, pattern: str) -> Iterator[str]:
         from pyarrow import fs
