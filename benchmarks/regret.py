@@ -25,7 +25,8 @@ the shape of the stream decides; the goal is at most 1.05 times the best named a
                                 [--minutes 40] [--again default ...] [--seed N]
 
 What the file holds already is kept and not measured again: a campaign that was cut off goes on
-where it was, with the same streams. `--again` measures some arms anew, `--seed` begins anew.
+where it was, with the same streams. `--again` measures some arms anew, in the cells that are asked
+for and no others, each when its turn comes; `--seed` begins anew.
 """
 
 from __future__ import annotations
@@ -197,12 +198,11 @@ def summary(rows: list[dict[str, Any]]) -> None:
 class Campaign:
     """The rows of a file of results, those that are still to be measured, and the time for them."""
 
-    def __init__(self, out: Path, seed: int | None, again: list[str], minutes: float) -> None:
+    def __init__(self, out: Path, seed: int | None, minutes: float) -> None:
         kept = json.loads(out.read_text()) if out.exists() and seed is None else {}
         self.out, self.ends = out, time.monotonic() + 60 * minutes
         self.seed: int = kept.get("seed", secrets.randbelow(2**31) if seed is None else seed)
-        rows = [row for row in kept.get("rows", []) if row["arm"] not in again]
-        self.rows = {place(row): row for row in rows}
+        self.rows = {place(row): row for row in kept.get("rows", [])}
 
     @property
     def late(self) -> bool:
@@ -244,7 +244,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measures what is asked for and not there yet, one number of releases after the other."""
     given = arguments()
-    campaign = Campaign(given.out, given.seed, given.again, given.minutes)
+    campaign = Campaign(given.out, given.seed, given.minutes)
     budgets = [tuple(float(part) for part in text.split(",")) for text in given.budgets]
     made: dict[str, Stream] = {}
     for triggers, budget, name in product(given.triggers, budgets, given.streams):
@@ -252,9 +252,8 @@ def main() -> None:
             break
         stream = made[name] = made.get(name) or make(name, campaign.seed)
         for arm, settings in arms(stream).items():
-            if (name, triggers, budget, arm) in campaign.rows or (
-                given.arms and arm not in given.arms
-            ):
+            known = (name, triggers, budget, arm) in campaign.rows and arm not in given.again
+            if known or (given.arms and arm not in given.arms):
                 continue
             seeds = [campaign.seed + 1 + number for number in range(given.seeds)]
             campaign.add(measure(stream, arm, settings, triggers, budget, seeds))

@@ -110,6 +110,19 @@ def test_one_units_keys_are_shown_no_more_often_than_beta(bounds, rule):
         assert_rejects_rate(len(lower), keys, limit)
 
 
+@pytest.mark.parametrize("sigma", [1.5, 4.3, 30])
+def test_one_draw_is_off_by_half_a_quantum_and_no_more(sigma):
+    """A bound for sums of many rounding errors cost four rows at a sigma of four."""
+    beta, bounds = Fraction(1, 10**10), Bounds(max_rows=16, per_group=1)
+    asked = made(bounds, horizon=1, tests=1, sigma=sigma, beta=beta).threshold(1)
+
+    def passes(threshold):  # exactly: rounded noise is above threshold - 1
+        return norm.sf((threshold - 0.5) / sigma)
+
+    assert passes(asked) <= beta / 16
+    assert passes(asked - 2) > beta / 16
+
+
 def test_a_key_of_too_few_units_is_never_shown():
     """At least k units: what k - 1 of them may add is not even tested."""
     test = made(Bounds(max_rows=6, per_group=2), least_units=5, sigma=1000)

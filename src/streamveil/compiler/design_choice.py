@@ -149,7 +149,7 @@ def designs(problem: Problem) -> Iterator[Grid]:
                 kind="gaussian", max_rows=round(SQUARED[p[0]]), per_group=1), ((1,),))  # fmt: skip
     if "totals" in problem.kinds:
         yield alone(bounds)
-        if given.is_open:
+        if given.is_open and not problem.counted:  # else a Gaussian selection by the same counter
             yield alone(bounds, once=True)
 
 

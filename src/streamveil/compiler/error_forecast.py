@@ -14,7 +14,7 @@ from math import exp, inf, log, pi, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import erf, erfc, ndtri
+from scipy.special import erf, erfc, ndtr, ndtri
 
 from streamveil.compiled import njit
 from streamveil.errors import PlanError
@@ -54,8 +54,9 @@ class ExpectedStream:
     """A stream that one may expect within one scope of a unit.
 
     A unit has n rows, weight (n + b)^-heavy with b from the mean, or n^(even - 1) e^-cn with c from
-    it; a row has the group of rank k, weight (k + groups / 1000)^-steep, or with chance `repeats` a
-    group its unit had before, or with chance `single` one that no other row has.
+    it; a row has the group of rank k, weight (k + groups / 1000)^-steep or, with a `spread`, by a
+    log-normal law, or with chance `repeats` a group its unit had before, or with chance `single`
+    one that no other row has.
     """
 
     units: float
@@ -69,7 +70,8 @@ class ExpectedStream:
     repeats: float = 0.0
     drawn: int = UNITS  # units that a forecast draws, each standing for the same number of rows
     single: float = 0.0  # share of rows that have a group of their own
-    laws: tuple[tuple[int, float, float], ...] = ()  # groups, steep, single; each as likely
+    spread: float = 0.0  # deviation of the logarithm of groups' rows; 0: by `steep`
+    laws: tuple[tuple[int, float, float, float], ...] = ()  # groups, steep, single, spread
     histogram: tuple[tuple[int, int, float], ...] = ()  # units with from .. to rows, if known
 
     def family(self) -> tuple[ExpectedStream, ...]:
@@ -85,12 +87,19 @@ class ExpectedStream:
         tails = tuple((heavy, 0.0) for heavy in HEAVY)
         tails = tails if self.most is None else (tail_of(self.rows, self.most),)
         tails = ((self.heavy, self.even),) if self.histogram else tails
-        laws = self.laws or tuple((self.groups, steep, 0.0) for steep in STEEP)
+        laws = self.laws or tuple((self.groups, steep, 0.0, 0.0) for steep in STEEP)
         shapes = [
             replace(
-                self, groups=groups, steep=steep, single=single, heavy=heavy, even=even, laws=()
+                self,
+                groups=groups,
+                steep=steep,
+                single=single,
+                spread=spread,
+                heavy=heavy,
+                even=even,
+                laws=(),
             )
-            for (groups, steep, single), (heavy, even) in product(laws, tails)
+            for (groups, steep, single, spread), (heavy, even) in product(laws, tails)
         ]
         shapes = [replace(one, repeats=0.0) for one in shapes]
         if self.again is None:
@@ -110,7 +119,7 @@ class ExpectedStream:
 @lru_cache(maxsize=64)
 def steepest(stream: ExpectedStream, again: float) -> ExpectedStream:
     """The stream with groups so unequal that units meet them again by chance as often as known."""
-    low, high = 0.0, STEEPEST
+    low, high, stream = 0.0, STEEPEST, replace(stream, spread=0.0)
     for _ in range(8):
         middle = (low + high) / 2
         less = repeated_by_chance(replace(stream, steep=middle)) < again
@@ -140,7 +149,7 @@ def expected(given: Mapping[str, Any], windows: int) -> ExpectedStream | None:
         raise PlanError(f"{EXPECTED_MOST_ROWS} must be at least {EXPECTED_ROWS}, a mean")
     units = float(EXPECTED_UNITS.of(given) or USUAL_UNITS)
     groups, laws = EXPECTED_GROUPS.of(given), given.get(LAWS, ())
-    laws = () if groups else tuple((max(2, round(n)), float(a), float(b)) for n, a, b in laws)
+    laws = () if groups else tuple(law_of(*law) for law in laws)
     groups = float(groups or max(10.0, units * rows / ROWS_OF_A_GROUP))
     return ExpectedStream(
         units=units,
@@ -151,6 +160,13 @@ def expected(given: Mapping[str, Any], windows: int) -> ExpectedStream | None:
         laws=laws,
         histogram=tuple((int(a), int(b), float(part)) for a, b, part in given.get(HISTOGRAM, ())),
     )
+
+
+def law_of(
+    groups: float, steep: float, single: float, spread: float = 0.0
+) -> tuple[int, float, float, float]:
+    """A law of groups as a look says it, or as it was said before laws had a spread."""
+    return max(2, round(groups)), float(steep), float(single), float(spread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,10 +282,10 @@ def mixed_uniform(n: int, salt: int) -> Float64[Array, " n"]:
 
 
 def group_law(
-    stream: ExpectedStream,
+    stream: ExpectedStream, classes: int = CLASSES
 ) -> tuple[Float64[Array, " classes"], Float64[Array, " classes"]]:
     """Expected totals of classes of groups, and how many groups each holds."""
-    mass, whole, counts = masses(stream.groups, stream.steep)
+    mass, whole, counts = masses(stream.groups, stream.steep, stream.spread, classes)
     rows = stream.units * stream.rows
     totals = rows * (1 - stream.single) * mass / whole
     if not stream.single:
@@ -277,15 +293,22 @@ def group_law(
     return np.append(totals / counts, 1.0), np.append(counts, round(rows * stream.single))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)
 def masses(
-    groups: int, steep: float
+    groups: int, steep: float, spread: float = 0.0, classes: int = CLASSES
 ) -> tuple[Float64[Array, " classes"], float, Float64[Array, " classes"]]:
-    """Classes of groups by rank: the weight of each and of all together, and its groups."""
-    edges = np.unique(np.round(np.geomspace(1, groups + 1, CLASSES)))
+    """Classes of groups by rank: the weight of each and of all together, and its groups.
+
+    Of a log-normal law, the groups of the ranks up to k hold ndtr(spread + ndtri(k / groups)) of
+    all rows.
+    """
+    edges = np.unique(np.round(np.geomspace(1, groups + 1, classes)))
     low, high = edges[:-1], edges[1:]
-    shift, power = groups / 1000 - 0.5, 1 - steep
-    mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
+    if spread:
+        mass = np.diff(ndtr(spread + ndtri((edges - 1) / groups)))
+    else:
+        shift, power = groups / 1000 - 0.5, 1 - steep
+        mass = ((high + shift) ** power - (low + shift) ** power) / power  # integral over the ranks
     return mass, mass.sum(), high - low
 
 
@@ -340,15 +363,20 @@ def tail_of(rows: float, most: float) -> tuple[float, float]:
     return (LIGHT, exp(high)) if light else (exp(high), 0.0)
 
 
-@lru_cache(maxsize=64)
-def draw_stream(stream: ExpectedStream) -> Drawn:
-    """Units chosen in proportion to their rows, so that heavy ones are well represented."""
+def drawn_lengths(stream: ExpectedStream, drawn: int) -> Int64[Array, " units"]:
+    """Rows of some units, each standing for the same number of rows."""
     known = stream.histogram
     law = known_rows(known) if known else row_law(stream.rows, stream.heavy, stream.even)
     law = law * np.arange(1, MOST_ROWS + 1)
     edges = np.cumsum(law) / law.sum()
-    middles = (np.arange(stream.drawn) + 0.5) / stream.drawn
-    lengths = np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1
+    middles = (np.arange(drawn) + 0.5) / drawn
+    return np.asarray(np.minimum(np.searchsorted(edges, middles), MOST_ROWS - 1) + 1)
+
+
+@lru_cache(maxsize=64)
+def draw_stream(stream: ExpectedStream) -> Drawn:
+    """Units chosen in proportion to their rows, so that heavy ones are well represented."""
+    lengths = drawn_lengths(stream, stream.drawn)
     ends = np.cumsum(lengths)
     n, start = int(ends[-1]), np.repeat(ends - lengths, lengths)
     order = np.arange(n) - start

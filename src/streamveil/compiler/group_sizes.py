@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from scipy.special import gammainc, ndtri
+from scipy.special import gammainc, log_ndtr, ndtri
 
 from streamveil.compiler.error_forecast import ExpectedStream, group_law, mixed_uniform
 from streamveil.types import Array, Float64, Int64, UInt32, UInt64
 
 SIZES = np.unique(np.round(2.0 ** (np.arange(0, 81) / 4))).astype(np.int64)  # 1, 2, 3, ... 2^20
+SIZES_OF_OCTAVE = np.maximum(1.0, 1 / np.gradient(np.log2(SIZES)))
 WEIGHT = 2  # the noise of these numbers is so many times that of the other histograms
 BUCKETS = 128  # into which groups fall by chance
 BUCKET_WEIGHT = 4  # as WEIGHT, of the rows in buckets
@@ -20,11 +21,33 @@ RANKS = np.array([0, 1, 2, 4, 8, 16, 32])  # of buckets by their rows, that tell
 LARGEST = 256  # groups that a law puts into buckets one by one
 DRAWS = 6  # of buckets and noise, for what a law makes expect of them
 STEEPNESS = (0.0, 0.4, 0.8, 1.05, 1.25, 1.45, 1.61)
-MISFIT = 0.1  # share by which numbers may differ from every law that is fitted
+SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.05, 1.3, 1.6, 2.0, 2.5)  # of log-normal laws
+SHAPES = [(steep, 0.0) for steep in STEEPNESS] + [(0.0, spread) for spread in SPREADS]
+CLASSES = 64  # of groups of about equal size, of a law that is fitted
+MISFIT = (
+    0.1  # share by which numbers may differ from every law, independently from octave to octave
+)
 LAWS = 6  # that stand for all that fit
 SINGLE = (0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9)
 MOSTLY = 6.0  # times as likely beforehand: no groups of one row beside the others
-Law: TypeAlias = tuple[float, float, float]  # groups, how steep, share of rows in groups of one
+
+
+class GroupLaw(NamedTuple):
+    """Of the rows of groups, as `ExpectedStream` says it."""
+
+    groups: float
+    steep: float
+    single: float  # share of rows in groups of one
+    spread: float  # 0: by `steep`
+
+
+class Units(NamedTuple):
+    """What is known of the units whose groups are asked for."""
+
+    number: float
+    lengths: Int64[Array, " some"]  # rows of some, each standing for the same number of rows
+    repeats: float  # share of rows that repeat a group of their unit
+    off: float  # its deviation
 
 
 def groups_by_size(cells: UInt32[Array, " units"]) -> Int64[Array, " sizes"]:
@@ -59,32 +82,36 @@ def rows_by_bucket(
 def likely_laws(
     noisy: Int64[Array, " sizes"],
     buckets: Int64[Array, " buckets"],
-    units: float,
+    units: Units,
     sigma: float,
-) -> list[Law]:
+) -> list[GroupLaw]:
     """Laws of groups that stand for all that fit noisy numbers of groups, by size and in buckets.
 
-    Algorithm: for laws on a grid of exponents and of numbers of groups (even in the logarithm),
-        the likelihood of the noisy numbers about the expected ones, with Gaussian noise (`sigma` of
-        the other histograms), the spread of a draw and `MISFIT` of it, and `MOSTLY` before it.
-        Numbers by size tell how many small groups there are, full buckets how large the largest
-        are, which are too few to be seen among numbers. Of all laws, ordered by their smallest
-        groups, which decide whether they can be shown, those at even places of the sum of
-        likelihoods. Each is as likely.
+    Algorithm: for laws on a grid of exponents, or of deviations of log-normal laws, and of numbers
+        of groups (even in the logarithm), the likelihood of the noisy numbers about the expected
+        ones, with Gaussian noise (`sigma` of the other histograms), the spread of a draw and
+        `MISFIT` of it, and `MOSTLY` before it. Numbers by size tell how many small groups there
+        are, full buckets how large the largest are, which are too few to be seen among numbers. A
+        law by which chance alone repeats more than units do is as unlikely as the difference. Of
+        all laws, ordered by their smallest groups, which decide whether they can be shown, those at
+        even places of the sum of likelihoods. Each is as likely.
 
     >>> cells = np.arange(30_000) % 1_000
     >>> buckets = np.bincount(np.arange(1_000) * 37 // 11 % BUCKETS, minlength=BUCKETS) * 30
-    >>> laws = likely_laws(groups_by_size(cells), buckets, 30_000.0, 35.0)
-    >>> {float(groups) for groups, *_ in laws}
+    >>> units = Units(30_000.0, np.array([1]), 0.0, 0.01)
+    >>> laws = likely_laws(groups_by_size(cells), buckets, units, 35.0)
+    >>> {float(law.groups) for law in laws}
     {941.0, 1134.0}
     """
-    fitted = expected_groups(round(max(units, 2.0), -1), float(f"{sigma:.3g}"))
+    fitted = expected_groups(round(max(units.number, 2.0), -1), float(f"{sigma:.3g}"))
     groups, full = fitted.groups, np.sort(buckets)[::-1][RANKS]
-    spread = (WEIGHT * sigma) ** 2 + groups + (MISFIT * groups) ** 2
+    spread = (WEIGHT * sigma) ** 2 + groups + (MISFIT * groups) ** 2 * SIZES_OF_OCTAVE
     fit = ((noisy - groups) ** 2 / spread + np.log(spread)).sum(axis=1)
     spread = fitted.spread + (MISFIT * fitted.full) ** 2
     fit += ((full - fitted.full) ** 2 / spread + np.log(spread)).sum(axis=1)
-    before = np.array([1.0 if single else MOSTLY for _, _, single in fitted.laws])
+    off = np.hypot(units.off, MISFIT * min(units.repeats, 1 - units.repeats))
+    fit -= 2 * log_ndtr((units.repeats - by_chance(fitted, units)) / off)
+    before = np.array([1.0 if law.single else MOSTLY for law in fitted.laws])
     chance = np.cumsum(before * np.exp((fit.min() - fit) / 2))
     middles = (np.arange(LAWS) + 0.5) / LAWS * chance[-1]
     return [fitted.laws[place] for place in np.searchsorted(chance, middles)]
@@ -93,40 +120,65 @@ def likely_laws(
 class Fitted(NamedTuple):
     """What laws make expect, in the order of their smallest groups."""
 
-    laws: list[Law]
+    laws: list[GroupLaw]
+    totals: Float64[Array, "laws classes"]  # rows of a group, of one row of each unit
+    counts: Float64[Array, "laws classes"]  # groups
     groups: Float64[Array, "laws sizes"]  # with at least so many rows
     full: Float64[Array, "laws ranks"]  # rows in the fullest buckets, with noise
     spread: Float64[Array, "laws ranks"]  # their variance
+
+
+def by_chance(fitted: Fitted, units: Units) -> Float64[Array, " laws"]:
+    """The share of rows that repeat a group of their unit, by each law, though nothing makes them.
+
+    A unit of n rows has 1 - (1 - p)^n of a group that has the share p of all rows.
+    """
+    missed = np.log1p(-np.minimum(fitted.totals / max(units.number, 2.0), 1 - 1e-9))
+    some, times = np.unique(units.lengths, return_counts=True)
+    entered = sum(
+        many / n * (fitted.counts * -np.expm1(n * missed)).sum(axis=1)
+        for n, many in zip(some, times, strict=True)
+    )
+    return np.asarray(1 - entered / len(units.lengths))
 
 
 @lru_cache(maxsize=4)
 def expected_groups(units: float, sigma: float) -> Fitted:
     """The laws that are fitted, and what each makes expect of so many rows."""
     numbers = np.unique(np.round(np.geomspace(2, max(4.0, 4 * units), 60)))
-    laws = list(product(numbers, STEEPNESS, SINGLE))
-    found, smallest = [], []
+    laws = [
+        GroupLaw(float(count), steep, single, spread)
+        for count, (steep, spread), single in product(numbers, SHAPES, SINGLE)
+    ]
+    found, smallest = np.zeros((len(laws), len(SIZES))), np.zeros(len(laws))
     largest, rest = np.zeros((len(laws), LARGEST)), np.zeros((len(laws), 2))
+    totals, counts = np.zeros((2, len(laws), CLASSES))
     logs = np.linspace(-12, 24, 400)
     chances = gammainc(SIZES[:, None], np.exp(logs))  # of at least so many, by the mean
-    for row, (count, steep, single) in enumerate(laws):
-        others = ExpectedStream(
-            units=units * (1 - single), rows=1.0, groups=int(count), steep=steep
-        )
-        totals, counts = group_law(others)
+    for row, law in enumerate(laws):
+        if not row % len(SINGLE):
+            whole, held = group_law(
+                ExpectedStream(units=units, rows=1.0, groups=int(law.groups), steep=law.steep,
+                               spread=law.spread), CLASSES)  # fmt: skip
+            some = np.diff(np.minimum(np.cumsum(held), LARGEST), prepend=0).astype(int)
+            left = held - some
+        means = whole * (1 - law.single)
         with np.errstate(divide="ignore"):  # groups of which nothing is expected are the least
-            at = np.clip((np.log(totals) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
+            at = np.clip((np.log(means) - logs[0]) / (logs[1] - logs[0]), 0, len(logs) - 1.001)
         low, part = at.astype(int), at % 1
-        found.append((chances[:, low] * (1 - part) + chances[:, low + 1] * part) @ counts)
-        found[-1][0] += single * units
-        smallest.append(totals[-1])
-        some = np.diff(np.minimum(np.cumsum(counts), LARGEST), prepend=0).astype(int)
-        one_by_one = np.repeat(totals, some)
+        found[row] = (chances[:, low] * (1 - part) + chances[:, low + 1] * part) @ held
+        found[row, 0] += law.single * units
+        smallest[row] = means[-1]
+        one_by_one = np.repeat(means, some)
         largest[row, : len(one_by_one)] = one_by_one
-        left = counts - some
-        rest[row] = single * units + left @ totals, single * units + left @ totals**2
+        rest[row] = law.single * units + left @ means, law.single * units + left @ means**2
+        totals[row, : len(means)], counts[row, : len(means)] = means, held
+        totals[row, -1], counts[row, -1] = law.single > 0, law.single * units
     order = np.argsort(smallest)
     full, spread = full_buckets(largest[order], rest[order], BUCKET_WEIGHT * sigma)
-    return Fitted([laws[place] for place in order], np.array(found)[order], full, spread)
+    return Fitted(
+        [laws[place] for place in order], totals[order], counts[order], found[order], full, spread
+    )
 
 
 def full_buckets(

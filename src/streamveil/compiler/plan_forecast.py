@@ -33,7 +33,8 @@ def forecast_rows(plan: Plan, operator: GroupBy) -> list[tuple[str, ...]]:
     """One row for each stream of the family; none where nothing is expected or counted."""
     found = []
     for one, made in forecasts(plan, operator):
-        text = f"rank^-{one.steep:g}, {one.repeats:.0%} repeats, "
+        fall = f"log-normal {one.spread:g}" if one.spread else f"rank^-{one.steep:g}"
+        text = f"{fall}, {one.repeats:.0%} repeats, "
         text += f"{one.groups:,} groups" if one.histogram else f"tail n^-{one.heavy:.2g}"
         cells = (made.keys, made.l1, made.linf, made.l2)
         found.append((text, *(f"{cell:,.4g}" if cell < 1e4 else f"{cell:,.0f}" for cell in cells)))

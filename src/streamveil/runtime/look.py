@@ -140,7 +140,7 @@ def in_words(learned: Learned) -> list[str]:
         if name not in (LAWS, HISTOGRAM)
     ]
     if LAWS in learned.likely:
-        counts, _, single = zip(*learned.likely[LAWS], strict=True)
+        counts, _, single, _ = zip(*learned.likely[LAWS], strict=True)
         said.append(
             f"settings are chosen for {min(counts):,.0f} to {max(counts):,.0f} groups, beside"
             f" {min(single):.0%} to {max(single):.0%} of rows in groups of their own"

@@ -14,10 +14,16 @@ from scipy.special import ndtri
 from streamveil.accounts.ledger import Ledger
 from streamveil.calibrate import gaussian_sigma
 from streamveil.compiler.by_unit import UnitFacts, middle_of_each, shape_of
-from streamveil.compiler.error_forecast import MOST_REPEATS
+from streamveil.compiler.error_forecast import (
+    MOST_REPEATS,
+    drawn_lengths,
+    expected,
+    tail_of,
+)
 from streamveil.compiler.group_sizes import (
     BUCKET_WEIGHT,
     WEIGHT,
+    Units,
     groups_by_size,
     likely_laws,
     rows_by_bucket,
@@ -55,6 +61,7 @@ DEVIATIONS = float(-ndtri(0.05 / LOOKS / 2))  # which none of them misses by, wi
 BEYOND = 0.01  # share of units that may have more rows than counted
 OUTSTANDING = 4.0  # deviations above which a bin holds units: of noise alone, once in 700 looks
 TOLD = 1e-5  # share of units below which a bin is left out
+LENGTHS = 16  # rows of so many units stand for all
 TELLING = 0.05  # share of units that stands out where the histogram tells the law of rows
 CERTAIN = float(-ndtri(1e-9 / (len(SIGNED_EDGES) + 1)))  # which no bin passes by noise alone
 BESIDE = 2.0  # the same, for bins next to such a one
@@ -220,8 +227,20 @@ def learned(sigma: float, expressions: tuple[str, ...], *noisy: Int64[Array, " b
     if known and tells(known[EXPECTED_UNITS.name], sigma):
         known[HISTOGRAM] = histogram_of(shapes[0], sigma)
     if known:
-        known[LAWS] = likely_laws(sizes, buckets, known[EXPECTED_UNITS.name], sigma)
+        known[LAWS] = likely_laws(sizes, buckets, units_of(known, shapes[0], sigma), sigma)
     return replace(learn(shapes, sigma), likely=known, bounds=bounds)
+
+
+def units_of(known: dict[str, Any], noisy: Int64[Array, " bins"], sigma: float) -> Units:
+    """What is known of units, for the laws of their groups."""
+    stream = expected(known, 1)
+    assert stream is not None  # noqa: S101  (a look that knows something knows the rows)
+    if not stream.histogram and stream.most is not None:
+        heavy, even = tail_of(stream.rows, stream.most)
+        stream = replace(stream, heavy=heavy, even=even)
+    middle = ((ROW_EDGES + ROW_ENDS) / 2)[outstanding(noisy, sigma)]
+    off = sigma * float((middle**2).sum()) ** 0.5 / (stream.units * stream.rows)
+    return Units(stream.units, drawn_lengths(stream, LENGTHS), stream.again or 0.0, off)
 
 
 def signed_bins(sizes: Float64[Array, " units"]) -> Int64[Array, " bins"]:

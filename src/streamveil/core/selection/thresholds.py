@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import log, pi
+from math import inf, log, pi, sqrt
 
 import numpy as np
 from scipy.special import ndtri_exp
@@ -98,13 +98,19 @@ class GaussianThresholds:
 
 
 def reaches(
-    counter: Counter, sigma: float, chance: Float64[Array, " any"] | float
+    counter: Counter, sigma: float, chance: Float64[Array, " any"] | float, steps: float = inf
 ) -> Float64[Array, " any"]:
     """Deviations that a counter's noise exceeds with at most some chance, rounding included.
 
-    Proof: see `GaussianThresholds`; `sigma` is the scale of a draw that is rounded.
+    `sigma` is the scale of a draw that is rounded; `steps`: how many of them the noise sums, at
+    most, where that is known.
+
+    Proof: see `GaussianThresholds`. The sum of errors e_i of at most half a quantum, with weights
+        a_i / D_i where the noise is the sum of a_i draws and s^2 = sigma^2 sum a_i^2, never exceeds
+        sum |a_i| / (2 D_i) <= sqrt(steps) s / (2 sigma min D), by Cauchy and Schwarz: for few steps
+        less than Hoeffding's bound, and sure.
     """
     z = -ndtri_exp(np.log(chance) + log(1 - ROUNDING_SHARE))
     z_rounding = np.sqrt(-2 * np.log(np.asarray(chance) * ROUNDING_SHARE))
     # min D is 1 / sensitivity
-    return np.asarray(z + z_rounding * counter.sensitivity / (2 * sigma))
+    return np.asarray(z + np.minimum(z_rounding, sqrt(steps)) * counter.sensitivity / (2 * sigma))

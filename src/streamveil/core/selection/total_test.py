@@ -157,7 +157,8 @@ class TotalTest:
             part = LAST ** (early > 0) if trigger == self.triggers[-1] else (1 - LAST) / early
             chances = float(self.beta) * part * parts
             sigma = float(self.counter.sigma) / (self.share or 1.0)
-            noise = self.deviation(trigger) * reaches(self.counter, sigma, chances)
+            steps = len(self.before(trigger)) + 1  # at which a hidden key drew noise
+            noise = self.deviation(trigger) * reaches(self.counter, sigma, chances, steps)
             needed = self.floor - 1 + rows * int(self.lane.reach) + noise
             found.append(int(np.ceil(portable(float(needed.max(axis=1).min()) * SAFETY))))
         return tuple(found)
