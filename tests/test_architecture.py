@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from streamveil import connectors
+from streamveil.plan import check
+
 ROOT = Path(__file__).parents[1] / "src" / "streamveil"
 # importable by all, import nothing of ours
 BASE = {"compiled", "errors", "kept", "optimize", "prefetch", "release_files", "release_metadata",
@@ -547,6 +550,11 @@ def test_the_check_sees_a_private_use(text, tmp_path):
     module = tmp_path / "x.py"
     module.write_text("class A:\n    def f(self):\n        return self._mine\n" + text)
     assert len(set(private_uses(module))) == 1
+
+
+def test_a_plan_may_name_the_sources_and_sinks_that_can_be_opened():
+    assert set(check.SOURCES) == connectors.SOURCES.keys()
+    assert set(check.SINKS) == connectors.SINKS.keys()
 
 
 PAGE = ROOT.parents[1] / "docs" / "architecture.md"
