@@ -191,7 +191,7 @@ class Mechanism:
 
     @cached_property
     def selection(self) -> Selection | None:
-        """What decides which groups are shown; None where they are public."""
+        """What decides which groups are published; None where they are public."""
         chosen = self.design.selection
         return None if chosen is None else chosen.over(self.counted, self.bounds, self.triggers)
 

@@ -42,7 +42,7 @@ class Recognised(NamedTuple):
 
     rows: Int32[Array, " rows"]  # of the key table; -1: a key never seen in this window
     weight: UInt8[Array, " rows"]
-    hidden: Bool[Array, " rows"]  # whether the key is not yet shown
+    hidden: Bool[Array, " rows"]  # whether the key is not yet published
     group: UInt16[Array, " rows"]  # what a unit remembers of (window, key): `rows.groups_of`
 
     @classmethod
@@ -228,7 +228,7 @@ def recognise(
     entry: int,
     into: Recognised | None = None,
 ) -> Recognised:
-    """Looks up every row's key once. `weights` by key row, 0: not shown, so `entry`."""
+    """Looks up every row's key once. `weights` by key row, 0: not published, so `entry`."""
     known = Recognised.empty(len(names)) if into is None else into
     _recognise(table, names, window, weights, entry, known, np.empty(0, np.int32))
     return known

@@ -1,4 +1,4 @@
-"""Keys shown by coins on their numbers of units: `selection_table` as a selection."""
+"""Keys published by coins on their numbers of units: `selection_table` as a selection."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class CoinSelection:
     """Opens a key by coins on its number of distinct units (design V).
 
     Algorithm, Proof: `SelectionTable`. What it asks of the operator: a unit counts at most once per
-        key (`COUNTED` of `Passed.first`) and for at most `keys_per_unit` keys that are not shown,
-        places never being given back (`Bounds.slots`); a key once shown stays shown.
+        key (`COUNTED` of `Passed.first`) and for at most `keys_per_unit` keys that are not
+        published. Its places are never given back (`Bounds.slots`), and a published key stays so.
         A unit's rows in a key that has no place for it are no part of S, and so of no test. They
-        are part of the key's exact totals, which nobody sees before the key is shown: from then on
-        the Gaussian counters hide them, and their L2 bound holds for all accepted rows on every
+        are part of the key's exact totals, which nobody sees before the key is published. From then
+        on the Gaussian counters hide them, and their L2 bound holds for all accepted rows on every
         path (`Bounds`). So the joint bound of tests and Gaussian releases is as it was: the tests
         of `keys_per_unit` keys, and one Gaussian mechanism of loss mu over all keys.
         With an offset m the coins see max(S - m, 0): to others it is as if the unit had come when
@@ -47,7 +47,7 @@ class CoinSelection:
     shift_epsilon: Fraction
     epsilon: Fraction  # at which the guarantee of the whole job is stated
     offset: int = 0  # units that do not count: keys need that many more
-    half: float = 0.0  # units beyond the offset with which half of all keys are shown
+    half: float = 0.0  # units beyond the offset with which half of all keys are published
     places: int = field(default=FINE, compare=False)  # lattice steps per shift, for `loss`
 
     def __post_init__(self) -> None:
@@ -74,12 +74,12 @@ class CoinSelection:
         return self.table.loss(self.epsilon, 0, self.places)
 
     def threshold(self, trigger: int) -> float:
-        """Units with which a key opens surely at any trigger when its shift is 0."""
+        """Units with which a key is published surely at any trigger when its shift is 0."""
         return float(self.table.threshold + self.offset)
 
     @property
     def usual(self) -> float:
-        """Units with which half of all keys are shown, those that do not count included."""
+        """Units with which half of all keys are published, those that do not count included."""
         return self.half + self.offset
 
     once: ClassVar[bool] = True
@@ -148,7 +148,7 @@ class TableSettings:
 
 
 def withdrawn(state: Held, rows: Int64[Array, " some"], trigger: int) -> Held:
-    """The same without coins for keys that were shown at a trigger by other means."""
+    """The same without coins for keys that were published at a trigger by other means."""
     state["opens"][rows] = trigger
     due = state["due"]
     return state | {"due": due[state["opens"][due] > trigger]}

@@ -1,4 +1,4 @@
-"""Keys shown by a continual Gaussian count of their units. A key once shown stays shown."""
+"""Keys published by a continual Gaussian count of their units. A published key stays published."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GaussianSelection:
     Algorithm: design of DP-SQLP's key selection (Zhang et al. 2023, arXiv:2303.18086) with one
         Gaussian counter, no restarts, and thresholds that hold at all triggers together.
     Protects: all rows of one unit, which adds at most 1 to each of at most `groups` keys; `groups`
-        and `hidden`, how many of them may not be shown yet, follow from the bounds.
+        and `hidden`, how many of them may not be published yet, follow from the bounds.
     Guarantee: `counter.loss(sqrt(groups))` plus delta = `hidden` * `beta`.
     Proof: Let G run the counter for every key of the universe from the start, and let Post open a
         key at the first trigger with at least one accepted row whose estimate exceeds the
@@ -57,7 +57,7 @@ class GaussianSelection:
     restarts: ClassVar[bool] = False
     counter: Counter  # of units, in quanta of 1 / FINE
     bounds: Bounds
-    beta: float  # that a key of one unit alone is shown at any trigger, at most
+    beta: float  # that a key of one unit alone is published at any trigger, at most
     floor: int = 1  # keys need well above this many units
     last: Exact | float = Fraction(1, 2)  # of beta, for the last trigger of a window
 
@@ -68,7 +68,7 @@ class GaussianSelection:
 
     @property
     def hidden(self) -> int:
-        """Of those, not yet shown."""
+        """Of those, not yet published."""
         return self.bounds.hidden_groups
 
     @cached_property

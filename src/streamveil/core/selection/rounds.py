@@ -45,7 +45,7 @@ class RoundSelection:
         `rows` of them: `max_rows` of the bounds.
     Guarantee: a Gaussian of mu^2 = rows * levels / sigma^2 and delta = rows * (failure of a round).
     Proof: as `GaussianSelection`, with (key, round) in place of keys: which round it is, is public.
-        A round that holds u alone has count 1; it is shown by chance with probability at most
+        A round that holds u alone has count 1; it is published by chance with probability at most
         `beta` if the thresholds hold for all triggers together. Corrections to the publication:
         - `rigorous` thresholds hold for all triggers of a round together (beta / T each) and leave
           room for the unit's own count; the published ones hold for one trigger without it. `loss`
@@ -90,7 +90,7 @@ class RoundSelection:
 
     @cached_property
     def failure(self) -> float:
-        """The chance that a round with one unit alone is shown at any trigger, rounded up.
+        """The chance that a round with one unit alone is published at any trigger, rounded up.
 
         `RestartingTrees` rounds one draw a block about past estimates: no further than nodes.
         """

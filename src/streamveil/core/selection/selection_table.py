@@ -1,4 +1,4 @@
-"""Which unknown keys may be shown: Gaussian thresholds, and coins from a table.
+"""Which keys may be published: Gaussian thresholds, and coins from a table.
 
 Interface for the operator that runs it. Both designs need from it:
 - a privacy unit counts at most once per key while the key is unopened (distinct units), and for at

@@ -23,7 +23,7 @@ SAFETY = 1 + 1e-7  # covers the float64 arithmetic of a threshold, and `portable
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianThresholds:
-    """What the estimate of a Gaussian counter must exceed at each trigger for its key to be shown.
+    """What a Gaussian counter's estimate of a key must exceed at each trigger to publish the key.
 
     Algorithm: beta is divided over the triggers. With a horizon the last one gets `last` of it and
         the others the same share each: the last trigger of a window sees every unit, so a lower

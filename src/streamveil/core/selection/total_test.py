@@ -1,4 +1,4 @@
-"""A second way for a hidden key to be shown, or the only one: its noisy total is large."""
+"""A second way for a hidden key to be published, or the only one: its noisy total is large."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class TotalTest:
     query answers once, they may do without a selection (`TotalsAlone`).
 
     Algorithm: at the trigger t_j the exact total of a hidden key is added up to its noise, as if it
-        were shown, and the key is shown if that exceeds `threshold(j)`. A total below `floor` is
-        not tested. Every lane of a hidden key draws noise at t_1, t_2 ... and at no other trigger,
-        and from the trigger that shows it at each: what was tested is what is released. Noise has
-        an address, so nothing is kept of a key that was not shown.
+        were published, and the key is published if that exceeds `threshold(j)`. A total below
+        `floor` is not tested. Every lane of a hidden key draws noise at t_1, t_2 ... and at no
+        other trigger. From the trigger that publishes it on, it draws at each: what was tested is
+        what is released. Noise has an address, so nothing is kept of a key that was not published.
     Protects: all rows of one unit.
     Guarantee: `loss`, a delta of `beta`, beside the selection and the Gaussian loss of the lanes.
     Proof: Let G run the counters of every key of the universe at t_1 .. t_J, and from the trigger
@@ -76,8 +76,8 @@ class TotalTest:
         column m has squared norm at most S_n / D_(e_m)^2, n <= T - e_m + 1 the steps from e_m on:
         `Schedule.scales` bounds it by S_T as before. Weights only fall (`weighted_loss`).
         *At least k units.* Totals below floor = (k - 1) times what one unit may add, plus one, are
-        not tested: a key of fewer than k units is never shown here.
-    Error: half of all keys of total `threshold` are shown. The noise of the tests makes a key's
+        not tested: a key of fewer than k units is never published here.
+    Error: half of all keys of total `threshold` are published. The noise of the tests makes a key's
         first release less precise, by J - 1 small steps at most, and hardly its later ones.
     Memory: none.
     """
@@ -130,7 +130,7 @@ class TotalTest:
         return (self.least_units - 1) * self.most * int(self.lane.reach) + 1
 
     def before(self, trigger: int) -> tuple[int, ...]:
-        """The triggers of the tests that a key shown at some trigger had before."""
+        """The triggers of the tests that a key published at some trigger had before."""
         return tuple(t for t in self.triggers if t < trigger)
 
     def threshold(self, trigger: int) -> int:

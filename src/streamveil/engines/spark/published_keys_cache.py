@@ -38,7 +38,7 @@ class MetGroups:
 
     version: int
     tags: list[int]  # of the key shards
-    shown: stages.PublishedGroups
+    groups: stages.PublishedGroups
 
 
 MET: dict[str, MetGroups] = {}
@@ -47,7 +47,7 @@ MET: dict[str, MetGroups] = {}
 def tell(
     operator: GroupBy, shards: Shards, step: Step, state: State, before: dict[int, int]
 ) -> None:
-    """Writes what a key shard's step has shown. `before`: how many groups each window had shown."""
+    """Writes what a key shard's step has published. `before`: what each window had by then."""
     place = STAGE, step.shard, step.number
     if not stages.facts_matter(operator):
         return
@@ -60,8 +60,10 @@ def tell(
         shards.put(*place, BASE, ({"tag": step.tag}, stages.published_facts(operator, state)))
 
 
-def shown(operator: GroupBy, shards: Shards, number: int, version: int) -> stages.PublishedGroups:
-    """The shown groups of so many key shards after a step, where bounding asks for them."""
+def of_shards(
+    operator: GroupBy, shards: Shards, number: int, version: int
+) -> stages.PublishedGroups:
+    """The published groups of so many key shards after a step, where bounding asks for them."""
     if not stages.facts_matter(operator):
         return stages.PublishedGroups.of(operator, stages.published_facts(operator, State()))
     if not stages.facts_last(operator):
@@ -73,11 +75,11 @@ def shown(operator: GroupBy, shards: Shards, number: int, version: int) -> stage
     held = MET.pop(name, None)
     if held is None or not caught_up(operator, shards, held, version):
         held = met_whole(operator, shards, number, version)
-    held.shown.forget(operator, version)
+    held.groups.forget(operator, version)
     while len(MET) >= JOBS:
         MET.pop(next(iter(MET)))
     MET[name] = held
-    return held.shown
+    return held.groups
 
 
 def all_of(operator: GroupBy, found: list[stages.Facts]) -> stages.PublishedGroups:
@@ -99,7 +101,7 @@ def caught_up(operator: GroupBy, shards: Shards, held: MetGroups, version: int) 
                     return False
             else:
                 met = shard, held.version, tag
-                held.tags[shard] = follow(operator, shards, held.shown, met, version)
+                held.tags[shard] = follow(operator, shards, held.groups, met, version)
     except StoreError:
         return False
     held.version = version
@@ -123,7 +125,7 @@ def met_whole(operator: GroupBy, shards: Shards, number: int, version: int) -> M
 def require_tags(shards: Shards, version: int, told: list[int]) -> None:
     """Raises StoreError when what was told is not of the key shards that are there."""
     if version and shards.tags("key", version, len(told)) != told:
-        raise StoreError(f"what was shown at step {version} belongs to another state")
+        raise StoreError(f"what was published at step {version} belongs to another state")
 
 
 def follow(

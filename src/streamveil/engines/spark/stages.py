@@ -47,7 +47,7 @@ from streamveil.dataflow.witness import check_group, look_at_group
 from streamveil.engines.spark.shuffle import BYTES, ENDS, Counts, Rows, cells_from, cells_of
 from streamveil.types import Array, Int64, UInt8, UInt64
 
-Facts = dict[str, Array]  # of the shown groups, all public: window, name, weight, round
+Facts = dict[str, Array]  # of the published groups, all public: window, name, weight, round
 Delta = dict[str, Array]  # what a step did to a shard: enough to do it again
 LATER = ("rows", "units", "distinct")  # lanes that are filled where a row is accepted or gathered
 
@@ -100,14 +100,14 @@ def key_cells(
 
 
 def bound(
-    operator: GroupBy, state: State, rows: Rows, shown: PublishedGroups, shards: int
+    operator: GroupBy, state: State, rows: Rows, groups: PublishedGroups, shards: int
 ) -> Bounded:
     """The unit stage of one shard: which rows count. Updates the shard's units in place.
 
     Rows go on summed per group where nothing is lost by it.
     """
     names, n = rows["names"], len(rows)
-    known = shown.recognise(names, rows["window"])
+    known = groups.recognise(names, rows["window"])
     accepted, first = pass_witnessed(operator, state, known.of_units(rows["unit"]), rows["period"])
     kept = np.flatnonzero(accepted)
     lanes = np.ones((n, len(operator.plain_lanes)), np.int64)
@@ -224,19 +224,19 @@ def make_windows(
 
 
 def facts_matter(operator: GroupBy) -> bool:
-    """Whether bounding asks which groups were shown; if not, nothing of them is written."""
+    """Whether bounding asks which groups were published; if not, nothing of them is written."""
     aggregation = operator.aggregation
     restarts = aggregation.restarts
     return aggregation.rule is not None or operator.bounds.slots is not None or restarts
 
 
 def facts_last(operator: GroupBy) -> bool:
-    """Whether what is known of a shown group stays as it was when it was shown."""
+    """Whether what is known of a published group stays as it was when it was published."""
     return operator.aggregation.rule is None and not operator.aggregation.restarts
 
 
 def published_facts(operator: GroupBy, state: State, known: dict[int, int] | None = None) -> Facts:
-    """What other stages may know of a shard's shown groups: all of it was released.
+    """What other stages may know of a shard's published groups: all of it was released.
 
     `known`: how many of each window to leave out.
     """
@@ -257,11 +257,11 @@ def published_facts(operator: GroupBy, state: State, known: dict[int, int] | Non
 
 
 def published_counts(state: State) -> dict[int, int]:
-    """How many groups each window has shown."""
+    """How many groups each window has published."""
     return {number: len(held.published_rows) for number, held in state.windows.items()}
 
 
-PublishedTable = tuple[KeyTable, UInt8[Array, " shown_plus_1"], Int64[Array, " shown"]]
+PublishedTable = tuple[KeyTable, UInt8[Array, " published_plus_1"], Int64[Array, " published"]]
 
 
 def nothing() -> PublishedTable:
@@ -274,7 +274,7 @@ class PublishedGroups:
     """What bounding may know of the groups of all shards, by window: where, weight and round."""
 
     windows: dict[int, PublishedTable]
-    entry: int  # weight of a group that is not shown
+    entry: int  # weight of a group that is not published
     restarts: bool
 
     @classmethod
@@ -287,7 +287,7 @@ class PublishedGroups:
         return made
 
     def add(self, operator: GroupBy, facts: Facts) -> None:
-        """Adds groups that were not shown before."""
+        """Adds groups that were not published before."""
         weighed = operator.aggregation.rule is not None or operator.bounds.slots is not None
         for window, mine in parts(facts["window"]):
             table, weights, rounds = self.windows.get(window, nothing())

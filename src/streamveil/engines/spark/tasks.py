@@ -121,14 +121,14 @@ def bound_task(
 
     def task(batches: Batches) -> Batches:
         operator = setup.operator.open()
-        shown = published_keys_cache.shown(operator, setup.state, setup.shards, step - 1)
+        groups = published_keys_cache.of_shards(operator, setup.state, setup.shards, step - 1)
         for shard, came in received(setup, batches):
             pieces = ready(came)
             rows = joined(pieces)
             bounded = stages.Bounded([], {}, {})
             with unit_shard(operator, setup, shard).open(step - 1) as held:
                 if rows is not None:
-                    bounded = stages.bound(operator, held.state, rows, shown, setup.shards)
+                    bounded = stages.bound(operator, held.state, rows, groups, setup.shards)
                 operator.expire(held.state, step)
                 size, whole = held.commit(bounded.delta)
                 units, tags = operator.counters(held.state)["units"], held.share
