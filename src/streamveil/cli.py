@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from errno import ENOMEM
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -62,12 +62,13 @@ from streamveil.errors import (
 from streamveil.plan.joint import JointPlan
 from streamveil.plan.plan import Plan
 from streamveil.release_metadata import look_sentence, missing
-from streamveil.sql.sql import Planned, PlannedJoint
+from streamveil.sql.sql import PlannedJoint
 from streamveil.terminal import Terminal, label, say
 
 if TYPE_CHECKING:
     from streamveil.advise.explain import Explanation
     from streamveil.advise.explain_memory import Limit
+    from streamveil.runtime.watch import Watch
 
 CODES: dict[type[StreamveilError], int] = {
     PlanError: 2,
@@ -247,17 +248,18 @@ def run(
     from streamveil.compiled import COMPILING, ON_COMPILING
     from streamveil.runtime.run import Pace
     from streamveil.runtime.run import run as start
-    from streamveil.runtime.watch import Watch, logged, served
+    from streamveil.runtime.watch import Watch
 
     ON_COMPILING[:] = [] if quiet else [lambda: say(COMPILING, err=True)]
     planned = read_script(query, table).named(name)
     size = None if memory is None else size_of(memory)
-    pace = Pace(once=once, memory=size, threads=threads)
+    pace, told = Pace(once=once, memory=size, threads=threads), Told(log, metrics, exact_metrics)
     if planned.explain or isinstance(planned, PlannedJoint):
-        given = {"--engine spark": engine != ENGINES[0], "--log": log, "--metrics": metrics,
-                 "--rejects": rejects}  # fmt: skip
-        run_otherwise(planned, given, state=state, secret=secret, ledger=shared, pace=pace,
-                      keep_releases=keep_releases)  # fmt: skip
+        if planned.explain or isinstance(planned.plan, Plan):
+            print_explanation(planned.plan, forecast=False, as_json=False)
+            return
+        run_several(planned.plan, told, engine, state=state, secret=secret, ledger=shared,
+                    pace=pace, keep_releases=keep_releases, rejects=rejects)  # fmt: skip
         return
     if engine not in ENGINES:
         raise PlanError(f"unknown engine '{engine}'{nearest(engine, ENGINES)}")
@@ -269,14 +271,11 @@ def run(
     }
     require_read(engine, own)
     last = None
-    if exact_metrics and metrics is None:
-        raise PlanError("--exact-metrics shows more at --metrics PORT.\n  to fix  give both")
     quiet = quiet or log is not None  # counts of rows are no log lines
     seen: list[Any] = []  # the last progress
     watch = Watch(planned.plan, state, now=time.time)  # noqa: TID251  (an operator's clock)
     bar = progress_bar(planned.plan, seen, quiet=quiet)
-    serving = served(watch, metrics, exact=exact_metrics) if metrics else nullcontext()
-    with logged(log, watch), stopping(seen), serving, bar as show:
+    with told.of(planned.plan.name, watch), stopping(seen), bar as show:
         listen = both(show, watch.hear)
         common: dict[str, Any] = {
             "state": state, "secret": secret, "progress": listen, "ledger": shared,
@@ -303,25 +302,45 @@ def run(
         print_answer(planned.plan, question, state, secret)
 
 
-def run_otherwise(
-    planned: Planned | PlannedJoint, others: Mapping[str, Any], **options: Any
-) -> None:
-    """Explains; or runs several private answers, and shows the last of what is made of them."""
-    from streamveil.runtime.joint import run_joint
+class Told(NamedTuple):
+    """What is told of a run while it goes on: see the options of `run`."""
 
-    plan = planned.plan
-    if planned.explain or isinstance(plan, Plan):
-        print_explanation(plan, forecast=False, as_json=False)
-        return
-    for name, given in others.items():
-        if given:
-            raise PlanError(
-                f"{name} is for one private answer, and this statement is made of several.\n"
-                "  to fix  leave it out, or run each answer as a statement of its own"
-            )
-    last = None
-    for release in run_joint(plan, **options):
-        last = release
+    log: str | None
+    metrics: str | None
+    exact: bool
+
+    @contextmanager
+    def of(self, job: str, *watches: Watch) -> Iterator[None]:
+        """Log lines of a job, and the metrics of what is watched."""
+        from streamveil.runtime.watch import logged, served
+
+        if self.exact and self.metrics is None:
+            raise PlanError("--exact-metrics shows more at --metrics PORT.\n  to fix  give both")
+        at = self.metrics
+        serving = served(at, *watches, exact=self.exact) if at else nullcontext()
+        with logged(self.log, job, several=len(watches) > 1), serving:
+            yield
+
+
+def run_several(plan: JointPlan, told: Told, engine: str, *, state: Path, **options: Any) -> None:
+    """Runs several private answers, and shows the last of what is made of their releases."""
+    if engine != ENGINES[0]:
+        raise PlanError(
+            "--engine spark is for one private answer, and this statement is made of several.\n"
+            "  to fix  leave it out, or run each answer as a statement of its own"
+        )
+    from streamveil.runtime.joint import run_joint
+    from streamveil.runtime.watch import Watch
+
+    watches = [Watch(part, state / part.name, now=time.time) for part in plan.parts]  # noqa: TID251
+    last, seen = None, list[Any]()
+    with told.of(plan.name, *watches), stopping(seen):
+
+        def hear(progress: Any) -> None:
+            seen[:] = [progress]
+
+        for release in run_joint(plan, state=state, watches=watches, progress=hear, **options):
+            last = release
     if last is not None and not plan.sinks:
         print_rows(last.table, f"release {last.trigger} (CREATE SINK keeps them all)")
     for note in last.notes if last is not None else ():

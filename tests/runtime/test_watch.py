@@ -162,7 +162,7 @@ def test_health_follows_the_public_calendar(script, tmp_path):
     now = [2.5 * 3600]
     watch = Watch(plan, tmp_path / "s", now=lambda: now[0])
     watch.hear(Progress(1, 1, 0, 1, 0.0, 0, 0))
-    with served(watch, "0") as port:
+    with served("0", watch) as port:
         assert fetched(port, "/health") == (200, "ok\n")
         now[0] += 3600
         assert fetched(port, "/health") == (503, "2 steps behind\n")
@@ -170,16 +170,15 @@ def test_health_follows_the_public_calendar(script, tmp_path):
         assert fetched(port, "/health")[0] == 200
         assert "streamveil_behind_steps" in fetched(port, "/metrics")[1]
         assert fetched(port, "/rows")[0] == 404
-        with pytest.raises(SourceError, match="cannot be served at"), served(watch, str(port)):
+        with pytest.raises(SourceError, match="cannot be served at"), served(str(port), watch):
             pass
     assert behind(Clock(kind="rows", every=9, steps=3), 1, now[0]) == 0
 
 
-def test_other_peoples_messages_are_not_logged(script, tmp_path, capsys):
-    watch = Watch(plan_of(script("q", [1])), tmp_path / "s", now=lambda: 0.0)
-    with pytest.raises(KeyError), logged("json", watch):
+def test_other_peoples_messages_are_not_logged(capsys):
+    with pytest.raises(KeyError), logged("json", "q"):
         raise KeyError("a row of Ann's")
-    with pytest.raises(PlanError), logged("text", watch):
+    with pytest.raises(PlanError), logged("text", "q"):
         raise PlanError("told in words")
     said = capsys.readouterr().err
     assert "Ann" not in said
@@ -198,5 +197,5 @@ def test_wrong_settings_are_refused_before_a_charge(script, tmp_path, wrong):
 def test_the_missing_extra_is_named(script, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     watch = Watch(plan_of(script("q", [1])), tmp_path, now=lambda: 0.0)
-    with pytest.raises(MissingExtraError, match=r"streamveil\[metrics\]"), served(watch, "0"):
+    with pytest.raises(MissingExtraError, match=r"streamveil\[metrics\]"), served("0", watch):
         pass

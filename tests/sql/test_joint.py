@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,8 @@ from streamveil.release_metadata import numbers_of
 from streamveil.results.post import processed_together
 from streamveil.runtime import joint
 from streamveil.runtime.joint import guarantee_of
+from streamveil.runtime.watch import Watch, exposition
+from streamveil.sql.sql import parse_script
 
 DAYS = 3
 ROWS = pa.table({
@@ -253,9 +256,58 @@ def test_the_command_line_runs_and_explains(tmp_path, monkeypatch):
     assert (tmp_path / "s" / "bought").is_dir()
     said = CliRunner().invoke(app, ["explain", "q.sql"])
     assert "all together" in said.output
-    with pytest.raises(PlanError, match="--log is for one private answer"):
-        CliRunner().invoke(app, ["run", "q.sql", "--state", "s", "--log", "text"],
+    with pytest.raises(PlanError, match="--engine spark is for one private answer"):
+        CliRunner().invoke(app, ["run", "q.sql", "--state", "s", "--engine", "spark"],
                            catch_exceptions=False)  # fmt: skip
+
+
+LIVE = """CREATE STREAM t (user INT64, day INT64, bought INT64, at TIMESTAMP)
+    WITH (source = 'files', path = 'in/*.csv', event_time = 'at', follow = FALSE);
+CREATE SINK out WITH (sink = 'files', path = 'out', format = 'csv');
+INSERT INTO out SELECT window_start, day, b.n / s.n AS share FROM ({seen}) AS s JOIN ({bought}) AS b
+    USING (window_start, day)"""
+
+
+def test_answers_in_windows_are_told_and_keep_the_rows_that_they_cannot_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    rows = [f"{user},{user % 3 + 1},{user % 2},2026-01-0{1 + user % 2}T05:00:00Z"
+            for user in range(3_000)]  # fmt: skip
+    Path("in", "a.csv").write_text("\n".join(["user,day,bought,at", *rows, "x,,,", ""]))
+    days = "TUMBLE(TABLE t, DESCRIPTOR(at), size => INTERVAL 1 DAY)"
+    dp = DP.replace("public_groups", "start = '2026-01-01', end = '2026-01-03', public_groups")
+    one = (
+        f"SELECT {dp} window_start, day, COUNT(*) AS n FROM {days} {{}} GROUP BY window_start, day"
+    )
+    emit = " EMIT EVERY INTERVAL 12 HOUR"
+    Path("q.sql").write_text(
+        LIVE.format(seen=one.format("") + emit, bought=one.format("WHERE bought = 1") + emit)
+    )
+    command = [
+        "run",
+        "q.sql",
+        "--state",
+        "s",
+        "--log",
+        "text",
+        "--metrics",
+        "0",
+        "--rejects",
+        "bad",
+    ]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    for name in ("s", "b"):
+        assert f" {name}: step 4, 4 releases of this run" in done.stderr
+    assert "nothing is left to do" in done.stderr
+    assert len(list(Path("out").rglob("*.csv"))) == 4  # two windows, two triggers each
+    for name in ("s", "b"):  # each answer keeps the rows that it could not use
+        assert any(path.is_file() for path in Path("bad", name).rglob("*.parquet"))
+    again = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert again.exit_code == 0, again.output
+    parts = parse_script(Path("q.sql").read_text(), {}).joints[0].plan.parts
+    shown = exposition(*(Watch(one, Path("s", one.name), now=lambda: 0.0) for one in parts))
+    assert shown.count(b'streamveil_epsilon_charged{job="') == 2
 
 
 @pytest.mark.parametrize(

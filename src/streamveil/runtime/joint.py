@@ -9,7 +9,7 @@ on by putting together what is in the archives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,10 +34,12 @@ from streamveil.results.post import post_processed, processed_together, require_
 from streamveil.results.releases import Moment
 from streamveil.runtime.job import Job, Work, begin
 from streamveil.runtime.keys import Randomness
+from streamveil.runtime.progress import Listener, Progress
 from streamveil.runtime.published import is_state, of_state, pick
 from streamveil.runtime.query_rows import open_rows
 from streamveil.runtime.run import prepared
 from streamveil.runtime.store import epoch_of, read_header
+from streamveil.runtime.watch import Watch
 
 Held = dict[Moment, Callable[[], Release]]  # releases of one answer that were not put together yet
 
@@ -61,10 +63,13 @@ def guarantee_of(parts: tuple[Plan, ...]) -> Guarantee:
     )
 
 
-def run_joint(joint: JointPlan, *, state: str | Path, **options: Any) -> Iterator[Release]:
+def run_joint(
+    joint: JointPlan, *, state: str | Path, watches: Sequence[Watch] = (), **options: Any
+) -> Iterator[Release]:
     """Creates or resumes the jobs of all answers and yields what is made of their releases.
 
-    `state` holds a state directory of each, by its name; `options` are those of `run`. A resumed
+    `state` holds a state directory of each, by its name, and so does the directory of `rejects`;
+    `options` are those of `run`, and `watches` listen to one job each, in their order. A resumed
     run yields what was released before once more, which sinks know. Yields nothing for a window and
     trigger at which one of the answers has not released yet.
     """
@@ -77,6 +82,11 @@ def run_joint(joint: JointPlan, *, state: str | Path, **options: Any) -> Iterato
     require_joint(joint, tuple(open_rows(one.source).schema() for one in joint.parts))
     places = [home / part.name for part in joint.parts]
     ledger, progress = options.get("ledger"), options.pop("progress", None)
+    kept = options.pop("rejects", None)
+    listeners = [
+        [one.hear for one in watches[place : place + 1]] + [progress] * (progress is not None)
+        for place, _ in enumerate(places)
+    ]
     require_room(joint, places, ledger)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     sink = open_sinks([(one.kind, one.options) for one in joint.sinks])
@@ -84,12 +94,17 @@ def run_joint(joint: JointPlan, *, state: str | Path, **options: Any) -> Iterato
         both = list(zip(joint.parts, places, strict=True))
         held = [archived(part, place) for part, place in both]
         new = [place for place in places if not place.exists()]
-        works = [prepared(part, state=place, **options) for part, place in both]
+        works = [
+            prepared(part, state=place, rejects=kept and Path(kept) / part.name, **options)
+            for part, place in both
+        ]
         charge_together(works, places, new, ledger)
         jobs = [
-            stack.enter_context(Job(place, *work, progress=progress))
-            for work, place in zip(works, places, strict=True)
+            stack.enter_context(Job(place, *work, progress=partial(tell_all, heard)))
+            for work, place, heard in zip(works, places, listeners, strict=True)
         ]
+        for watch, job in zip(watches, jobs, strict=False):
+            watch.begin(job.closed_steps)
         told = set[Moment]()
         for _ in turns(jobs, held):
             for moment in sorted(set.intersection(*map(set, held)) - told):
@@ -98,6 +113,12 @@ def run_joint(joint: JointPlan, *, state: str | Path, **options: Any) -> Iterato
                 if sink is not None:
                     sink.write(joint.name, made)
                 yield made
+
+
+def tell_all(listeners: Sequence[Listener], seen: Progress) -> None:
+    """Tells each listener what a job reports."""
+    for listener in listeners:
+        listener(seen)
 
 
 def require_room(joint: JointPlan, places: list[Path], ledger: Any) -> None:

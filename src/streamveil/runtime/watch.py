@@ -160,19 +160,23 @@ class JsonLines(logging.Formatter):
 
 
 @contextmanager
-def logged(form: str | None, watch: Watch) -> Iterator[None]:
-    """Log lines on stderr while a job runs; `form`: 'text', 'json', or None for none."""
+def logged(form: str | None, job_name: str, *, several: bool = False) -> Iterator[None]:
+    """Log lines on stderr while a job runs; `form`: 'text', 'json', or None for none.
+
+    `several`: lines of text name the job that they are of.
+    """
     if form is None:
         yield
         return
     if form not in ("text", "json"):
         raise PlanError(f"--log is text or json, not '{form[:20]}'.\n  to fix  --log json")
     handler, level = logging.StreamHandler(), LOG.level
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    name = " %(job)s:" if several else ""
+    plain = logging.Formatter(f"%(asctime)s %(levelname)s{name} %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else plain)
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
-    job = {"job": watch.plan.name}
+    job = {"job": job_name}
     LOG.info("starting", extra=job)
     shown, warnings.showwarning = warnings.showwarning, partial(log_warning, job)
     try:
@@ -203,8 +207,8 @@ def log_warning(
         LOG.warning("%s", message, extra=job)
 
 
-def exposition(watch: Watch, *, exact: bool = False) -> bytes:
-    """The metrics as Prometheus reads them. `exact`: also what depends on people's rows.
+def exposition(*watches: Watch, exact: bool = False) -> bytes:
+    """The metrics of all jobs as Prometheus reads them. `exact`: also what depends on rows.
 
     Raises MissingExtraError where the package prometheus_client is not installed.
     """
@@ -212,27 +216,33 @@ def exposition(watch: Watch, *, exact: bool = False) -> bytes:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError:
         raise MissingExtraError("metrics", "metrics") from None
-    registry, told = CollectorRegistry(), watch.figures()
-    figures = {
-        "step": ("Steps closed, over all runs", told.step),
-        "steps": ("Steps of the job", told.steps),
-        "behind_steps": ("Steps due by the public clock and not closed", told.behind),
-        "behind_seconds": ("Since the first of these was due", told.behind_seconds),
-        "releases": ("Releases of this run", told.releases),
-        "epsilon_charged": ("Epsilon charged to the ledger", told.epsilon),
-        "epsilon_limit": ("Limit of the ledger", told.epsilon_limit),
-    }
-    for name, (text, value) in figures.items():
-        if value is not None:
+    registry, all_told = CollectorRegistry(), [watch.figures() for watch in watches]
+    for name, (text, field) in METRICS.items():
+        values = {told.job: getattr(told, field) for told in all_told}
+        if any(value is not None for value in values.values()):
             gauge = Gauge(f"streamveil_{name}", text, ["job"], registry=registry)
-            gauge.labels(told.job).set(value)
+            for job, value in values.items():
+                if value is not None:
+                    gauge.labels(job).set(value)
     if exact:
         text = "Private: exact counts, which depend on people's rows"
         gauge = Gauge("streamveil_exact", text, ["job", "what"], registry=registry)
-        for what, value in watch.exact().items():
-            gauge.labels(told.job, what).set(value)
+        for watch in watches:
+            for what, count in watch.exact().items():
+                gauge.labels(watch.plan.name, what).set(count)
     page: bytes = generate_latest(registry)
     return page
+
+
+METRICS = {  # name -> what it is, and the figure
+    "step": ("Steps closed, over all runs", "step"),
+    "steps": ("Steps of the job", "steps"),
+    "behind_steps": ("Steps due by the public clock and not closed", "behind"),
+    "behind_seconds": ("Since the first of these was due", "behind_seconds"),
+    "releases": ("Releases of this run", "releases"),
+    "epsilon_charged": ("Epsilon charged to the ledger", "epsilon"),
+    "epsilon_limit": ("Limit of the ledger", "epsilon_limit"),
+}
 
 
 class Quiet(WSGIRequestHandler):
@@ -243,20 +253,20 @@ class Quiet(WSGIRequestHandler):
 
 
 @contextmanager
-def served(watch: Watch, address: str, *, exact: bool = False) -> Iterator[int]:
-    """Serves `/metrics` and `/health` at HOST:PORT while something runs; yields the port.
+def served(address: str, *watches: Watch, exact: bool = False) -> Iterator[int]:
+    """Serves `/metrics` and `/health` of jobs at HOST:PORT while they run; yields the port.
 
     Without a host, to this machine alone. Raises SourceError where the address cannot be used.
     """
-    exposition(watch)  # a missing package is said now
+    exposition(*watches)  # a missing package is said now
     host, _, port = address.rpartition(":")
 
     def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = request.get("PATH_INFO")
         if path == "/metrics":
-            status, body = "200 OK", exposition(watch, exact=exact)
+            status, body = "200 OK", exposition(*watches, exact=exact)
         elif path == "/health":
-            told = watch.figures()
+            told = max((watch.figures() for watch in watches), key=lambda one: one.behind)
             status = "200 OK" if told.healthy else "503 Service Unavailable"
             body = f"{'ok' if told.healthy else f'{told.behind} steps behind'}\n".encode()
         else:

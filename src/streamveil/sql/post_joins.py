@@ -41,9 +41,10 @@ def joined(left: Relation, right: Relation, join: exp.Join) -> Relation:
             f"{shown(join.side)} {shown(join.kind)} JOIN of released rows.\n"
             "  to fix  JOIN, LEFT JOIN, RIGHT JOIN, FULL JOIN or CROSS JOIN"
         )
-    using = [one.name for one in join.args.get("using") or ()]
+    written = [one.name for one in join.args.get("using") or ()]
+    using = [name for name in written if name.lower() not in KEPT]  # which are equal as it is
     on = [*_using(using, left, right), *_equal(join.args.get("on"), left, right)]
-    if how != "inner" and not on:
+    if how != "inner" and not on and not written:
         raise PlanError(f"{shown(join.side)} JOIN needs USING (day) or ON a.day = b.day")
     for column, relation in [(pair[at], (left, right)[at]) for pair in on for at in (0, 1)]:
         if column in noisy(relation.columns) or column in ends(relation.columns):
@@ -111,6 +112,13 @@ def _equal(on: Any, left: Relation, right: Relation) -> Iterator[tuple[str, str]
                 "  to fix  ON a.day = b.day, and other conditions in WHERE"
             )
         (_, one), (_, other) = sorted(places)
+        if one in KEPT and one == other:  # rows of one window and trigger are put together
+            continue
+        if one in KEPT or other in KEPT:
+            raise PlanError(
+                f"ON {shown(canonical(part))}: rows of one window and trigger meet, no others.\n"
+                "  to fix  leave the window out, or join by columns of groups"
+            )
         yield one, other
 
 
