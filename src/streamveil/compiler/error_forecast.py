@@ -30,6 +30,7 @@ from streamveil.plan.options import (
 from streamveil.types import Array, Bool, Float64, Int64
 
 UNITS = 1_000
+DRAWN_ROWS, FEWEST_DRAWN = 50_000, 100  # of drawn units together; units, whatever rows they have
 MOST_ROWS = 1_000  # of one drawn unit
 CLASSES = 240  # of groups of about equal size
 NEAR = 0.25  # width, in the logarithm of sizes, over which the share of cut rows is averaged
@@ -377,6 +378,9 @@ def drawn_lengths(stream: ExpectedStream, drawn: int) -> Int64[Array, " units"]:
 def draw_stream(stream: ExpectedStream) -> Drawn:
     """Units chosen in proportion to their rows, so that heavy ones are well represented."""
     lengths = drawn_lengths(stream, stream.drawn)
+    if lengths.sum() > DRAWN_ROWS:  # fewer units of many rows tell as much
+        fewer = round(stream.drawn * DRAWN_ROWS / int(lengths.sum()))
+        lengths = drawn_lengths(stream, max(FEWEST_DRAWN, fewer))
     ends = np.cumsum(lengths)
     n, start = int(ends[-1]), np.repeat(ends - lengths, lengths)
     order = np.arange(n) - start
@@ -390,10 +394,10 @@ def draw_stream(stream: ExpectedStream) -> Drawn:
         mixed_uniform(n, 3) * order).astype(np.int64), np.arange(n))  # fmt: skip
     for _ in range(int(lengths.max()).bit_length()):
         source = source[source]
-    named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(stream.drawn), lengths)
+    named = group[source] + (counts.sum() + 1.0) * np.repeat(np.arange(len(lengths)), lengths)
     _, first, back = np.unique(named, return_index=True, return_inverse=True)
     per_unit, size = (
-        stream.units * stream.rows / stream.drawn,
+        stream.units * stream.rows / len(lengths),
         np.log(totals),
     )
     near = np.exp(-(((size[:, None] - size[None, :]) / NEAR) ** 2) / 2)
