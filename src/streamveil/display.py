@@ -6,7 +6,9 @@ Whatever an answer says beside its numbers is shown with them, in each form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from html import escape
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -206,7 +208,20 @@ def plotted(table: pa.Table, notes: Sequence[str], name: str, most: int) -> Figu
     said = [*([f"{more:,} smaller groups are not shown"] if more else []), *notes]
     if said:
         made.supxlabel(literal(".\n".join(wrapped(said))), fontsize=8, color="#5b6570")
+    return shown_in_cells(made)
+
+
+def shown_in_cells(made: Figure) -> Figure:
+    """The same figure; a notebook shows it as a picture, also before it has chosen a backend."""
+    vars(made)["_repr_png_"] = partial(png, made)
     return made
+
+
+def png(made: Figure) -> bytes:
+    """A figure as a picture."""
+    page = BytesIO()
+    made.savefig(page, format="png")
+    return page.getvalue()
 
 
 def wrapped(texts: Sequence[str], width: int = 110) -> list[str]:

@@ -53,6 +53,16 @@ def test_a_job_shows_its_steps_and_no_rows(cell, tmp_path):
     assert len(cell) == before  # who listens sees to it
 
 
+def test_figures_are_pictures_also_before_a_notebook_has_a_backend():
+    answer = sv.sql(
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6, look_share = 0,"
+        " privacy_unit_column = u, max_rows_contributed = 1, public_groups = [0, 1, 2]) g,"
+        " COUNT(*) AS n FROM t GROUP BY g",
+        t={"u": list(range(300)), "g": [0, 1, 2] * 100},
+    )
+    assert vars(answer.plot("n"))["_repr_png_"]().startswith(b"\x89PNG")
+
+
 def test_outside_of_notebooks_nothing_is_shown(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not notebook.in_notebook()

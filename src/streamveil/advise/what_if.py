@@ -22,7 +22,7 @@ from streamveil.compiler.plan_forecast import NOISE
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Guarantee
 from streamveil.dataflow.group_by import GroupBy
-from streamveil.display import AnswerTable
+from streamveil.display import AnswerTable, shown_in_cells
 from streamveil.errors import BudgetError, MissingExtraError, PlanError
 from streamveil.plan.combine import combined_plan
 from streamveil.plan.look import with_look
@@ -80,7 +80,7 @@ class WhatIf(AnswerTable):
             axes.set(xlabel=at, xscale="log", yscale="log")
             axes.spines[["top", "right"]].set_visible(False)
         made.supylabel(f"{column} ({self.units:,} people)" if column == "error" else column)
-        return made
+        return shown_in_cells(made)
 
 
 def what_if(  # noqa: PLR0913  (what may be varied, each by name)

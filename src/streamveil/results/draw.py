@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from streamveil.display import literal, wrapped
+from streamveil.display import literal, shown_in_cells, wrapped
 from streamveil.errors import MissingExtraError
 from streamveil.results.charts import Chart, Line
 from streamveil.types import Array
@@ -58,7 +58,7 @@ def figure_of(chart: Chart, wide: int = WIDE, notes: Sequence[str] = ()) -> Any:
         if notes:
             text = ".\n".join(wrapped(notes, int(width * LETTERS)))
             figure.supxlabel(literal(text), fontsize=8, color=SOFT)
-    return figure
+    return shown_in_cells(figure)
 
 
 def positions(chart: Chart) -> Array:
