@@ -215,9 +215,13 @@ with tempfile.TemporaryDirectory() as folder:
     many = rows.append_column("unit", pa.array(np.arange(n) % 40_000))
     many = many.append_column("wide", pa.array(np.arange(n) % 9_000))
     query = sv.memory(many).protect(unit="unit").group_by("wide").agg(n=sv.count())
-    asked = query.bound(max_rows=4).release(budget=budget)
-    list(asked.run(state=folder + "/many"))
-    tune(asked.plan, rows.rename_columns(["ts", "unit", "name", "url", "wide", "ms"]))
+    counted = query.bound(max_rows=4).release(budget=budget)
+    list(counted.run(state=folder + "/many"))
+    for column, size in (("number", {}), ("url", {"text_length": 2})):
+        query = sv.memory(rows).protect(unit="user_id")
+        query = query.agg(a=sv.heavy_hitters(column, k=3, **size)).bound(max_rows=1)
+        list(query.release(budget=budget).run(state=f"{folder}/{column}"))
+    tune(counted.plan, rows.rename_columns(["ts", "unit", "name", "url", "wide", "ms"]))
 """
 
 

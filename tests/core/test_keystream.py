@@ -7,19 +7,27 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from streamveil.core.noise.bulk import keystream
 from streamveil.core.noise.keyed import KeyedDraws, SeededNoise, SilentNoise
 
-FILLS = {"table": keystream.fill_soft}
+WAYS = {"table": keystream.TABLE_ONLY}
 if keystream.NARROW:
-    FILLS["128"] = keystream.fill_narrow
+    WAYS["128"] = keystream.NARROW_AES
 if keystream.WIDE:
-    FILLS["512"] = keystream.fill_wide
+    WAYS["512"] = keystream.WIDE_AES
 
 
-@pytest.mark.parametrize("name", FILLS)
+def schedule_for(draws, way):
+    """The schedule that a processor with some instructions makes."""
+    schedule = keystream.key_schedule(draws)
+    schedule[-1] = WAYS[way]
+    return schedule
+
+
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("block", [0, 64])
 def test_words_are_those_of_the_source(name, block):
     draws = SeededNoise(3).at("x", 1)
     out = np.zeros(256, np.uint32)
-    FILLS[name](keystream.key_schedule(draws), block, out, 2)
+    assert keystream.HOW in WAYS.values()
+    keystream.fill(schedule_for(draws, name), block, out, 2)
     assert (out.view(np.uint64) == draws.words(128 + 2 * block)[2 * block :]).all()
 
 
@@ -30,11 +38,9 @@ def test_known_vector_of_the_standard():
     plain = bytes.fromhex("00112233445566778899aabbccddeeff")
     assert encryptor.update(plain).hex() == "8ea2b7ca516745bfeafc49904b496089"
     high, low = np.frombuffer(plain[:8], "<u8")[0], int.from_bytes(plain[8:], "big")
-    schedule = keystream.key_schedule(KeyedDraws(key))
-    ones = [keystream._one_soft] + ([keystream.one_narrow] if keystream.NARROW else [])
-    for one in ones:
-        out = np.zeros(2, np.uint64)
-        one(schedule, np.uint64(high), np.uint64(low), out)
+    for name in WAYS:
+        schedule, out = schedule_for(KeyedDraws(key), name), np.zeros(2, np.uint64)
+        keystream.one_block(schedule, np.uint64(high), np.uint64(low), out)
         assert out.tobytes().hex() == "8ea2b7ca516745bfeafc49904b496089"
 
 

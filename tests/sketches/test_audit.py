@@ -13,6 +13,7 @@ from scipy.stats import beta
 
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.core.noise.bulk.keystream import HOW
 from streamveil.sketches import LazySketch
 from tests.sketches.test_cells import dense
 from tests.sketches.test_sensitivity import colliding_pair
@@ -28,7 +29,8 @@ def transcripts(config, stream, seed, scale, trials):
     table = replace(config.table, sigma=config.table.sigma * scale)
     weights, words = np.zeros(0, np.int32), np.asarray(stream, np.uint32)
     # round keys drawn directly: deriving them from a secret is only slower
-    schedules = np.random.default_rng(seed).integers(0, 2**64, (trials, 15, 8), np.uint64)
+    schedules = np.random.default_rng(seed).integers(0, 2**64, (trials, 16, 8), np.uint64)
+    schedules[:, -1] = HOW
     out = []
     for keys in schedules:
         state, seen = table.init(), []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import isqrt
 from typing import Literal, NamedTuple
 
@@ -149,9 +149,9 @@ class UnitTable:
             np.array([0] * (2 + CLASSES) + list(shape), np.int64),
         )
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
-        """How it is laid out."""
+        """How it is laid out, once and for all."""
         return Shape(*self.meta[2 + CLASSES :].tolist())
 
     @property

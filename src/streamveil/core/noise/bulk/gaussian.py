@@ -185,7 +185,7 @@ def exact_pair(u: np.uint64, v: np.uint64) -> tuple[float, float]:
 
 @njit(cache=True, error_model="numpy")
 def careful_draw(
-    keys: UInt64[Array, "15 8"],
+    keys: UInt64[Array, "16 8"],
     place: tuple[int, int, int],
     law: tuple[float, float],
     words: UInt32[Array, " words"],
@@ -225,7 +225,7 @@ def centre_of(omega: Array, buffers: Array, cell: int) -> float:
 
 @njit(cache=True, error_model="numpy")
 def rounded_piece(
-    keys: UInt64[Array, "15 8"],
+    keys: UInt64[Array, "16 8"],
     place: tuple[int, int, int],
     law: tuple[float, Array],
     buffers: Array,
@@ -257,7 +257,7 @@ def round_silently(omega: Array, buffers: Array, start: int, end: int, noise: Ar
 
 @njit(inline="always")
 def settle(
-    keys: UInt64[Array, "15 8"],
+    keys: UInt64[Array, "16 8"],
     place: tuple[int, int, int],
     law: tuple[float, Array],
     buffers: Array,

@@ -2,9 +2,10 @@
 
 `Draws.words` of the keyed source is AES-256 in counter mode from counter zero. A sketch needs that
 stream at random positions, millions of times a second, so the cipher runs here: with the vector AES
-instructions when the processor has them, else with a table. All give the same words, and tests
-compare them with OpenSSL. A second domain of counters (highest bit set) holds the rarely needed low
-half of each draw.
+instructions when the processor has them, else with a table. Compiled code holds all three, so it
+may be shipped; a schedule says which one runs, a public fact of the processor that made it. All
+give the same words, and tests compare them with OpenSSL. A second domain of counters (highest bit
+set) holds the rarely needed low half of each draw.
 
 Proof: a counter block is used for one purpose only: its highest bit names the domain and the rest
     is a position that the caller uses once. Distinct blocks under one key are a keystream.
@@ -12,7 +13,8 @@ Proof: a counter block is used for one purpose only: its highest bit names the d
 
 from __future__ import annotations
 
-from typing import Any
+import platform
+from typing import Any, TypeAlias
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]  # ships no types
 import numpy as np
@@ -27,10 +29,14 @@ from streamveil.types import Array, UInt32, UInt64
 ROUNDS = 14
 GROUP = 64  # words made together: 32 blocks, eight 512-bit registers
 LOW_DOMAIN = np.uint64(0x80)  # first eight bytes of a counter block in the second domain
-_REGISTERS = GROUP // 8
 _FEATURES = llvm.get_host_cpu_features()
-WIDE = bool(_FEATURES.get("vaes") and _FEATURES.get("avx512f") and _FEATURES.get("avx512bw"))
-NARROW = bool(_FEATURES.get("aes"))
+NEEDS = {8: ("aes", "vaes", "avx512f", "avx512bw"), 2: ("aes",)}  # by lanes of a register
+WIDE, NARROW = (all(_FEATURES.get(name) for name in NEEDS[lanes]) for lanes in (8, 2))
+TABLE_ONLY, NARROW_AES, WIDE_AES = np.uint64(0), np.uint64(1), np.uint64(2)  # in a schedule
+HOW = WIDE_AES if WIDE else NARROW_AES if NARROW else TABLE_ONLY
+Schedule: TypeAlias = UInt64[Array, "16 8"]
+Words: TypeAlias = UInt32[Array, " words"]
+Pair: TypeAlias = UInt64[Array, " 2"]
 
 
 def _multiply(a: int, b: int) -> int:
@@ -57,10 +63,11 @@ def _substitution() -> list[int]:
 SBOX = np.array(_substitution(), np.uint8)
 
 
-def key_schedule(draws: Draws) -> UInt64[Array, "15 8"]:
+def key_schedule(draws: Draws) -> Schedule:
     """The round keys of one address, each four times over (a 512-bit register). Secret.
 
-    Silent draws give an empty schedule, which stands for no noise.
+    Behind them stands which instructions this processor has. Silent draws give an empty schedule,
+    which stands for no noise.
     """
     if draws.silent:
         return np.zeros((0, 8), np.uint64)
@@ -79,13 +86,16 @@ def key_schedule(draws: Draws) -> UInt64[Array, "15 8"]:
             last = [int(SBOX[x]) for x in last]
         words.append([x ^ y for x, y in zip(last, words[i - 8], strict=True)])
     flat = np.array(words, np.uint8).reshape(ROUNDS + 1, 16)
-    return np.ascontiguousarray(np.tile(flat, (1, 4))).view(np.uint64)
+    keys = np.ascontiguousarray(np.tile(flat, (1, 4))).view(np.uint64)
+    return np.concatenate([keys, np.full((1, keys.shape[1]), HOW)])
 
 
 def _emit(builder: Any, lanes: int, args: Any) -> None:
     """AES-CTR on `registers` vectors of `lanes` 64-bit lanes (two per block)."""
     keys, high, block, out, registers = args
-    vector = ir.VectorType(ir.IntType(64), lanes)
+    wanted = ",".join(f"+{name}" for name in NEEDS[lanes])  # of this function, whatever the target
+    set.add(builder.function.attributes, f'"target-features"="{wanted}"')
+    vector, places = (ir.VectorType(ir.IntType(bits), lanes) for bits in (64, 32))
     suffix = ".512" if lanes == 8 else ""
     pointer = vector.as_pointer()
     kinds = [ir.FunctionType(vector, [vector, vector])] * 2
@@ -93,20 +103,16 @@ def _emit(builder: Any, lanes: int, args: Any) -> None:
         builder.module.declare_intrinsic(f"llvm.x86.aesni.{name}{suffix}", fnty=kind)
         for name, kind in zip(("aesenc", "aesenclast"), kinds, strict=True)
     )
-    swap = builder.module.declare_intrinsic(
-        f"llvm.bswap.v{lanes}i64", fnty=ir.FunctionType(vector, [vector])
-    )
+    turned = ir.FunctionType(vector, [vector])
+    swap = builder.module.declare_intrinsic(f"llvm.bswap.v{lanes}i64", fnty=turned)
 
     def splat(value: Any) -> Any:
         one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        zeros = ir.Constant(places, [0] * lanes)
         return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
 
     base, top = splat(block), splat(high)
-    pick = ir.Constant(
-        ir.VectorType(ir.IntType(32), lanes),
-        [i if i % 2 else lanes + i for i in range(lanes)],
-    )
+    pick = ir.Constant(places, [i if i % 2 else lanes + i for i in range(lanes)])
     states = []
     for r in range(registers):
         offsets = ir.Constant(vector, [(r * lanes + i) // 2 for i in range(lanes)])
@@ -128,42 +134,25 @@ def _emit(builder: Any, lanes: int, args: Any) -> None:
         builder.store(state, builder.bitcast(place, pointer), align=8)
 
 
-@intrinsic
-def _group_wide(context: Any, keys: Any, high: Any, block: Any, out: Any) -> Any:
-    """One group of words with 512-bit registers."""
+def _made_by(lanes: int, registers: int) -> Any:
+    """A group of words, or fewer, with vectors of `lanes`."""
 
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _emit(builder, 8, (*args, _REGISTERS))
+    @intrinsic
+    def some(context: Any, keys: Any, high: Any, block: Any, out: Any) -> Any:
+        def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            _emit(builder, lanes, (*args, registers))
 
-    return types.void(types.intp, types.uint64, types.uint64, types.intp), codegen
+        return types.void(types.intp, types.uint64, types.uint64, types.intp), codegen
 
-
-@intrinsic
-def _group_narrow(context: Any, keys: Any, high: Any, block: Any, out: Any) -> Any:
-    """Eight blocks with 128-bit registers."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _emit(builder, 2, (*args, 8))
-
-    return types.void(types.intp, types.uint64, types.uint64, types.intp), codegen
+    return some
 
 
-@intrinsic
-def _one_narrow(context: Any, keys: Any, high: Any, block: Any, out: Any) -> Any:
-    """One block with a 128-bit register."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _emit(builder, 2, (*args, 1))
-
-    return types.void(types.intp, types.uint64, types.uint64, types.intp), codegen
+_group_wide, _group_narrow, _one_narrow = _made_by(8, GROUP // 8), _made_by(2, 8), _made_by(2, 1)
 
 
 @njit(cache=True)
-def _one_soft(  # noqa: C901 (the rounds of one cipher)
-    keys: UInt64[Array, "15 8"], high: np.uint64, block: np.uint64, out: UInt64[Array, " 2"]
-) -> None:
-    state = np.empty(16, np.uint8)
-    mixed = np.empty(16, np.uint8)
+def _one_soft(keys: Schedule, high: np.uint64, block: np.uint64, out: Pair) -> None:  # noqa: C901
+    state, mixed = np.empty(16, np.uint8), np.empty(16, np.uint8)
     for i in range(8):
         state[i] = np.uint8((high >> np.uint64(8 * i)) & np.uint64(255))
         state[8 + i] = np.uint8((block >> np.uint64(56 - 8 * i)) & np.uint64(255))
@@ -191,9 +180,7 @@ def _one_soft(  # noqa: C901 (the rounds of one cipher)
 
 
 @njit(cache=True)
-def fill_soft(
-    keys: UInt64[Array, "15 8"], block: int, out: UInt32[Array, " words"], groups: int
-) -> None:
+def fill_soft(keys: Schedule, block: int, out: Words, groups: int) -> None:
     """`fill` without AES instructions."""
     two = np.empty(2, np.uint64)
     for i in range(groups * GROUP // 2):
@@ -204,35 +191,48 @@ def fill_soft(
 
 
 @njit(cache=True)
-def fill_narrow(
-    keys: UInt64[Array, "15 8"], block: int, out: UInt32[Array, " words"], groups: int
-) -> None:
+def fill_narrow(keys: Schedule, block: int, out: Words, groups: int) -> None:
     """`fill` with 128-bit AES instructions."""
+    source, target = keys.ctypes.data, out.ctypes.data
     for i in range(groups * GROUP // 16):
-        _group_narrow(  # type: ignore[call-arg]  # an intrinsic takes no context
-            keys.ctypes.data, np.uint64(0), np.uint64(block + 8 * i), out.ctypes.data + 128 * i
-        )
+        _group_narrow(source, np.uint64(0), np.uint64(block + 8 * i), target + 128 * i)
 
 
 @njit(cache=True)
-def fill_wide(
-    keys: UInt64[Array, "15 8"], block: int, out: UInt32[Array, " words"], groups: int
-) -> None:
+def fill_wide(keys: Schedule, block: int, out: Words, groups: int) -> None:
     """`fill` with 512-bit AES instructions."""
     source, target = keys.ctypes.data, out.ctypes.data
     for i in range(groups):
         at = np.uint64(block + 32 * i)
-        _group_wide(source, np.uint64(0), at, target + 8 * GROUP * i)  # type: ignore[call-arg]  # intrinsic
+        _group_wide(source, np.uint64(0), at, target + 8 * GROUP * i)
 
 
 @njit(cache=True)
-def one_narrow(
-    keys: UInt64[Array, "15 8"], high: np.uint64, block: np.uint64, out: UInt64[Array, " 2"]
-) -> None:
+def one_narrow(keys: Schedule, high: np.uint64, block: np.uint64, out: Pair) -> None:
     """One block with AES instructions."""
-    _one_narrow(keys.ctypes.data, high, block, out.ctypes.data)  # type: ignore[call-arg]  # intrinsic
+    _one_narrow(keys.ctypes.data, high, block, out.ctypes.data)
 
 
-# fill: groups of words from counter `block` on, as halves, lower half first
-fill = fill_wide if WIDE else fill_narrow if NARROW else fill_soft
-one_block = one_narrow if NARROW else _one_soft  # the two words of one counter block
+@njit(cache=True)
+def _fill_any(keys: Schedule, block: int, out: Words, groups: int) -> None:
+    """Groups of words from counter `block` on, as halves, the lower half first."""
+    how = keys[ROUNDS + 1, 0]
+    if how == WIDE_AES:
+        fill_wide(keys, block, out, groups)
+    elif how == NARROW_AES:
+        fill_narrow(keys, block, out, groups)
+    else:
+        fill_soft(keys, block, out, groups)
+
+
+@njit(cache=True)
+def _one_of_any(keys: Schedule, high: np.uint64, block: np.uint64, out: Pair) -> None:
+    """The two words of one counter block."""
+    if keys[ROUNDS + 1, 0] == TABLE_ONLY:
+        _one_soft(keys, high, block, out)
+    else:
+        one_narrow(keys, high, block, out)
+
+
+X86 = platform.machine() in ("x86_64", "AMD64")  # what others compile has no such instructions
+fill, one_block = (_fill_any, _one_of_any) if X86 else (fill_soft, _one_soft)
