@@ -23,7 +23,7 @@ from typing import Any
 
 VIEWS = ((400, "default"), (800, "slate"), (1600, "default"))  # width, colours
 BATCH = 16  # pages that one browser looks at
-LIMIT = 300.0  # seconds that it may take for them; it is tried once more
+LIMIT = 600.0  # seconds that it may take for them; it is tried once more
 BAD = ("serious", "critical")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 HARNESS = """<!doctype html><title>pages</title><body><script>
