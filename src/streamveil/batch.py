@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import getitem
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.core.noisy import Noisy, require_noisy, values
+from streamveil.core.noisy import Noisy, post_process, require_noisy, values
 from streamveil.display import AnswerTable
 from streamveil.release_metadata import sentences
 
@@ -122,6 +123,42 @@ class Release(AnswerTable):
     def notes(self) -> list[str]:  # type: ignore[override]  # read only
         """What to know beside the numbers: the share of rows cut, settings that were looked up."""
         return sentences(self.table.schema)
+
+
+@dataclass(frozen=True)
+class ReleaseColumns:
+    """The rows of some releases with the same columns, one release after the other."""
+
+    fields: list[pa.Field]
+    keys: list[tuple[pa.Array, ...]]  # the first columns, of each release
+    others: list[pa.Array]  # of all releases: plain numbers and times, never null
+    rows: list[int]  # of each release
+    said: list[dict[bytes, bytes]]  # beside the numbers of each
+
+    def tables(self) -> list[pa.Table]:
+        """Each release by itself; the numbers of all lie where they lay."""
+        schema, found, start = pa.schema(self.fields), list[pa.Table](), 0
+        for keys, rows, said in zip(self.keys, self.rows, self.said, strict=True):
+            own = [*keys, *(column.slice(start, rows) for column in self.others)]
+            found.append(pa.Table.from_arrays(own, schema=schema.with_metadata(said)))
+            start += rows
+        return found
+
+
+@dataclass(frozen=True)
+class ReleaseRun:
+    """Releases that were made together."""
+
+    noisy: Noisy[ReleaseColumns]
+    places: tuple[tuple[int, int, int], ...]  # window, trigger and step of each
+
+    def releases(self, noisy: Noisy[list[pa.Table]] | None = None) -> list[Release]:
+        """Each by itself, of these tables or of its own."""
+        tables = post_process(ReleaseColumns.tables, self.noisy) if noisy is None else noisy
+        return [
+            Release(post_process(getitem, tables, turn), *place)
+            for turn, place in enumerate(self.places)
+        ]
 
 
 def require_release(release: Release) -> Release:

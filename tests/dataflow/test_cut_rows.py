@@ -150,7 +150,8 @@ def test_a_replayed_delta_leaves_the_same_state():
 
 
 def test_quiet_bands_are_not_told():
-    assert told(np.array([10.0, -5.0, 8.0, 0.0, 0.0, 0.0]), 1000.0)["rows"] == 0
+    noisy, sd = np.array([[10.0, -5.0, 8.0, 0.0, 0.0, 0.0]]), np.array([1000.0])
+    assert told(noisy, sd)[0]["rows"] == 0
 
 
 def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():

@@ -206,7 +206,9 @@ def test_rows_prepared_in_blocks_are_what_they_are_by_themselves(where):
     )  # fmt: skip
     ends = [0, 7, 7, 20, 60]
     alone = [Batch(rows.slice(a, b - a), 1, True, "{}") for a, b in itertools.pairwise(ends)]
-    for block, batch in zip(in_blocks(iter(alone)), alone, strict=True):
+    for block, batch in zip(
+        itertools.chain.from_iterable(in_blocks(iter(alone))), alone, strict=True
+    ):
         first = prepare_batch(program, block, bytes(32), bytes(32))
         second = prepare_batch(program, batch, bytes(32), bytes(32))
         assert block.block is not None
@@ -224,7 +226,7 @@ def test_what_was_read_before_a_source_fails_goes_on_first():
         yield Batch(pa.table({"n": [1]}), 1, True, "{}")
         raise OSError("gone")
 
-    found = in_blocks(failing())
+    found = itertools.chain.from_iterable(in_blocks(failing()))
     assert next(found).rows.num_rows == 1
     with pytest.raises(OSError, match="gone"):
         next(found)

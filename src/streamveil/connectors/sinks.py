@@ -178,19 +178,20 @@ def runs(releases: Sequence[Release]) -> list[list[Release]]:
     """Releases by window, in runs of triggers in a row with the same columns."""
     found: list[list[Release]] = []
     open_runs: dict[int, list[Release]] = {}
+    named: dict[int, str] = {}  # the folders of the open runs
     for release in map(require_release, releases):
-        run = open_runs.get(release.window)
-        if run is None or run[-1].trigger + 1 != release.trigger or not fits(run[-1], release):
-            run = open_runs[release.window] = []
+        run, folder = open_runs.get(release.window), folder_of(release.window, release.table)
+        if (
+            run is None
+            or run[-1].trigger + 1 != release.trigger
+            or folder != named[release.window]
+            or not same_columns(run[-1].table, release.table)
+        ):
+            run, named[release.window] = [], folder
+            open_runs[release.window] = run
             found.append(run)
         run.append(release)
     return found
-
-
-def fits(first: Release, second: Release) -> bool:
-    """Whether two releases of a window can be in one file."""
-    named = folder_of(first.window, first.table) == folder_of(second.window, second.table)
-    return named and same_columns(first.table, second.table)
 
 
 def folder_of(window: int, table: pa.Table) -> str:

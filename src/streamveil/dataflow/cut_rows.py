@@ -6,10 +6,8 @@ A small share of the budget pays for a private count of the rows that were over 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -18,13 +16,14 @@ from streamveil.core.counters.protocol import Counter
 from streamveil.core.counters.protocol import CounterState as CounterState
 from streamveil.core.mechanism import BANDS, BASE, CutCounter
 from streamveil.core.noise.keyed import Address, Place
-from streamveil.core.noisy import Noisy, post_process
+from streamveil.core.noisy import Noisy
 from streamveil.core.portable import portable
 from streamveil.core.release import count
 from streamveil.types import Array, Float64, Int64, UInt64
 
 COUNTED = (BASE**BANDS - 1) // (BASE - 1)  # cut rows of a unit that are counted: 1,365
 NAMES = np.stack([np.zeros(BANDS), np.arange(1, BANDS + 1)], axis=1).astype(np.uint64)
+MOST_KNOWN = 1 << 10  # deviations that are remembered
 QUIET = 2.0  # deviations below which a band counts as empty, with all above it
 
 
@@ -96,12 +95,12 @@ class CutBands:
         """No cut row yet."""
         return cls(np.zeros(BANDS, np.int64), cut.counter.init(BANDS))
 
-    def release(self, cut: CutCounter, trigger: int, at: Address) -> Noisy[dict[str, float]]:
-        """One trigger: the noisy number of cut rows so far, in place."""
+    def release(self, cut: CutCounter, at: Address) -> Noisy[Array]:
+        """One trigger: the noisy bands so far, in quanta. In place."""
         place = Place(at.noise, "group-by/cut", (at.job, at.window))
         noisy, self.counted = count(cut.counter, self.counted, self.pending, place, NAMES)
         self.pending = np.zeros(BANDS, np.int64)
-        return post_process(told, noisy, deviation(cast(Hashable, cut.counter), trigger))
+        return noisy
 
     def to_arrays(self) -> dict[str, Array]:
         """Everything, as arrays to store."""
@@ -113,28 +112,43 @@ class CutBands:
         return cls(np.array(arrays["pending"]), CounterState.from_arrays(arrays))
 
 
-@lru_cache(1 << 10)
-def deviation(counter: Counter, trigger: int) -> float:
-    """Of the noise in a total at a trigger, in quanta."""
-    return float(portable(counter.std(np.array([trigger]))[0]))
+class Deviations(dict[int, float]):
+    """Of the noise in the total of a band, in quanta, by trigger."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+
+    def __missing__(self, trigger: int) -> float:
+        if len(self) >= MOST_KNOWN:
+            self.clear()
+        self[trigger] = sd = float(portable(self.counter.std(np.array([trigger]))[0]))
+        return sd
 
 
-def told(noisy: Array, sd: float, confidence: float = 0.95) -> dict[str, float]:
+def told(
+    noisy: Float64[Array, "releases bands"],
+    sd: Float64[Array, " releases"],
+    confidence: float = 0.95,
+) -> list[dict[str, float]]:
     """Post-processing: rows cut, and an upper bound; from quanta and their deviation.
 
     A unit fills its bands from the first on, so bands beyond the first quiet one count as empty.
 
-    >>> told(np.array([2e6, 1e5, 0.0, 0.0, 0.0, 0.0]), 1000.0)["rows"]
+    >>> told(np.array([[2e6, 1e5, 0.0, 0.0, 0.0, 0.0]]), np.array([1000.0]))[0]["rows"]
     2344
     """
-    each = sd / BASE ** np.arange(BANDS - 1, -1, -1)  # rows
-    rows = noisy / BASE ** np.arange(BANDS - 1, -1, -1)
-    loud = np.cumprod(rows > QUIET * each).astype(np.bool_)
-    reached = int(loud.sum())  # one band further may hold rows that its noise hides
-    around = float(np.sqrt((each[: min(reached + 1, BANDS)] ** 2).sum()))
-    total = float(rows[loud].sum())
-    high = float(np.maximum(rows[: reached + 1], 0).sum()) + float(ndtri(confidence)) * around
-    return {"rows": round(total), "sd": _short(around), "high": _short(max(high, total))}
+    worth = BASE ** np.arange(BANDS - 1, -1, -1)
+    each, rows = sd[:, None] / worth, noisy / worth
+    loud = np.cumprod(rows > QUIET * each, axis=1).astype(np.bool_)
+    near = np.roll(loud, 1, axis=1)  # one band further may hold rows that its noise hides
+    near[:, 0] = True
+    around = np.sqrt(np.where(near, each**2, 0.0).sum(axis=1))
+    total = np.where(loud, rows, 0.0).sum(axis=1)
+    high = np.where(near, np.maximum(rows, 0), 0.0).sum(axis=1) + float(ndtri(confidence)) * around
+    return [
+        {"rows": round(one), "sd": _short(spread), "high": _short(max(most, one))}
+        for one, spread, most in zip(total.tolist(), around.tolist(), high.tolist(), strict=True)
+    ]
 
 
 def with_share(lost: dict[str, float], sizes: Float64[Array, " keys"]) -> dict[str, float]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import itemgetter
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from streamveil.batch import Batch, Release
+from streamveil.batch import Batch, Release, ReleaseRun
 from streamveil.calendars.cells import Cells
 from streamveil.core.accounting.guarantee import Guarantee, Loss
 from streamveil.core.accounting.neighbours import Neighbours
@@ -23,22 +24,26 @@ from streamveil.core.sensitivity import Bounds, Lane
 from streamveil.dataflow import row_stage, stages
 from streamveil.dataflow.aggregate import KeyTable, find_keys
 from streamveil.dataflow.bounding import Firsts, Passed, UnitRows, UnitTable, unit_stage
-from streamveil.dataflow.cut_rows import odds_of, with_share
+from streamveil.dataflow.cut_rows import Deviations
 from streamveil.dataflow.group_metadata import constant_facts, heading
 from streamveil.dataflow.keys import Types, encode_keys
 from streamveil.dataflow.outputs import Output
 from streamveil.dataflow.release import (
     AggregationPlan,
     Released,
-    ReleaseShape,
-    Stamp,
     WindowState,
     driver,
     new_window,
     publish_keys,
     published_keys,
+)
+from streamveil.dataflow.release_tables import (
+    DrawnRelease,
+    ReleasePoint,
+    ReleaseShape,
+    Stamp,
+    floors_after,
     to_columns,
-    to_table,
 )
 from streamveil.dataflow.rows import Bind, Prepared, RowProgram, names_of
 from streamveil.dataflow.state import (
@@ -63,7 +68,6 @@ class Default(NamedTuple):
     reason: str
 
 
-MOST_SHAPES = 1 << 10  # that are remembered
 NONE_MADE: dict[str, Array] = {
     "made": np.zeros(0, np.int64),
     "public_names": np.zeros((0, 2), np.uint64),
@@ -187,7 +191,7 @@ class GroupBy:
         """
         return self.look is None and periods_apart(self.schedule, self.periods)
 
-    @property
+    @cached_property
     def plain_lanes(self) -> tuple[Lane, ...]:
         """Lanes filled row by row (tree nodes are hit instead)."""
         units = (Lane(kind="units"),) if self.aggregation.tracks_units else ()
@@ -198,6 +202,11 @@ class GroupBy:
         """The trees, each with the place of its first node in what is kept per key."""
         ahead = int(self.aggregation.tracks_units)
         return tuple((first + ahead, lane, levels) for first, lane, levels in self.trees)
+
+    @cached_property
+    def lane_places(self) -> stages.LanePlaces:
+        """See `stages.lane_places`."""
+        return stages.lane_places(self)
 
     @cached_property
     def distinct_lanes(self) -> tuple[int, ...]:
@@ -248,7 +257,12 @@ class GroupBy:
 
     def release(self, state: State, step: int, noise: Noise) -> list[Release]:
         """See `Operator.release`."""
-        releases = []
+        runs = self.releases_of(self.draw(state, step, noise))
+        return [release for run in runs for release in run.releases()]
+
+    def draw(self, state: State, step: int, noise: Noise) -> list[DrawnRelease]:
+        """See `Operator`."""
+        drawn = []
         active = self.schedule.active(step)
         new = [window for window in active if window not in state.windows]
         if new:
@@ -258,56 +272,70 @@ class GroupBy:
             at = Address(noise, self.job.encode(), window)
             released = self.aggregation.release(held, at)
             place = window, held.trigger, step
-            table = self._table(held, released, place, state.types or (), at)
-            releases.append(Release(table, *place))
+            drawn.append(self._drawn(held, released, place, state.types or (), at))
             if self.schedule.last_step(window) == step:
                 state.forget(window)
         self.expire(state, step)
         state.step = step
-        return releases
+        return drawn
 
-    def _table(
+    def releases_of(self, drawn: Sequence[DrawnRelease]) -> list[ReleaseRun]:
+        """See `Operator`. A function of what was drawn and of public numbers."""
+        runs = []
+        for shape, some in groupby(drawn, attrgetter("shape")):
+            mine = list(some)
+            moments = tuple(one.moment for one in mine)
+            numbers = (part for one in mine for part in one.numbers)
+            columns = post_process(to_columns, shape, moments, *numbers)
+            runs.append(ReleaseRun(columns, tuple(one.place for one in mine)))
+        return runs
+
+    def _drawn(
         self,
         held: WindowState,
         released: Released,
         place: tuple[int, int, int],
         types: Types,
         at: Address,
-    ) -> Noisy[pa.Table]:
-        """The table of a release: a function of what was drawn and of public numbers."""
-        aggregation, lost, odds = self.aggregation, None, None
+    ) -> DrawnRelease:
+        """What a release is made of, and what the next one of its window must know of it."""
+        aggregation, lost = self.aggregation, None
         if held.cut is not None and aggregation.cut is not None:
-            lost = held.cut.release(aggregation.cut, held.trigger, at)
-            if driver(aggregation.lanes) >= 0:
-                sizes = post_process(aggregation.size_of_keys.of, released.totals)
-                odds = post_process(odds_of, lost, sizes) if self.true_intervals else None
-                lost = post_process(with_share, lost, sizes)
+            lost = held.cut.release(aggregation.cut, at)
         types = types if self.key_names else ()
-        keys, shape = published_keys(held, types), self._shape(held.trigger, types)
-        made = post_process(to_columns, shape, keys, released.totals, held.shown, odds)
-        held.shown = post_process(itemgetter(1), made)
-        columns, stamps = post_process(itemgetter(0), made), self._stamps(*place[:2])
-        said = heading(self, place, self._facts), self.schedule.release_time(place[0], place[2])
-        return post_process(to_table, columns, keys, released.share, stamps, said, lost)
+        keys, shape, floors = published_keys(held, types), self._shape(types), held.shown
+        if self.rises:
+            held.shown = post_process(floors_after, shape, released.totals, floors)
+        moment = self._moment(place)
+        numbers = keys, released.totals, floors, released.share, lost
+        lanes = len(aggregation.lanes)
+        return DrawnRelease(place, len(released.rows), lanes, shape, moment, numbers)
 
-    def _shape(self, trigger: int, types: Types) -> Noisy[ReleaseShape]:
-        """What the columns of a release are; its intervals cover noise, selection, cut rows."""
-        if (trigger, types) not in self._shapes:
-            if len(self._shapes) >= MOST_SHAPES:
-                self._shapes.clear()
-            self._shapes[trigger, types] = post_process(as_it_is, self._new_shape(trigger, types))
-        return self._shapes[trigger, types]
+    @cached_property
+    def rises(self) -> bool:
+        """Whether an output may not fall."""
+        return any(output.monotone for output in self.outputs)
 
-    def _new_shape(self, trigger: int, types: Types) -> ReleaseShape:
-        fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
-        aggregation, plain = self.aggregation, (fields, self.outputs, self.confidence, trigger)
-        test = aggregation.test
+    def _shape(self, types: Types) -> Noisy[ReleaseShape]:
+        """What the columns of a release are."""
+        if types not in self._shapes:
+            fields = tuple(pa.field(*key) for key in zip(self.key_names, types, strict=True))
+            size = None if driver(self.aggregation.lanes) < 0 else self.aggregation.size_of_keys
+            made = ReleaseShape(fields, self.outputs, self.confidence, size, self.true_intervals)
+            self._shapes[types] = post_process(as_it_is, made)
+        return self._shapes[types]
+
+    def _moment(self, place: tuple[int, int, int]) -> ReleasePoint:
+        """What is public of a release; its intervals cover noise, selection, cut rows."""
+        aggregation, (window, trigger, step) = self.aggregation, place
+        test, shared, above = aggregation.test, None, 0.0
         if test is not None and aggregation.selected_by == "totals" and trigger in test.triggers:
-            above = test.threshold(trigger) * float(test.lane.quantum)
-            return ReleaseShape(*plain, test.place, above)
-        if aggregation.shared is None or aggregation.selection is None:
-            return ReleaseShape(*plain)
-        return ReleaseShape(*plain, aggregation.shared, aggregation.selection.threshold(trigger))
+            shared, above = test.place, test.threshold(trigger) * float(test.lane.quantum)
+        elif aggregation.shared is not None and aggregation.selection is not None:
+            shared, above = aggregation.shared, aggregation.selection.threshold(trigger)
+        said = heading(self, place, self._facts), self.schedule.release_time(window, step)
+        spread = 0.0 if aggregation.cut is None else self._cut_deviations[trigger]
+        return ReleasePoint(trigger, shared, above, spread, self._stamps(window, trigger), *said)
 
     def expire(self, state: State, step: int) -> None:
         """Forgets the units of periods that take no more rows after a step."""
@@ -353,8 +381,13 @@ class GroupBy:
         return []
 
     @cached_property
-    def _shapes(self) -> dict[tuple[int, Types], Noisy[ReleaseShape]]:
+    def _shapes(self) -> dict[Types, Noisy[ReleaseShape]]:
         return {}
+
+    @cached_property
+    def _cut_deviations(self) -> Deviations:
+        assert self.aggregation.cut is not None  # noqa: S101  (asked where rows are counted)
+        return Deviations(self.aggregation.cut.counter)
 
     @cached_property
     def _facts(self) -> str:

@@ -147,6 +147,8 @@ def hidden_facts(operator: Grouping, trigger: int) -> Facts | None:
     reaches j) = exp(-rate j).
     """
     selection, test = operator.aggregation.selection, operator.aggregation.test
+    if selection is None:
+        return None
     if isinstance(selection, CoinSelection | TotalsAlone):
         if isinstance(
             selection, CoinSelection

@@ -22,6 +22,8 @@ from streamveil.types import Array, Int64, UInt8, UInt64
 Types = tuple[pa.DataType, ...]
 WORD = 8
 SIGN = np.uint64(1 << 63)
+TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+FEW = 32  # keys that are decoded one by one
 
 
 def encode_keys(columns: list[pa.Array], rows: int) -> pa.Array:
@@ -201,11 +203,13 @@ def _cut(row: bytes, kind: pa.DataType, *, last: bool) -> tuple[bytes, bytes]:
 
 
 def _untagged(keys: pa.Array, kind: pa.DataType) -> pa.Array:
+    if len(keys) <= FEW and kind in TEXTS:
+        return _few_texts(keys.to_pylist(), kind)
     null = pc.equal(keys, pa.scalar(b"\0", pa.large_binary()))
     mask = np.asarray(null)
     if is_text(kind):
         body = _without_tags(keys)
-        plain = body.cast(kind) if pa.types.is_binary(kind) else _as_text(body).cast(kind)
+        plain = body.cast(kind) if kind in TEXTS[2:] else _as_text(body).cast(kind)
         return pc.if_else(null, pa.scalar(None, kind), plain) if mask.any() else plain
     data, offsets = text_buffers(keys)
     if len(keys) and not mask.any():  # then all are of one length
@@ -218,6 +222,18 @@ def _untagged(keys: pa.Array, kind: pa.DataType) -> pa.Array:
     places = starts[:, None] + np.arange(1, 1 + WORD)
     words[~mask] = data[places].reshape(-1, WORD).view(">u8").reshape(-1) if len(starts) else 0
     return _typed(_unsortable(words, kind), mask, kind)
+
+
+def _few_texts(cells: list[bytes], kind: pa.DataType) -> pa.Array:
+    r"""Of some cells, without Arrow's functions: each costs more than such cells.
+
+    >>> _few_texts([b"\1one", b"\0"], pa.string()).to_pylist()
+    ['one', None]
+    """
+    texts: list[Any] = [None if cell == b"\0" else cell[1:] for cell in cells]
+    if kind not in TEXTS[2:]:
+        texts = [None if text is None else text.decode(errors="replace") for text in texts]
+    return pa.array(texts, kind)
 
 
 def _as_text(body: pa.Array) -> pa.Array:

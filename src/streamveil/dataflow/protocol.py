@@ -31,6 +31,9 @@ class Operator(Protocol):
     at once and functions that give one more portion each. A portion may be taken after later
     micro-batches, as it is then; `load` takes all of them together, and `apply` then repeats the
     micro-batches since the first, also those which some portions hold already.
+
+    And it may have `draw` and `releases_of`, which one after the other are `release`: what a step
+    draws, with all that it changes, and the tables of what was drawn at some steps in a row.
     """
 
     @property

@@ -24,18 +24,13 @@ from streamveil.dataflow.aggregate import KeyTable
 from streamveil.dataflow.cut_rows import CutBands
 from streamveil.dataflow.key_weights import Spread
 from streamveil.dataflow.keys import Types
-from streamveil.dataflow.outputs import Estimate, Output, Totals
+from streamveil.dataflow.outputs import Totals
 from streamveil.dataflow.published_keys import KeyCache
 from streamveil.dataflow.release_kernels import take_lanes
-from streamveil.dataflow.true_intervals import since_published, with_cut
-from streamveil.release_metadata import FACTS, TIME, completed
 from streamveil.types import Array, Float64, Int32, Int64, UInt8
 
 UNITS_LANE = 0  # the first lane counts distinct units for the selection, when there is one
 COUNTING = ("rows", "valid", "units")
-LARGEST = 2.0**63 - 1024  # of float64 that int64 holds; sums may be larger, counts are not
-OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
-Column = tuple[pa.Field, pa.Array]
 
 
 def driver(lanes: tuple[Lane, ...]) -> int:
@@ -371,89 +366,3 @@ def published_keys(state: WindowState, types: Types) -> Noisy[PublishedKeys]:
     shown = state.keys
     shown.sort(state.table, state.published_rows, state.cohorts, types)
     return public(PublishedKeys(tuple(shown.columns or ()), shown.order, shown.opened))
-
-
-@dataclass(frozen=True)
-class ReleaseShape:
-    """The columns of a release and what their intervals cover beside noise."""
-
-    keys: tuple[pa.Field, ...]
-    outputs: tuple[Output, ...]
-    confidence: float
-    trigger: int
-    shared: int | None = None  # the lane whose totals show groups
-    threshold: float = 0.0  # that they passed at this trigger
-
-
-def to_columns(
-    shape: ReleaseShape,
-    keys: PublishedKeys,
-    totals: Totals,
-    shown: Float64[Array, "outputs shown"],
-    odds: float | None = None,
-) -> tuple[list[Column], Float64[Array, "outputs shown"]]:
-    """Post-processing: key columns, aggregates with intervals; in order of key bytes.
-
-    `shown`: last values of the outputs that may not fall; what is returned beside the columns are
-    those of now. `odds`: rows that were cut for one that was kept, where intervals cover them.
-    """
-    found, order = list(zip(shape.keys, keys.columns, strict=True)), keys.order
-    rising, shown = 0, shown.copy()
-    for output in shape.outputs:
-        answer = output.in_order(totals, order, shape.confidence)
-        if shape.shared is not None and output.lanes == (shape.shared,):
-            fresh = keys.opened == shape.trigger
-            answer = since_published(answer, fresh, shape.threshold, shape.confidence)
-        if odds is not None:
-            answer = with_cut(answer, output, odds)
-        if output.monotone:
-            answer, rising = _rising(shown[rising], order, answer), rising + 1
-        value = answer.value
-        if output.is_integer and value.dtype.kind == "f":
-            value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
-        note = {b"bias": output.uncovered.encode()} if output.uncovered else None
-        found.append(column(output.name, value, note))
-        for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
-            found.append(column(output.name + suffix, cells))
-    found.append(column(OPENED, keys.opened))
-    return found, shown
-
-
-Stamp = tuple[str, int, pa.DataType]  # a column that is the same in all rows
-
-
-def to_table(
-    columns: list[Column],
-    keys: PublishedKeys,
-    share: Float64[Array, " shown"] | None,
-    stamps: tuple[Stamp, ...],
-    said: tuple[bytes, bytes],
-    cut: dict[str, float] | None,
-) -> pa.Table:
-    """Post-processing: the table of a release, with its facts and place in its metadata."""
-    if share is not None:
-        columns = [*columns, column(WEIGHT, share[keys.order])]
-    rows = len(keys.order)
-    columns = columns + [
-        (pa.field(name, kind, nullable=False),
-         pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.full(rows, number))]))
-        for name, number, kind in stamps
-    ]  # fmt: skip
-    fields, arrays = zip(*columns, strict=True)
-    facts, place = said
-    known = {FACTS: completed(facts, cut), TIME: place}
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, known))
-
-
-def column(name: str, cells: Array, note: dict[bytes, bytes] | None = None) -> Column:
-    """A column of a release and its field: an answer is never null."""
-    array = pa.array(cells)
-    return pa.field(name, array.type, nullable=False, metadata=note), array
-
-
-def _rising(
-    shown: Float64[Array, " shown"], order: Int32[Array, " shown"], answer: Estimate
-) -> Estimate:
-    value = np.maximum(shown[order], answer.value)
-    shown[order] = value
-    return Estimate(value, answer.sd, answer.low, np.maximum(answer.high, value))

@@ -97,7 +97,7 @@ class AcceptedPairs(NamedTuple):
 def fold(operator: Grouping, state: State, batch: Batch, noise: Noise) -> dict[str, Array]:
     """See `Operator.fold`."""
     prepared, pairs = arrive(operator, state, batch, noise)
-    made = operator.make_windows(state, pairs.windows, noise.derive("group-by/keys"))
+    made = operator.make_windows(state, pairs.windows, prepared.name_key)
     delta = accept(operator, state, prepared, pairs) | made
     delta["reject_counts"] = to_bytes(json.dumps(prepared.reject_counts).encode())
     count(state.reject_counts, prepared.reject_counts)
@@ -409,6 +409,16 @@ def brought_lanes(lanes: tuple[Lane, ...]) -> list[int]:
     return [place for place, lane in enumerate(lanes) if lane.kind not in GIVEN]
 
 
+LanePlaces = tuple[tuple[Array, Array, Array], Array]
+
+
+def lane_places(operator: Grouping) -> LanePlaces:
+    """Places of the lanes of units, with the bits that count there, and of rows; of others."""
+    lanes = operator.plain_lanes
+    given = np.array([p for p, lane in enumerate(lanes) if lane.kind == "rows"], np.int64)
+    return (*unit_lanes(operator), given), np.array(brought_lanes(lanes), np.int64)
+
+
 def add(
     operator: Grouping,
     state: State,
@@ -417,9 +427,7 @@ def add(
     rows: KeyRows,
 ) -> None:
     """Adds accepted pairs to their keys, under the witness; `rows`: the lanes not given."""
-    lanes, (units, asks) = operator.plain_lanes, unit_lanes(operator)
-    given = np.array([p for p, lane in enumerate(lanes) if lane.kind == "rows"], np.int64)
-    brought = np.array(brought_lanes(lanes), np.int64)
+    (units, asks, given), brought = operator.lane_places
     for window, mine in parts(windows):
         table, found, first = state.windows[window].table, kept.rows[mine], kept.first[mine]
         own = KeyRows(rows.lanes[mine], rows.hits[mine])
@@ -427,7 +435,7 @@ def add(
         add_counts(table, found, first, (units, asks, given))
         add_rows(table, found, own, brought)
         if look is not None:
-            some = np.zeros((len(look.places), len(lanes)), np.int64)
+            some = np.zeros((len(look.places), len(operator.plain_lanes)), np.int64)
             some[:, given] = 1
             some[:, units] = counts_units(first[look.places], asks)
             some[:, brought] = own.lanes[look.places]

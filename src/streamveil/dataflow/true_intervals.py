@@ -16,7 +16,7 @@ FARTHEST = 60.0  # deviations below an estimate at which the search for its end 
 COVERED = ("count", "count_units", "count_distinct", "sum")
 
 
-def with_cut(answer: Estimate, output: Output, odds: float) -> Estimate:
+def with_cut(answer: Estimate, output: Output, odds: float | Float64[Array, " keys"]) -> Estimate:
     """An interval that also holds the rows that contribution bounding cut.
 
     `odds`: cut rows per row that was kept, at most, over all groups. Which groups lost them is not
@@ -30,7 +30,10 @@ def with_cut(answer: Estimate, output: Output, odds: float) -> Estimate:
 
 
 def since_published(
-    answer: Estimate, fresh: Bool[Array, " keys"], threshold: float, confidence: float
+    answer: Estimate,
+    fresh: Bool[Array, " keys"],
+    thresholds: Float64[Array, " keys"],
+    confidence: float,
 ) -> Estimate:
     """The intervals of groups that their own noisy totals show for the first time, corrected.
 
@@ -46,13 +49,17 @@ def since_published(
     x, sd = answer.value[rows].astype(np.float64), answer.sd[rows]
     low, high = answer.low.copy(), answer.high.copy()
     miss = (1 - confidence) / 2
-    low[rows] = mean_above(x, threshold, sd, miss)
-    high[rows] = np.maximum(mean_above(x, threshold, sd, 1 - miss), low[rows])
+    above = thresholds[rows]
+    low[rows] = mean_above(x, above, sd, miss)
+    high[rows] = np.maximum(mean_above(x, above, sd, 1 - miss), low[rows])
     return replace(answer, low=low, high=high)
 
 
 def mean_above(
-    x: Float64[Array, " keys"], threshold: float, sd: Float64[Array, " keys"], chance: float
+    x: Float64[Array, " keys"],
+    threshold: float | Float64[Array, " keys"],
+    sd: Float64[Array, " keys"],
+    chance: float,
 ) -> Float64[Array, " keys"]:
     """The mean of a Gaussian that, seen above the threshold, is at least x with this chance.
 

@@ -25,6 +25,7 @@ from streamveil.types import Array, Bool, Int64
 
 LATE, EARLY = "late", "early"
 MOST_WINDOWS = 4_000_000  # of a calendar, that are looked at one by one
+MOST_NAMES = 64  # of windows, that are remembered
 Numbers = Int64[Array, " windows"]
 
 
@@ -218,6 +219,10 @@ class Schedule:
         begin, end = (name_of(us, self.zone, days=days) for us in self.bounds(window))
         return begin if self.spans is None else f"{begin}--{end}"
 
+    @cached_property
+    def _names(self) -> Names:
+        return Names(self)
+
     def window_named(self, name: str) -> int | None:
         """The window of a name; None if there is none.
 
@@ -235,7 +240,7 @@ class Schedule:
     def release_time(self, window: int, step: int) -> bytes:
         """What a release of a window says of its time: see `release_metadata.TIME`."""
         until = None if self.ticks is None else self.ticks.start(step)
-        return kept_time(ReleaseTime(window, self.name(window), until, self.zone))
+        return kept_time(ReleaseTime(window, self._names[window], until, self.zone))
 
     def first_step(self, window: int) -> int:
         """The first step at which a window is released."""
@@ -283,6 +288,19 @@ class Schedule:
             return self._cells.number(time_us - 1) // self.stride
         end = self.spans.start(self.spans.number(time_us - 1) + 1)
         return self._cells.number(end - 1)
+
+
+class Names(dict[int, str]):
+    """The names of the windows that were released last."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    def __missing__(self, window: int) -> str:
+        if len(self) >= MOST_NAMES:
+            self.clear()
+        self[window] = name = self.schedule.name(window)
+        return name
 
 
 def fixed_schedule(

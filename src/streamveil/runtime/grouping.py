@@ -62,20 +62,22 @@ def together(clock: Clock, bounded: bool, triggers: int | None) -> Together | No
     return Together(steps, last) if steps > 1 else None
 
 
-def in_blocks(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same micro-batches, small ones with the block that their rows are a part of."""
+def in_blocks(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+    """The same micro-batches, small ones some at a time, with the block of all their rows."""
     held, rows = list[Batch](), 0
     try:
         for batch in batches:
             held.append(batch)
             rows += batch.rows.num_rows
             if rows >= BLOCK_ROWS or len(held) >= MOST_STEPS:
-                yield from blocked(held)
+                large = [held.pop()] if batch.rows.num_rows >= BLOCK_ROWS else []
+                del batch  # its memory is free before the next but one is made
+                yield from filter(None, (blocked(held), large))
                 held, rows = [], 0
     except Exception:  # what was read before it goes on first
-        yield from held
+        yield held
         raise
-    yield from blocked(held)
+    yield blocked(held)
 
 
 def blocked(batches: list[Batch]) -> list[Batch]:

@@ -6,6 +6,13 @@ folded and n + 2 is read. At most one batch is in each place, so a slow disk, si
 n is published, so a restart has to publish the last commit at most: it makes its releases again
 from the logged delta, and they must be the ones whose marks were committed.
 
+Syncs: a release on its own has three, one after the other. The log's comes before all else, or a
+loss of power would leave a release that no log leads to, and other rows would be committed under
+its noise. A sink of files syncs the content, then gives it its name, or a reader could find a name
+without content. It syncs the folder before the next commit, since a restart sends the last commit
+alone again. None of them covers another: they are of two files and a folder, in this order.
+Neither archive nor checkpoint adds one to a commit: both are synced before the log is cut.
+
 In a replay of history several micro-batches are committed and published together (`grouping`). The
 log tells which: a restart publishes the last whole group, and goes on with one that is not whole.
 """
@@ -17,6 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from inspect import GEN_CREATED, getgeneratorstate
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -39,11 +47,11 @@ from streamveil.runtime.formats import upgraded_delta, upgraded_state
 from streamveil.runtime.grouping import Together, in_blocks
 from streamveil.runtime.incremental_checkpoint import IncrementalCheckpoint
 from streamveil.runtime.keys import Randomness
-from streamveil.runtime.prefetch import Prefetch
+from streamveil.runtime.prefetch import Prefetch, PrefetchInBlocks
 from streamveil.runtime.progress import Listener, Progress, silent
 from streamveil.runtime.published import of_state, pick
 from streamveil.runtime.rejects import Owner, Rejects, Routing, sweep, told
-from streamveil.runtime.tables import Mark, settled
+from streamveil.runtime.tables import Mark, made_of
 from streamveil.runtime.wal import JobPosition, Record
 from streamveil.types import Array
 
@@ -93,9 +101,10 @@ class Work:
 class Computed(NamedTuple):
     """A micro-batch that has been folded and is not yet committed."""
 
-    record: Record
-    releases: tuple[Release, ...]
+    record: Record  # without marks, until its releases are made
+    drawn: Sequence[Any]  # what it made public, before it is a table
     rejected_rows: Iterable[pa.Table]
+    releases: tuple[Release, ...] = ()
 
 
 class Snapshot(NamedTuple):
@@ -107,6 +116,7 @@ class Snapshot(NamedTuple):
 
 NOTHING = Snapshot()
 HELD_BYTES = 4 << 20  # of what waits for the rest of its group; then it is written to the log
+CELL_BYTES = 16  # of a total and its variance
 
 
 class Job:
@@ -182,13 +192,17 @@ class Job:
         self._last = replace(saved.record, delta={}) if saved else Record(JobPosition(), {})
         self._latest = saved.releases if saved else ()
         self._marks = self._last.releases
+        self._released = sum(map(rows_of, self._latest))  # rows, of the group so far
+        self._held = list[Computed]()  # waits to be committed
+        self._unsettled = 0  # bytes of totals that wait to become tables
         if extent is None:
             self._latest = self._archive.restore(self._latest, self._marks)
         started = time.thread_time()
         for record in records:
             delta = upgraded_delta(operator.kind, record.delta, record.version)
             operator.apply(self._state, delta)
-            made = self._release(record.place.step, closed=record.place.closed)
+            drawn = self._draw(record.place.step, closed=record.place.closed)
+            made = made_of(operator, drawn)
             require_same(record.releases, tuple(known for _, known in made))
             releases = tuple(release for release, _ in made)
             self._take(record, self._archive.restore(releases, record.releases))
@@ -205,27 +219,44 @@ class Job:
             return None
         return routing.open(directory, epoch, committed)
 
-    def _release(self, step: int, *, closed: bool) -> list[tuple[Release, Mark]]:
-        """Closes a step, if it ends now. What it made, with its marks."""
-        operator = self.work.operator
-        releases = operator.release(self._state, step, self._noise) if closed else []
-        return [settled(release) for release in releases]
+    def _draw(self, step: int, *, closed: bool) -> Sequence[Any]:
+        """Closes a step, if it ends now. What it makes public."""
+        operator: Any = self.work.operator
+        draw = getattr(operator, "draw", operator.release)
+        return draw(self._state, step, self._noise) if closed else ()
 
-    def _take(self, record: Record, releases: tuple[Release, ...]) -> None:
+    def _settle(self) -> None:
+        """Makes the tables of what waits: of many small releases at once."""
+        started = time.thread_time()
+        waiting = [turn for turn, one in enumerate(self._held) if one.drawn]
+        drawn = [some for turn in waiting for some in self._held[turn].drawn]
+        made = iter(made_of(self.work.operator, drawn))
+        for turn in waiting:
+            one = self._held[turn]
+            own = list(islice(made, len(one.drawn)))
+            releases, marks = tuple(release for release, _ in own), tuple(mark for _, mark in own)
+            record = replace(one.record, releases=marks)
+            self._held[turn] = one._replace(record=record, drawn=(), releases=releases)
+            self._latest, self._marks = (*self._latest, *releases), (*self._marks, *marks)
+        self._unsettled = 0
+        self._effort += time.thread_time() - started
+
+    def _take(self, record: Record, releases: tuple[Release, ...] = ()) -> None:
         """Makes a micro-batch the last one. What it made is published with its group."""
-        before = (self._latest, self._marks) if self._last.more else ((), ())
-        self._latest = (*before[0], *releases)
-        self._marks = (*before[1], *record.releases)
+        if not self._last.more:
+            self._latest, self._marks, self._released = (), (), 0
+        self._latest = (*self._latest, *releases)
+        self._marks = (*self._marks, *record.releases)
+        self._released += sum(map(rows_of, releases))
         self._last = replace(record, delta={})
 
-    def _goes_on(self, batch: Batch, made: Sequence[Release]) -> bool:
+    def _goes_on(self, batch: Batch, drawn: Sequence[Any]) -> bool:
         """Whether what follows a micro-batch is published with what it made."""
         together = self.work.together
         if together is None or not batch.closes_step:
             return together is not None
-        before = self._latest if self._last.more else ()
-        rows = sum(release.table.num_rows for release in (*before, *made))
-        return not together.ends(batch.step, rows)
+        before = self._released if self._last.more else 0
+        return not together.ends(batch.step, before + sum(map(rows_of, drawn)))
 
     @property
     def place(self) -> JobPosition:
@@ -307,14 +338,16 @@ class Job:
         self._published = 0  # whether the last commit closed its step may depend on rows
         self.work.keep_in(self._store.directory)
         self.work.committed(self.place.position)
-        batches = Prefetch(self._feed())
+        batches = self._batches()
         committer = ThreadPoolExecutor(1, "commit")
         pending: Future[tuple[Release, ...]] | None = None
-        held, size = list[Computed](), 0
+        size = 0
         try:
             for batch in batches:
-                held.append(self._compute(batch))
-                size += size_of(held[-1])
+                self._held.append(self._compute(batch))
+                size += size_of(self._held[-1])
+                if self._unsettled >= HELD_BYTES:
+                    self._settle()
                 if pending is not None and (pending.done() or not self._last.more):
                     yield from pending.result()
                     pending = None
@@ -324,10 +357,11 @@ class Job:
                     continue
                 if pending is not None:
                     yield from pending.result()
+                self._settle()
                 ready = () if self._last.more else self._latest
                 self._health = self.counters()
-                pending = committer.submit(self._commit, held, ready, checkpoint)
-                held, size = [], 0
+                pending = committer.submit(self._commit, self._held, ready, checkpoint)
+                self._held, size = [], 0
                 if batches.waiting:  # nothing to overlap with: publish without delay
                     yield from pending.result()
                     pending = None
@@ -343,22 +377,21 @@ class Job:
             self._archive.close()
             self._store.close()
 
-    def _feed(self) -> Iterator[Batch]:
-        """The micro-batches that are left, made and prepared in the thread that asks for them."""
+    def _batches(self) -> Prefetch[Batch] | PrefetchInBlocks[Batch]:
+        """The micro-batches that are left, made and prepared in a thread of their own."""
         feed = self.work.feed(self.place.position)
-        if self.work.together is not None:
-            feed = in_blocks(feed)
-        if self._rejects is not None:
-            return self._rejects.asking(feed)
         ahead = getattr(self.work.operator, "ahead", None) if self.work.threads > 1 else None
-        return feed if ahead is None else ahead(feed, self._noise)
+        if self._rejects is not None:
+            feed = self._rejects.asking(feed)
+        elif ahead is not None:
+            feed = ahead(feed, self._noise)
+        return Prefetch(feed) if self.work.together is None else PrefetchInBlocks(in_blocks(feed))
 
     def _compute(self, batch: Batch) -> Computed:
         """Folds one micro-batch; the state in memory is now ahead of the durable one."""
         started = time.thread_time()
         delta = self.work.operator.fold(self._state, batch, self._noise)
-        made = self._release(batch.step, closed=batch.closes_step)
-        releases = tuple(release for release, _ in made)
+        drawn = self._draw(batch.step, closed=batch.closes_step)
         place = JobPosition(
             batch=self.place.batch + 1,
             step=batch.step,
@@ -366,19 +399,23 @@ class Job:
             position=batch.position,
             rejected=added(self.place.rejected, batch.rejected),
         )
-        known = tuple(known for _, known in made)
-        record = Record(place, delta, known, more=self._goes_on(batch, releases))
-        self._take(record, releases)
+        record = Record(place, delta, more=self._goes_on(batch, drawn))
+        self._take(record)
+        self._released += sum(map(rows_of, drawn))
+        self._unsettled += sum(
+            CELL_BYTES * rows_of(one) * getattr(one, "lanes", 1) for one in drawn
+        )
         self._rows += batch.rows.num_rows
         self._effort += time.thread_time() - started
         rejected_rows = () if self._rejects is None else self._rejects.of(batch)
-        return Computed(record, releases, rejected_rows)
+        return Computed(record, drawn, rejected_rows)
 
     def _snapshot(self) -> Snapshot:
         """Copies what a checkpoint needs after the last micro-batch."""
         used_up = self._store.used_up(self._effort)
         begins = self._checkpoint is None and used_up >= 1 and not self._store.is_writing
         if begins:
+            self._settle()
             tables = tuple(release.table for release in self._latest)
             record = replace(self._last, releases=self._marks)
             draft = self._store.begin_checkpoint(Saved(record, tables))
@@ -449,6 +486,11 @@ class Job:
 def size_of(computed: Computed) -> int:
     """Bytes of what waits to be committed."""
     return sum(array.nbytes for array in computed.record.delta.values())
+
+
+def rows_of(made: Any) -> int:
+    """The rows of what a step made public."""
+    return made.table.num_rows if isinstance(made, Release) else int(made.rows)
 
 
 def require(work: Work, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty, Queue
@@ -68,3 +69,34 @@ class Prefetch(Generic[T]):
         self._taken.release()
         with suppress(Empty):
             self._ready.get_nowait()
+
+
+class PrefetchInBlocks(Generic[T]):
+    """The same for small items, which are made and handed over some at a time.
+
+    >>> list(PrefetchInBlocks(iter([[1, 2], [3]])))
+    [1, 2, 3]
+    """
+
+    def __init__(self, blocks: Iterator[list[T]]) -> None:
+        self._blocks, self._rest = Prefetch(blocks), deque[T]()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next item is not there yet."""
+        return not self._rest and self._blocks.waiting
+
+    def __iter__(self) -> PrefetchInBlocks[T]:
+        return self
+
+    def __next__(self) -> T:
+        while not self._rest:
+            block = next(self._blocks)
+            self._rest.extend(block)
+            block.clear()  # whoever made it may hold it
+        return self._rest.popleft()
+
+    def close(self) -> None:
+        """See `Prefetch.close`."""
+        self._rest.clear()
+        self._blocks.close()

@@ -6,19 +6,21 @@ others are an Arrow stream. Both together give back the same table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from math import hypot
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamveil.batch import Release
+from streamveil.batch import Release, ReleaseColumns
 from streamveil.connectors.blocks import filled
 from streamveil.connectors.checksum import crc32
-from streamveil.connectors.content import computed, exact_columns, is_near, norm
+from streamveil.connectors.content import computed, exact_columns, is_near, is_real, length, norm
 from streamveil.core.noisy import post_process, values
 from streamveil.runtime import frame
 from streamveil.types import Array
@@ -46,6 +48,31 @@ class Mark:
         return self == replace(other, norm=self.norm) and is_near(self.norm, other.norm)
 
 
+class Settled(NamedTuple):
+    """Tables as they are given away, and what a mark says of each: size, checksum and norm."""
+
+    tables: list[pa.Table]
+    marks: list[tuple[int, int, float]]
+
+
+def made_of(operator: Any, drawn: Sequence[Any]) -> list[tuple[Release, Mark]]:
+    """The releases of what an operator drew, as they are given away, with their marks."""
+    if not hasattr(operator, "releases_of"):
+        return [settled(release) for release in drawn]
+    made = []
+    for run in operator.releases_of(drawn):
+        laid = post_process(settled_columns, run.noisy)
+        releases = run.releases(post_process(attrgetter("tables"), laid))
+        marks = values(laid).marks
+        made += [(one, mark_of(one, known)) for one, known in zip(releases, marks, strict=True)]
+    return made
+
+
+def mark_of(release: Release, known: tuple[int, int, float]) -> Mark:
+    """The mark of a release."""
+    return Mark(release.window, release.trigger, release.step, *known)
+
+
 def settled(release: Release) -> tuple[Release, Mark]:
     """A release as it is given away, and its mark.
 
@@ -53,28 +80,82 @@ def settled(release: Release) -> tuple[Release, Mark]:
     also those that no value lies in, are the same whenever they are written and read again. Where
     a number is null they are 0, however the column was made.
     """
-    laid = post_process(in_parts, release.noisy)
-    table, arrays, blobs = values(laid)
-    size, crc = 0, 0
-    for part in exact_parts(table, arrays, blobs[1]):
-        size, crc = size + len(part), crc32(part, crc)
-    known = Mark(release.window, release.trigger, release.step, size, crc, norm(table))
-    if len(blobs[1]):
-        release = replace(release, noisy=post_process(from_all_parts, laid))
-    return release, known
+    laid = post_process(settled_table, release.noisy)
+    table, size, crc, near = values(laid)
+    if table is not release.table:
+        release = replace(release, noisy=post_process(itemgetter(0), laid))
+    return release, mark_of(release, (size, crc, near))
 
 
-def in_parts(table: pa.Table) -> tuple[pa.Table, dict[str, Array], list[memoryview]]:
-    """A table whose nulls are 0, and its parts."""
+def settled_table(table: pa.Table) -> tuple[pa.Table, int, int, float]:
+    """A table as it is given away, and what its mark says of it."""
+    whole = table
     for place, column in enumerate(table.columns):
         if column.null_count and pa.types.is_primitive(column.type):
-            table = table.set_column(place, table.field(place), nulls_as_zero(column))
-    return table, *to_parts(table)
+            whole = whole.set_column(place, table.field(place), nulls_as_zero(column))
+    arrays, blobs = to_parts(whole)
+    size, crc = 0, 0
+    for part in exact_parts(whole, arrays, blobs[1]):
+        size, crc = size + len(part), crc32(part, crc)
+    return from_parts(arrays, blobs) if len(blobs[1]) else table, size, crc, norm(whole)
 
 
-def from_all_parts(laid: tuple[pa.Table, dict[str, Array], list[memoryview]]) -> pa.Table:
-    """The table of `in_parts`, as it is read again."""
-    return from_parts(*laid[1:])
+def settled_columns(columns: ReleaseColumns) -> Settled:
+    """`settled_table` of releases that lie end to end: what is equal in all is made once."""
+    if any(holds_more(key) for keys in columns.keys for key in keys):
+        found = [settled_table(table) for table in columns.tables()]
+        return Settled([one[0] for one in found], [one[1:] for one in found])
+    ends = np.cumsum(columns.rows).tolist()
+    spans = [slice(end - n, end) for end, n in zip(ends, columns.rows, strict=True)]
+    head = memoryview(pa.schema(columns.fields).serialize()).cast("B")
+    numbers = [plain(pa.chunked_array([column])) for column in columns.others]
+    exact = [cells for cells in numbers if cells is not None and cells.dtype.kind != "f"]
+    norms = norms_of([cells for cells in numbers if cells is not None and cells.dtype.kind == "f"],
+                     spans)  # fmt: skip
+    keys, marks = list[tuple[pa.Array, ...]](), list[tuple[int, int, float]]()
+    laid = LaidKeys((), (), [], memoryview(b""))
+    for own, span, near in zip(columns.keys, spans, norms, strict=True):
+        if not marks or any(one is not known for one, known in zip(own, laid.keys, strict=True)):
+            laid = LaidKeys.of(own, columns.fields)
+        parts = [head, *laid.plain, *(frame.flat_bytes(cells[span]) for cells in exact), laid.rest]
+        size, crc = 0, 0
+        for part in parts:
+            size, crc = size + len(part), crc32(part, crc)
+        keys.append(laid.read)
+        marks.append((size, crc, near))
+    return Settled(replace(columns, keys=keys).tables(), marks)
+
+
+def holds_more(key: pa.Array) -> bool:
+    """Whether a key column has nulls, or real numbers, whose bytes are looked at one by one."""
+    return bool(key.null_count) or is_real(key.type)
+
+
+class LaidKeys(NamedTuple):
+    """Key columns, as they are given away, and their bytes."""
+
+    keys: tuple[pa.Array, ...]  # as they came
+    read: tuple[pa.Array, ...]
+    plain: list[memoryview]
+    rest: memoryview  # a stream of all that are not plain
+
+    @classmethod
+    def of(cls, keys: tuple[pa.Array, ...], fields: Sequence[pa.Field]) -> LaidKeys:
+        """Of the columns of a release without nulls or real numbers."""
+        cells = [plain(pa.chunked_array([key])) for key in keys]
+        others = [n for n, one in enumerate(cells) if one is None]
+        bytes_of = [frame.flat_bytes(one) for one in cells if one is not None]
+        if not others:
+            return cls(keys, keys, bytes_of, memoryview(b""))
+        schema = pa.schema([fields[n] for n in others])
+        rest = to_bytes(pa.Table.from_arrays([keys[n] for n in others], schema=schema))
+        read = dict(zip(others, from_bytes(rest).columns, strict=True))
+        return cls(keys, tuple(read.get(n, key) for n, key in enumerate(keys)), bytes_of, rest)
+
+
+def norms_of(numbers: list[Array], spans: list[slice]) -> list[float]:
+    """The norm of the real numbers of each release."""
+    return [hypot(*(length(cells[span]) for cells in numbers)) for span in spans]
 
 
 def exact_parts(

@@ -20,6 +20,7 @@ from streamveil.batch import Batch
 from streamveil.core.noise.keyed import Noise
 from streamveil.dataflow.bounding import Passed, UnitRows, UnitTable
 from streamveil.dataflow.group_by import GroupBy
+from streamveil.dataflow.release_tables import DrawnRelease
 from streamveil.dataflow.state import State
 from streamveil.dataflow.unit_kernels import WORDS
 from streamveil.engines.embedded.split import unseen
@@ -96,9 +97,9 @@ class EmbeddedGroupBy(GroupBy):
     def _no_units(self) -> UnitTable:
         return self._units(State(), 0)
 
-    def release(self, state: State, step: int, noise: Any) -> Any:
-        """See `Operator.release`."""
-        made = super().release(state, step, noise)
+    def draw(self, state: State, step: int, noise: Noise) -> list[DrawnRelease]:
+        """See `GroupBy.draw`."""
+        made = super().draw(state, step, noise)
         if self.available is not None:
             arrays = [held.to_arrays().values() for held in state.windows.values()]
             tables = sum(held.table.nbytes for held in state.windows.values())

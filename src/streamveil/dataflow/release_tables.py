@@ -1,0 +1,203 @@
+"""From noisy totals to the columns of releases: post-processing, of many releases at once.
+
+What a release says of a key depends on that key, its release and public numbers alone. So the keys
+of several releases stand beside each other as those of one do, and every number has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from streamveil.batch import ReleaseColumns
+from streamveil.core.noisy import Noisy
+from streamveil.dataflow.cut_rows import odds_of, told, with_share
+from streamveil.dataflow.outputs import Estimate, Output, Totals
+from streamveil.dataflow.release import KeySize, PublishedKeys
+from streamveil.dataflow.true_intervals import since_published, with_cut
+from streamveil.release_metadata import FACTS, TIME, completed
+from streamveil.types import Array, Float64
+
+LARGEST = 2.0**63 - 1024  # of float64 that int64 holds; sums may be larger, counts are not
+OPENED, WEIGHT = "opened", "noise_weight"  # public facts that a release carries for each key
+Stamp = tuple[str, int, pa.DataType]  # a column that is the same in all rows of a release
+Place = tuple[int, int, int]  # window, trigger, step
+
+
+@dataclass(frozen=True)
+class ReleaseShape:
+    """What is the same in all releases: their columns."""
+
+    keys: tuple[pa.Field, ...]
+    outputs: tuple[Output, ...]
+    confidence: float
+    size: KeySize | None = None  # how many rows a key has, if a lane tells
+    true_intervals: bool = False  # intervals cover the rows over the bound as well
+
+
+class ReleasePoint(NamedTuple):
+    """What is public of one release: settings."""
+
+    trigger: int
+    shared: int | None  # the lane whose totals show groups
+    threshold: float  # that they passed at this trigger
+    deviation: float  # of the count of cut rows, in quanta
+    stamps: tuple[Stamp, ...]
+    facts: bytes  # without their last brace
+    time: bytes
+
+
+class Numbers(NamedTuple):
+    """What one release is made of, unwrapped."""
+
+    keys: PublishedKeys
+    totals: Totals
+    floors: Float64[Array, "outputs shown"]  # last values of the outputs that may not fall
+    share: Float64[Array, " shown"] | None
+    cut: Float64[Array, " bands"] | None  # rows over the bound, in quanta
+
+
+@dataclass(frozen=True)
+class DrawnRelease:
+    """A release whose noise is drawn, and whose columns are not made yet."""
+
+    place: Place
+    rows: int
+    lanes: int
+    shape: Noisy[ReleaseShape]
+    moment: ReleasePoint
+    numbers: tuple[Noisy[Any] | None, ...]  # `Numbers`
+
+
+def to_columns(
+    shape: ReleaseShape, moments: tuple[ReleasePoint, ...], *given: Any
+) -> ReleaseColumns:
+    """Post-processing: key columns, aggregates with intervals; in order of key bytes.
+
+    `given`: the `Numbers` of each release, one after the other.
+    """
+    width = len(Numbers._fields)
+    parts = [Numbers(*given[at : at + width]) for at in range(0, len(given), width)]
+    rows = [len(part.keys.order) for part in parts]
+    order, totals = side_by_side(parts, rows)
+    fields, found, rising = list(shape.keys), list[pa.Array](), 0
+    lost, odds = cut_of(shape, moments, parts, totals, rows)
+    for output in shape.outputs:
+        answer = output.in_order(totals, order, shape.confidence)
+        answer = since_shown(answer, output, shape.confidence, moments, parts)
+        if odds is not None:
+            answer = with_cut(answer, output, odds)
+        if output.monotone:
+            answer = risen(answer, joined([p.floors[rising][p.keys.order] for p in parts]))
+            rising += 1
+        value = answer.value
+        if output.is_integer and value.dtype.kind == "f":
+            value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
+        note = {b"bias": output.uncovered.encode()} if output.uncovered else None
+        add(fields, found, output.name, value, note)
+        for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
+            add(fields, found, output.name + suffix, cells)
+    add(fields, found, OPENED, joined([part.keys.opened for part in parts]))
+    if parts[0].share is not None:
+        shares = [p.share[p.keys.order] for p in parts if p.share is not None]
+        add(fields, found, WEIGHT, joined(shares))
+    for nth, (name, _, kind) in enumerate(moments[0].stamps):
+        cells = np.repeat(np.array([one.stamps[nth][1] for one in moments], np.int64), rows)
+        fields.append(pa.field(name, kind, nullable=False))
+        found.append(pa.Array.from_buffers(kind, len(cells), [None, pa.py_buffer(cells)]))
+    said = [
+        {FACTS: completed(one.facts, cut), TIME: one.time}
+        for one, cut in zip(moments, lost, strict=True)
+    ]
+    return ReleaseColumns(fields, [part.keys.columns for part in parts], found, rows, said)
+
+
+def side_by_side(parts: Sequence[Numbers], rows: Sequence[int]) -> tuple[Array, Totals]:
+    """The keys of all releases as those of one: their order, and their totals."""
+    if len(parts) == 1:
+        return parts[0].keys.order, parts[0].totals
+    starts = np.cumsum([0, *rows[:-1]]).tolist()
+    order = [p.keys.order + np.int32(start) for p, start in zip(parts, starts, strict=True)]
+    totals = Totals(
+        np.concatenate([part.totals.estimate for part in parts], axis=1),
+        np.concatenate([part.totals.variance for part in parts], axis=1),
+    )
+    return np.concatenate(order), totals
+
+
+def cut_of(
+    shape: ReleaseShape,
+    moments: Sequence[ReleasePoint],
+    parts: Sequence[Numbers],
+    totals: Totals,
+    rows: Sequence[int],
+) -> tuple[Sequence[dict[str, float] | None], Float64[Array, " keys"] | None]:
+    """What each release says of the rows over the bound, and how many a kept one stands for."""
+    bands = [part.cut for part in parts if part.cut is not None]
+    if not bands:
+        return [None] * len(parts), None
+    lost = told(np.stack(bands), np.array([one.deviation for one in moments]))
+    if shape.size is None:
+        return lost, None
+    ends, sizes = np.cumsum(rows).tolist(), shape.size.of(totals)
+    own = [sizes[end - some : end] for end, some in zip(ends, rows, strict=True)]
+    odds = None
+    if shape.true_intervals:
+        odds = np.repeat([odds_of(*one) for one in zip(lost, own, strict=True)], rows)
+    return [with_share(*one) for one in zip(lost, own, strict=True)], odds
+
+
+def joined(parts: list[Array]) -> Array:
+    """Arrays end to end."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def since_shown(
+    answer: Estimate,
+    output: Output,
+    confidence: float,
+    moments: Sequence[ReleasePoint],
+    parts: Sequence[Numbers],
+) -> Estimate:
+    """Intervals of groups that their own totals show for the first time: see `since_published`."""
+    lanes = [one.shared for one in moments]
+    if all(lane is None or output.lanes != (lane,) for lane in lanes):
+        return answer
+    fresh = [
+        (part.keys.opened == one.trigger) & (one.shared is not None)
+        for one, part in zip(moments, parts, strict=True)
+    ]
+    above = np.repeat([one.threshold for one in moments], [len(some) for some in fresh])
+    return since_published(answer, joined(fresh), above, confidence)
+
+
+def risen(answer: Estimate, floor: Float64[Array, " keys"]) -> Estimate:
+    """An answer that does not fall below a value."""
+    value = np.maximum(floor, answer.value)
+    return Estimate(value, answer.sd, answer.low, np.maximum(answer.high, value))
+
+
+def floors_after(
+    shape: ReleaseShape, totals: Totals, floors: Float64[Array, "outputs shown"]
+) -> Float64[Array, "outputs shown"]:
+    """Post-processing: the last values of the outputs that may not fall, after a release."""
+    order = np.arange(floors.shape[1], dtype=np.int32)
+    rising = [output for output in shape.outputs if output.monotone]
+    found = [output.in_order(totals, order, shape.confidence).value for output in rising]
+    return np.asarray(np.maximum(floors, np.array(found).reshape(floors.shape)))
+
+
+def add(
+    fields: list[pa.Field],
+    columns: list[pa.Array],
+    name: str,
+    cells: Array,
+    note: dict[bytes, bytes] | None = None,
+) -> None:
+    """Adds a column and its field: an answer is never null."""
+    columns.append(pa.array(cells))
+    fields.append(pa.field(name, columns[-1].type, nullable=False, metadata=note))
