@@ -489,13 +489,3 @@ def test_replicas_are_for_their_owner_only(tmp_path, local):
     assert all(path.stat().st_mode & 0o77 == 0 for path in local.iterdir() if path.suffix == "")
     (label,) = local.glob("*.json")
     assert json.loads(label.read_text())[0][0] == 2
-
-
-def test_an_older_format_is_refused(tmp_path):
-    from streamveil.engines.spark.columns import pack
-
-    path = tmp_path / "key" / "00000" / "00000001.base"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"".join(pack({"format": 2}, {"a": np.arange(3)})))
-    with pytest.raises(StoreError, match="another version of streamveil"):
-        Shards(str(tmp_path)).read("key", 0, 1)

@@ -16,7 +16,7 @@ Protects: against the same noise on other rows. A delta is a function of the his
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,7 +31,8 @@ from streamveil.engines.spark.storage import PARTIAL, create, opened, remove
 from streamveil.errors import StoreError
 from streamveil.types import Array
 
-FORMAT = 1
+Content = tuple[dict[str, Any], dict[str, Array]]  # of a file: facts and arrays
+UPGRADES: tuple[Callable[[Content], Content], ...] = ()  # from each format of a file to the next
 STAGES = ("unit", "key", "public")
 BASE, DELTA = "base", "delta"
 OWNER = "owner"  # names the state that the storage belongs to
@@ -94,9 +95,7 @@ class Shards:
         system, base = opened(self.root)
         what = f"version {version} of shard {shard} ({stage})"
         try:
-            with system.open_input_file(f"{base}/{name_of(stage, shard, version, kind)}") as file:
-                data = np.empty(file.size(), np.uint8)
-                file.readinto(data)
+            data = read_whole(system, f"{base}/{name_of(stage, shard, version, kind)}")
             facts, arrays = unpack(data.data)
         except FileNotFoundError:
             raise StoreError(
@@ -105,8 +104,7 @@ class Shards:
             ) from None
         except (OSError, ValueError, StoreError):
             raise StoreError(f"{what} is damaged") from None
-        if facts.pop("format", None) != FORMAT:
-            raise StoreError("the state was written by another version of streamveil")
+        facts, arrays = upgraded((facts, arrays))
         if (facts.pop("origin"), facts.pop("place")) != (self.origin, [stage, shard, version]):
             raise StoreError(
                 f"{what} belongs to another state.\n"
@@ -116,7 +114,7 @@ class Shards:
 
     def put(
         self, stage: str, shard: int, version: int, kind: str,
-        content: tuple[dict[str, Any], dict[str, Array]],
+        content: Content,
     ) -> ShardPart:  # fmt: skip
         """Writes a file of facts and arrays, unless the same is there; StoreError for another.
 
@@ -125,26 +123,29 @@ class Shards:
         system, base = opened(self.root)
         path = f"{base}/{name_of(stage, shard, version, kind)}"
         facts, arrays = content
-        own = {"format": FORMAT, "origin": self.origin, "place": [stage, shard, version]}
+        own = {"format": current(), "origin": self.origin, "place": [stage, shard, version]}
         parts = pack({**own, **facts}, arrays)
         part = ShardPart(facts, arrays, tag_of(parts), sum(map(len, parts)))
         for _ in range(2):  # once more if another was faster
-            if self._found(system, path, part) or create(system, path, parts):
-                return part
+            found = self._found(system, path, part)
+            if found is not None or create(system, path, parts):
+                return part if found is None else part._replace(tag=found)
         raise StoreError(f"version {version} of shard {shard} ({stage}) cannot be written")
 
-    def _found(self, system: fs.FileSystem, path: str, part: ShardPart) -> bool:
-        """Whether a file is there that says the same; one that was cut short is taken away."""
+    def _found(self, system: fs.FileSystem, path: str, part: ShardPart) -> int | None:
+        """The tag of a file that says the same, if one is there; one cut short is taken away."""
         try:
             head, size = peek(system, path)
         except FileNotFoundError:
-            return False
+            return None
         if head is None or size < head.size:  # of a writer that was stopped: published by nobody
             if head is None or self._agrees(head, part):
                 remove(system, path)
-                return False
+                return None
         elif self._agrees(head, part):
-            return True
+            return part.tag
+        elif head.facts.get("format") != current() and again(system, path) == part.tag:
+            return head.tag  # of an earlier format: its content is that of this one
         raise StoreError(
             "this step was already run over other rows; the same noise on both would reveal how"
             " they differ.\n"
@@ -241,6 +242,39 @@ class Shards:
 def name_of(stage: str, shard: int, version: int, kind: str) -> str:
     """Where a file lies under the root."""
     return f"{stage}/{shard:05d}/{version:08d}.{kind}"
+
+
+def current() -> int:
+    """The format in which files are written."""
+    return 1 + len(UPGRADES)
+
+
+def upgraded(content: Content) -> Content:
+    """What a file of an earlier format says, as the present one says it. The file stays."""
+    facts, arrays = content
+    found = facts.pop("format", None)
+    if not isinstance(found, int) or not 1 <= found <= current():
+        raise StoreError(
+            f"a shard has format version {found}; this streamveil reads up to {current()}.\n"
+            "  to fix  use the streamveil version that wrote it, or a newer one"
+        )
+    for step in UPGRADES[found - 1 :]:
+        facts, arrays = step((facts, arrays))
+    return facts, arrays
+
+
+def again(system: fs.FileSystem, path: str) -> int:
+    """The tag that a file would have in the present format."""
+    facts, arrays = upgraded(unpack(read_whole(system, path).data))
+    return tag_of(pack({"format": current(), **facts}, arrays))
+
+
+def read_whole(system: fs.FileSystem, path: str) -> Array:
+    """The bytes of a file."""
+    with system.open_input_file(path) as file:
+        data = np.empty(file.size(), np.uint8)
+        file.readinto(data)
+    return data
 
 
 def peek(system: fs.FileSystem, path: str) -> tuple[Head | None, int]:
