@@ -33,6 +33,7 @@ from streamveil.types import Array
 
 Stream = tuple[str, tuple[Any, ...]]  # purpose and path of the draws of one counter in one window
 Key = tuple[int, int]  # the name of a group
+Law = tuple[Array, Array, float, list[float]]  # of a step: `Taken`'s, and the spread of each group
 KERNELS = {"blt_step": blt_step, "blt_run": blt_run, "waits": waits}
 MISSED = {"group-by/missed": "group-by/select"}  # steps that a counter takes before its first row
 
@@ -195,6 +196,7 @@ class Spy:
             self.seen.faults.append("a counter steps without noise")
             return made
         names, t = keys_of(ids, increments.shape[1]), int(draws.path[-1])
+        law = step.keep, step.drain, float(step.scale), step.spreads.tolist()
         found = []
         for lane, (entered, totals) in enumerate(zip(increments, made, strict=True)):
             path = (
@@ -202,13 +204,13 @@ class Spy:
                 if lane
                 else draws.path[:-1]
             )
-            self._note(((draws.purpose, path), t), names, entered, step)
+            self._note(((draws.purpose, path), t), names, entered, law)
             found.append(self._as_scripted(((draws.purpose, path), t), names, totals))
         return np.stack(found)
 
-    def _note(self, at: tuple[Stream, int], names: list[Key], entered: Array, step: Any) -> None:
-        (stream, t), spreads = at, step.spreads.tolist()
-        heard, law = self.seen.steps[stream], (step.keep, step.drain, float(step.scale))
+    def _note(self, at: tuple[Stream, int], names: list[Key], entered: Array, step: Law) -> None:
+        (stream, t), (keep, drain, scale, spreads) = at, step
+        heard = self.seen.steps[stream]
         for place, (key, new) in enumerate(zip(names, entered.tolist(), strict=True)):
             spread = spreads[place] if len(spreads) > 1 else spreads[0]
             known = heard[key].get(t)
@@ -216,7 +218,7 @@ class Spy:
                 twice = known.released and not self.hidden
                 if twice or known.spread != spread or (known.entered and self.hidden):
                     self.seen.faults.append(f"{stream[0]}: one draw serves two releases")
-            heard[key][t] = Taken(int(new), *law, spread, not self.hidden)
+            heard[key][t] = Taken(int(new), keep, drain, scale, spread, not self.hidden)
 
     def _as_scripted(self, place: tuple[Stream, int], names: list[Key], made: Array) -> Array:
         if self.hidden:
