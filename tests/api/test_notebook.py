@@ -53,6 +53,10 @@ def test_a_job_shows_its_steps_and_no_rows(cell, tmp_path):
     assert len(cell) == before  # who listens sees to it
 
 
+def test_a_query_says_what_it_is_in_a_line():
+    assert repr(query()) == "Query('query': n of memory)"
+
+
 def test_figures_are_pictures_also_before_a_notebook_has_a_backend():
     answer = sv.sql(
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS (epsilon = 9, delta = 1e-6, look_share = 0,"

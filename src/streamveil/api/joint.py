@@ -37,6 +37,9 @@ class JointQuery:
 
     plan: JointPlan
 
+    def __repr__(self) -> str:
+        return f"JointQuery('{self.plan.name}': {', '.join(one.name for one in self.plan.parts)})"
+
     @fitting("explain()")
     def explain(self, *, forecast: bool = False) -> Explanation:
         """What all answers together promise and what each one does. Reads no data.

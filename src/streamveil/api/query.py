@@ -45,6 +45,11 @@ class Query:
 
     plan: Plan
 
+    def __repr__(self) -> str:
+        asked = ", ".join(aggregate.name for aggregate in self.plan.aggregates)
+        keys = "".join(f", {key.name}" for key in self.plan.keys)
+        return f"Query('{self.plan.name}': {asked}{keys} of {self.plan.source.name})"
+
     @fitting('having("n > 100")')
     def having(self, condition: str) -> Query:
         """The rows of every release for which a condition over its columns holds. It is free.
