@@ -1,8 +1,9 @@
 """Small states of every format that was ever released, and how they go on.
 
 `python -m tests.states.kept` writes those of the present format into `format-N/`, N being the
-format of `state.json`. An archive is kept for good: it holds a query, its rows, a state that
-stopped in the middle with a checkpoint and records after it, and what an unbroken run released.
+format of `state.json`, and one of Spark into `spark-N/`, N being the format of its shards. An
+archive is kept for good: it holds a query, its rows, a state that stopped in the middle with a
+checkpoint and records after it, and what an unbroken run released.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from streamveil.batch import Release
 from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Pure, Zcdp
 from streamveil.core.accounting.neighbours import Neighbours
+from streamveil.engines.spark import shards
 from streamveil.plan.plan import Plan
 from streamveil.runtime import formats, store
 from streamveil.runtime.ask import ask
@@ -166,6 +168,43 @@ def make_job(name: str, folder: Path) -> None:
     shutil.rmtree(folder / "copy")
 
 
+def on_spark(folder: Path, session: Any, state: str, most: int) -> dict[str, Any]:
+    """Some releases of a job on Spark, and what its ledger says."""
+    from streamveil.runtime.on_spark import spark
+
+    secret = folder / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    engine = spark(session, shards=2)
+    with (
+        inside(folder),
+        engine.start(plan_of(folder), state=state, secret=f"file:{secret}") as job,
+    ):
+        made = iter(job)
+        found = {
+            f"{one.window}/{one.trigger}": digest(one)
+            for _, one in zip(range(most), made, strict=False)
+        }
+        made.close()
+    with inside(folder), Ledger.load(Path(state) / "ledger") as ledger:
+        return {"releases": found, "ledger": [str(ledger.spent()), len(ledger.entries())]}
+
+
+def make_spark(_: str, folder: Path) -> None:
+    """A state of a job on Spark."""
+    from streamveil.engines.spark.session import session
+
+    pq.write_table(visits(), folder / "rows.parquet", row_group_size=EACH)
+    (folder / "q.sql").write_text(QUERIES["group-by"])
+    spark = session("local[2]")
+    on_spark(folder, spark, "s", STOP)
+    shutil.copytree(folder / "s", folder / "copy")
+    expected = on_spark(folder, spark, "copy", STEPS)
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1))
+    shutil.rmtree(folder / "copy")
+    spark.stop()
+
+
 def ledger_facts(folder: Path) -> dict[str, Any]:
     """What a ledger says."""
     with Ledger.load(folder / "clicks.ledger") as ledger:
@@ -210,8 +249,12 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def main() -> None:
     """Writes states of the present format: those that are named, or all."""
-    for name in sys.argv[1:] or MAKERS:
+    for name in sys.argv[1:] or (*MAKERS, "spark"):
         with tempfile.TemporaryDirectory() as folder:
+            if name == "spark":  # whose files have a format of their own
+                make_spark(name, Path(folder))
+                pack(Path(folder), HERE / f"spark-{shards.current()}" / "group-by.tar.gz")
+                continue
             MAKERS[name](name, Path(folder))
             pack(Path(folder), HERE / f"format-{formats.current(store.KIND)}" / f"{name}.tar.gz")
 
