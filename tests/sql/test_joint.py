@@ -22,7 +22,7 @@ from streamveil.core.accounting.budget import Budget
 from streamveil.core.accounting.guarantee import Loss
 from streamveil.core.accounting.neighbours import Neighbours
 from streamveil.core.noisy import public
-from streamveil.errors import BudgetError, PlanError, StoreError
+from streamveil.errors import BudgetError, PlanError, SourceError, StoreError
 from streamveil.release_metadata import numbers_of
 from streamveil.results.post import processed_together
 from streamveil.runtime import joint
@@ -306,6 +306,13 @@ def test_answers_in_windows_are_told_and_keep_the_rows_that_they_cannot_use(tmp_
     again = CliRunner().invoke(app, command, catch_exceptions=False)
     assert again.exit_code == 0, again.output
     parts = parse_script(Path("q.sql").read_text(), {}).joints[0].plan.parts
+    whole = CliRunner().invoke(app, ["verify", "s"])
+    assert whole.exit_code == 0, whole.output
+    assert "s, ledger" in whole.output
+    assert "b, ledger" in whole.output
+    for command in (["read", "s"], ["dashboard", "s"]):
+        with pytest.raises(SourceError, match="several private answers: b, s"):
+            CliRunner().invoke(app, command, catch_exceptions=False)
     shown = exposition(*(Watch(one, Path("s", one.name), now=lambda: 0.0) for one in parts))
     assert shown.count(b'streamveil_epsilon_charged{job="') == 2
 

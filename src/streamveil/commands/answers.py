@@ -15,6 +15,7 @@ from streamveil.commands.common import (
     Wanted,
     query_of,
     read_query,
+    require_one,
     show_or_write,
 )
 from streamveil.errors import PlanError
@@ -68,7 +69,7 @@ def read(
     from streamveil.results.post import post_processed
     from streamveil.runtime import published
 
-    releases = published.opened(source)
+    releases = published.opened(require_one(source))
     if listing:
         for place in releases.moments:
             known = releases.time(place)
@@ -173,7 +174,7 @@ def opened(source: Path, sql: Path | None) -> Answers:
     """Everything that was released."""
     from streamveil.api.answers import answers
 
-    return answers(source, query=query_of(sql))
+    return answers(require_one(source), query=query_of(sql))
 
 
 def place(text: str | None) -> Any:

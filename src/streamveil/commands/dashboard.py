@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from streamveil.commands.common import Releases, Sql, query_of, writing
+from streamveil.commands.common import Releases, Sql, query_of, require_one, writing
 from streamveil.terminal import say
 
 
@@ -38,6 +38,7 @@ def dashboard(
     """
     from streamveil.dashboard import server_of, write
 
+    require_one(source)
     if serve:
         with server_of(source, ledger, query_of(sql), host=host, port=port) as server:
             say(f"page: {server.url} (interrupt to stop)")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from streamveil.commands.common import states_in
 from streamveil.terminal import Terminal, say
 
 DAMAGED = 4  # exit code
@@ -27,7 +28,10 @@ def verify(
     """
     from streamveil.runtime.verify import verify as examine
 
-    findings = examine(state)
+    several = states_in(state)  # of the private answers of one statement
+    findings = [] if several else examine(state)
+    for place in several:
+        findings += [replace(one, part=f"{place.name}, {one.part}") for one in examine(place)]
     if as_json:
         say(json.dumps([asdict(one) for one in findings], indent=2))
     else:
