@@ -96,13 +96,13 @@ def main() -> int:
     seed = asked.seed or int(np.random.SeedSequence().entropy % 10**9)
     before = json.loads(SPARK.read_text()) if SPARK.exists() else []
     one: dict[str, Any] = {"digest": digest(), "commit": commit(), "seed": seed}
-    begun = time.monotonic()
     with TemporaryDirectory(prefix="spark-releases-") as made:
         folder = Path(made)
         jobs, spark = (
             draw(seed, asked.jobs, folder / "jobs", "spark"),
             session("local[2]", **fast(folder / "home")),
         )
+        begun = time.monotonic()
         for found in tried(jobs, folder / "jobs", seed, spark):
             one |= {name: one[name] + more if name in one else more for name, more in found.items()}
             SPARK.write_text(json.dumps([*before, one], indent=1) + "\n")
