@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from streamveil.connectors.blocks import room
 from streamveil.connectors.names import LIST, below, format_of, found, guarded, is_temporary, shown
-from streamveil.connectors.parquet_parts import spans
 from streamveil.errors import SourceError, nearest
 
 WEB = ("http", "https")
@@ -196,6 +195,8 @@ class RemoteFiles:
                     while read := source.readinto(own):
                         to.write(own[:read])
                 return
+            from streamveil.connectors.parquet_parts import spans  # loaded where parts are read
+
             with parts(wanted.name) as source:
                 for start, end in spans(source, size, wanted.columns):
                     source.seek(start), to.seek(start)
