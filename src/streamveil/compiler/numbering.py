@@ -33,6 +33,7 @@ class Numbering:
         a given one meets none of n others but with a chance of n / 2^128, below 2^-88.
     Memory: 16 bytes a slot, at 0.32 to 0.65 values a slot; of text 8 bytes a value more.
 
+    >>> import pyarrow as pa
     >>> rows = Numbering()
     >>> rows.numbers([pa.array(["b", "a", "b"]), pa.array([1, None, 2])]).tolist()
     [0, 1, 2]

@@ -56,7 +56,7 @@ def chunks(facts: Any, columns: set[str]) -> Iterator[tuple[int, int]]:
 def joined(some: Spans) -> Spans:
     """Spans with those made one that are next to each other, or nearly.
 
-    >>> joined([(0, 4), (90, 200), (GAP + 300, GAP + 400), (3 * GAP, 3 * GAP + 1)])
+    >>> joined([(0, 4), (90, 200), (GAP + 100, GAP + 400), (3 * GAP, 3 * GAP + 1)])
     [(0, 1048976), (3145728, 3145729)]
     """
     made = some[:1]
