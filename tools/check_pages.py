@@ -1,21 +1,25 @@
 """Looks at every page of the built site, as a reader with a screen reader or a phone would.
 
 python tools/check_pages.py site --axe node_modules/axe-core/axe.min.js [--only index.html ...]
+    [--seconds 300]
 
 Each page at three widths, at one of them in the dark. `npm install axe-core` brings the rules. Ends
-with 1 if a page has a serious finding, an error on the console, or is wider than the window; with 3
-if a browser stopped twice before it had seen all of its pages.
+with 1 if a page has a serious finding, an error on the console, or is wider than the window; with
+3 if a browser stopped twice before it had seen all of its pages, or if time was over: after
+`--seconds` no further browser begins, and pages come in another order each time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -107,7 +111,7 @@ def look_at(site: Path, axe: Path, pages: Sequence[str]) -> tuple[list[dict[str,
     handler = partial(Handler, harness=harness, axe=axe, got=got, directory=str(site))
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
-        tempfile.TemporaryDirectory() as profile,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         (Path(profile) / "stderr").open("w+") as said,
     ):
         url = f"http://127.0.0.1:{server.server_address[1]}/look.html"
@@ -124,18 +128,24 @@ def look_at(site: Path, axe: Path, pages: Sequence[str]) -> tuple[list[dict[str,
         finally:
             late.cancel()
             browser.terminate()
-            browser.wait(20)
+            try:
+                browser.wait(20)
+            except subprocess.TimeoutExpired:
+                browser.kill()
         said.seek(0)
         console = [line for line in said.read().splitlines() if ":CONSOLE" in line]
     return got, console
 
 
 def looked_at(
-    site: Path, axe: Path, pages: Sequence[str]
+    site: Path, axe: Path, pages: Sequence[str], seconds: float
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The same, by one browser for some pages; one that stops on its way is started again."""
     found, console = [], []
+    until = time.monotonic() + seconds
     for first in range(0, len(pages), BATCH):
+        if time.monotonic() > until:
+            break
         part = pages[first : first + BATCH]
         for _ in range(2):
             seen, said = look_at(site, axe, part)
@@ -161,11 +171,14 @@ def main() -> int:
     parser.add_argument("site", type=Path)
     parser.add_argument("--axe", type=Path, required=True)
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--seconds", type=float)
     chosen = parser.parse_args()
     pages = chosen.only or sorted(
         str(page.relative_to(chosen.site)) for page in chosen.site.rglob("*.html")
     )
-    found, console = looked_at(chosen.site, chosen.axe, pages)
+    if chosen.seconds is not None:
+        secrets.SystemRandom().shuffle(pages)
+    found, console = looked_at(chosen.site, chosen.axe, pages, chosen.seconds or float("inf"))
     said = [line for one in found for line in faults(one)]
     bad = {line.split("\n")[0] for line in said}
     seen = f"{len(found)} views of {len(pages)} pages, {len(bad)} with faults"
