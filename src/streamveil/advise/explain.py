@@ -485,7 +485,7 @@ def bias_rows(operator: GroupBy) -> tuple[Row, ...]:
     """What the noise interval does not cover."""
     notes: dict[str, list[str]] = {}
     for output in operator.outputs:
-        notes.setdefault(output.uncovered, []).append(output.name)
+        notes.setdefault(output.bias, []).append(output.name)
     rows = [(", ".join(names), note) for note, names in notes.items()]
     if operator.aggregation.cut is not None:
         rows.append(("told with each release", "a private count of the rows over the bound"))

@@ -258,7 +258,8 @@ class Compiler:
         )
         return replace(
             output,
-            bias=self._bias(),
+            bias=self._bias(aggregate),
+            cut=self._cut(),
             clamped=self._clamped(aggregate),
             non_negative=bool(options.NON_NEGATIVE.of(given)) and rises,
             integer=bool(options.INTEGER.of(given) or options.INTEGER.of(aggregate.options)),
@@ -391,7 +392,15 @@ class Compiler:
         """Value functions whose results are told apart."""
         return tuple(lane.value for lane in self.book.lanes if lane.kind == "distinct")
 
-    def _bias(self) -> str:
+    def _bias(self, aggregate: Aggregate) -> str:
+        note = self._cut()
+        if aggregate.low is not None:
+            note += f"; values are clamped to [{aggregate.low}, {aggregate.high}]"
+        if options.INTERVALS.of(self.plan.options) == "true":
+            note += f"; {OF_ONE_UNIT}"
+        return note
+
+    def _cut(self) -> str:
         bounding = self.plan.bounding
         limits = [
             f"{name} = {bound}"
@@ -402,10 +411,7 @@ class Compiler:
             )
             if bound is not None
         ] or ["the bound chosen by forecast"]
-        note = f"rows of one unit beyond {', '.join(limits)} are not counted"
-        if options.INTERVALS.of(self.plan.options) == "true":
-            note += f"; {OF_ONE_UNIT}"
-        return note
+        return f"rows of one unit beyond {', '.join(limits)} are not counted"
 
     def _clamped(self, aggregate: Aggregate) -> str:
         if aggregate.low is None:

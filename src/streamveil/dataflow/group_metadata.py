@@ -65,7 +65,7 @@ def output_facts(output: Any) -> Facts:
     found = {"name": output.name, "function": output.function, "lanes": lanes, **kept}
     if output.function in ("avg", "variance", "stddev", "quantile"):
         found |= {"low": output.low, "high": output.high}
-    said = {"bias": output.bias, "clamped": output.clamped}
+    said = {"bias": output.cut, "clamped": output.clamped}
     return found | {name: text for name, text in said.items() if text}
 
 

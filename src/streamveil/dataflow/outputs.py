@@ -42,7 +42,7 @@ class Output:
     """One aggregate of the query and the lanes it is made of.
 
     The interval covers the noise with probability `confidence`, key by key. It does not cover the
-    bias of bounding: rows dropped (`bias`) and values clamped (`clamped`).
+    bias of bounding: rows dropped and values clamped, which `bias` names.
     """
 
     name: str
@@ -54,15 +54,11 @@ class Output:
     levels: int = 0
     fan: int = 0
     bias: str = ""
-    clamped: str = ""
+    cut: str = field(default="", compare=False)  # the part of it about rows
+    clamped: str = field(default="", compare=False)  # and about values, in words of releases
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
-
-    @property
-    def uncovered(self) -> str:
-        """What the interval does not cover, in words."""
-        return "; ".join(text for text in (self.bias, self.clamped) if text)
 
     @property
     def is_integer(self) -> bool:

@@ -97,7 +97,7 @@ def to_columns(
         value = answer.value
         if output.is_integer and value.dtype.kind == "f":
             value = np.rint(value).clip(-LARGEST, LARGEST).astype(np.int64)
-        note = {b"bias": output.uncovered.encode()} if output.uncovered else None
+        note = {b"bias": output.bias.encode()} if output.bias else None
         add(fields, found, output.name, value, note)
         for suffix, cells in (("_sd", answer.sd), ("_low", answer.low), ("_high", answer.high)):
             add(fields, found, output.name + suffix, cells)
