@@ -35,9 +35,11 @@ class Handler(BaseHTTPRequestHandler):
         known = [one for one, _ in events]
         if since and since in known and not self.server.deaf:
             events = events[known.index(since) + 1 :]
-        for number, data in events:
-            name = b"" if number is None else f"id: {number}\n".encode()
-            self.wfile.write(name + b"data: " + data + b"\n\n")
+        names = [b"" if one is None else f"id: {one}\n".encode() for one, _ in events]
+        told = [
+            name + b"data: " + data + b"\n\n" for name, (_, data) in zip(names, events, strict=True)
+        ]
+        self.wfile.write(b"".join(told))  # at once: a reader takes as many as it asks for
 
     def log_message(self, *_):
         pass
