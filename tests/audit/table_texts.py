@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamveil.audit.laid_open_measures import lost_by, random_policy
+from streamveil.audit.laid_open_tables import published
 from streamveil.errors import BudgetError, PlanError
 from streamveil.plan.plan import SourceSpec
 from streamveil.runtime.run import work_of
@@ -108,17 +109,8 @@ def released(plan, operator, asked):
         table, state = work.operator, work.operator.init()
         for batch in work.feed(None):
             table.fold(state, batch, noise)
-            if not batch.closes_step:
-                continue
-            for one in table.release(state, batch.step, noise):
-                found.append(np.array(repr(one.table.to_pydict())))
-            for points in rng.random((3, table.mechanism.queries.domain)) < rng.random():
-                try:
-                    answer, _ = table.ask(state, points, noise)
-                except PlanError:  # nothing is set aside, or it does not follow
-                    found.append(np.zeros(1))
-                    continue
-                found.append(np.array([len(answer.kind), answer.value, answer.reach]))
+            if batch.closes_step:
+                found += published(table, state, batch.step, noise, rng)
         return found
 
     return release

@@ -6,6 +6,7 @@ import pytest
 
 from streamveil.plan import joins, own_rows
 from tests.audit import raw_rows, texts
+from tests.planting import all_units_are_one, instead
 
 FEW = 1  # pairs of a row, in place of `joins.MATCHES`: then nearly every unit is cut
 LATER = 20  # rows that all rows together may make
@@ -63,18 +64,6 @@ def test_units_of_generated_jobs_have_more_pairs_than_a_row_may():
 
 
 # ---- planted faults
-
-
-def instead(owner, name, make):
-    """Replaces an attribute by what `make` makes of the honest one."""
-    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
-
-
-def all_units_are_one(honest):
-    def numbered(columns):
-        return honest([pa.array(np.zeros(len(columns[0]), np.int64)), *columns[1:]])
-
-    return numbered
 
 
 def numbered_by_side(honest):

@@ -9,7 +9,6 @@ import time
 from copy import copy
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -19,6 +18,7 @@ from streamveil.plan import combine, own_rows
 from streamveil.plan.look import with_look
 from streamveil.runtime import run, survey
 from tests.audit import looks, raw_rows, texts
+from tests.planting import all_units_are_one, instead
 
 SECONDS = float(os.environ.get("STREAMVEIL_ACCOUNT_SECONDS", "120"))
 
@@ -110,18 +110,6 @@ def test_a_unit_of_several_days_loses_no_more_than_its_lifetime_is_said_to_cost(
 
 
 # ---- planted faults
-
-
-def instead(owner, name, make):
-    """Replaces an attribute by what `make` makes of the honest one."""
-    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
-
-
-def all_units_are_one(honest):
-    def numbered(columns):
-        return honest([pa.array(np.zeros(len(columns[0]), np.int64)), *columns[1:]])
-
-    return numbered
 
 
 def without_gaps(honest):

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.servers.kafka import free_port
 from tests.servers.nats import program
 from tests.servers.proxy import Proxy
+from tests.servers.web import PASSWORD, USER, netrc
 
 PROGRAM = "STREAMVEIL_EVENTS_SERVER"
 MODULE = "usr/lib/nginx/modules/ngx_nchan_module.so"
@@ -60,12 +61,12 @@ class EventsServer:
         home.mkdir(parents=True)
         self.home, self.port, self.own = home, free_port(), free_port()
         nginx = Path(str(program(PROGRAM)))
-        (home / "users").write_text("reader:{PLAIN}hidden-word\n")
+        (home / "users").write_text(f"{USER}:{{PLAIN}}{PASSWORD}\n")
         (home / "config").write_text(
             CONFIG.format(home=home, port=self.own, module=nginx.parents[2] / MODULE)
         )
         self.command = [str(nginx), "-c", str(home / "config"), "-e", str(home / "log")]
-        self.keys, self.wrong_keys = self.netrc("hidden-word"), self.netrc("wrong-word")
+        self.keys, self.wrong_keys = netrc(home, PASSWORD), netrc(home, "wrong-word")
         self.process = subprocess.Popen(self.command)
         until = time.monotonic() + 30
         while True:
@@ -84,13 +85,6 @@ class EventsServer:
     def stop(self) -> None:
         """Ends it, and all that came by it."""
         self.way.close()
-
-    def netrc(self, password: str) -> dict[str, str]:
-        """Where its readers find a password."""
-        path = self.home / f"netrc.{len(password)}"
-        path.write_text(f"machine 127.0.0.1 login reader password {password}\n")
-        path.chmod(0o600)
-        return {"NETRC": str(path)}
 
     def url(self, stream: str) -> str:
         """Where a stream is read."""

@@ -33,6 +33,14 @@ class Handler(SimpleHTTPRequestHandler):
         """Says nothing."""
 
 
+def netrc(home: Path, password: str) -> dict[str, str]:
+    """Where the readers of a server find a password."""
+    path = home / f"netrc.{len(password)}"
+    path.write_text(f"machine 127.0.0.1 login {USER} password {password}\n")
+    path.chmod(0o600)
+    return {"NETRC": str(path)}
+
+
 class WebServer(StoreServer):
     """A server over the folder `data`, with a file of `netrc` beside it."""
 
@@ -40,14 +48,7 @@ class WebServer(StoreServer):
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self.keys, self.wrong_keys = self.netrc(PASSWORD), self.netrc("wrong-word")
-
-    def netrc(self, password: str) -> dict[str, str]:
-        """Where its readers find a password."""
-        path = self.home / f"netrc.{len(password)}"
-        path.write_text(f"machine 127.0.0.1 login {USER} password {password}\n")
-        path.chmod(0o600)
-        return {"NETRC": str(path)}
+        self.keys, self.wrong_keys = netrc(home, PASSWORD), netrc(home, "wrong-word")
 
     def address(self, name: str) -> str:
         """Of a file or a folder."""

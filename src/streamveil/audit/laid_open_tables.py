@@ -93,14 +93,20 @@ def released(
             name: pa.array([row[name] for row in mine], kind) for name, kind in columns.items()
         })  # fmt: skip
         operator.fold(state, Batch(table, step, True, ""), noise)  # noqa: FBT003
-        for one in operator.release(state, step, noise):
-            found.append(np.array(repr(one.table.to_pydict())))
-        domain = operator.mechanism.queries.domain
-        for points in rng.random((ASKED, domain)) < rng.random():
-            try:
-                answer, _ = operator.ask(state, points, noise)
-            except PlanError:  # nothing is set aside, or it does not follow
-                found.append(np.zeros(1))
-                continue
-            found.append(np.array([len(answer.kind), answer.value, answer.reach]))
+        found += published(operator, state, step, noise, rng)
     return found
+
+
+def published(
+    operator: Any, state: Any, step: int, noise: Noise, rng: np.random.Generator
+) -> Iterator[Any]:
+    """What leaves after a step: its releases, and answers to some questions."""
+    for one in operator.release(state, step, noise):
+        yield np.array(repr(one.table.to_pydict()))
+    for points in rng.random((ASKED, operator.mechanism.queries.domain)) < rng.random():
+        try:
+            answer, _ = operator.ask(state, points, noise)
+        except PlanError:  # nothing is set aside, or it does not follow
+            yield np.zeros(1)
+            continue
+        yield np.array([len(answer.kind), answer.value, answer.reach])

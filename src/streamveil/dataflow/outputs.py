@@ -54,8 +54,9 @@ class Output:
     levels: int = 0
     fan: int = 0
     bias: str = ""
-    cut: str = field(default="", compare=False)  # the part of it about rows
-    clamped: str = field(default="", compare=False)  # and about values, in words of releases
+    # the same for releases, about rows and about values; no part of what a state is compared by
+    cut: str = field(default="", compare=False)
+    clamped: str = field(default="", compare=False)
     non_negative: bool = False
     integer: bool = False
     monotone: bool = False
