@@ -22,6 +22,7 @@ ENDS = ("_low", "_high")  # columns of a number's interval
 SUFFIXES = ("_sd", *ENDS)  # columns beside a number: its deviation and its interval
 Facts = dict[str, Any]
 Names = Collection[str] | None  # of numbers; None: all
+OVER = "over the contribution bound and are in no number"
 OF_ONE_UNIT = "intervals hold what many units lost by that, not what one of them alone did"
 
 
@@ -92,13 +93,29 @@ def cut_sentence(facts: Facts, names: Names = None) -> str | None:
     if cut is None:
         return "; ".join(said_of_outputs(facts, "bias", names)) or None
     units = {output["function"] for output in facts["outputs"]} == {"count_units"}
-    part = f", {cut['share']:.1%} of the rows of these groups" if "share" in cut else ""
     return (
-        f"about {cut['rows']:,.0f} rows were over the contribution bound and are in no number"
-        f"{part} (with noise; at most {cut['high']:,.0f} with 95 % confidence)"
+        f"{_rows_over(cut)}"
         f"{'; a unit counts once in a group, whatever its rows' if units else ''}"
         f"{f'; {OF_ONE_UNIT}' if facts.get('true_intervals') else ''}"
     )
+
+
+def _rows_over(cut: Facts) -> str:
+    """How many rows were cut. Where noise alone might say so, only how many at most."""
+    if (
+        "each" not in cut
+    ):  # a release of an earlier version, whose upper bound held in some cases only
+        return f"about {cut['rows']:,.0f} rows were {OVER}{_part(cut, 'share')} (with noise)"
+    most = f"{cut['high']:,.0f}"
+    sure = f"with 95 % confidence, of each unit its first {cut['each']:,d} such rows"
+    if cut["rows"] <= 2 * cut["sd"]:
+        return f"up to {most} rows were {OVER}{_part(cut, 'share_high')} ({sure})"
+    told = f"about {cut['rows']:,.0f} rows were {OVER}{_part(cut, 'share')}"
+    return f"{told} (with noise; at most {most} {sure})"
+
+
+def _part(cut: Facts, name: str) -> str:
+    return f", {cut[name]:.1%} of the rows of these groups" if name in cut else ""
 
 
 def clamp_sentence(facts: Facts, names: Names = None) -> str | None:

@@ -18,7 +18,7 @@ from streamveil.core.noise.keyed import SeededNoise, SilentNoise
 from streamveil.dataflow.cut_rows import BANDS, COUNTED, CutUnits, bands_of, cut_in, told
 from streamveil.dataflow.state import State
 from streamveil.errors import PlanError
-from streamveil.release_metadata import FACTS
+from streamveil.release_metadata import FACTS, cut_sentence
 
 ROWS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=60)  # unit, window
 
@@ -149,9 +149,24 @@ def test_a_replayed_delta_leaves_the_same_state():
     assert first.cut[0].rows.tolist() == second.cut[0].rows.tolist()
 
 
-def test_quiet_bands_are_not_told():
-    noisy, sd = np.array([[10.0, -5.0, 8.0, 0.0, 0.0, 0.0]]), np.array([1000.0])
-    assert told(noisy, sd)[0]["rows"] == 0
+@pytest.mark.parametrize("filled", [
+    [0] * 6, [1] * 6, [76, 61, 30, 4, 0, 0], [40, 40, 40, 40, 40, 0], [5000, 3000, 200, 1, 0, 0],
+])  # fmt: skip
+def test_the_bound_holds_whatever_the_noise_shows(filled):
+    """It holds in 95 of 100 at least: fewer than 935 of 1,000 by chance once in 60."""
+    sd, worth = 42.0, 4.0 ** np.arange(BANDS)
+    rng, rows = np.random.default_rng(11), np.array(filled) * worth
+    noisy = rows + rng.normal(scale=sd, size=(1_000, BANDS)) * worth
+    found = told(noisy * worth[::-1], np.full(1_000, sd * worth[-1]))
+    true = [rows[: bands_of(np.array([one["each"]]))[0] + 1].sum() for one in found]
+    assert sum(one["high"] >= most for one, most in zip(found, true, strict=True)) >= 935
+
+
+def test_a_number_that_noise_alone_might_make_is_told_as_its_bound():
+    few, many = ({"rows": rows, "sd": 700.0, "high": 2500.0, "each": 21} for rows in (800, 1900))
+    said = [cut_sentence({"cut": cut, "outputs": [{"function": "count"}]}) for cut in (few, many)]
+    assert said[0].startswith("up to 2,500 rows were over the contribution bound")
+    assert said[1].startswith("about 1,900 rows were over the contribution bound")
 
 
 def test_true_intervals_hold_the_true_counts_where_noise_alone_does_not():

@@ -98,16 +98,14 @@ def one_line(line: Line, made: Chart, x: list[float]) -> dict[str, Any]:
 def cut_share(releases: Releases, moments: list[Moment]) -> Chart | None:
     """Which share of rows the bounds cut, as releases tell it with noise; None where they do not.
 
-    An upper end is told in rows, so that the share has one too; there is no lower end.
+    There is no lower end.
     """
     cuts = [(read_facts(releases.table(one).schema) or {}).get("cut") or {} for one in moments]
     if not any("share" in cut for cut in cuts):
         return None
-    share = np.array([cut.get("share", np.nan) for cut in cuts])
-    high = np.array([
-        cut["share"] * cut["high"] / cut["rows"] if cut.get("share") and cut["rows"] > 0 else np.nan
-        for cut in cuts
-    ])  # fmt: skip
+    share, high = (
+        np.array([cut.get(name, np.nan) for cut in cuts]) for name in ("share", "share_high")
+    )
     whole = chart(releases, releases.answers[0], moments, 0)
     line = Line("rows over the bounds", share, share, np.where(np.isnan(high), share, high))
     return Chart(CUT, whole.ticks, whole.times, whole.breaks, (line,), "")
